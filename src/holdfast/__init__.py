@@ -1,0 +1,1 @@
+"""Keeps neural networks from forgetting: importance-based regularisation for PyTorch."""

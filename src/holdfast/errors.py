@@ -1,0 +1,45 @@
+"""The library's own exceptions.
+
+Every one of them derives from :class:`HoldfastError`, and its message says what was given, what was expected and what
+to do next. Whatever was consolidated before the error is still there after it.
+"""
+
+
+class HoldfastError(Exception):
+    """Base of every exception that holdfast raises on purpose."""
+
+
+class ConfigurationError(HoldfastError, ValueError):
+    """A setting has a value that makes no sense, such as a negative strength."""
+
+
+class ProtectError(HoldfastError, ValueError):
+    """What was asked to be protected is not there, or is not what it was."""
+
+
+class OptimizerError(HoldfastError, ValueError):
+    """An optimiser that cannot be observed, or that does not own what is protected."""
+
+
+class BatchError(HoldfastError, ValueError):
+    """A batch that cannot be read, or lacks the labels that a measure needs."""
+
+
+class ModelError(HoldfastError, ValueError):
+    """A model whose samples cannot be told apart, so that no per-sample gradient exists."""
+
+
+class NotFiniteError(HoldfastError, ArithmeticError):
+    """A NaN or an infinity where a number was needed."""
+
+
+class OrderError(HoldfastError, RuntimeError):
+    """A call that came too early or too late."""
+
+
+class StateError(HoldfastError, ValueError):
+    """A saved state that is damaged, of another version, or of another model."""
+
+
+class HoldfastWarning(UserWarning):
+    """Something that is legal but probably not what was meant."""

@@ -1,0 +1,266 @@
+r"""The scores :math:`s_y(x)` whose gradients a measure collects, with their weights :math:`w_y(x)`.
+
+A score only says how it changes with the network's *outputs*; the engine takes it from there to every parameter. Its
+answer is a block of rows, each an output gradient with the weight folded in, so that the importance is the plain sum
+:math:`\sum_r \varphi(J^T u_r)` over rows r. Rows are made in blocks on demand: with many labels or positions all of
+them at once would not fit.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import BatchError, ConfigurationError
+from holdfast.importance.phi import Phi
+from holdfast.importance.softmax import Softmax
+
+IGNORED = -100
+"""The label of a position that does not count, as in :func:`torch.nn.functional.cross_entropy`."""
+
+Labels = Literal["exact", "sampled", "true"]
+Positions = Literal["joint", "separate"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Output gradients of a chunk of samples: ``count`` rows, ``block(i, j)`` of shape ``[j − i, *outputs.shape]``."""
+
+    count: int
+    samples: int
+    block: Callable[[int, int], Tensor]
+
+
+class Score(ABC):
+    """What is differentiated: some scores of each sample, as a function of the network's outputs."""
+
+    needs_targets = False
+
+    @abstractmethod
+    def rows(self, outputs: Tensor, targets: Tensor | None, phi: Phi, generator: torch.Generator | None) -> Rows:
+        """Return the weighted output gradients of every score of these samples."""
+
+
+class CustomScore(Score):
+    """Any scores of one's own: ``scores(outputs, targets)`` returns ``[N, S]``, differentiable in the outputs.
+
+    Args:
+        scores: the S scores of each of the N samples; sample n's may depend on its own outputs only.
+        weights: their weights, ``[N, S]`` and not negative, constants of the differentiation; 1 by default.
+    """
+
+    def __init__(
+        self,
+        scores: Callable[[Tensor, Tensor | None], Tensor],
+        weights: Callable[[Tensor, Tensor | None], Tensor] | None = None,
+    ) -> None:
+        self.scores = scores
+        self.weights = weights
+
+    def rows(self, outputs: Tensor, targets: Tensor | None, phi: Phi, generator: torch.Generator | None) -> Rows:
+        """Return one row a score, differentiated by autograd."""
+        leaf = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            scores = self.scores(leaf, targets)
+        n = len(outputs)
+        if scores.ndim != 2 or len(scores) != n:
+            raise BatchError(
+                f"CustomScore: scores(outputs, targets) returned shape {tuple(scores.shape)} for {n} samples; "
+                f"expected [N, S] = [{n}, number of scores]. Return one row a sample."
+            )
+        scales = torch.ones_like(scores) if self.weights is None else self.weights(outputs, targets)
+        if scales.shape != scores.shape or bool((scales < 0).any()):
+            raise BatchError(
+                f"CustomScore: weights(outputs, targets) must be of the scores' shape {tuple(scores.shape)} and "
+                f"not negative; got shape {tuple(scales.shape)}, minimum {scales.min().item():g}."
+            )
+        scales = phi.inverse(scales.detach())
+
+        def block(start: int, stop: int) -> Tensor:
+            gradients = [
+                torch.autograd.grad(scores[:, s], leaf, scales[:, s], retain_graph=True)[0] for s in range(start, stop)
+            ]
+            return torch.stack(gradients)
+
+        return Rows(scores.shape[1], n, block)
+
+
+class PositionScore(Score):
+    """A score of outputs ``[N, *positions, C]``: joint over a sample's positions, or each position on its own."""
+
+    def __init__(self, positions: Positions = "joint") -> None:
+        if positions not in ("joint", "separate"):
+            raise ConfigurationError(f"positions={positions!r}: expected 'joint' or 'separate'.")
+        self.positions = positions
+
+    def rows(self, outputs: Tensor, targets: Tensor | None, phi: Phi, generator: torch.Generator | None) -> Rows:
+        """Return the rows of this score: see :meth:`gradients` for what differs from one to the next."""
+        if outputs.ndim < 2:
+            raise BatchError(
+                f"The model's outputs have shape {tuple(outputs.shape)}; expected [N, ..., C] with one row a sample. "
+                "Give a `forward` that returns outputs of that shape (a regression of one value: [N, 1])."
+            )
+        n, classes = len(outputs), outputs.shape[-1]
+        z = outputs.reshape(n, -1, classes)
+        places = z.shape[1]
+        labels = self._labels(targets, outputs)
+        counted = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device) if labels is None else labels != IGNORED
+        count, make, additive = self.gradients(z, labels, phi, generator)
+        separate = places > 1 and (self.positions == "separate" or additive)
+        mask = counted.unsqueeze(-1)
+
+        def block(start: int, stop: int) -> Tensor:
+            if not separate:
+                rows = make(start, stop) * mask
+            else:
+                rows = z.new_zeros((stop - start, *z.shape))
+                for place in range(start // count, (stop - 1) // count + 1):
+                    first, last = max(start, place * count), min(stop, (place + 1) * count)
+                    made = make(first - place * count, last - place * count)
+                    rows[first - start : last - start, :, place] = (made * mask)[:, :, place].to(z.dtype)
+            return rows.to(z.dtype).reshape(stop - start, *outputs.shape)
+
+        samples = counted.sum() if self.positions == "separate" else counted.any(1).sum()
+        return Rows(count * places if separate else count, int(samples), block)
+
+    def _labels(self, targets: Tensor | None, outputs: Tensor) -> Tensor | None:
+        """Return the labels as ``[N, P]`` where this score needs them, or where they say which positions count."""
+        if self.needs_targets:
+            if targets is None:
+                raise BatchError(
+                    f"{self!r} needs the true label of every sample and got none. Give batches of (inputs, targets)."
+                )
+            return _checked_labels(targets, outputs)
+        if targets is None or targets.is_floating_point() or targets.ndim < 2 or targets.shape != outputs.shape[:-1]:
+            return None
+        return targets.to(outputs.device).reshape(len(outputs), -1)
+
+    @abstractmethod
+    def gradients(
+        self, z: Tensor, labels: Tensor | None, phi: Phi, generator: torch.Generator | None
+    ) -> tuple[int, Callable[[int, int], Tensor], bool]:
+        """Return how many rows each position has, a maker of rows ``[k, N, P, C]``, and whether rows of different
+        positions add up: true where the joint expectation is the sum of the positions' own ones.
+        """
+
+
+class LogLikelihood(PositionScore):
+    """``s_y = log q(y)``, the label y weighted by the model's probability, drawn from it, or given.
+
+    Args:
+        labels: ``"exact"`` sums over every label with weight q(y); ``"sampled"`` draws labels from q; ``"true"``
+            takes the data's own (the empirical Fisher).
+        positions: for outputs ``[N, *positions, C]``, ``"joint"`` takes a sample's score as the sum over its
+            positions; ``"separate"`` takes each position as a sample of its own.
+        draws: how many labels are drawn for each sample with ``"sampled"``.
+    """
+
+    def __init__(self, labels: Labels = "exact", positions: Positions = "joint", draws: int = 1) -> None:
+        super().__init__(positions)
+        if labels not in ("exact", "sampled", "true"):
+            raise ConfigurationError(f"labels={labels!r}: expected 'exact', 'sampled' or 'true'.")
+        if draws < 1:
+            raise ConfigurationError(f"draws={draws}: expected at least 1.")
+        self.labels = labels
+        self.draws = draws
+        self.needs_targets = labels == "true"
+
+    def gradients(
+        self, z: Tensor, labels: Tensor | None, phi: Phi, generator: torch.Generator | None
+    ) -> tuple[int, Callable[[int, int], Tensor], bool]:
+        """Return rows over labels; the exact Fisher of several positions is the sum of theirs."""
+        softmax = Softmax(z)
+        classes = z.shape[-1]
+        if self.labels == "exact":
+            if phi.name == "square":
+                # Cross terms of different positions have mean 0, so the joint Fisher is the sum over positions.
+                return classes - 1, lambda i, j: softmax.factor(i, j).movedim(-2, 0), True
+            if z.shape[1] > 1 and self.positions == "joint":
+                raise ConfigurationError(
+                    f"An exact mean of |gradient| over the joint labels of {z.shape[1]} positions has "
+                    f"{classes}^{z.shape[1]} terms. Use labels='sampled', or positions='separate'."
+                )
+
+            def every_label(start: int, stop: int) -> Tensor:
+                chosen = torch.arange(start, stop, device=z.device).expand(*z.shape[:-1], stop - start)
+                weight = phi.inverse(softmax.q.gather(-1, chosen)).unsqueeze(-1)
+                return (weight * softmax.label_gradients(chosen)).movedim(-2, 0)
+
+            return classes, every_label, True
+        if self.labels == "sampled":
+            flat = softmax.q.reshape(-1, classes)
+            drawn = torch.multinomial(flat, self.draws, replacement=True, generator=generator)
+            chosen = drawn.view(*z.shape[:-1], self.draws)
+        else:
+            assert labels is not None
+            chosen = labels.clamp(min=0).unsqueeze(-1)
+        weight = phi.inverse(torch.tensor(1 / chosen.shape[-1], dtype=torch.float64)).item()
+        gradients = (softmax.label_gradients(chosen) * weight).movedim(-2, 0)
+        return chosen.shape[-1], lambda i, j: gradients[i:j], False
+
+    def __repr__(self) -> str:
+        return f"LogLikelihood(labels={self.labels!r}, positions={self.positions!r})"
+
+
+class OutputNorm(PositionScore):
+    """MAS's score: the squared norm of the outputs, or with ``dominant`` the square of the largest one.
+
+    Args:
+        output: ``"probabilities"`` for the softmax q of the outputs, ``"logits"`` for the outputs as they are
+            (which is also what a regression wants).
+        dominant: keep only the largest output (MASX).
+        positions: as in :class:`LogLikelihood`.
+    """
+
+    def __init__(
+        self,
+        output: Literal["probabilities", "logits"] = "probabilities",
+        dominant: bool = False,
+        positions: Positions = "joint",
+    ) -> None:
+        super().__init__(positions)
+        if output not in ("probabilities", "logits"):
+            raise ConfigurationError(f"output={output!r}: expected 'probabilities' or 'logits'.")
+        self.output = output
+        self.dominant = dominant
+
+    def gradients(
+        self, z: Tensor, labels: Tensor | None, phi: Phi, generator: torch.Generator | None
+    ) -> tuple[int, Callable[[int, int], Tensor], bool]:
+        """Return one row: the score has no labels."""
+        if self.output == "probabilities":
+            softmax = Softmax(z)
+            gradient = softmax.squared_maximum_gradient() if self.dominant else softmax.squared_norm_gradient()
+        elif self.dominant:
+            top = z.argmax(-1, keepdim=True)
+            gradient = torch.zeros_like(z).scatter(-1, top, 2 * z.gather(-1, top))
+        else:
+            gradient = 2 * z
+        return 1, lambda i, j: gradient.unsqueeze(0)[i:j], False
+
+    def __repr__(self) -> str:
+        return f"OutputNorm(output={self.output!r}, dominant={self.dominant})"
+
+
+def _checked_labels(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Return integer labels as ``[N, P]``, or say what is wrong with them."""
+    expected = tuple(outputs.shape[:-1])
+    if targets.is_floating_point() or tuple(targets.shape) != expected:
+        raise BatchError(
+            f"Labels of shape {tuple(targets.shape)} and type {targets.dtype}; the outputs {tuple(outputs.shape)} "
+            f"want integer labels of shape {expected}, one for each position before the last dimension (classes)."
+        )
+    labels = targets.to(outputs.device).reshape(len(outputs), -1).long()
+    bad = (labels != IGNORED) & ((labels < 0) | (labels >= outputs.shape[-1]))
+    if bool(bad.any()):
+        raise BatchError(
+            f"Label {labels[bad][0].item()} is outside 0..{outputs.shape[-1] - 1}, the classes of the model's outputs "
+            f"({IGNORED} marks a position that does not count)."
+        )
+    return labels
+
+
+__all__ = ["IGNORED", "CustomScore", "LogLikelihood", "OutputNorm", "PositionScore", "Rows", "Score"]
