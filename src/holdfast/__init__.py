@@ -1,1 +1,89 @@
-"""Keeps neural networks from forgetting: importance-based regularisation for PyTorch."""
+"""Keeps neural networks from forgetting: importance-based regularisation for PyTorch.
+
+>>> guard = holdfast.Consolidator(model, holdfast.SOS(), strength=500.0)
+>>> guard.attach(optimizer)          # every optimizer.step() is now observed, and held back where it matters
+>>> guard.consolidate(batches)       # at the end of each task
+"""
+
+from holdfast.consolidation import Consolidator, TaskImportance
+from holdfast.errors import (
+    BatchError,
+    ConfigurationError,
+    HoldfastError,
+    HoldfastWarning,
+    ModelError,
+    NotFiniteError,
+    OptimizerError,
+    OrderError,
+    ProtectError,
+    StateError,
+)
+from holdfast.importance.engine import SampleAccumulator, SampleImportance, sample_importance
+from holdfast.importance.measures import (
+    L2,
+    MAS,
+    SI,
+    SIB,
+    SIU,
+    SOS,
+    AbsoluteFisher,
+    FineTune,
+    Fisher,
+    Magnitude,
+    Measure,
+    PathMeasure,
+    PosteriorPrecision,
+    RootFisher,
+    SampleMeasure,
+    WeightMeasure,
+    measure,
+    measures,
+)
+from holdfast.importance.phi import ABSOLUTE, SQUARE
+from holdfast.importance.recurrences import unbiased_alpha
+from holdfast.importance.scores import CustomScore, LogLikelihood, OutputNorm, Score
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ABSOLUTE",
+    "L2",
+    "MAS",
+    "SI",
+    "SIB",
+    "SIU",
+    "SOS",
+    "SQUARE",
+    "AbsoluteFisher",
+    "BatchError",
+    "ConfigurationError",
+    "Consolidator",
+    "CustomScore",
+    "FineTune",
+    "Fisher",
+    "HoldfastError",
+    "HoldfastWarning",
+    "LogLikelihood",
+    "Magnitude",
+    "Measure",
+    "ModelError",
+    "NotFiniteError",
+    "OptimizerError",
+    "OrderError",
+    "OutputNorm",
+    "PathMeasure",
+    "PosteriorPrecision",
+    "ProtectError",
+    "RootFisher",
+    "SampleAccumulator",
+    "SampleImportance",
+    "SampleMeasure",
+    "Score",
+    "StateError",
+    "TaskImportance",
+    "WeightMeasure",
+    "measure",
+    "measures",
+    "sample_importance",
+    "unbiased_alpha",
+]

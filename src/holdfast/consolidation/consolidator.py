@@ -1,0 +1,362 @@
+"""The two lines that a user adds to a training loop."""
+
+import math
+import os
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from holdfast.consolidation import files
+from holdfast.consolidation.ledger import Ledger, TaskImportance, state_dtype
+from holdfast.consolidation.measuring import measure_task
+from holdfast.consolidation.memory import Memory
+from holdfast.consolidation.penalty import penalty_value
+from holdfast.consolidation.selection import Protect, Selection
+from holdfast.consolidation.state import from_state, to_state
+from holdfast.consolidation.watching import Observed, StepWatcher, check_optimizer
+from holdfast.errors import ConfigurationError, HoldfastWarning, NotFiniteError, OptimizerError, OrderError
+from holdfast.importance.batches import Forward
+from holdfast.importance.measures import Measure
+from holdfast.importance.measures import measure as measure_by_name
+
+
+class Consolidator:
+    r"""Protects what a model has learned while it goes on learning.
+
+    After each task, :meth:`consolidate` measures how important every protected weight was, adds that to the total
+    importance Ω and makes the current weights the anchor θ*. From then on, each step of an attached optimiser is
+    pulled back by the gradient of :math:`c\sum_i\Omega_i(\theta_i-\theta_i^*)^2`. The penalty is never part of the
+    loss, so the gradient that measures see is the task's own.
+
+    >>> guard = Consolidator(model, SOS(), strength=500.0, protect="body.*")
+    >>> guard.attach(optimizer)
+    >>> for task in tasks:
+    ...     train(model, optimizer, task)
+    ...     guard.consolidate(batches(task))
+
+    Args:
+        model: the network.
+        measure: how importance is measured, a measure or its name in :func:`holdfast.measures`.
+        strength: c. What is right depends on the measure: search on a grid 1, 2, 5, 10, ….
+        protect: glob patterns, a predicate ``(name, parameter) -> bool``, or parameters; by default every trainable
+            parameter. Leave out heads that belong to one task.
+        decay: γ of online EWC: the total is multiplied by it before a task's importance is added.
+        watch: further measures that observe the same run without holding it, as a list or by names of one's own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        measure: Measure | str,
+        strength: float = 1.0,
+        protect: Protect = None,
+        *,
+        decay: float = 1.0,
+        watch: Sequence[Measure | str] | Mapping[str, Measure | str] = (),
+    ) -> None:
+        driver = _as_measure(measure)
+        ledgers = {driver.name: Ledger(driver)}
+        for name, watching in _named(watch):
+            if name in ledgers:
+                raise ConfigurationError(
+                    f"Two measures are called {name!r}. Give watch as a mapping with a name of your own for each."
+                )
+            ledgers[name] = Ledger(watching)
+        self._memory = Memory(
+            model, Selection(protect), ledgers, driver.name, _checked_strength(strength), _checked_decay(decay)
+        )
+        self._watcher = StepWatcher(self._memory)
+        self._hooks: list[tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = []
+
+    # What there is to read
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """Every measure that watches, by name; the first one drives the penalty."""
+        return {name: ledger.measure for name, ledger in self._memory.ledgers.items()}
+
+    @property
+    def strength(self) -> float:
+        """The strength c of the penalty; may be set at any time."""
+        return self._memory.strength
+
+    @strength.setter
+    def strength(self, value: float) -> None:
+        self._memory.strength = _checked_strength(value)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The protected parameters, by name."""
+        return dict(self._memory.parameters)
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks have been consolidated."""
+        return self._memory.tasks
+
+    @property
+    def importance(self) -> dict[str, Tensor]:
+        """The total importance Ω that holds the model, by parameter name; empty before the first consolidation."""
+        return dict(self._memory.importance)
+
+    @property
+    def anchor(self) -> dict[str, Tensor]:
+        """The weights θ* that the model is held to, by parameter name; empty before the first consolidation."""
+        return dict(self._memory.anchor)
+
+    def importance_of(self, name: str) -> dict[str, Tensor]:
+        """Return the total importance that any one of the watching measures has found."""
+        if name not in self._memory.ledgers:
+            raise ConfigurationError(f"No measure is called {name!r} here; there are {', '.join(self.measures)}.")
+        return dict(self._memory.ledgers[name].held)
+
+    def penalty(self) -> Tensor:
+        """Return the penalty's value, differentiable: for a log, or for a loss of one's own.
+
+        Attached optimisers add its gradient by themselves. Whoever adds the penalty to the loss attaches with
+        ``hold=False``, and gives path measures the task's loss through :meth:`observe`.
+        """
+        memory = self._memory
+        return penalty_value(memory.parameters, memory.importance, memory.anchor, memory.strength)
+
+    # Watching an optimiser
+
+    def attach(self, *optimizers: Optimizer, hold: bool = True) -> None:
+        """Observe, and hold back, every step of these optimisers from now on.
+
+        Args:
+            optimizers: every optimiser that trains protected parameters.
+            hold: whether to add the penalty's gradient before each step.
+        """
+        if not optimizers:
+            raise OptimizerError("attach() was given no optimiser. Give every one that trains protected parameters.")
+        self._memory.refresh()
+        protected = {id(p): name for name, p in self._memory.parameters.items()}
+        for optimizer in optimizers:
+            check_optimizer(optimizer)
+            if not _ids(optimizer) & set(protected):
+                raise OptimizerError(
+                    f"This {type(optimizer).__name__} owns none of the {len(protected)} protected parameters (such as "
+                    f"{next(iter(protected.values()))!r}). Build it from this model's parameters, and after the model "
+                    "is on its device."
+                )
+        live = [(ref, handles) for ref, handles in self._hooks if ref() is not None]
+        known = {id(ref()) for ref, _ in live}
+        live += [(weakref.ref(opt), self._watcher.hook(opt, hold=hold)) for opt in optimizers if id(opt) not in known]
+        self._hooks = live
+        self._warn_of_unowned(protected)
+
+    def detach(self) -> None:
+        """Stop observing: remove every hook. What was consolidated stays, and attach() goes on from there."""
+        for _, handles in self._hooks:
+            for handle in handles:
+                handle.remove()
+        self._hooks = []
+
+    def observe(self, loss: Tensor) -> None:
+        """Measure the coming step with the gradient of this loss, instead of the one in ``.grad``.
+
+        The paper's own choice is the loss of the same batch with dropout off. Call it before ``optimizer.step()``.
+        """
+        self._require_attached("observe")
+        if self._watcher.path_measures:
+            self._watcher.observed.gradient = self._gradients_of(loss)
+
+    def observe_independent(self, loss: Tensor, samples: int | None = None) -> None:
+        """Take the gradient of this loss as g′, an estimate that is independent of the coming step.
+
+        It must come from a batch that takes no part in the step. Call it before ``optimizer.step()``.
+
+        Args:
+            loss: the task's loss on a second batch.
+            samples: how many samples each of g and g′ is the mean of, for ``SOS(alpha="unbiased")``.
+        """
+        self._require_attached("observe_independent")
+        if any(measure.needs_independent_gradient for measure in self._watcher.path_measures.values()):
+            self._watcher.observed.independent = self._gradients_of(loss)
+            self._watcher.observed.samples = samples
+
+    def backward_halves(self, first: Tensor, second: Tensor, samples: int | None = None) -> None:
+        r"""Run backward for the mean of two halves' losses, and let SOS see the two gradients apart.
+
+        With α ≠ 0, SOS needs two estimates that are independent of *each other* only, so the halves of one batch do
+        and cost no extra pass. SIU and SIB need one that is independent of the step, which is made of both halves.
+
+        Args:
+            first: the mean loss of the batch's first half.
+            second: the mean loss of its second half.
+            samples: how many samples each half has, for ``SOS(alpha="unbiased")``.
+        """
+        self._require_attached("backward_halves")
+        for name, measure in self._watcher.path_measures.items():
+            if measure.needs_step and measure.needs_independent_gradient:
+                raise OrderError(
+                    f"{name} needs a gradient that took no part in the step; both halves of the batch do. Call "
+                    "observe_independent() with the loss of a second batch."
+                )
+        trained = [p for p in self._memory.model.parameters() if p.requires_grad]
+        halves = [torch.autograd.grad(loss, trained, allow_unused=True) for loss in (first, second)]
+        names = {id(parameter): name for name, parameter in self._memory.parameters.items()}
+        observed = Observed(samples=samples)
+        for parameter, *pair in zip(trained, *halves, strict=True):
+            given = [half for half in pair if half is not None]
+            if given:
+                mean = sum(given[1:], start=given[0]) / 2
+                parameter.grad = mean if parameter.grad is None else parameter.grad + mean
+            if id(parameter) in names:
+                observed.gradient[names[id(parameter)]], observed.independent[names[id(parameter)]] = pair
+        self._watcher.observed = observed
+
+    # Tasks
+
+    def consolidate(
+        self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None
+    ) -> dict[str, TaskImportance]:
+        """End a task: fold its importance into the total, and make the current weights the anchor.
+
+        If anything goes wrong, an exception is raised and nothing has changed.
+
+        Args:
+            batches: inputs, ``(inputs, targets)`` pairs or mappings with ``"labels"``, for measures that look at data
+                (a DataLoader will do). The same samples serve all measures.
+            forward: how the model is called, ``forward(model, inputs)``, returning ``[N, ..., C]``; by default
+                ``model(inputs)``.
+
+        Returns:
+            What each measure found for this task, by the measure's name.
+        """
+        memory = self._memory
+        memory.refresh()
+        found = measure_task(memory, batches, forward)
+        for name, parameter in memory.parameters.items():
+            if not bool(parameter.detach().isfinite().all()):
+                raise NotFiniteError(
+                    f"The weights {name!r} are not finite, so nothing was consolidated; the previous anchor and "
+                    "importance still hold. Training has diverged: restore an earlier checkpoint."
+                )
+        totals = {name: memory.ledgers[name].new_total(task.importance, memory.decay) for name, task in found.items()}
+        for name, total in totals.items():
+            memory.ledgers[name].settle(total)
+        for name, parameter in memory.parameters.items():
+            memory.anchor[name] = parameter.detach().to(state_dtype(parameter), copy=True)
+        memory.tasks += 1
+        self.restart_task()
+        return found
+
+    def restart_task(self) -> None:
+        """Drop what path measures have gathered since the last consolidation, and start this task's account anew."""
+        self._memory.restart_task()
+        self._watcher.observed = Observed()
+
+    def refresh(self) -> None:
+        """Look at the model again, and take in parameters that were added, unfrozen or replaced.
+
+        This happens by itself when an optimiser is attached, at a task's first step and at its end.
+        """
+        self._memory.refresh()
+
+    def forget(self, *names: str) -> None:
+        """Let go of parameters: drop their anchor, importance and running state."""
+        for name in names:
+            self._memory.forget(name)
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on exactly: anchor, totals, and the running state of the current task.
+
+        Its tensors are the live ones, as with PyTorch's optimisers; :meth:`save` writes a file.
+        """
+        return to_state(self._memory)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state, after checking that it is whole and of this model and these measures."""
+        self._memory.refresh()
+        from_state(self._memory, state)
+        self._watcher.observed = Observed()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a safetensors file, whole or not at all."""
+        files.write(path, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take over the state of a file that :meth:`save` wrote."""
+        self.load_state_dict(files.read(path))
+
+    # Helpers
+
+    def _gradients_of(self, loss: Tensor) -> dict[str, Tensor | None]:
+        """Return the gradients of a loss with respect to the protected parameters that are being trained."""
+        trained = {name: p for name, p in self._memory.parameters.items() if p.requires_grad}
+        if not loss.requires_grad:
+            raise OrderError(
+                "The loss given has no gradient: it was computed under torch.no_grad() or from detached outputs. "
+                "Compute it from the model's outputs with gradients enabled."
+            )
+        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        return {
+            name: None if gradient is None else gradient.to(state_dtype(gradient))
+            for name, gradient in zip(trained, gradients, strict=True)
+        }
+
+    def _require_attached(self, call: str) -> None:
+        if not self._hooks:
+            raise OrderError(f"{call}() before attach(): no optimiser is being observed. Call attach(optimizer) first.")
+
+    def _warn_of_unowned(self, protected: Mapping[int, str]) -> None:
+        """Warn of protected parameters that are trainable but that no attached optimiser moves."""
+        owned: set[int] = set()
+        for ref, _ in self._hooks:
+            optimizer = ref()
+            owned |= _ids(optimizer) if optimizer is not None else set()
+        parameters = self._memory.parameters
+        unowned = [name for key, name in protected.items() if key not in owned and parameters[name].requires_grad]
+        if unowned:
+            warnings.warn(
+                f"No attached optimiser trains {unowned[0]!r}"
+                + (f" and {len(unowned) - 1} other protected parameters" if len(unowned) > 1 else "")
+                + ". Give attach() all optimisers at once; if none trains them, freeze them or leave them out of protect.",
+                HoldfastWarning,
+                stacklevel=3,
+            )
+
+
+def _ids(optimizer: Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _checked_strength(value: float) -> float:
+    if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+        raise ConfigurationError(
+            f"strength={value!r}: expected a finite number not below 0 (0 observes, holding nothing)."
+        )
+    return float(value)
+
+
+def _checked_decay(value: float) -> float:
+    if not (isinstance(value, int | float) and 0 <= value <= 1):
+        raise ConfigurationError(f"decay={value!r}: expected a number from 0 to 1 (1 keeps all, as the paper does).")
+    return float(value)
+
+
+def _as_measure(measure: object) -> Measure:
+    if isinstance(measure, Measure):
+        return measure
+    if isinstance(measure, str):
+        return measure_by_name(measure)
+    given = measure.__name__ if isinstance(measure, type) else type(measure).__name__
+    raise ConfigurationError(
+        f"measure={given}: expected a measure such as SOS(), with its parentheses, or the name of one such as 'SOS'."
+    )
+
+
+def _named(watch: Sequence[Measure | str] | Mapping[str, Measure | str]) -> list[tuple[str, Measure]]:
+    if isinstance(watch, Mapping):
+        return [(name, _as_measure(measure)) for name, measure in watch.items()]
+    return [(measure.name, measure) for measure in map(_as_measure, watch)]

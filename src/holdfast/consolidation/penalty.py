@@ -1,0 +1,36 @@
+r"""The quadratic penalty :math:`c \sum_i \Omega_i (\theta_i - \theta_i^*)^2`, its value and its gradient.
+
+There is no ½, as in the paper, so the gradient is :math:`2c\,\Omega(\theta-\theta^*)`.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def penalty_value(
+    parameters: Mapping[str, Tensor], importance: Mapping[str, Tensor], anchor: Mapping[str, Tensor], strength: float
+) -> Tensor:
+    """Return the penalty, differentiable in the parameters."""
+    terms = [
+        (importance[name] * (parameter - anchor[name]).square()).sum()
+        for name, parameter in parameters.items()
+        if name in anchor
+    ]
+    device = next(iter(parameters.values())).device
+    # Parameters may lie on several devices; the few sums meet on the first one's.
+    return (
+        strength * torch.stack([term.to(device) for term in terms]).sum() if terms else torch.zeros((), device=device)
+    )
+
+
+def add_penalty_gradient(
+    gradient: Tensor, parameter: Tensor, importance: Tensor, anchor: Tensor, *, factor: float, out: Tensor
+) -> None:
+    """Write ``gradient + factor · Ω (θ − θ*)`` to ``out``, which may be ``gradient`` itself; ``factor`` is 2c."""
+    distance = torch.sub(parameter, anchor)
+    if distance.dtype == gradient.dtype:
+        torch.addcmul(gradient, importance, distance, value=factor, out=out)
+    else:  # low-precision parameters are held with importances of full precision
+        out.copy_(gradient + factor * importance * distance)

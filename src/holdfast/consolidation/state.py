@@ -1,0 +1,85 @@
+"""Turning what a Consolidator remembers into a state and back, with every check made before anything changes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from holdfast.consolidation.files import VERSION
+from holdfast.consolidation.memory import Memory
+from holdfast.errors import StateError
+
+
+def to_state(memory: Memory) -> dict[str, Any]:
+    """Return everything needed to go on exactly, as plain values and named tensors."""
+    return {
+        "version": VERSION,
+        "strength": memory.strength,
+        "decay": memory.decay,
+        "driver": memory.driver,
+        "measures": _settings(memory),
+        "tasks": memory.tasks,
+        "steps": dict(memory.steps),
+        "parameters": sorted(memory.parameters),
+        "tensors": {f"{kind}/{name}": value for kind, kept in _groups(memory).items() for name, value in kept.items()},
+    }
+
+
+def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
+    """Take over a state, if it is whole and of this model and these measures."""
+    _check(memory, state)
+    taken: dict[str, dict[str, Tensor]] = {kind: {} for kind in _groups(memory)}
+    for key, tensor in state["tensors"].items():
+        kind = next((kind for kind in taken if key.startswith(f"{kind}/")), None)
+        if kind is None:
+            raise StateError(f"The state holds {key!r}, which this version does not know.")
+        name = key[len(kind) + 1 :]
+        parameter = memory.parameters.get(name)
+        if parameter is None or parameter.shape != tensor.shape:
+            has = "none of that name" if parameter is None else f"one of shape {tuple(parameter.shape)}"
+            raise StateError(
+                f"The state was made for another model: it holds a parameter {name!r} of shape {tuple(tensor.shape)}, "
+                f"and this model has {has}."
+            )
+        taken[kind][name] = tensor.detach().to(parameter.device, copy=True)
+    memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
+    memory.steps = dict(state["steps"])
+    memory.anchor, memory.start = taken["anchor"], taken["start"]
+    for label, ledger in memory.ledgers.items():
+        ledger.settle(taken[f"total/{label}"])
+        ledger.running = taken[f"running/{label}"]
+
+
+def _groups(memory: Memory) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a memory by what they are."""
+    groups = {"anchor": memory.anchor, "start": memory.start}
+    for label, ledger in memory.ledgers.items():
+        groups[f"total/{label}"] = ledger.total
+        groups[f"running/{label}"] = ledger.running
+    return groups
+
+
+def _settings(memory: Memory) -> dict[str, dict[str, Any]]:
+    return {label: ledger.measure.settings() for label, ledger in memory.ledgers.items()}
+
+
+def _check(memory: Memory, state: Mapping[str, Any]) -> None:
+    if state.get("version") != VERSION:
+        raise StateError(
+            f"The state has version {state.get('version')!r}; this holdfast reads version {VERSION}. Use the holdfast "
+            "that wrote it."
+        )
+    absent = {"strength", "decay", "driver", "measures", "tasks", "steps", "parameters", "tensors"} - set(state)
+    if absent:
+        raise StateError(f"The state lacks {sorted(absent)}: it is not whole. Use another copy.")
+    if (state["driver"], state["measures"]) != (memory.driver, _settings(memory)):
+        raise StateError(
+            f"The state was made with {state['measures']}, driven by {state['driver']!r}; this Consolidator has "
+            f"{_settings(memory)}, driven by {memory.driver!r}. Make one with the same measures and settings."
+        )
+    missing = sorted(set(state["parameters"]) - set(memory.parameters))
+    if missing:
+        raise StateError(
+            f"The state protects {missing[0]!r}{f' and {len(missing) - 1} more' if missing[1:] else ''}, which this "
+            "Consolidator does not: it was made for another model, or with another `protect`."
+        )

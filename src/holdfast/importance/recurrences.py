@@ -1,0 +1,56 @@
+r"""The element-wise formulas of the measures that are taken during training, each written once.
+
+They act in place on tensors of any shape and know nothing of parameters, so that the same function serves a model's
+parameters one by one, pieces of them, or one flat buffer that holds them all. Symbols as in the paper: g is the task's
+gradient at :math:`\theta_t`, g′ an independent estimate of it, Δ the step that was taken.
+"""
+
+import math
+
+from torch import Tensor
+
+
+def add_to_path_(path: Tensor, gradient: Tensor, step: Tensor) -> None:
+    r"""Take one step of the path integral, :math:`\tilde\omega \leftarrow \tilde\omega - g\,\Delta`.
+
+    The minus makes a parameter that lowered the loss important.
+    """
+    path.addcmul_(gradient, step, value=-1.0)
+
+
+def add_to_second_moment_(second_moment: Tensor, gradient: Tensor, beta2: float) -> None:
+    r"""Take one step of the running average, :math:`v \leftarrow \beta_2 v + (1-\beta_2)\,g^2`."""
+    second_moment.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+
+
+def rescaled(path: Tensor, displacement: Tensor, damping: float) -> Tensor:
+    r"""Return :math:`\tilde\omega / ((\theta(T)-\theta(0))^2 + \xi)`."""
+    return path / displacement.square().add_(damping)
+
+
+def bias_corrected(second_moment: Tensor, beta2: float, steps: int) -> Tensor:
+    r"""Return :math:`v / (1-\beta_2^n)`, the average as if it had not started from 0; 0 before the first step."""
+    # expm1 and log1p keep the digits of 1 − β₂ⁿ when β₂ is close to 1.
+    weight = -math.expm1(steps * math.log1p(beta2 - 1))
+    return second_moment / weight if steps else second_moment.clone()
+
+
+def unbiased_alpha(samples: int) -> float:
+    r"""Return :math:`\alpha(b) = (b + \sqrt{2b-1})/(b-1)`, for which SOS estimates the empirical Fisher without bias.
+
+    It solves :math:`(1-\alpha)^2 = (1+\alpha^2)/b`, so that :math:`E[(g - \alpha g')^2] = (1-\alpha)^2\,\mathrm{EF}`
+    for gradients of b samples each. At b = 1 the square of a gradient needs no correction, and α is 0.
+    """
+    if samples < 1:
+        raise ValueError(f"samples={samples}: a gradient estimate has at least one sample.")
+    return 0.0 if samples == 1 else (samples + math.sqrt(2 * samples - 1)) / (samples - 1)
+
+
+def posterior_precision(second_moment: Tensor, batch_size: int, eta: float, *, scaled: bool) -> Tensor:
+    r"""Return 1/(K+R), the inverse posterior variance of the paper's appendix on the square root of the Fisher.
+
+    .. math:: \frac{b v}{1 + b\eta\sqrt{v}} \quad\text{or, scaled,}\quad \frac{b v}{1 + \eta'\sqrt{b v}}
+    """
+    hessian = batch_size * second_moment
+    uncertainty = eta * (hessian if scaled else second_moment).sqrt() * (1 if scaled else batch_size)
+    return hessian / uncertainty.add_(1)
