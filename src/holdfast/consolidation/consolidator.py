@@ -67,6 +67,8 @@ class Consolidator:
                 raise ConfigurationError(
                     f"Two measures are called {name!r}. Give watch as a mapping with a name of your own for each."
                 )
+            if "/" in name:
+                raise ConfigurationError(f"A measure is called {name!r}; expected a name without '/'.")
             ledgers[name] = Ledger(watching)
         self._memory = Memory(
             model, Selection(protect), ledgers, driver.name, _checked_strength(strength), _checked_decay(decay)

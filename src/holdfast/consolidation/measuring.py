@@ -11,19 +11,20 @@ from holdfast.importance.measures import PathMeasure, SampleMeasure, WeightMeasu
 
 
 def measure_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, TaskImportance]:
-    """Return what each measure found, by its name."""
+    """Return what each measure found, by its name; one that only watches and saw no step is left out."""
     found: dict[str, TaskImportance] = {}
     sampled: dict[str, SampleMeasure] = {}
     for name, ledger in memory.ledgers.items():
         measure = ledger.measure
         if isinstance(measure, PathMeasure):
-            if not memory.steps:
+            if memory.steps:
+                found[name] = ledger.task_importance(memory.parameters, memory.start, memory.steps)
+            elif name == memory.driver:
                 raise OrderError(
                     f"{name} measures along the training path and has seen no step of an attached optimiser since the "
                     "last consolidation. Call attach(optimizer) before training; to protect a model that is already "
                     "trained, use a measure that looks at data, such as Fisher() or MAS()."
                 )
-            found[name] = ledger.task_importance(memory.parameters, memory.start, memory.steps)
         elif isinstance(measure, WeightMeasure):
             importance = {
                 key: measure.importance(p.detach().to(state_dtype(p))) for key, p in memory.parameters.items()

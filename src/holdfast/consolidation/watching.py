@@ -125,10 +125,11 @@ class StepWatcher:
         if not memory.steps:
             memory.refresh()
         owned = self._owned(optimizer)
+        _refuse_sparse(owned)
         measures = self.path_measures
         seen = {}
         if measures:
-            self._require_independent(measures, owned)
+            self._check_measures(measures, owned)
             seen = {name: self._seen(name, p, scaling.factor, copy=copy_gradients) for name, p in owned.items()}
             self._check_finite(seen)
         waiting = any(measure.needs_step for measure in measures.values())
@@ -231,11 +232,6 @@ class StepWatcher:
         gradient = parameter.grad
         if gradient is None:
             return None, independent
-        if gradient.is_sparse:
-            raise OptimizerError(
-                f"{name!r} has a sparse gradient, which cannot be measured or held. Use Embedding(sparse=False), or "
-                "leave it out of protect."
-            )
         gradient = gradient.to(state_dtype(parameter))
         if factor != 1.0:
             gradient = gradient / factor
@@ -252,8 +248,10 @@ class StepWatcher:
         ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return {name: p for name, p in self.memory.parameters.items() if id(p) in ids and p.requires_grad}
 
-    def _require_independent(self, measures: dict[str, PathMeasure], owned: Iterable[str]) -> None:
+    def _check_measures(self, measures: dict[str, PathMeasure], owned: Iterable[str]) -> None:
+        """Refuse a step for which some measure lacks what it needs."""
         for key, measure in measures.items():
+            measure.check_step(self.observed.samples)
             if measure.needs_independent_gradient and any(name not in self.observed.independent for name in owned):
                 how = "observe_independent(loss)" + ("" if measure.needs_step else " or backward_halves(first, second)")
                 raise OrderError(
@@ -292,6 +290,15 @@ def check_optimizer(optimizer: object) -> None:
         raise OptimizerError(
             "An optimiser with maximize=True would climb the penalty too. Minimise the negative objective instead."
         )
+
+
+def _refuse_sparse(parameters: dict[str, nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise OptimizerError(
+                f"{name!r} has a sparse gradient, which cannot be measured or held. Use Embedding(sparse=False), or "
+                "leave it out of protect."
+            )
 
 
 def _buffer(buffers: dict[str, Tensor], name: str, like: Tensor) -> Tensor:

@@ -63,6 +63,9 @@ class PathMeasure(Measure):
         """Whether each step needs g′, a second estimate of the gradient."""
         return False
 
+    def check_step(self, samples: int | None) -> None:  # noqa: B027 (most measures have nothing to refuse)
+        """Refuse a step that cannot be measured, before anything is; ``samples`` as in :meth:`update_`."""
+
     @abstractmethod
     def update_(
         self, state: Tensor, gradient: Tensor, independent: Tensor | None, step: Tensor | None, samples: int | None

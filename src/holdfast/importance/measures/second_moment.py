@@ -85,6 +85,10 @@ class SOS(SecondMoment):
         """Unless α is 0."""
         return self.alpha != 0
 
+    def check_step(self, samples: int | None) -> None:
+        """Refuse a step whose α is unknown."""
+        self.alpha_for(samples)
+
     def update_(
         self, state: Tensor, gradient: Tensor, independent: Tensor | None, step: Tensor | None, samples: int | None
     ) -> None:

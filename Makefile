@@ -1,0 +1,43 @@
+# `make demo` and `make test` are all that a new machine with Python and make needs.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.PHONY: demo test quick lint bench clean
+
+demo: .venv/demo
+	$(BIN)/python -m holdfast.demo
+
+test: .venv/test lint
+	$(BIN)/python -m pytest --numprocesses 2
+
+quick: .venv/test
+	$(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+
+lint: .venv/test
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+bench: .venv/bench
+	$(BIN)/python -m benchmarks
+
+.venv/made:
+	PYTHON="$(PYTHON)" sh scripts/make_venv
+
+# A stamp for each set of extras, so that the second call installs nothing.
+.venv/demo: .venv/made pyproject.toml constraints.txt
+	$(INSTALL) --editable ".[demo]"
+	@touch $@
+
+.venv/test: .venv/made pyproject.toml constraints.txt
+	$(INSTALL) --editable ".[demo,test,lint]"
+	@touch $@
+
+.venv/bench: .venv/made pyproject.toml constraints.txt
+	$(INSTALL) --editable ".[bench]"
+	@touch $@
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

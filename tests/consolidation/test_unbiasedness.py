@@ -1,0 +1,130 @@
+"""What the estimates estimate: means over every possible batch of a small data set, so without statistical noise."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from tests import path_oracle as oracle
+
+
+@pytest.fixture
+def data():
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    return x, torch.tensor([0, 1, 2, 0])
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(2)
+    return nn.Linear(3, 3).double()
+
+
+def loss(model, data, chosen):
+    chosen = list(chosen)
+    return nn.functional.cross_entropy(model(data[0][chosen]), data[1][chosen])
+
+
+def raw_after_one_step(net, measure, act):
+    model = copy.deepcopy(net)
+    guard = holdfast.Consolidator(model, measure)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    act(model, guard)
+    optimizer.step()
+    return guard.consolidate()[measure.name].raw
+
+
+def mean(results):
+    results = list(results)
+    return {name: sum(r[name] for r in results) / len(results) for name in results[0]}
+
+
+PAIRS = list(itertools.product(range(4), repeat=2))  # every batch of two, drawn with replacement
+
+
+def with_second_batch(data, first, second):
+    def act(model, guard):
+        loss(model, data, first).backward()
+        guard.observe_independent(loss(model, data, second), samples=2)
+
+    return act
+
+
+def test_the_mean_of_siu_is_the_path_integral_of_the_full_gradient(net, data):
+    full = oracle.gradients(loss(net, data, range(4)), net)
+
+    def full_integral(first):
+        model = copy.deepcopy(net)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        loss(model, data, first).backward()
+        before = oracle.snapshot(model)
+        optimizer.step()
+        return {name: -full[name] * (after - before[name]) for name, after in oracle.snapshot(model).items()}
+
+    expected = mean(full_integral(first) for first in PAIRS)
+    found = mean(
+        raw_after_one_step(net, holdfast.SIU(), with_second_batch(data, first, second))
+        for first in PAIRS
+        for second in PAIRS
+    )
+    biased = mean(raw_after_one_step(net, holdfast.SI(), with_second_batch(data, b, b)) for b in PAIRS)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12)
+        assert float((biased[name] - value).norm()) > 0.1 * float(value.norm())
+
+
+def test_si_is_siu_plus_sib(net, data):
+    act = with_second_batch(data, (0, 1), (2, 3))
+    si, siu, sib = (raw_after_one_step(net, holdfast.measure(kind), act) for kind in ("SI", "SIU", "SIB"))
+    for name, value in si.items():
+        torch.testing.assert_close(siu[name] + sib[name], value)
+
+
+def empirical_fisher(net, data):
+    per_sample = [oracle.gradients(loss(net, data, [i]), net) for i in range(4)]
+    return mean({name: g**2 for name, g in gradients.items()} for gradients in per_sample)
+
+
+@pytest.mark.parametrize("source", ["second batch", "halves"])
+def test_unbiased_sos_estimates_the_empirical_fisher(net, data, source):
+    measure = holdfast.SOS(alpha="unbiased", beta2=0.0, normalise=False)
+
+    def halves(first, second):
+        def act(model, guard):
+            guard.backward_halves(loss(model, data, first), loss(model, data, second), samples=2)
+
+        return act
+
+    make = halves if source == "halves" else lambda first, second: with_second_batch(data, first, second)
+    found = mean(raw_after_one_step(net, measure, make(a, b)) for a in PAIRS for b in PAIRS)
+    scale = (1 - holdfast.unbiased_alpha(2)) ** 2
+    plain = mean(
+        raw_after_one_step(net, holdfast.SOS(beta2=0.0, normalise=False), with_second_batch(data, b, b)) for b in PAIRS
+    )
+    for name, value in empirical_fisher(net, data).items():
+        torch.testing.assert_close(found[name] / scale, value, rtol=1e-9, atol=1e-14)
+        ratio = plain[name] / value  # without α the estimate is not even proportional to it
+        assert float(ratio.max() / ratio.min()) > 1.2
+
+
+def test_halves_leave_the_whole_batch_in_grad(net, data):
+    model = copy.deepcopy(net)
+    guard = holdfast.Consolidator(model, holdfast.SOS(alpha=1.0))
+    guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    guard.backward_halves(loss(model, data, [0, 1]), loss(model, data, [2, 3]))
+    expected = oracle.gradients(loss(net, data, range(4)), net)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name])
+
+
+@pytest.mark.parametrize("measure", [holdfast.SIU(), holdfast.SIB()])
+def test_halves_are_refused_where_the_step_is_made_of_both(net, data, measure):
+    guard = holdfast.Consolidator(net, measure)
+    guard.attach(torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(holdfast.OrderError, match="took no part in the step"):
+        guard.backward_halves(loss(net, data, [0]), loss(net, data, [1]))
