@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 
-
 @dataclass
 class Step:
     """One optimiser step: the weights around it, the task's gradient, and an independent estimate of that."""

@@ -16,6 +16,13 @@ from torch import Tensor, nn
 import holdfast
 from holdfast.data import load_digits
 
+try:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Table
+except ImportError as error:
+    raise ImportError("The demo draws with rich, which is not installed: pip install 'holdfast[demo]'") from error
+
 TASKS = 5
 HIDDEN = 200
 EPOCHS = 8
@@ -94,7 +101,7 @@ def run(name: str, seed: int, strength: float | None = None) -> float:
                 optimizer.step()
         guard.consolidate([task.train])
     with torch.no_grad():
-        return statistics.mean((model(x).argmax(1) == y).float().mean().item() for x, y in (t.test for t in tasks))
+        return statistics.mean(float((model(x).argmax(1) == y).float().mean()) for x, y in (t.test for t in tasks))
 
 
 def compare(names: list[str], seeds: range, done: Callable[[str, int, float], None]) -> dict[str, list[float]]:
@@ -109,10 +116,6 @@ def compare(names: list[str], seeds: range, done: Callable[[str, int, float], No
 
 def main() -> None:
     """Show the table, with a bar for those who wait."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Table
-
     parser = argparse.ArgumentParser(prog="python -m holdfast.demo", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--seeds", type=int, default=3, help="how many runs of each measure (3)")
     seeds = range(parser.parse_args().seeds)
@@ -124,8 +127,9 @@ def main() -> None:
         bar = progress.add_task("", total=len(STRENGTHS) * len(seeds))
         results = compare(list(STRENGTHS), seeds, lambda name, *_: progress.update(bar, advance=1, description=name))
     table = Table(title=f"Permuted digits: mean test accuracy of {TASKS} tasks after the last, {len(seeds)} seeds")
-    for column, justify in (("measure", "left"), ("strength", "right"), ("accuracy", "right"), ("gain", "right")):
-        table.add_column(column, justify="right" if justify == "right" else "left")
+    table.add_column("measure", no_wrap=True)
+    for column in ("strength", "accuracy", "gain"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("choose it when")
     floor = statistics.mean(results["fine-tune"])
     for name, accuracies in results.items():

@@ -41,5 +41,9 @@ class StateError(HoldfastError, ValueError):
     """A saved state that is damaged, of another version, or of another model."""
 
 
+class DataError(HoldfastError, ValueError):
+    """A data set that is missing, damaged, or not what it claims to be."""
+
+
 class HoldfastWarning(UserWarning):
     """Something that is legal but probably not what was meant."""

@@ -185,7 +185,7 @@ def test_what_cannot_be_attached():
     guard = consolidated(model)
     other = torch.optim.SGD(net().parameters(), lr=0.1)
     unchanged(guard, lambda: guard.attach(other), holdfast.OptimizerError, "owns none of the 4 protected")
-    unchanged(guard, lambda: guard.attach(), holdfast.OptimizerError, "given no optimiser")
+    unchanged(guard, guard.attach, holdfast.OptimizerError, "given no optimiser")
     unchanged(guard, lambda: guard.attach(model), holdfast.OptimizerError, "given a Sequential")
     climbing = torch.optim.SGD(model.parameters(), lr=0.1, maximize=True)
     unchanged(guard, lambda: guard.attach(climbing), holdfast.OptimizerError, "maximize=True")
@@ -265,7 +265,7 @@ def test_unbiased_sos_asks_for_the_batch_size():
 def test_data_that_is_missing():
     guard = consolidated(net())
     unchanged(guard, guard.consolidate, holdfast.BatchError, r"call consolidate\(batches\)")
-    unchanged(guard, lambda: guard.consolidate([]), holdfast.BatchError, "the batches were empty")
+    unchanged(guard, lambda: guard.consolidate([]), holdfast.BatchError, "there were no batches")
     unchanged(guard, lambda: guard.consolidate(iter([])), holdfast.BatchError, "used before")
     empirical = consolidated(net(), holdfast.Fisher(labels="true"))
     x, _ = batch(0)
@@ -293,7 +293,7 @@ def test_importance_and_weights_that_are_not_finite_are_refused():
     model = net()
     guard = consolidated(model)
     x, y = batch(0)
-    unchanged(guard, lambda: guard.consolidate([(x * float("nan"), y)]), holdfast.NotFiniteError, "not finite after 8")
+    unchanged(guard, lambda: guard.consolidate([(x * float("nan"), y)]), holdfast.NotFiniteError, "outputs hold NaN")
     with torch.no_grad():
         model[0].bias[0] = float("inf")
     static = holdfast.Consolidator(model, "L2")

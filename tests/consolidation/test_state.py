@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -107,8 +108,6 @@ def test_files_of_no_use_are_refused_and_nothing_is_lost(saved, tmp_path):
 
 def rewritten(path, tmp_path, change):
     tensors = load_file(path)
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
         state = json.loads(file.metadata()["holdfast"])
     change(state, tensors)
@@ -146,11 +145,11 @@ def test_a_failed_write_leaves_the_old_file(saved, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         guard.save(path)
     assert path.read_bytes() == old
-    assert os.listdir(tmp_path) == [path.name]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_state_is_a_copy_when_loaded(saved):
-    guard, path = saved
+    guard, _ = saved
     state = guard.state_dict()
     other = holdfast.Consolidator(net(), holdfast.Fisher())
     other.load_state_dict(state)

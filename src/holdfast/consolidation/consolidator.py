@@ -323,7 +323,7 @@ class Consolidator:
             warnings.warn(
                 f"No attached optimiser trains {unowned[0]!r}"
                 + (f" and {len(unowned) - 1} other protected parameters" if len(unowned) > 1 else "")
-                + ". Give attach() all optimisers at once; if none trains them, freeze them or leave them out of protect.",
+                + ". Give attach() all optimisers at once; freeze what none trains, or leave it out of protect.",
                 HoldfastWarning,
                 stacklevel=3,
             )

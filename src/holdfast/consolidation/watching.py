@@ -272,8 +272,8 @@ class StepWatcher:
                     step = self.memory.steps.get(name, 0) + 1
                     raise NotFiniteError(
                         f"The gradient of {name!r} holds a NaN or an infinity at step {step} of this task. The step "
-                        "was not taken and nothing was recorded. Look at this batch and its loss; zero the gradients to "
-                        "go on without it."
+                        "was not taken and nothing was recorded. Look at this batch and its loss; zero the "
+                        "gradients to go on without it."
                     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from holdfast.errors import BatchError
 
@@ -16,50 +16,93 @@ Forward = Callable[[nn.Module, Any], Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of any structure, targets if there are any, and the number of samples in both."""
+    """Inputs of any structure, targets if there are any, and the number of samples in both.
+
+    ``shared`` holds the places, among the leaves of the inputs, of those that belong to no sample.
+    """
 
     inputs: Any
     targets: Tensor | None
     size: int
+    shared: frozenset[int] = frozenset()
 
     def __getitem__(self, part: slice) -> "Batch":
         start, stop, _ = part.indices(self.size)
-        cut = tree_map(lambda leaf: leaf[start:stop] if self.holds_samples(leaf) else leaf, self.inputs)
-        return Batch(cut, None if self.targets is None else self.targets[start:stop], stop - start)
+        return self._select(lambda tensor: tensor[start:stop], stop - start)
 
-    def holds_samples(self, leaf: object) -> bool:
-        """Whether a leaf of the inputs has one entry a sample."""
-        return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == self.size
+    def pair(self) -> "Batch":
+        """Return the first sample and another: one that differs from it, if there is any."""
+        leaves, _ = tree_flatten(self.inputs)
+        differs = torch.zeros(self.size, dtype=torch.bool)
+        for place, leaf in enumerate(leaves):
+            if place not in self.shared:
+                differs |= (leaf != leaf[:1]).reshape(self.size, -1).any(1).cpu()
+        other = int(differs.int().argmax()) or 1
+        return self._select(lambda tensor: tensor[[0, other]], 2)
+
+    def sample_shapes(self) -> list[torch.Size]:
+        """Return the shape of each input, without the samples' own dimension."""
+        leaves, _ = tree_flatten(self.inputs)
+        return [leaf.shape[place not in self.shared :] for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def dims(self) -> Any:
+        """Return the inputs' structure with the dimension of the samples, or ``None``, in the place of each leaf."""
+        leaves, structure = tree_flatten(self.inputs)
+        return tree_unflatten([None if place in self.shared else 0 for place in range(len(leaves))], structure)
+
+    def _select(self, choose: Callable[[Tensor], Tensor], size: int) -> "Batch":
+        leaves, structure = tree_flatten(self.inputs)
+        chosen = [leaf if place in self.shared else choose(leaf) for place, leaf in enumerate(leaves)]
+        targets = None if self.targets is None else choose(self.targets)
+        return Batch(tree_unflatten(chosen, structure), targets, size, self.shared)
+
+
+class BatchReader:
+    """Reads one batch after another, and remembers which inputs were seen to belong to no sample.
+
+    A mask of ``[T, T]`` looks like T samples in a batch of T; it does not in a batch of another size.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._structure: TreeSpec | None = None
+        self._shared: frozenset[int] = frozenset()
+
+    def read(self, batch: Any) -> Batch:
+        """Return a batch with all that is known of its inputs."""
+        read = read_batch(batch, self.device)
+        structure = tree_flatten(read.inputs)[1]
+        if structure != self._structure:
+            self._structure, self._shared = structure, frozenset()
+        self._shared |= read.shared
+        return Batch(read.inputs, read.targets, read.size, self._shared)
 
 
 def read_batch(batch: Any, device: torch.device) -> Batch:
     """Return a batch given as inputs, ``(inputs,)``, ``(inputs, targets)`` or a mapping with ``"labels"``."""
     if isinstance(batch, Batch):
         return batch
-    targets = None
-    inputs = batch
-    if isinstance(batch, Mapping):
-        inputs = {key: value for key, value in batch.items() if key != "labels"}
-        targets = batch.get("labels")
-    elif isinstance(batch, tuple | list):
-        if len(batch) not in (1, 2):
-            raise BatchError(
-                f"A batch of {len(batch)} parts; expected inputs, (inputs, targets) or a mapping with 'labels'. Group "
-                "several inputs as ((a, b), targets) or {'name': tensor, ..., 'labels': targets}."
-            )
-        inputs, targets = batch[0], batch[1] if len(batch) == 2 else None
-    if targets is not None and not isinstance(targets, Tensor):
-        raise BatchError(f"Targets of type {type(targets).__name__}; expected a tensor with one entry a sample.")
-    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim > 0]
-    if not leaves:
+    inputs, targets = _parts(batch)
+    leaves, _ = tree_flatten(inputs)
+    lengths = [len(leaf) if isinstance(leaf, Tensor) and leaf.ndim > 0 else None for leaf in leaves]
+    found = [length for length in lengths if length is not None]
+    if not found:
         raise BatchError(f"A batch of type {type(batch).__name__} without any tensor; expected inputs as tensors.")
-    size = len(leaves[0])
+    # Labels tell the number of samples best; without them the first input does.
+    size = len(targets) if targets is not None and len(targets) in found else found[0]
     if size == 0:
-        raise BatchError("A batch of 0 samples. Leave empty batches out.")
+        raise BatchError("A batch of 0 samples; expected at least one. Leave empty batches out.")
     if targets is not None and len(targets) != size:
         raise BatchError(f"{size} inputs but {len(targets)} targets; expected one target a sample.")
-    moved = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, inputs)
-    return Batch(moved, None if targets is None else targets.to(device), size)
+    moved = tree_map(lambda leaf: _usable(leaf, device) if isinstance(leaf, Tensor) else leaf, inputs)
+    shared = frozenset(place for place, length in enumerate(lengths) if length != size)
+    return Batch(moved, None if targets is None else targets.to(device), size, shared)
+
+
+def _usable(leaf: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on the device that autograd can work with, which one made in inference mode is not."""
+    moved = leaf.to(device)
+    return moved.clone() if moved.is_inference() else moved
 
 
 def call_model(model: nn.Module, inputs: Any) -> Tensor:
@@ -77,3 +120,21 @@ def call_model(model: nn.Module, inputs: Any) -> Tensor:
             "Give forward=lambda model, inputs: ... that returns the tensor to measure."
         )
     return outputs
+
+
+def _parts(batch: Any) -> tuple[Any, Tensor | None]:
+    """Split a batch into inputs and targets."""
+    inputs, targets = batch, None
+    if isinstance(batch, Mapping):
+        inputs = {key: value for key, value in batch.items() if key != "labels"}
+        targets = batch.get("labels")
+    elif isinstance(batch, tuple | list):
+        if len(batch) not in (1, 2):
+            raise BatchError(
+                f"A batch of {len(batch)} parts; expected inputs, (inputs, targets) or a mapping with 'labels'. Group "
+                "several inputs as ((a, b), targets) or {'name': tensor, ..., 'labels': targets}."
+            )
+        inputs, targets = batch[0], batch[1] if len(batch) == 2 else None
+    if targets is not None and (not isinstance(targets, Tensor) or targets.ndim == 0):
+        raise BatchError(f"Targets of type {type(targets).__name__}; expected a tensor with one entry a sample.")
+    return inputs, targets

@@ -7,6 +7,7 @@ and at each place where a parameter is used, a rule turns what arrives there int
 covers goes to :mod:`holdfast.importance.fallback`.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,16 +16,25 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import BatchError, ModelError, NotFiniteError
-from holdfast.importance.batches import Batch, Forward, call_model, read_batch
+from holdfast.importance.batches import Batch, BatchReader, Forward, call_model
 from holdfast.importance.fallback import Fallback
 from holdfast.importance.isolation import isolated
+from holdfast.importance.parts import Part, disjoint
 from holdfast.importance.phi import Phi
-from holdfast.importance.plan import Plan, Site, make_plan, record
+from holdfast.importance.plan import Plan, Site, check_independent, make_plan, plan_for_one, record
+from holdfast.importance.precision import precise_outputs
 from holdfast.importance.rules.base import Rule
 from holdfast.importance.scores import Score
+from holdfast.importance.uses import Use
 
-CPU_BUDGET = 48 * 2**20
-"""Bytes that a chunk may take by default on a CPU: small enough for its tensors to be reused from cache."""
+Found = tuple[Part, Rule, str, Tensor, Tensor]
+"""What arrived at one use of a parameter: the part of it, the rule, the role in it, the input and δ."""
+
+CPU_BUDGET = 192 * 2**20
+"""Bytes that a chunk may take by default on a CPU."""
+
+CPU_SAMPLES = 256
+"""Samples that a chunk of that budget may hold: matrix products run at full speed; more would only take memory."""
 
 ACCELERATOR_BUDGET = 2**30
 """Bytes that a chunk may take by default on an accelerator, which wants large chunks."""
@@ -70,24 +80,33 @@ class SampleAccumulator:
         self.model = model
         self.score = score
         self.phi = phi
-        self.parameters = dict(model.named_parameters()) if parameters is None else dict(parameters)
-        if not self.parameters:
+        chosen = _measurable(model) if parameters is None else dict(parameters)
+        if not chosen:
             raise ModelError("There is no parameter to measure: the model, or the choice of parameters, is empty.")
+        # A tensor may go by several names (tied weights): it is measured once, by the first of them.
+        first_name: dict[int, str] = {}
+        self._names = {name: first_name.setdefault(id(parameter), name) for name, parameter in chosen.items()}
+        self.parameters = {name: parameter for name, parameter in chosen.items() if self._names[name] == name}
         self.device = next(iter(self.parameters.values())).device
         self.forward = forward or call_model
         self.limit = samples
         self.budget = budget or (CPU_BUDGET if self.device.type == "cpu" else ACCELERATOR_BUDGET)
-        self.generator = generator
+        self.generator = generator or _generator_from_global_state(self.device)
         self.samples = 0
         self.seen = 0
-        self._totals = {
-            name: torch.zeros_like(p, dtype=_at_least_single(p.dtype), requires_grad=False)
-            for name, p in self.parameters.items()
-        }
+        with torch.inference_mode(False):
+            self._totals = {
+                name: torch.zeros_like(p, dtype=_at_least_single(p.dtype), requires_grad=False)
+                for name, p in self.parameters.items()
+            }
+        self._reader = BatchReader(self.device)
         self._plan: Plan | None = None
+        self._planned_shapes: list[torch.Size] = []
+        self._plan_is_new = False
         self._fallback = Fallback(model, self.forward, phi, self.budget)
         self._without_rule: set[str] = set()
         self._rows_batched = True
+        self._arrivals = _Arrivals()
 
     @property
     def full(self) -> bool:
@@ -98,10 +117,10 @@ class SampleAccumulator:
         """Add a batch, or what is still wanted of it."""
         if self.full:
             return
-        read = read_batch(batch, self.device)
-        if self.limit is not None:
-            read = read[: self.limit - self.seen]
         with isolated(self.model, self.parameters.values()):
+            read = self._reader.read(batch)
+            if self.limit is not None:
+                read = read[: self.limit - self.seen]
             step = self._samples_per_chunk(read)
             for first in range(0, read.size, step):
                 self._add_chunk(read[first : first + step])
@@ -111,12 +130,15 @@ class SampleAccumulator:
         """Return the mean over the samples so far."""
         if self.samples == 0:
             raise BatchError(
-                "No sample to measure importance from: the batches were empty. Give an iterable of inputs or of "
+                f"No sample to measure importance from: {self.seen} were given, all of them with ignored labels. Give "
+                "batches with labels that count."
+                if self.seen
+                else "No sample to measure importance from: there were no batches. Give an iterable of inputs or of "
                 "(inputs, targets); an iterator that was used before is at its end."
             )
-        values = {name: total / self.samples for name, total in self._totals.items()}
+        values = {name: self._totals[first] / self.samples for name, first in self._names.items()}
         for name, value in values.items():
-            if not bool(value.isfinite().all()):
+            if value.numel() and not math.isfinite(float(value.amax())):  # no value is negative
                 raise NotFiniteError(
                     f"The importance of {name!r} is not finite after {self.samples} samples: the model's outputs or "
                     "gradients overflow. Check the inputs for NaN, and the weights for divergence."
@@ -126,88 +148,141 @@ class SampleAccumulator:
     def _samples_per_chunk(self, batch: Batch) -> int:
         if batch.size == 1:
             return 1
+        shapes = batch.sample_shapes()
+        if self._plan is None or shapes != self._planned_shapes:
+            self._make_plan(batch)
+            self._planned_shapes = shapes
         if self._plan is None:
-            self._plan = make_plan(self.model, self.parameters, self.forward, batch[:2])
-        rows = self.score.rows(self._plan.outputs, _first(batch.targets), self.phi, self.generator).count
-        return self._plan.samples_within(self.budget, rows)
+            return 1
+        rows = self.score.rows(self._plan.outputs, _first(batch.targets), self.phi, None).count
+        most = self._plan.samples_within(self.budget, rows)
+        if self.budget == CPU_BUDGET:
+            most = min(most, CPU_SAMPLES)
+        return math.ceil(batch.size / math.ceil(batch.size / most))  # chunks of one size, as nearly as can be
+
+    def _make_plan(self, batch: Batch) -> None:
+        self._plan = make_plan(self.model, self.parameters, self.forward, batch.pair())
+        self._plan_is_new = True
+
+    def _plan_for(self, batch: Batch, uses: list[Use], outputs: Tensor) -> Plan | None:
+        """Return a plan that fits this chunk, or ``None`` where only single samples can be told apart."""
+        if batch.size == 1:
+            return plan_for_one(uses, outputs)
+        if self._plan is None or not self._plan.fits(uses, batch.size):
+            self._make_plan(batch)
+        if self._plan is not None and self._plan_is_new:
+            # The plan was made with this chunk's first sample.
+            check_independent(self._plan.outputs, outputs)
+            self._plan_is_new = False
+        return self._plan if self._plan is not None and self._plan.fits(uses, batch.size) else None
 
     def _add_chunk(self, batch: Batch) -> None:
         uses, outputs = record(self.model, self.parameters, self.forward, batch.inputs)
-        if len(outputs) != batch.size:
-            raise ModelError(
-                f"The model returned outputs of shape {tuple(outputs.shape)} for {batch.size} samples; expected "
-                f"[{batch.size}, ...]. Give a `forward` whose outputs have one row a sample."
-            )
-        if batch.size == 1:
-            plan = Plan.of_one_sample(uses, outputs, self.parameters)
-        else:
-            if self._plan is None or not self._plan.fits(uses):
-                self._plan = make_plan(self.model, self.parameters, self.forward, batch[:2])
-            plan = self._plan
-        sites = plan.sites(uses)
-        self._without_rule |= plan.without_rule
-        rows = self.score.rows(outputs.detach(), batch.targets, self.phi, self.generator)
+        _check_outputs(outputs, batch.size)
+        plan = self._plan_for(batch, uses, outputs)
+        if plan is None:
+            for n in range(batch.size):
+                self._add_chunk(batch[n : n + 1])
+            return
+        sites, without_rule = plan.sites(uses, outputs, self.parameters)
+        self._without_rule |= without_rule
+        precise = outputs.detach()
+        if self.score.softmax:
+            precise = precise_outputs(self.model, self.forward, batch.inputs, outputs)
+        rows = self.score.rows(precise, batch.targets, self.phi, self.generator)
         step = plan.rows_within(self.budget, batch.size)
         for start in range(0, rows.count, step):
-            u = rows.block(start, min(rows.count, start + step))
-            if outputs.requires_grad and sites:
-                self._add_rows(outputs, u, sites)
-            if plan.without_rule:
-                chosen = {name: self.parameters[name] for name in plan.without_rule}
+            u = rows.block(start, min(rows.count, start + step)).to(outputs.dtype)
+            if sites:
+                self._add_rows(outputs, u, sites, plan.rows_together(self.budget, batch.size))
+            if without_rule:
+                chosen = {name: self.parameters[name] for name in sorted(without_rule)}
                 self._fallback.add(self._totals, chosen, batch, u)
         self.samples += rows.samples
 
-    def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site]) -> None:
+    def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int) -> None:
         """Send rows backward and let the rules collect what arrives."""
-        arrived = self._backward(outputs, [edge for site in sites for edge in site.edges], u)
-        collected: dict[str, list[tuple[Rule, str, Tensor, Tensor]]] = {}
+        arrived = self._backward(outputs, [edge for site in sites for edge in site.edges], u, together)
+        collected: dict[str, list[Found]] = {}
         for site in sites:
-            deltas = [arrived.pop(0) for _ in site.edges]
-            delta = site.delta(deltas, len(outputs))
+            delta = site.delta([arrived.pop(0) for _ in site.edges])
             if delta is None:
                 continue
             a = site.input(len(outputs))
             dtype = _at_least_single(delta.dtype)
             delta = delta.to(dtype)
             a = a.to(dtype) if a.is_floating_point() else a
-            for role, name in site.use.names.items():
-                if name in site.wanted:
-                    collected.setdefault(name, []).append((site.use.rule, role, a, delta))
+            for role, part in site.wanted.items():
+                collected.setdefault(part.name, []).append((part, site.use.rule, role, a, delta))
         for name, found in collected.items():
-            if len(found) == 1:
-                rule, role, a, delta = found[0]
-                self._totals[name].add_(rule.importance(role, a, delta, self.phi))
+            if disjoint(part for part, *_ in found):
+                for part, rule, role, a, delta in found:
+                    part.within(self._totals[name]).add_(rule.importance(role, a, delta, self.phi))
             else:
-                self._add_shared(name, found)
+                self._add_shared(self._totals[name], found)
 
-    def _add_shared(self, name: str, found: list[tuple[Rule, str, Tensor, Tensor]]) -> None:
+    def _add_shared(self, total: Tensor, found: list[Found]) -> None:
         """Add a parameter that is used in several places: its gradient is their sum, and only then comes φ."""
-        total = self._totals[name]
-        rows, samples = found[0][3].shape[:2]
-        deep = max(1, min(rows, self.budget // (2 * total.numel() * total.element_size())))
+        rows, samples = found[0][-1].shape[:2]
+        deep = max(1, min(rows, self.budget // (3 * total.numel() * total.element_size())))
         for n in range(samples):
             for row in range(0, rows, deep):
-                gradient = sum(
-                    rule.gradients(role, a[n : n + 1], delta[row : row + deep, n : n + 1])
-                    for rule, role, a, delta in found
-                )
-                assert isinstance(gradient, Tensor)
-                total.add_(self.phi.sum(gradient, (0, 1)))
+                gradient = total.new_zeros(min(deep, rows - row), *total.shape)
+                for part, rule, role, a, delta in found:
+                    one = rule.gradients(role, a[n : n + 1], delta[row : row + deep, n : n + 1])
+                    part.within(gradient, lead=1).add_(one.squeeze(1))
+                total.add_(self.phi.sum(gradient, (0,)))
 
-    def _backward(self, outputs: Tensor, edges: list[Any], u: Tensor) -> list[Tensor | None]:
+    def _backward(self, outputs: Tensor, edges: list[Any], u: Tensor, together: int) -> list[Tensor | None]:
         """Return the gradients ``[V, ...]`` at each edge for output gradients ``u`` of ``[V, ...]``."""
-        if self._rows_batched and len(u) > 1:
+        arrived: list[Tensor | None] = [None] * len(edges)
+        first = 0
+        while first < len(u):
+            rows = u[first : first + (together if self._rows_batched else 1)]
             try:
-                return list(
-                    torch.autograd.grad(
-                        outputs, edges, u, retain_graph=True, allow_unused=True, is_grads_batched=True
-                    )
+                found = torch.autograd.grad(
+                    outputs,
+                    edges,
+                    rows if len(rows) > 1 else rows[0],
+                    retain_graph=True,
+                    allow_unused=True,
+                    is_grads_batched=len(rows) > 1,
                 )
             except RuntimeError:
+                if len(rows) == 1:
+                    raise
                 # Some backward pass cannot be batched; one row at a time either works or raises its own error.
                 self._rows_batched = False
-        found = [torch.autograd.grad(outputs, edges, row, retain_graph=True, allow_unused=True) for row in u]
-        return [None if parts[0] is None else torch.stack(parts) for parts in zip(*found, strict=True)]
+                continue
+            blocks: list[Tensor | None] = [g if g is None or len(rows) > 1 else g.unsqueeze(0) for g in found]
+            if len(rows) == len(u):
+                return blocks
+            for place, block in enumerate(blocks):
+                if block is not None:
+                    gathered = arrived[place] = self._arrivals.rows(place, len(u), block[0])
+                    gathered[first : first + len(rows)] = block
+            first += len(rows)
+        return arrived
+
+
+class _Arrivals:
+    """Where the rows of a block are gathered: the same memory for every block.
+
+    On a CPU, memory of this size would be mapped anew each time, and touching new pages costs as much as the
+    arithmetic.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Tensor] = {}
+
+    def rows(self, place: int, count: int, like: Tensor) -> Tensor:
+        """Return memory for ``count`` tensors like the one given, as ``[count, *like.shape]``."""
+        # The first dimension is the samples', mostly: with a sample's rows side by side they are one matrix.
+        shape = (*like.shape[:1], count, *like.shape[1:])
+        kept = self._kept.get(place)
+        if kept is None or len(kept) < shape[0] or kept.shape[1:] != shape[1:] or kept.dtype != like.dtype:
+            kept = self._kept[place] = like.new_empty(shape)
+        return kept[: shape[0]].movedim(min(1, like.ndim), 0)
 
 
 def sample_importance(
@@ -241,6 +316,31 @@ def sample_importance(
         if accumulator.full:
             break
     return accumulator.result()
+
+
+def _measurable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return all parameters that can have a gradient; quantised ones hold integers."""
+    return {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+
+
+def _generator_from_global_state(device: torch.device) -> torch.Generator:
+    """Return a generator that follows from torch's global random state, and leave that as it is."""
+    with torch.random.fork_rng(devices=[]):
+        seed = int(torch.randint(2**62, ()))
+    return torch.Generator(device).manual_seed(seed)
+
+
+def _check_outputs(outputs: Tensor, samples: int) -> None:
+    if outputs.ndim == 0 or len(outputs) != samples:
+        raise ModelError(
+            f"The model returned outputs of shape {tuple(outputs.shape)} for {samples} samples; expected "
+            f"[{samples}, ...]. Give a `forward` whose outputs have one row a sample."
+        )
+    if not outputs.requires_grad:
+        raise ModelError(
+            "The model's outputs do not depend on any of the parameters that are measured, as far as autograd can see. "
+            "Check that its forward pass is not under torch.no_grad() and detaches nothing."
+        )
 
 
 def _first(targets: Tensor | None) -> Tensor | None:

@@ -5,10 +5,11 @@ everything that measuring could disturb is put back: modes, buffers, gradients, 
 """
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
@@ -16,27 +17,67 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Put ``model`` in eval mode with gradients for ``parameters``, and restore everything afterwards."""
     parameters = list(parameters)
-    modes = [(module, module.training) for module in model.modules()]
-    required = [(parameter, parameter.requires_grad) for parameter in parameters]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    devices = {p.device for p in parameters if p.device.type == "cuda"}
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.random.fork_rng(devices=list(devices)))
-        # A compiled model would hide its layers, and a fused attention its backward pass from vmap.
+        stack.enter_context(_random_state_kept(parameters))
+        # Autocast would round to 16 bits what is measured, a compiled model hides its layers, and a fused attention
+        # hides its backward pass from vmap.
+        for device_type in {parameter.device.type for parameter in parameters}:
+            stack.enter_context(torch.autocast(device_type, enabled=False))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        try:
-            model.eval()
-            for parameter in parameters:
-                parameter.requires_grad_(True)
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
-            for parameter, requires_grad in required:
-                parameter.requires_grad_(requires_grad)
-            with torch.no_grad():
-                for buffer, saved in buffers:
-                    buffer.copy_(saved)
+        # Where torch has no batched form of an operation it runs it in a loop, and says so: nothing to act on here.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        stack.callback(_restore_modes, [(module, module.training) for module in model.modules()])
+        stack.callback(_restore_buffers, [_Buffer(*place) for place in _buffers(model)])
+        stack.callback(_restore_requirements, [(parameter, parameter.requires_grad) for parameter in parameters])
+        model.eval()
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        yield
+
+
+class _Buffer:
+    """A buffer as it was: which tensor, with what values."""
+
+    def __init__(self, module: nn.Module, name: str, tensor: Tensor) -> None:
+        self.module = module
+        self.name = name
+        self.tensor = tensor
+        self.version = tensor._version
+        self.values = tensor.detach().clone()
+
+    def restore(self) -> None:
+        # A buffer that nobody wrote to is left alone: writing would upset a backward pass that is still to come.
+        if self.tensor._version != self.version:
+            self.tensor.copy_(self.values)
+        setattr(self.module, self.name, self.tensor)
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    for module in model.modules():
+        for name, tensor in module.named_buffers(recurse=False):
+            yield module, name, tensor
+
+
+def _random_state_kept(parameters: Iterable[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
+    devices = {parameter.device for parameter in parameters if parameter.device.type == "cuda"}
+    return torch.random.fork_rng(devices=list(devices))
+
+
+def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:
+        module.training = training
+
+
+def _restore_buffers(buffers: list[_Buffer]) -> None:
+    with torch.no_grad():
+        for buffer in buffers:
+            buffer.restore()
+
+
+def _restore_requirements(required: list[tuple[nn.Parameter, bool]]) -> None:
+    for parameter, requires_grad in required:
+        parameter.requires_grad_(requires_grad)

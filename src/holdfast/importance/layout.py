@@ -1,8 +1,8 @@
 """Telling samples apart inside a tensor.
 
-A layer may see its samples first (``[N, T, d]``), second (``[T, N, d]``), merged with positions (``[N·T, d]``) or not
-at all (``[T, d]``, broadcast later). Guessing from one shape would sometimes be wrong without a sign of it, so the
-engine runs the model on one sample and on two, and compares.
+A layer may see its samples first (``[N, T, d]``), second (``[T, N, d]``), merged with positions (``[N·T, d]`` or
+``[T·N, d]``) or not at all (``[T, d]``, broadcast later). Guessing from one shape would sometimes be wrong without a
+sign of it, so the engine runs the model on one sample and on two, and compares.
 """
 
 from dataclasses import dataclass
@@ -13,17 +13,45 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Samples lie along ``dim``, each taking ``size`` consecutive places of it (1 unless merged with positions)."""
+    """Samples lie along ``dim``, where each of them has ``places`` entries.
+
+    Args:
+        dim: the dimension that grows with the samples.
+        places: how many entries of it belong to each sample; 1 unless samples are merged with positions.
+        interleaved: whether neighbouring entries belong to different samples (``[T·N]``) and not to one (``[N·T]``).
+    """
 
     dim: int
-    size: int
+    places: int = 1
+    interleaved: bool = False
 
     def samples_first(self, tensor: Tensor, lead: int = 0) -> Tensor:
         """View a tensor as ``[*lead, N, ...]``, where its first ``lead`` dimensions are none of the layout's."""
         dim = self.dim + lead
-        if self.size > 1:
-            tensor = tensor.unflatten(dim, (-1, self.size))
+        if self.interleaved:
+            return torch.unflatten(tensor, dim, (self.places, -1)).movedim(dim + 1, lead)
+        if self.places > 1:
+            tensor = torch.unflatten(tensor, dim, (-1, self.places))
         return tensor.movedim(dim, lead)
+
+    def unbroadcast(self, tensor: Tensor, shape: torch.Size, lead: int) -> Tensor:
+        """Sum a tensor over what broadcasting added to ``shape``, but not over samples: ``[*lead, N, *shape]``."""
+        aligned = (1,) * (tensor.ndim - lead - len(shape)) + tuple(shape)
+        added = [
+            lead + dim
+            for dim, size in enumerate(aligned)
+            if size == 1 and tensor.shape[lead + dim] != 1 and dim != self.dim
+        ]
+        if added:
+            tensor = tensor.sum(added, keepdim=True)
+        tensor = tensor.movedim(lead + self.dim, lead)
+        return tensor.reshape(*tensor.shape[: lead + 1], *shape)
+
+    def shape(self, of_one: torch.Size, samples: int) -> torch.Size:
+        """Return the shape of a tensor for so many samples, given that for one."""
+        sizes = list(of_one)
+        sizes[self.dim] *= samples
+        return torch.Size(sizes)
 
 
 def layout_of_shapes(one: torch.Size, two: torch.Size) -> Layout | None:
@@ -39,20 +67,24 @@ def layout_of_shapes(one: torch.Size, two: torch.Size) -> Layout | None:
 def layout_of(one: Tensor, two: Tensor) -> Layout | None:
     """Return where samples lie, given the values for the first sample and for it and another.
 
-    Where samples are merged with positions, the first sample's values must come first; if the other order fits as
-    well (or neither does), the layout is unclear.
+    Where samples are merged with positions, the first sample's values must be found in one of the two orders; if
+    both fit (or neither does), the layout is unclear.
     """
     layout = layout_of_shapes(one.shape, two.shape)
-    if layout is None or layout.size == 1:
+    if layout is None or layout.places == 1:
         return layout
-    sample_major = two.unflatten(layout.dim, (2, layout.size)).select(layout.dim, 0)
-    place_major = two.unflatten(layout.dim, (layout.size, 2)).select(layout.dim + 1, 0)
-    return layout if _same(one, sample_major) and not _same(one, place_major) else None
+    orders = [layout, Layout(layout.dim, layout.places, interleaved=True)]
+    fitting = [order for order in orders if same_values(one, order.samples_first(two)[0])]
+    return fitting[0] if len(fitting) == 1 else None
 
 
-def _same(x: Tensor, y: Tensor) -> bool:
+def same_values(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are equal up to rounding: batches of different size may be summed in different order."""
+    x, y = x.detach(), y.detach()
+    if x.shape != y.shape:
+        return False
     if not x.is_floating_point():
         return bool(torch.equal(x, y))
-    # Batches of different size may be summed in different order: compare to half the digits.
-    tolerance = torch.finfo(x.dtype).eps ** 0.5 * float(x.abs().max())
-    return bool(torch.allclose(x, y, rtol=0.0, atol=tolerance))
+    size = x.abs().masked_fill(~x.isfinite(), 0.0)
+    tolerance = torch.finfo(x.dtype).eps ** 0.5 * float(size.max()) if x.numel() else 0.0
+    return bool(torch.allclose(x, y, rtol=0.0, atol=tolerance, equal_nan=True))

@@ -8,7 +8,6 @@ fast and exact: the importance of a linear layer's weights is one matrix product
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -26,7 +25,7 @@ class Phi(Protocol):
         ...
 
     def sum(self, u: Tensor, dim: tuple[int, ...]) -> Tensor:
-        """Return φ(u) summed over the dimensions ``dim``, in one pass over ``u``."""
+        """Return φ(u) summed over the dimensions ``dim``."""
         ...
 
     def add_(self, total: Tensor, u: Tensor) -> None:
@@ -49,7 +48,7 @@ class Square:
 
     def sum(self, u: Tensor, dim: tuple[int, ...]) -> Tensor:
         """Return the sum of u² over ``dim``."""
-        return torch.linalg.vector_norm(u, 2, dim=dim).square_()
+        return u.square().sum(dim)
 
     def add_(self, total: Tensor, u: Tensor) -> None:
         """Add u² to ``total``."""
@@ -74,11 +73,11 @@ class Absolute:
 
     def sum(self, u: Tensor, dim: tuple[int, ...]) -> Tensor:
         """Return the sum of abs(u) over ``dim``."""
-        return torch.linalg.vector_norm(u, 1, dim=dim)
+        return u.abs().sum(dim)
 
     def add_(self, total: Tensor, u: Tensor) -> None:
-        """Add abs(u) to ``total``; ``u`` is spent."""
-        total.add_(u.abs_())
+        """Add abs(u) to ``total``."""
+        total.add_(u.abs())
 
     def __repr__(self) -> str:
         return "absolute"

@@ -21,6 +21,9 @@ from holdfast.importance.softmax import Softmax
 IGNORED = -100
 """The label of a position that does not count, as in :func:`torch.nn.functional.cross_entropy`."""
 
+RowMaker = Callable[[int, int, slice], Tensor]
+"""``make(start, stop, places)`` returns rows ``start`` to ``stop`` of some positions, as ``[k, N, places, C]``."""
+
 Labels = Literal["exact", "sampled", "true"]
 Positions = Literal["joint", "separate"]
 
@@ -38,6 +41,7 @@ class Score(ABC):
     """What is differentiated: some scores of each sample, as a function of the network's outputs."""
 
     needs_targets = False
+    softmax = False  # whether it is made of a softmax, which wants precise outputs
 
     @abstractmethod
     def rows(self, outputs: Tensor, targets: Tensor | None, phi: Phi, generator: torch.Generator | None) -> Rows:
@@ -71,6 +75,11 @@ class CustomScore(Score):
                 f"CustomScore: scores(outputs, targets) returned shape {tuple(scores.shape)} for {n} samples; "
                 f"expected [N, S] = [{n}, number of scores]. Return one row a sample."
             )
+        if not scores.requires_grad:
+            raise BatchError(
+                "CustomScore: scores(outputs, targets) returned numbers that do not depend on the outputs; expected a "
+                "differentiable function of them. Remove .detach() or torch.no_grad() from it."
+            )
         scales = torch.ones_like(scores) if self.weights is None else self.weights(outputs, targets)
         if scales.shape != scores.shape or bool((scales < 0).any()):
             raise BatchError(
@@ -103,25 +112,24 @@ class PositionScore(Score):
                 f"The model's outputs have shape {tuple(outputs.shape)}; expected [N, ..., C] with one row a sample. "
                 "Give a `forward` that returns outputs of that shape (a regression of one value: [N, 1])."
             )
-        n, classes = len(outputs), outputs.shape[-1]
-        z = outputs.reshape(n, -1, classes)
-        places = z.shape[1]
+        z = outputs.reshape(len(outputs), -1, outputs.shape[-1])
         labels = self._labels(targets, outputs)
         counted = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device) if labels is None else labels != IGNORED
         count, make, additive = self.gradients(z, labels, phi, generator)
+        places = z.shape[1]
         separate = places > 1 and (self.positions == "separate" or additive)
-        mask = counted.unsqueeze(-1)
 
         def block(start: int, stop: int) -> Tensor:
             if not separate:
-                rows = make(start, stop) * mask
-            else:
-                rows = z.new_zeros((stop - start, *z.shape))
-                for place in range(start // count, (stop - 1) // count + 1):
-                    first, last = max(start, place * count), min(stop, (place + 1) * count)
-                    made = make(first - place * count, last - place * count)
-                    rows[first - start : last - start, :, place] = (made * mask)[:, :, place].to(z.dtype)
-            return rows.to(z.dtype).reshape(stop - start, *outputs.shape)
+                rows = make(start, stop, slice(None)) * counted.unsqueeze(-1)
+                return rows.to(z.dtype).reshape(stop - start, *outputs.shape)
+            rows = z.new_zeros((stop - start, *z.shape))
+            for place in range(start // count, (stop - 1) // count + 1):
+                first, last = max(start, place * count), min(stop, (place + 1) * count)
+                here = slice(place, place + 1)
+                made = make(first - place * count, last - place * count, here) * counted[:, here, None]
+                rows[first - start : last - start, :, here] = made.to(z.dtype)
+            return rows.reshape(stop - start, *outputs.shape)
 
         samples = counted.sum() if self.positions == "separate" else counted.any(1).sum()
         return Rows(count * places if separate else count, int(samples), block)
@@ -134,16 +142,19 @@ class PositionScore(Score):
                     f"{self!r} needs the true label of every sample and got none. Give batches of (inputs, targets)."
                 )
             return _checked_labels(targets, outputs)
-        if targets is None or targets.is_floating_point() or targets.ndim < 2 or targets.shape != outputs.shape[:-1]:
+        if targets is None or targets.is_floating_point() or targets.shape != outputs.shape[:-1]:
             return None
         return targets.to(outputs.device).reshape(len(outputs), -1)
 
     @abstractmethod
     def gradients(
         self, z: Tensor, labels: Tensor | None, phi: Phi, generator: torch.Generator | None
-    ) -> tuple[int, Callable[[int, int], Tensor], bool]:
-        """Return how many rows each position has, a maker of rows ``[k, N, P, C]``, and whether rows of different
-        positions add up: true where the joint expectation is the sum of the positions' own ones.
+    ) -> tuple[int, RowMaker, bool]:
+        """Return the rows of logits ``z`` of ``[N, P, C]``.
+
+        Returns:
+            How many rows each position has; a maker of them; and whether the positions add up, which is so where the
+            joint expectation is the sum of the positions' own ones.
         """
 
 
@@ -167,39 +178,44 @@ class LogLikelihood(PositionScore):
         self.labels = labels
         self.draws = draws
         self.needs_targets = labels == "true"
+        self.softmax = True
 
     def gradients(
         self, z: Tensor, labels: Tensor | None, phi: Phi, generator: torch.Generator | None
-    ) -> tuple[int, Callable[[int, int], Tensor], bool]:
+    ) -> tuple[int, RowMaker, bool]:
         """Return rows over labels; the exact Fisher of several positions is the sum of theirs."""
-        softmax = Softmax(z)
         classes = z.shape[-1]
         if self.labels == "exact":
             if phi.name == "square":
                 # Cross terms of different positions have mean 0, so the joint Fisher is the sum over positions.
-                return classes - 1, lambda i, j: softmax.factor(i, j).movedim(-2, 0), True
+                return classes - 1, lambda i, j, places: Softmax(z[:, places]).factor(i, j).movedim(-2, 0), True
             if z.shape[1] > 1 and self.positions == "joint":
                 raise ConfigurationError(
                     f"An exact mean of |gradient| over the joint labels of {z.shape[1]} positions has "
                     f"{classes}^{z.shape[1]} terms. Use labels='sampled', or positions='separate'."
                 )
 
-            def every_label(start: int, stop: int) -> Tensor:
-                chosen = torch.arange(start, stop, device=z.device).expand(*z.shape[:-1], stop - start)
+            def every_label(start: int, stop: int, places: slice) -> Tensor:
+                softmax = Softmax(z[:, places])
+                chosen = torch.arange(start, stop, device=z.device).expand(*softmax.q.shape[:-1], stop - start)
                 weight = phi.inverse(softmax.q.gather(-1, chosen)).unsqueeze(-1)
                 return (weight * softmax.label_gradients(chosen)).movedim(-2, 0)
 
             return classes, every_label, True
         if self.labels == "sampled":
-            flat = softmax.q.reshape(-1, classes)
+            flat = Softmax(z).q.reshape(-1, classes)
             drawn = torch.multinomial(flat, self.draws, replacement=True, generator=generator)
             chosen = drawn.view(*z.shape[:-1], self.draws)
         else:
             assert labels is not None
             chosen = labels.clamp(min=0).unsqueeze(-1)
         weight = phi.inverse(torch.tensor(1 / chosen.shape[-1], dtype=torch.float64)).item()
-        gradients = (softmax.label_gradients(chosen) * weight).movedim(-2, 0)
-        return chosen.shape[-1], lambda i, j: gradients[i:j], False
+
+        def chosen_labels(start: int, stop: int, places: slice) -> Tensor:
+            gradients = Softmax(z[:, places]).label_gradients(chosen[:, places, start:stop])
+            return gradients.mul_(weight).movedim(-2, 0)
+
+        return chosen.shape[-1], chosen_labels, False
 
     def __repr__(self) -> str:
         return f"LogLikelihood(labels={self.labels!r}, positions={self.positions!r})"
@@ -226,10 +242,11 @@ class OutputNorm(PositionScore):
             raise ConfigurationError(f"output={output!r}: expected 'probabilities' or 'logits'.")
         self.output = output
         self.dominant = dominant
+        self.softmax = output == "probabilities"
 
     def gradients(
         self, z: Tensor, labels: Tensor | None, phi: Phi, generator: torch.Generator | None
-    ) -> tuple[int, Callable[[int, int], Tensor], bool]:
+    ) -> tuple[int, RowMaker, bool]:
         """Return one row: the score has no labels."""
         if self.output == "probabilities":
             softmax = Softmax(z)
@@ -239,7 +256,7 @@ class OutputNorm(PositionScore):
             gradient = torch.zeros_like(z).scatter(-1, top, 2 * z.gather(-1, top))
         else:
             gradient = 2 * z
-        return 1, lambda i, j: gradient.unsqueeze(0)[i:j], False
+        return 1, lambda i, j, places: gradient[:, places].unsqueeze(0)[i:j], False
 
     def __repr__(self) -> str:
         return f"OutputNorm(output={self.output!r}, dominant={self.dominant})"

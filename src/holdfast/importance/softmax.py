@@ -48,9 +48,9 @@ class Softmax:
         here, after = tails[..., start:stop], tails[..., start + 1 : stop + 1]
         # A tail that underflowed to 0 has no probability left to share out: its column is 0.
         alive = after > 0
-        safe_after = torch.where(alive, after, 1.0)
-        safe_here = torch.where(alive, here, 1.0)
-        scale = torch.where(alive, (q[..., start:stop] / (safe_here * safe_after)).sqrt(), 0.0)
+        # Two roots, since the product of two tiny tails would underflow.
+        share = (q[..., start:stop] / torch.where(alive, here, 1.0)).sqrt()
+        scale = torch.where(alive, share / torch.where(alive, after, 1.0).sqrt(), 0.0)
         columns = -q.unsqueeze(-2) * scale.unsqueeze(-1)
         index = torch.arange(start, stop, device=q.device)
         below = torch.arange(q.shape[-1], device=q.device) > index.unsqueeze(-1)

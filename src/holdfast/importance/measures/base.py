@@ -63,7 +63,7 @@ class PathMeasure(Measure):
         """Whether each step needs g′, a second estimate of the gradient."""
         return False
 
-    def check_step(self, samples: int | None) -> None:  # noqa: B027 (most measures have nothing to refuse)
+    def check_step(self, samples: int | None) -> None:
         """Refuse a step that cannot be measured, before anything is; ``samples`` as in :meth:`update_`."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holdfast.importance.rules.base import Rule
 from holdfast.importance.rules.convolution import Convolution
-from holdfast.importance.rules.elementwise import Scale, Shift
+from holdfast.importance.rules.elementwise import Expansion, Scale, Shift
 from holdfast.importance.rules.embedding import Embedding
 from holdfast.importance.rules.linear import Linear, Projection
 from holdfast.importance.rules.normalisation import Normalisation
@@ -31,15 +31,18 @@ RULES: dict[Callable[..., Any], Callable[..., Rule | None]] = {
     F.rms_norm: Normalisation.of_rms_norm,
     F.group_norm: Normalisation.of_group_norm,
     F.batch_norm: Normalisation.of_batch_norm,
-    F.embedding: Embedding,
+    F.embedding: Embedding.bind,
     torch.add: Shift.bind,
     Tensor.add: Shift.bind,
     Tensor.__add__: Shift.bind,
     Tensor.__radd__: Shift.bind,
+    Tensor.add_: Shift.bind,
+    Tensor.__iadd__: Shift.bind,
     torch.mul: Scale.bind,
     Tensor.mul: Scale.bind,
     Tensor.__mul__: Scale.bind,
     Tensor.__rmul__: Scale.bind,
+    Tensor.expand: Expansion.bind,
 }
 
 __all__ = ["RULES", "Rule"]

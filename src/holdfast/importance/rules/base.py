@@ -13,8 +13,11 @@ from torch import Tensor
 
 from holdfast.importance.phi import Phi
 
-TILE_BYTES = 2**20
-"""Per-sample gradients are made in tiles of about this size, so that they are summed while still in cache."""
+TILE_BYTES = 2 * 2**20
+"""Per-sample gradients are made in tiles of about this many bytes, so that they are summed while still in cache."""
+
+ACCELERATOR_TILE_BYTES = 64 * 2**20
+"""The same on an accelerator, which wants few and large kernels."""
 
 
 class Rule(ABC):
@@ -32,6 +35,10 @@ class Rule(ABC):
         """Return φ of the gradients, summed over rows and samples."""
         return phi.sum(self.gradients(role, a, delta), (0, 1))
 
+    def reads(self, dim: int) -> bool:
+        """Whether the rule can be used where samples lie along dimension ``dim`` of its input."""
+        return True
+
     def row_numel(self, role: str) -> int:
         """How many numbers :meth:`importance` holds for each row of each sample, besides δ."""
         return self.parameters[role].numel()
@@ -45,35 +52,49 @@ def phi_of_products(delta: Tensor, a: Tensor, phi: Phi) -> Tensor:
     r"""Return :math:`\sum_{n,v} \varphi(\sum_t \delta_{vnt} a_{nt}^T)`, the heart of every layer with weights.
 
     Args:
-        delta: ``[N, V, O, T]``.
-        a: ``[N, T, K]``.
+        delta: ``[N, V, G, O, T]``, for G groups of outputs that see inputs of their own.
+        a: ``[N, G, T, K]``.
         phi: the φ of the measure.
 
     Returns:
-        ``[O, K]``. With one position φ goes through the product and no per-sample gradient is ever made; otherwise
+        ``[G, O, K]``. With one position φ goes through the product and no per-sample gradient is ever made; otherwise
         they are made in tiles that stay in cache.
     """
-    n, rows, outputs, places = delta.shape
+    n, rows, groups, outputs, places = delta.shape
     features = a.shape[-1]
     if places == 1:
-        return phi.sum(delta.squeeze(-1), (1,)).mT @ phi(a.squeeze(1))
-    total = a.new_zeros(outputs, features)
-    # A tile holds some rows of some samples, or, for a large layer, some outputs of a single row and sample.
-    across = max(1, min(outputs, TILE_BYTES // (features * a.element_size())))
-    if across == outputs:
-        deep = max(1, min(rows, TILE_BYTES // (outputs * features * a.element_size())))
-        for sample in range(n):
-            for row in range(0, rows, deep):
-                block = delta[sample, row : row + deep].reshape(-1, places)
-                tile = (block @ a[sample]).view(-1, outputs, features)
-                total += phi.sum(tile, (0,))
+        # Row by row, so that no tensor as large as δ is made for φ(δ).
+        summed = phi(delta[:, 0, ..., 0])
+        for v in range(1, rows):
+            phi.add_(summed, delta[:, v, ..., 0])
+        return summed.permute(1, 2, 0) @ phi(a.squeeze(2)).transpose(0, 1)
+    total = a.new_zeros(groups, outputs, features)
+    tile = tile_bytes(a.device)
+    gradient = total.numel() * total.element_size()
+    if gradient > tile:
+        # A large layer: some outputs of a single row and sample at a time.
+        across = max(1, tile * outputs // gradient)
+        for first in range(0, outputs, across):
+            part = total[:, first : first + across]
+            for sample in range(n):
+                for row in range(rows):
+                    phi.add_(part, delta[sample, row, :, first : first + across] @ a[sample])
         return total
-    for first in range(0, outputs, across):
-        part = total[first : first + across]
-        for sample in range(n):
-            for row in range(rows):
-                phi.add_(part, delta[sample, row, first : first + across] @ a[sample])
+    # The rows of a sample share its input, so they are one matrix product; samples are a batch of them.
+    deep = min(rows, tile // gradient)
+    wide = max(1, tile // (gradient * deep))
+    for first in range(0, n, wide):
+        inputs = a[first : first + wide].flatten(0, 1)
+        for row in range(0, rows, deep):
+            block = delta[first : first + wide, row : row + deep].transpose(1, 2)
+            products = torch.bmm(block.reshape(len(inputs), -1, places), inputs)
+            total += phi.sum(products.view(-1, groups, block.shape[2], outputs, features), (0, 2))
     return total
+
+
+def tile_bytes(device: torch.device) -> int:
+    """Return how large a tile of per-sample gradients may be."""
+    return TILE_BYTES if device.type == "cpu" else ACCELERATOR_TILE_BYTES
 
 
 def sum_to(tensor: Tensor, shape: torch.Size, lead: int) -> Tensor:

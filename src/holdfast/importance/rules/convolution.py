@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.importance.phi import Phi
-from holdfast.importance.rules.base import Rule, phi_of_products
+from holdfast.importance.rules.base import Rule, phi_of_products, tile_bytes
 
 
 class Convolution(Rule):
@@ -52,20 +52,22 @@ class Convolution(Rule):
         delta = self._by_group(delta)
         if role == "bias":
             return phi.sum(delta.sum(-1).flatten(2), (0, 1))
-        patches = self._patches(a)
-        if self.groups == 1:
-            found = phi_of_products(delta.squeeze(2).transpose(0, 1), patches.squeeze(1), phi)
-        else:
-            found = phi.sum(delta @ patches, (0, 1))
-        return found.reshape(self.weight.shape)
+        # A few samples at a time, so that their patches, which hold each input many times, are used while in cache.
+        patched = a[0].numel() * math.prod(self.weight.shape[2:]) * a.element_size()
+        wide = max(1, tile_bytes(a.device) // patched)
+        total = a.new_zeros(self.groups, self.weight.shape[0] // self.groups, self.weight[0].numel())
+        for first in range(0, len(a), wide):
+            part = slice(first, first + wide)
+            total += phi_of_products(delta[:, part].transpose(0, 1), self._patches(a[part]), phi)
+        return total.view(self.weight.shape)
+
+    def reads(self, dim: int) -> bool:
+        """Channels come second, so samples must come first."""
+        return dim == 0
 
     def row_numel(self, role: str) -> int:
-        """The weight's gradients are made in tiles unless it has groups."""
-        return self.parameters[role].numel() if role == "bias" or self.groups > 1 else 0
-
-    def sample_numel(self) -> int:
-        """The patches, which all rows share."""
-        return self.input[0].numel() * math.prod(self.weight.shape[2:])
+        """The weight's gradients are made in tiles."""
+        return self.parameters[role].numel() if role == "bias" else 0
 
     def _by_group(self, delta: Tensor) -> Tensor:
         """View δ of ``[V, N, (T,) O, *space]`` as ``[V, N, G, O/G, places]``."""
@@ -88,21 +90,20 @@ class Convolution(Rule):
             (size - d * (k - 1) - 1) // s + 1
             for size, d, k, s in zip(a.shape[2:], self.dilation, kernel, self.stride, strict=True)
         ]
-        a = a.unflatten(1, (self.groups, -1))
+        a = a.reshape(len(a), self.groups, -1, *a.shape[2:])
         lead, inner = a.stride()[:3], a.stride()[3:]
+        # Places come last in memory, as in the input: so whole rows of it are copied, not single kernels' widths.
         windows = a.as_strided(
-            (a.shape[0], self.groups, *places, a.shape[2], *kernel),
+            (*a.shape[:3], *kernel, *places),
             (
-                lead[0],
-                lead[1],
-                *(i * s for i, s in zip(inner, self.stride, strict=True)),
-                lead[2],
+                *lead,
                 *(i * d for i, d in zip(inner, self.dilation, strict=True)),
+                *(i * s for i, s in zip(inner, self.stride, strict=True)),
             ),
         )
-        patches = windows.reshape(a.shape[0], self.groups, math.prod(places), -1)
+        patches = windows.reshape(*a.shape[:2], -1, math.prod(places)).mT
         if merged is not None:  # the places of a sample: every place of each of its T inputs, T last as in δ
-            patches = patches.unflatten(0, (-1, merged)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+            patches = patches.reshape(-1, merged, *patches.shape[1:]).permute(0, 2, 3, 1, 4).flatten(2, 3)
         return patches
 
 

@@ -10,13 +10,25 @@ from holdfast.importance.rules.base import Rule
 class Embedding(Rule):
     """``y_t = weight[index_t]``, so row k of a sample's gradient is the sum of δ over the places that look up k."""
 
-    def __init__(
-        self, input: Tensor, weight: Tensor, padding_idx: int | None = None, *ignored: object, **options: object
-    ) -> None:
+    def __init__(self, input: Tensor, weight: Tensor, padding_idx: int | None = None) -> None:
         super().__init__(input, {"weight": weight})
         self.weight = weight
         # F.embedding counts a negative padding index from the end.
         self.padding_idx = None if padding_idx is None else padding_idx % weight.shape[0]
+
+    @classmethod
+    def bind(
+        cls,
+        input: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> "Embedding | None":
+        """Bind ``F.embedding``; a gradient that is scaled by frequency is left to autograd."""
+        return None if scale_grad_by_freq else cls(input, weight, padding_idx)
 
     def gradients(self, role: str, a: Tensor, delta: Tensor) -> Tensor:
         """Return the dense gradients, for tables that are shared with another layer."""

@@ -24,7 +24,7 @@ class Linear(Rule):
         a, delta = _positions(a, delta)
         if role == "bias":
             return phi.sum(delta.sum(2) if delta.shape[2] > 1 else delta.squeeze(2), (0, 1))
-        return phi_of_products(delta.permute(1, 0, 3, 2), a, phi)
+        return phi_of_products(delta.permute(1, 0, 3, 2).unsqueeze(2), a.unsqueeze(1), phi).squeeze(0)
 
     def row_numel(self, role: str) -> int:
         """Tiles bound what the weight needs; its δ is rearranged once."""

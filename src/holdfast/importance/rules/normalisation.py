@@ -33,7 +33,12 @@ class Normalisation(Rule):
         shape = self.parameters[role].shape
         if not self.channels_second:
             return sum_to(delta, shape, 2)
-        return delta.movedim(delta.ndim - self.input.ndim + 1, 2).flatten(3).sum(3)
+        delta = delta.movedim(delta.ndim - self.input.ndim + 1, 2)
+        return delta.reshape(*delta.shape[:3], -1).sum(3)
+
+    def reads(self, dim: int) -> bool:
+        """Where channels come second, samples must come first."""
+        return dim == 0 or not self.channels_second
 
     @classmethod
     def of_layer_norm(

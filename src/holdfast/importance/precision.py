@@ -1,0 +1,47 @@
+r"""Outputs with more digits, for networks that are nearly certain.
+
+The gradients of a softmax score are proportional to :math:`1 - q \approx e^{-\text{margin}}`, so the *absolute*
+rounding error of a logit becomes the *relative* error of the importance. In float32 that is :math:`|z|` times 10⁻⁷ and
+more: too much where every sample is classified with large logits. There the outputs, and only they, are computed once
+more in float64; the backward pass has no such amplification.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from holdfast.importance.batches import Forward
+from holdfast.importance.replacing import Replaceable
+from holdfast.importance.softmax import Softmax
+
+LARGEST_LOGIT = 8.0
+"""Rounding of float32 logits up to about this size leaves the importance five digits with room to spare."""
+
+
+def precise_outputs(model: nn.Module, forward: Forward, inputs: Any, outputs: Tensor) -> Tensor:
+    """Return the outputs, from a forward pass in float64 where the float32 one has too few digits for a softmax."""
+    outputs = outputs.detach()
+    if outputs.dtype != torch.float32 or outputs.device.type == "mps" or not _is_amplified(outputs):
+        return outputs
+    replaceable = Replaceable(model, forward)
+    try:
+        with torch.no_grad():
+            doubled = {slot: _double(tensor) for slot, tensor in replaceable.slots()}
+            wide = replaceable.call_with(doubled, tree_map(_double, inputs))
+    except RuntimeError:
+        return outputs  # a model with types of its own inside
+    return wide if isinstance(wide, Tensor) and wide.shape == outputs.shape else outputs
+
+
+def _is_amplified(outputs: Tensor) -> bool:
+    """Whether the typical logit is large, where samples count by their share in the importance: by 1 − q."""
+    softmax = Softmax(outputs)
+    uncertainty = softmax.complement().gather(-1, softmax.top)
+    largest = outputs.double().masked_fill(outputs.isinf(), 0.0).abs().amax(-1, keepdim=True)
+    return float((uncertainty * largest).sum()) > LARGEST_LOGIT * float(uncertainty.sum())
+
+
+def _double(leaf: Any) -> Any:
+    return leaf.detach().double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
