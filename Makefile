@@ -37,6 +37,8 @@ bench: .venv/bench
 
 .venv/bench: .venv/made pyproject.toml constraints.txt
 	$(INSTALL) --editable ".[bench]"
+# Each of the three asks for torchvision, which none of them needs for what is measured here.
+	$(INSTALL) --no-deps backpack-for-pytorch nngeometry avalanche-lib
 	@touch $@
 
 clean:

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-PIECE = 2**16
-"""Elements of a piece: a handful of float32 tensors of this length fit a core's second-level cache."""
+PIECE = 2**19
+"""Elements of a piece: half a dozen float32 tensors of this length fit a third-level cache, and each operation on one
+is long enough to be shared among threads.
+"""
 
 
 def in_pieces(tensors: Sequence[Tensor | None]) -> Iterator[Sequence[Tensor | None]]:

@@ -131,19 +131,26 @@ class StepWatcher:
         if measures:
             self._check_measures(measures, owned)
             seen = {name: self._seen(name, p, scaling.factor, copy=copy_gradients) for name, p in owned.items()}
-            self._check_finite(seen)
         waiting = any(measure.needs_step for measure in measures.values())
+        at_once = any(not measure.needs_step for measure in measures.values())
+        if at_once:  # measures that all wait for the step have no state to spoil yet: the walk itself looks
+            self._refuse_unless_finite(seen)
         strength = 2 * memory.strength * scaling.factor if hold else 0.0
+        finite = True
         for name, parameter in owned.items():
             gradient, independent = seen.get(name, (None, None))
             if waiting:
-                memory.start.setdefault(name, parameter.detach().clone())
                 before = _buffer(self._before, name, parameter)
                 self._pending.append(Pending(name, parameter, gradient, independent, before, parameter.grad))
-            memory.steps[name] = memory.steps.get(name, 0) + 1
-            self._before_step(
+            finite &= self._before_step(
                 name, parameter, gradient, independent, hold=strength, in_place=not waiting, measures=measures
             )
+        if not finite:
+            self._refuse_unless_finite(seen)
+        for name in owned:
+            if waiting and name not in memory.start:
+                memory.start[name] = self._before[name].clone()
+            memory.steps[name] = memory.steps.get(name, 0) + 1
 
     def _before_step(
         self,
@@ -155,8 +162,11 @@ class StepWatcher:
         hold: float,
         in_place: bool,
         measures: dict[str, PathMeasure],
-    ) -> None:
-        """Walk once through a parameter: measure what needs no Δ, keep the weights, add the penalty's gradient."""
+    ) -> bool:
+        """Walk once through a parameter: measure what needs no Δ, keep the weights, add the penalty's gradient.
+
+        Returns whether the gradients that are kept for after the step look finite, as far as that was looked at.
+        """
         memory = self.memory
         anchor = memory.anchor.get(name) if hold else None
         importance = memory.importance[name] if anchor is not None else None
@@ -176,6 +186,8 @@ class StepWatcher:
         if at_once and gradient is None:
             gradient = torch.zeros_like(at_once[0][1])
         samples = self.observed.samples
+        look = not in_place and not at_once and parameter.device.type == "cpu"
+        sums = []
         tensors = [parameter.detach(), grad, out, gradient, independent, importance, anchor, before]
         for theta, g_all, g_out, g, g_ind, omega, theta_star, kept, *states in in_pieces(
             [*tensors, *(state for _, state in at_once)]
@@ -186,9 +198,12 @@ class StepWatcher:
             if kept is not None:
                 assert theta is not None
                 kept.copy_(theta)
+            if look:
+                sums += [seen.sum() for seen in (g, g_ind) if seen is not None]
             if theta_star is not None:
                 assert theta is not None and g_all is not None and g_out is not None and omega is not None
                 add_penalty_gradient(g_all, theta, omega, theta_star, factor=hold, out=g_out)
+        return not sums or bool(torch.stack(sums).isfinite().all())
 
     @torch.no_grad()
     def _post_hook(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -217,7 +232,7 @@ class StepWatcher:
             [pending.parameter.detach(), pending.before, gradient, independent, *states]
         ):
             assert theta is not None and before is not None and g is not None
-            step = torch.sub(theta, before)
+            step = torch.sub(theta, before, out=before)  # the weights before the step are not needed again
             for (_, measure), state in zip(measures, pieces, strict=True):
                 assert state is not None
                 measure.update_(state, g, g_ind, step, samples)
@@ -259,16 +274,20 @@ class StepWatcher:
                     "optimizer.step()."
                 )
 
-    def _check_finite(self, seen: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
-        """Refuse a NaN or an infinity before it spoils the running state; on a CPU, where looking costs little.
+    def _refuse_unless_finite(self, seen: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
+        """Refuse a NaN or an infinity before it spoils anything; on a CPU, where looking costs little.
 
         An accelerator would have to be waited for at every step: there, the end of the task finds it.
         """
         for name, gradients in seen.items():
             for gradient in gradients:
+                # The sum is not finite if any element is not; the reverse is rare, and then looked into.
                 if gradient is None or gradient.device.type != "cpu" or bool(gradient.sum().isfinite()):
                     continue
                 if not bool(gradient.isfinite().all()):
+                    for pending in self._pending:
+                        pending.parameter.grad = pending.task_gradient
+                    self._pending = []
                     step = self.memory.steps.get(name, 0) + 1
                     raise NotFiniteError(
                         f"The gradient of {name!r} holds a NaN or an infinity at step {step} of this task. The step "

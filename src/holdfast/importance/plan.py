@@ -15,7 +15,7 @@ from holdfast.importance.layout import Layout, layout_of, layout_of_shapes, same
 from holdfast.importance.parts import Part
 from holdfast.importance.uses import Recorder, Use, read_graph
 
-CPU_PASS = 8 * 2**20
+CPU_PASS = 32 * 2**20
 """A backward pass of about so many bytes keeps a CPU busy. While one row is less, several are sent as one (by vmap);
 beyond, one row after the other is faster: every layer's backward pass runs as written, and in cache.
 """

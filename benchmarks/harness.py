@@ -1,0 +1,170 @@
+"""Timing several ways of doing one thing, turn by turn, and reporting them as ratios."""
+
+import gc
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+PACKAGES = ("torch", "backpack-for-pytorch", "nngeometry", "avalanche-lib")
+
+
+def interleaved(cases: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Return the seconds that each case took, in rounds A B C, B C A, … so that a slow moment hits all alike.
+
+    Each round starts with another case, so that none always finds the caches as one and the same case left them.
+    """
+    for case in cases.values():
+        case()
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    names = list(cases)
+    for turn in range(repeats):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            gc.collect()
+            start = time.perf_counter()
+            cases[name]()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+@dataclass
+class Ratio:
+    """One ratio, and the target it is held against, if there is one."""
+
+    name: str
+    value: float
+    target: float | None = None
+    at_least: bool = False
+    unit: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        if self.target is None:
+            return None
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+    def cells(self) -> tuple[str, str, str, str]:
+        target = "" if self.target is None else f"{'≥' if self.at_least else '≤'} {self.target:g}{self.unit}"
+        met = {None: "", True: "yes", False: "NO"}[self.met]
+        return self.name, f"{self.value:.3g}{self.unit}", target, met
+
+
+@dataclass
+class Report:
+    """What one benchmark found."""
+
+    name: str
+    title: str
+    notes: list[str]
+    seconds: dict[str, list[float]]
+    """Of every repetition; a median is scaled as ``scales`` says."""
+    scales: dict[str, float] = field(default_factory=dict)
+    ratios: list[Ratio] = field(default_factory=list)
+
+    def median(self, case: str) -> float:
+        return statistics.median(self.seconds[case]) * self.scales.get(case, 1.0)
+
+    def ratio(self, name: str, above: str, below: str, target: float | None = None, at_least: bool = False) -> None:
+        """Add the ratio of two cases' median times."""
+        self.ratios.append(Ratio(name, self.median(above) / self.median(below), target, at_least))
+
+    def show(self) -> None:
+        console = Console()
+        for table in (self._times(), self._ratios()):
+            if table.row_count:
+                console.print(table)
+        for note in self.notes:
+            console.print(f"- {note}", markup=False, highlight=False)
+
+    def write(self, folder: Path) -> None:
+        """Write ``<name>.json`` and ``<name>.md``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        where = surroundings(self.name)
+        rows = [ratio.cells() for ratio in self.ratios]
+        document = {
+            **where,
+            "title": self.title,
+            "notes": self.notes,
+            "seconds": {
+                case: {"median": self.median(case), "scaled_by": self.scales.get(case, 1.0), "repetitions": times}
+                for case, times in self.seconds.items()
+            },
+            "ratios": [
+                {"name": r.name, "value": r.value, "target": r.target, "at_least": r.at_least, "met": r.met}
+                for r in self.ratios
+            ],
+        }
+        (folder / f"{self.name}.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        lines = [f"# {self.title}", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
+        lines += [*(f"- {note}" for note in self.notes), ""]
+        if rows:
+            lines += ["| ratio | measured | target | met |", "|---|---|---|---|"]
+            lines += [f"| {' | '.join(cells)} |" for cells in rows] + [""]
+        if self.seconds:
+            lines += ["| case | median time | fastest | slowest |", "|---|---|---|---|"]
+            lines += [f"| {' | '.join(cells)} |" for cells in self._time_cells()] + [""]
+        (folder / f"{self.name}.md").write_text("\n".join(lines))
+
+    def _time_cells(self) -> list[tuple[str, ...]]:
+        found = []
+        for case, times in self.seconds.items():
+            scale = self.scales.get(case, 1.0)
+            found.append((case, *(_seconds(t * scale) for t in (statistics.median(times), min(times), max(times)))))
+        return found
+
+    def _times(self) -> Table:
+        table = Table("case", "median", "fastest", "slowest", title=self.title)
+        for cells in self._time_cells():
+            table.add_row(*cells)
+        return table
+
+    def _ratios(self) -> Table:
+        table = Table("ratio", "measured", "target", "met", title=self.title)
+        for ratio in self.ratios:
+            table.add_row(*ratio.cells())
+        return table
+
+
+def surroundings(name: str) -> dict[str, str]:
+    """Return what a reader needs to judge or repeat a measurement."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "command": f"python -m benchmarks {name.partition('-')[0]}",
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "versions": ", ".join(f"{package} {version}" for package, version in versions.items()),
+        "cpu": _cpu(),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def disagreement(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
+    """Return the largest difference of any parameter, relative to that parameter's largest value."""
+    return max(float((found[name] - value).abs().max() / value.abs().max()) for name, value in expected.items())
+
+
+def _cpu() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f} s" if value >= 0.1 else f"{value * 1e3:.2f} ms"

@@ -1,0 +1,91 @@
+"""A training step with protection, against the same step without, and against Avalanche's plugins."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, optim
+from torch.utils.data import DataLoader, TensorDataset
+
+import holdfast
+from benchmarks import networks
+from benchmarks.avalanche_steps import BATCH, PLUGINS, Training
+from benchmarks.harness import Report, interleaved
+
+PLAIN = "unprotected"
+MEASURES = {"SOS": holdfast.SOS, "SI": holdfast.SI, "quadratic penalty (Fisher)": holdfast.Fisher}
+EPOCH = 8
+"""Steps of an epoch, where data loading is timed too."""
+
+NOTES = [
+    (
+        "Each case has a network and an optimiser of its own. One task is behind it and its importance in force, and "
+        "some steps of the next one have moved the parameters away from the anchor."
+    ),
+    (
+        "Avalanche's steps are its own training_epoch over one batch that is loaded already, without evaluation or "
+        "loggers; packages that it imports but does not use in a step are replaced by stubs."
+    ),
+    (
+        "With loading: a whole experience of Avalanche's own loop, and an epoch of a plain loop over a DataLoader "
+        "with holdfast's SI attached, both on tensors in memory, divided by the number of steps."
+    ),
+    "Random inputs and labels.",
+]
+
+
+def run(quick: bool) -> Iterator[Report]:
+    torch.manual_seed(0)
+    inputs, labels = networks.digits(BATCH * EPOCH), torch.randint(10, (BATCH * EPOCH,))
+    batch = inputs[:BATCH], labels[:BATCH]
+    cases = {PLAIN: Loop(None, *batch).step}
+    cases |= {f"holdfast {name}": Loop(measure(), *batch).step for name, measure in MEASURES.items()}
+    cases |= {name: Training(plugins(), networks.mlp(), *batch).step() for name, plugins in PLUGINS.items()}
+    for step in cases.values():
+        for _ in range(3):  # away from the anchor, and warm
+            step()
+    epochs = {
+        "holdfast SI, with loading": Loop(holdfast.SI(), inputs, labels).epoch,
+        "Avalanche SI, with loading": Training(PLUGINS["Avalanche SI"](), networks.mlp(), inputs, labels).experience(),
+    }
+    seconds = interleaved(cases, 2 if quick else 60) | interleaved(epochs, 1 if quick else 9)
+    title = f"A training step of 784-2000-2000-10 at batch {BATCH}, with fused Adam"
+    report = Report("step", title, NOTES, seconds, dict.fromkeys(epochs, 1 / EPOCH))
+    report.ratio("SOS / unprotected", "holdfast SOS", PLAIN, 1.15)
+    report.ratio("SI / unprotected", "holdfast SI", PLAIN, 1.25)
+    report.ratio("quadratic penalty / unprotected", "holdfast quadratic penalty (Fisher)", PLAIN)
+    report.ratio("SI / Avalanche's SI", "holdfast SI", "Avalanche SI", 0.5)
+    report.ratio("SI / Avalanche's SI, with loading", "holdfast SI, with loading", "Avalanche SI, with loading")
+    report.ratio("quadratic penalty / Avalanche's EWC", "holdfast quadratic penalty (Fisher)", "Avalanche EWC")
+    report.ratio("quadratic penalty / Avalanche's MAS", "holdfast quadratic penalty (Fisher)", "Avalanche MAS")
+    report.ratio("Avalanche's SI / unprotected", "Avalanche SI", PLAIN)
+    report.ratio("Avalanche without plugin / unprotected", "Avalanche, no plugin", PLAIN)
+    yield report
+
+
+class Loop:
+    """A plain training loop in a task after the first, with a measure attached or without."""
+
+    def __init__(self, measure: holdfast.Measure | None, inputs: Tensor, labels: Tensor) -> None:
+        self.model = networks.mlp().train()
+        self.optimizer = optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
+        self.batch = inputs[:BATCH], labels[:BATCH]
+        self.loader = DataLoader(TensorDataset(inputs, labels), batch_size=BATCH, shuffle=True)
+        if measure is not None:
+            guard = holdfast.Consolidator(self.model, measure, strength=1.0)
+            guard.attach(self.optimizer)
+            for _ in range(3):
+                self.step()
+            guard.consolidate([inputs])
+
+    def step(self) -> None:
+        self._train(*self.batch)
+
+    def epoch(self) -> None:
+        for inputs, labels in self.loader:
+            self._train(inputs, labels)
+
+    def _train(self, inputs: Tensor, labels: Tensor) -> None:
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.model(inputs), labels).backward()
+        self.optimizer.step()

@@ -1,0 +1,37 @@
+"""Where data sets lie: a folder that is given, that ``HOLDFAST_DATA`` names, or the user's cache."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.data import cifar, mnist
+from holdfast.data.images import Dataset
+from holdfast.errors import DataError
+
+READERS: dict[str, Callable[[Path], Dataset]] = {
+    "MNIST": mnist.read_mnist,
+    "CIFAR-10": cifar.read_cifar10,
+    "CIFAR-100": cifar.read_cifar100,
+}
+
+
+def data_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """Return the folder of data sets: what is given, else ``$HOLDFAST_DATA``, else ``~/.cache/holdfast/data``."""
+    chosen = given or os.environ.get("HOLDFAST_DATA")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "holdfast" / "data"
+
+
+def load(name: str, folder: str | os.PathLike[str] | None = None) -> Dataset:
+    """Return a data set by name, its content checked against the published one."""
+    if name not in READERS:
+        raise DataError(f"No data set is called {name!r}; there are {', '.join(READERS)} (and the digits, built in).")
+    where = data_folder(folder)
+    try:
+        return READERS[name](where)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{name} is not in {where} (no {error.filename}). Download it there, or name the folder that holds "
+            "it, here or with HOLDFAST_DATA, laid out as torchvision does."
+        ) from error
+    except OSError as error:
+        raise DataError(f"{name} could not be read from {where}: {error}.") from error

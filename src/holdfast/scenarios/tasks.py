@@ -1,0 +1,153 @@
+"""Tasks, and sequences of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+from holdfast.errors import ConfigurationError
+from holdfast.seeding import generator_for
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs and their labels."""
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise ConfigurationError(f"{len(self.x)} inputs and {len(self.y)} labels; expected one label an input.")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def to(self, device: torch.device | str) -> "Samples":
+        """Return the samples on a device."""
+        return Samples(self.x.to(device), self.y.to(device))
+
+    def select(self, chosen: Tensor) -> "Samples":
+        """Return the chosen samples."""
+        return Samples(self.x[chosen], self.y[chosen])
+
+
+def _as_they_are(x: Tensor) -> Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned at one time.
+
+    The stored samples may be shared between tasks; ``transform`` makes them this task's own when they are asked for.
+    """
+
+    name: str
+    stored_train: Samples
+    stored_test: Samples
+    stored_validation: Samples | None = None
+    head: int = 0
+    transform: Callable[[Tensor], Tensor] = field(default=_as_they_are)
+
+    @property
+    def train(self) -> Samples:
+        """The samples to learn from."""
+        return Samples(self.transform(self.stored_train.x), self.stored_train.y)
+
+    @property
+    def test(self) -> Samples:
+        """The samples to be judged by in the end."""
+        return Samples(self.transform(self.stored_test.x), self.stored_test.y)
+
+    @property
+    def validation(self) -> Samples | None:
+        """The samples to choose settings by, if any were kept back."""
+        kept = self.stored_validation
+        return None if kept is None else Samples(self.transform(kept.x), kept.y)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Tasks in the order in which they are learned.
+
+    With one head for all tasks (``heads=1``), a network is not told which task an input belongs to
+    (domain-incremental); with a head each, it is (task-incremental).
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+    classes: int
+    """How many classes each head tells apart."""
+
+    @property
+    def heads(self) -> int:
+        """How many heads a network needs."""
+        return 1 + max(task.head for task in self.tasks)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.tasks[0].stored_train.x.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+def hold_out(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples | None]:
+    """Split off a share for validation, the same one for the same seed: the paper's is one fixed permutation."""
+    if not 0 <= share < 1:
+        raise ConfigurationError(f"validation={share}: expected a share from 0 up to, but not, 1.")
+    kept = round(share * len(samples))
+    if not kept:
+        return samples, None
+    shuffled = torch.randperm(len(samples), generator=generator_for(seed, "validation", len(samples)))
+    return samples.select(shuffled[kept:]), samples.select(shuffled[:kept])
+
+
+def scenario_of(
+    pairs: Sequence[tuple[Samples | TorchDataset[tuple[Tensor, int]], Samples | TorchDataset[tuple[Tensor, int]]]],
+    *,
+    name: str = "custom",
+    classes: int | None = None,
+    own_heads: bool = True,
+    validation: float = 0.0,
+    validation_seed: int = 0,
+) -> Scenario:
+    """Return a scenario of one's own, from training and test samples of each task.
+
+    >>> scenario_of([(Samples(x1, y1), Samples(x1_test, y1_test)), (torch_dataset, torch_dataset_test)])
+
+    Args:
+        pairs: for each task its training and test samples, as :class:`Samples` or as map-style torch data sets.
+        name: what the scenario is called.
+        classes: how many classes a head tells apart; by default the largest label + 1.
+        own_heads: whether each task has a head of its own.
+        validation: the share of each task's training samples that is kept back.
+        validation_seed: the seed of that split.
+    """
+    if not pairs:
+        raise ConfigurationError("A scenario needs at least one task; got an empty list.")
+    tasks = []
+    for i, (given_train, given_test) in enumerate(pairs):
+        train, kept = hold_out(_samples(given_train), validation, validation_seed)
+        tasks.append(Task(f"task {i + 1}", train, _samples(given_test), kept, head=i if own_heads else 0))
+    largest = max(int(s.y.max()) for task in tasks for s in (task.stored_train, task.stored_test))
+    if classes is not None and largest >= classes:
+        raise ConfigurationError(f"A label {largest} and classes={classes}; expected labels from 0 to {classes - 1}.")
+    return Scenario(name, tuple(tasks), classes or largest + 1)
+
+
+def _samples(given: Samples | TorchDataset[tuple[Tensor, int]]) -> Samples:
+    if isinstance(given, Samples):
+        return given
+    if not hasattr(given, "__len__"):
+        raise ConfigurationError(
+            f"A {type(given).__name__} without a length; expected Samples(x, y) or a map-style torch Dataset."
+        )
+    items = [given[i] for i in range(len(given))]
+    return Samples(
+        torch.stack([torch.as_tensor(x) for x, _ in items]), torch.tensor([int(y) for _, y in items], dtype=torch.long)
+    )

@@ -1,0 +1,1 @@
+"""Learning tasks one after another."""

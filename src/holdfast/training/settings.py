@@ -1,0 +1,57 @@
+"""How a sequence of tasks is learned."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from holdfast.errors import ConfigurationError
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The protocol of a run.
+
+    Args:
+        epochs: passes over each task's training samples.
+        later_epochs: the same from the second task on, where it differs.
+        batch_size: samples of a step.
+        optimizer: ``"adam"``, or ``"sgd"`` with momentum; made anew for every task.
+        learning_rate: its step size.
+        momentum: of SGD.
+        reinitialise: whether the weights are drawn anew before every task but the first (heads that belong to one
+            task are left alone).
+        samples: how many training samples a measure after training looks at; all by default.
+    """
+
+    epochs: int = 20
+    later_epochs: int | None = None
+    batch_size: int = 256
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 0.001
+    momentum: float = 0.9
+    reinitialise: bool = False
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        later = self.epochs if self.later_epochs is None else self.later_epochs
+        positive = min(self.epochs, later, self.batch_size, 1 if self.samples is None else self.samples) >= 1
+        if not positive or not self.learning_rate > 0 or not 0 <= self.momentum < 1:
+            raise ConfigurationError(
+                f"{self}: expected epochs, batch_size and samples of at least 1, a learning_rate above 0 and a "
+                "momentum from 0 up to, but not, 1."
+            )
+        if self.optimizer not in ("adam", "sgd"):
+            raise ConfigurationError(f"optimizer={self.optimizer!r}: expected 'adam' or 'sgd'.")
+
+    def epochs_of(self, task: int) -> int:
+        """Return the epochs of a task, counted from 0."""
+        return self.epochs if task == 0 or self.later_epochs is None else self.later_epochs
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return a fresh optimiser."""
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=self.learning_rate, fused=True)
+        return torch.optim.SGD(parameters, lr=self.learning_rate, momentum=self.momentum, fused=True)
