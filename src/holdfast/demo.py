@@ -25,7 +25,7 @@ except ImportError as error:
 
 TASKS = 5
 HIDDEN = 1000
-EPOCHS = 8
+EPOCHS = 6
 BATCH = 64
 LEARNING_RATE = 0.003
 TEST_IMAGES = 360
