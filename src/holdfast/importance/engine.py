@@ -126,6 +126,14 @@ class SampleAccumulator:
                 self._add_chunk(read[first : first + step])
         self.seen += read.size
 
+    def result_of(self, batches: Iterable[Any]) -> SampleImportance:
+        """Add batches until there are no more or enough samples have been seen, and return the mean."""
+        for batch in batches:
+            self.update(batch)
+            if self.full:
+                break
+        return self.result()
+
     def result(self) -> SampleImportance:
         """Return the mean over the samples so far."""
         if self.samples == 0:
@@ -311,11 +319,7 @@ def sample_importance(
         budget=budget,
         generator=generator,
     )
-    for batch in batches:
-        accumulator.update(batch)
-        if accumulator.full:
-            break
-    return accumulator.result()
+    return accumulator.result_of(batches)
 
 
 def _measurable(model: nn.Module) -> dict[str, nn.Parameter]:

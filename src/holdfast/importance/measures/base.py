@@ -149,12 +149,8 @@ class SampleMeasure(Measure):
         forward: Forward | None = None,
     ) -> dict[str, Tensor]:
         """Return the importance of every parameter, by name: the whole measure in one call."""
-        accumulator = self.accumulator(model, parameters, forward)
-        for batch in batches:
-            accumulator.update(batch)
-            if accumulator.full:
-                break
-        return {name: self.transform(mean) for name, mean in accumulator.result().values.items()}
+        found = self.accumulator(model, parameters, forward).result_of(batches)
+        return {name: self.transform(mean) for name, mean in found.values.items()}
 
 
 class WeightMeasure(Measure):
