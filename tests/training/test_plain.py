@@ -7,45 +7,20 @@ import torch
 
 import holdfast
 from holdfast.errors import ConfigurationError, NotFiniteError
-from holdfast.models import Dropout, MultiHead, mlp
-from holdfast.scenarios import Samples, scenario_of
+from holdfast.models import mlp
 from holdfast.training.order import epoch_order, second_order, steps_per_epoch
 from holdfast.training.plain import PlainRun
 from holdfast.training.settings import Settings
-
-SETTINGS = Settings(epochs=2, batch_size=8, learning_rate=0.01, reinitialise=True, samples=10)
-
-
-def make_scenario(tasks=3, own_heads=True):
-    generator = torch.Generator().manual_seed(0)
-
-    def samples(count):
-        return Samples(torch.randn(count, 6, generator=generator), torch.randint(0, 3, (count,), generator=generator))
-
-    return scenario_of([(samples(28), samples(12)) for _ in range(tasks)], classes=3, own_heads=own_heads)
+from tests.training.helpers import finish, make_learner, make_scenario
 
 
-def make_model(scenario, dropout=True):
-    body = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.ReLU(), *([Dropout(0.3)] if dropout else []))
-    return MultiHead(body, 10, 3, scenario.heads, bias=0.1)
-
-
-def make_run(measure="SI", own_heads=True, dropout=True, settings=SETTINGS, seed=3, watch=("SIU", "SOS", "EWC")):
-    scenario = make_scenario(own_heads=own_heads)
-    watching = [holdfast.measure(name) for name in watch if name != measure]
-    return PlainRun(
-        scenario, make_model(scenario, dropout), holdfast.measure(measure), 0.5, settings, seed=seed, watch=watching
-    )
-
-
-def finish(run):
-    for _ in run.learn():
-        pass
-    return run
+def make_run(*args, **options):
+    return PlainRun(make_learner(*args, **options))
 
 
 def same(a, b):
-    assert a.matrix == b.matrix
+    a, b = a.learner, b.learner
+    assert a.outcome == b.outcome
     assert all(torch.equal(a.model.state_dict()[k], v) for k, v in b.model.state_dict().items())
     for name in a.guard.measures:
         first, second = a.guard.importance_of(name), b.guard.importance_of(name)
@@ -68,6 +43,7 @@ def test_a_run_that_stopped_anywhere_goes_on_exactly(stop_after):
             raise Stop
         take(*args)
         taken.append(1)
+        return 0.0
 
     stopped._take_step = count
     with pytest.raises(Stop):
@@ -80,65 +56,64 @@ def test_a_run_that_stopped_anywhere_goes_on_exactly(stop_after):
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another():
     same(finish(make_run()), finish(make_run()))
-    assert finish(make_run(seed=4)).matrix != finish(make_run()).matrix
+    assert finish(make_run(seed=4)).outcomes != finish(make_run()).outcomes
 
 
 def test_progress_is_told_after_every_epoch_and_task():
-    told = list(make_run().learn())
-    assert [(p.task, p.epoch) for p in told if p.accuracies is None] == [(t, e) for t in range(3) for e in range(2)]
-    rows = [p.accuracies for p in told if p.accuracies is not None]
-    assert len(rows) == 3
-    assert all(len(row) == 3 and all(0 <= value <= 1 for value in row) for row in rows)
+    run = make_run()
+    told = [(p.task, p.step, p.epoch, p.learned, len(run.outcomes[0].matrix)) for p in run.learn()]
+    epochs = [(3, 1, False), (6, 1, False), (6, 1, True)]
+    assert told == [(t, s, e, learned, t + learned) for t in range(3) for s, e, learned in epochs]
+    assert all(len(row) == 3 and all(0 <= value <= 1 for value in row) for row in run.outcomes[0].matrix)
 
 
 def test_heads_of_ones_own_are_neither_protected_nor_drawn_anew():
     run = make_run()
     list(run.learn_task())
-    assert set(run.guard.importance) == {"body.0.weight", "body.0.bias"}
-    kept = run.model.heads[0].weight.detach().clone()
-    body = run.model.body[0].weight.detach().clone()
-    assert not torch.equal(body, run.guard.anchor["body.0.weight"])  # drawn anew, far from the anchor
+    assert set(run.learner.guard.importance) == {"body.0.weight", "body.0.bias"}
+    kept = run.learner.model.heads[0].weight.detach().clone()
+    body = run.learner.model.body[0].weight.detach().clone()
+    assert not torch.equal(body, run.learner.guard.anchor["body.0.weight"])  # drawn anew, far from the anchor
     list(run.learn_task())
-    assert torch.equal(run.model.heads[0].weight, kept)
+    assert torch.equal(run.learner.model.heads[0].weight, kept)
 
 
 def test_a_shared_head_is_a_layer_like_the_others():
     run = make_run(own_heads=False)
     list(run.learn_task())
-    assert "heads.0.weight" in run.guard.importance
-    assert not torch.equal(run.model.heads[0].weight, run.guard.anchor["heads.0.weight"])
-    assert bool((run.model.heads[0].bias == 0.1).all())
+    assert "heads.0.weight" in run.learner.guard.importance
+    assert not torch.equal(run.learner.model.heads[0].weight, run.learner.guard.anchor["heads.0.weight"])
+    assert bool((run.learner.model.heads[0].bias == 0.1).all())
 
 
 def test_without_reinitialisation_a_task_starts_where_the_last_one_ended():
     run = make_run(settings=Settings(epochs=1, batch_size=8))
     list(run.learn_task())
-    assert torch.equal(run.model.body[0].weight, run.guard.anchor["body.0.weight"])
+    assert torch.equal(run.learner.model.body[0].weight, run.learner.guard.anchor["body.0.weight"])
 
 
 def test_importance_is_measured_without_dropout():
     """SOS of one step, from the gradient that a network without dropout has at the same weights."""
     scenario = make_scenario(tasks=1)
     settings = Settings(epochs=1, batch_size=28)
-    run = PlainRun(scenario, make_model(scenario), holdfast.SOS(beta2=0.0, normalise=False), 0.0, settings, seed=1)
-    model = copy.deepcopy(run.model).eval()
+    run = make_run(holdfast.SOS(beta2=0.0, normalise=False), settings=settings, seed=1, scenario=scenario, watch=())
+    model = copy.deepcopy(run.learner.model).eval()
     train = scenario.tasks[0].train
     chosen = epoch_order(28, 28, seed=1, task=0, epoch=0)[0]
     torch.nn.functional.cross_entropy(model(train.x[chosen]), train.y[chosen]).backward()
     finish(run)
-    torch.testing.assert_close(run.guard.importance["body.0.weight"], model.body[0].weight.grad.abs())
+    torch.testing.assert_close(run.learner.guard.importance["body.0.weight"], model.body[0].weight.grad.abs())
 
 
 def test_later_tasks_may_have_other_epochs_and_sgd_may_train():
     run = make_run(settings=Settings(epochs=1, later_epochs=3, batch_size=8, optimizer="sgd"))
-    assert [p.epochs for p in run.learn() if p.accuracies is not None] == [1, 3, 3]
+    assert [p.epochs for p in run.learn() if p.learned] == [1, 3, 3]
     assert isinstance(run.optimizer, torch.optim.SGD)
 
 
 def test_a_loss_that_diverges_names_task_and_step():
-    scenario = make_scenario()
-    run = PlainRun(scenario, mlp(6, (5,), 3, heads=3), holdfast.L2(), 0.0, SETTINGS, seed=0)
-    run.model.body[0].weight.data[0, 0] = float("nan")
+    run = make_run("L2", watch=(), model=mlp(6, (5,), 3, heads=3))
+    run.learner.model.body[0].weight.data[0, 0] = float("nan")
     with pytest.raises(NotFiniteError, match="step 1 of task 1"):
         finish(run)
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from holdfast.consolidation import files
-from holdfast.consolidation.ledger import Ledger, TaskImportance, state_dtype
+from holdfast.consolidation.ledger import Ledger, PathRecord, TaskImportance, state_dtype
 from holdfast.consolidation.measuring import measure_task
 from holdfast.consolidation.memory import Memory
 from holdfast.consolidation.penalty import penalty_value
@@ -214,6 +214,25 @@ class Consolidator:
             if id(parameter) in names:
                 observed.gradient[names[id(parameter)]], observed.independent[names[id(parameter)]] = pair
         self._watcher.observed = observed
+
+    @property
+    def path(self) -> PathRecord:
+        """What path measures have gathered in the current task.
+
+        It may be set by whoever takes steps without an optimiser that could be attached, such as an engine that
+        updates weights and measures in one kernel.
+        """
+        memory = self._memory
+        running = {label: dict(memory.ledgers[label].running) for label in self._watcher.path_measures}
+        return PathRecord(running, dict(memory.start), max(memory.steps.values(), default=0))
+
+    @path.setter
+    def path(self, record: PathRecord) -> None:
+        memory = self._memory
+        for label, states in record.running.items():
+            memory.ledgers[label].running = dict(states)
+        memory.start = dict(record.start)
+        memory.steps = dict.fromkeys(record.start, record.steps)
 
     # Tasks
 

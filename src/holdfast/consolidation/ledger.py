@@ -28,6 +28,18 @@ class TaskImportance:
     """The parameters whose per-sample gradients no rule covered, with the way they were found instead."""
 
 
+@dataclass(frozen=True)
+class PathRecord:
+    """What has been measured along the path of the current task so far."""
+
+    running: dict[str, dict[str, Tensor]]
+    """The running state of every path measure: by the measure's name, then by parameter."""
+    start: dict[str, Tensor]
+    """θ(0), every parameter just before the task's first step."""
+    steps: int
+    """How many steps the task has taken."""
+
+
 @dataclass
 class Ledger:
     """The account of one measure."""

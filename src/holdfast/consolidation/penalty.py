@@ -25,14 +25,19 @@ def penalty_value(
     )
 
 
+def penalty_gradient(parameter: Tensor, importance: Tensor, anchor: Tensor, factor: float | Tensor) -> Tensor:
+    """Return ``factor · Ω (θ − θ*)``; ``factor`` is 2c."""
+    return factor * importance * (parameter - anchor)
+
+
 def add_penalty_gradient(
     gradient: Tensor, parameter: Tensor, importance: Tensor, anchor: Tensor, *, factor: float, out: Tensor
 ) -> None:
-    """Write ``gradient + factor · Ω (θ − θ*)`` to ``out``, which may be ``gradient`` itself; ``factor`` is 2c."""
+    """Write a gradient and the penalty's to ``out``, which may be ``gradient`` itself."""
     # A temporary would be new memory every time, and touching new pages costs more than the arithmetic.
     spare = out if out.data_ptr() != gradient.data_ptr() and out.dtype == anchor.dtype else None
     distance = torch.sub(parameter, anchor, out=spare)
     if distance.dtype == gradient.dtype:
         torch.addcmul(gradient, importance, distance, value=factor, out=out)
     else:  # low-precision parameters are held with importances of full precision
-        out.copy_(gradient + factor * importance * distance)
+        out.copy_(gradient + penalty_gradient(parameter, importance, anchor, factor))

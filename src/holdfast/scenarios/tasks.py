@@ -1,7 +1,7 @@
 """Tasks, and sequences of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -94,6 +94,26 @@ class Scenario:
 
     def __len__(self) -> int:
         return len(self.tasks)
+
+    def to(self, device: torch.device | str) -> "Scenario":
+        """Return the scenario on a device; samples that tasks share are moved once."""
+        moved: dict[int, Samples] = {}
+
+        def once(samples: Samples) -> Samples:
+            if id(samples) not in moved:
+                moved[id(samples)] = samples.to(device)
+            return moved[id(samples)]
+
+        tasks = tuple(
+            replace(
+                task,
+                stored_train=once(task.stored_train),
+                stored_test=once(task.stored_test),
+                stored_validation=None if task.stored_validation is None else once(task.stored_validation),
+            )
+            for task in self.tasks
+        )
+        return replace(self, tasks=tasks)
 
 
 def hold_out(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples | None]:

@@ -1,0 +1,65 @@
+"""Recording a step as a CUDA graph, so that replaying it costs one launch."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+STEPS_A_GRAPH = 6
+"""Steps recorded in the longer of two graphs: what lies between two launches is then paid once for all of them."""
+_WARM_UP = 3
+
+
+class Recording:
+    """A step that has been recorded, and can be taken any number of times."""
+
+    def __init__(
+        self, take_step: Callable[[], None], changed: Sequence[Tensor], generators: Sequence[torch.Generator]
+    ) -> None:
+        """Record ``take_step`` without lasting effect on the tensors and generators that it changes."""
+        tensors = [tensor.clone() for tensor in changed]
+        streams = [generator.get_state() for generator in generators]
+        # Libraries choose their algorithms and allocate their workspaces during the first steps.
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UP):
+                take_step()
+        torch.cuda.current_stream().wait_stream(aside)
+        self._one = _record(take_step, 1, generators)
+        self._several = _record(take_step, STEPS_A_GRAPH, generators)
+        for tensor, before in zip(changed, tensors, strict=True):
+            tensor.copy_(before)
+        for generator, stream in zip(generators, streams, strict=True):
+            generator.set_state(stream)
+
+    def take_steps(self, steps: int) -> None:
+        """Take some steps; returns before the device has taken them."""
+        for _ in range(steps // STEPS_A_GRAPH):
+            self._several.replay()
+        for _ in range(steps % STEPS_A_GRAPH):
+            self._one.replay()
+
+
+def _record(take_step: Callable[[], None], steps: int, generators: Sequence[torch.Generator]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        for _ in range(steps):
+            take_step()
+    return graph
+
+
+def in_parallel(works: Sequence[Callable[[], None]]) -> None:
+    """Let the device do several things at the same time, and go on when all are done."""
+    current = torch.cuda.current_stream()
+    first, *others = works
+    streams = [torch.cuda.Stream() for _ in others]
+    for stream, work in zip(streams, others, strict=True):
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            work()
+    first()
+    for stream in streams:
+        current.wait_stream(stream)

@@ -1,0 +1,173 @@
+"""One network that learns one scenario: everything about a run but how its steps are taken.
+
+The engines take the steps: :class:`~holdfast.training.plain.PlainRun` one run's, in a loop that anyone can read, and
+:class:`~holdfast.training.fast.FastRuns` those of several runs side by side.
+"""
+
+import contextlib
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.consolidation import Consolidator
+from holdfast.errors import ConfigurationError
+from holdfast.importance.measures import Measure, PathMeasure
+from holdfast.models import MultiHead, give_generator, initialise, with_own_dropout
+from holdfast.scenarios import Samples, Scenario
+from holdfast.seeding import generator_for
+from holdfast.training.order import epoch_order, second_order, steps_per_epoch
+from holdfast.training.precision import check_precision, computing_in
+from holdfast.training.progress import Outcome
+from holdfast.training.settings import Settings
+
+
+class Learner:
+    """A network, the scenario that it learns, and the measure that protects what it has learned.
+
+    Args:
+        scenario: the tasks.
+        model: the network; its weights are drawn anew from the seed.
+        measure: what drives the penalty.
+        strength: the penalty's strength c.
+        settings: the protocol of the run.
+        seed: decides weights, orders, dropout and the samples that are measured.
+        watch: measures that only observe.
+        device: where to train.
+        judge_by: the samples that accuracies are of, ``"test"`` or ``"validation"``.
+        precision: ``"fp32"``, ``"tf32"`` or ``"bf16"``.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        model: MultiHead,
+        measure: Measure,
+        strength: float,
+        settings: Settings,
+        *,
+        seed: int,
+        watch: Sequence[Measure] = (),
+        device: torch.device | str = "cpu",
+        judge_by: str = "test",
+        precision: str = "fp32",
+    ) -> None:
+        self.settings = settings
+        self.seed = seed
+        self.device = torch.device(device)
+        self.precision = check_precision(precision)
+        self.judge_by = judge_by
+        self.scenario = scenario.to(self.device)
+        if judge_by not in ("test", "validation") or any(getattr(task, judge_by) is None for task in scenario.tasks):
+            raise ConfigurationError(
+                f"judge_by={judge_by!r} for a scenario whose tasks have no such samples; expected 'test', or "
+                "'validation' for a scenario that was made with a validation share."
+            )
+        self.model = with_own_dropout(model).to(self.device)
+        self.model.initialise(generator_for(seed, "weights", 0))
+        self.dropout = generator_for(seed, "dropout", 0, device=self.device)
+        give_generator(self.model, self.dropout)
+        self.drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules())
+        # A head that belongs to one task is never protected; one that all share is a layer like the others.
+        protect = "body.*" if scenario.heads > 1 else None
+        self.guard = Consolidator(self.model, measure, strength, protect, watch=watch)
+        self.outcome = Outcome(untrained=self.accuracies())
+
+    @property
+    def path_measures(self) -> dict[str, PathMeasure]:
+        """The measures that see every step, by name."""
+        return {name: m for name, m in self.guard.measures.items() if isinstance(m, PathMeasure)}
+
+    @property
+    def needs_own_gradient(self) -> bool:
+        """Whether measures need a gradient without dropout beside the one that makes the step."""
+        return self.drops and bool(self.path_measures)
+
+    @property
+    def needs_second_batch(self) -> bool:
+        """Whether some measure needs the gradient of a second, independent batch."""
+        return any(measure.needs_independent_gradient for measure in self.path_measures.values())
+
+    def samples(self, task: int) -> Samples:
+        """Return a task's training samples."""
+        return self.scenario.tasks[task].train
+
+    def epoch_steps(self, task: int) -> int:
+        """Return how many steps an epoch of a task has."""
+        return steps_per_epoch(len(self.scenario.tasks[task].stored_train), self.settings.batch_size)
+
+    def task_steps(self, task: int) -> int:
+        """Return how many steps a task has."""
+        return self.settings.epochs_of(task) * self.epoch_steps(task)
+
+    def order(self, task: int, epoch: int, *, second: bool = False) -> Tensor:
+        """Return the samples of each step of an epoch, or those of its second batches, ``[steps, batch_size]``."""
+        samples = len(self.scenario.tasks[task].stored_train)
+        draw = second_order if second else epoch_order
+        return draw(samples, self.settings.batch_size, seed=self.seed, task=task, epoch=epoch)
+
+    def begin_task(self, task: int) -> None:
+        """Draw the weights anew where the settings say so."""
+        if task and self.settings.reinitialise:
+            whole = self.scenario.heads == 1
+            drawn = generator_for(self.seed, "weights", task)
+            initialise(self.model if whole else self.model.body, self.model.bias, drawn)
+
+    def end_task(self, task: int) -> None:
+        """Measure what the task was worth, hold it from now on, and see how well every task is done now."""
+        self.guard.consolidate(self._measured(task), forward=lambda model, x: model(x, self.scenario.tasks[task].head))
+        self.outcome.matrix.append(self.accuracies())
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        """Return the mean cross-entropy of a batch, in the run's precision."""
+        with self.computing():
+            logits = self.model(x, self.scenario.tasks[task].head)
+        # A softmax in 16 bits would lose what training needs near its end.
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), y)
+
+    def computing(self) -> contextlib.AbstractContextManager[None]:
+        """Compute in the run's precision."""
+        return computing_in(self.precision, self.device)
+
+    @torch.no_grad()
+    def accuracies(self) -> list[float]:
+        """Return the accuracy on every task, on the samples that the run is judged by."""
+        self.model.eval()
+        # Enough to fill an accelerator, little enough for a CPU's cache.
+        batch = 1000 if self.device.type == "cpu" else 5000
+        right = []
+        with self.computing():
+            for task in self.scenario.tasks:
+                samples: Samples = getattr(task, self.judge_by)
+                pairs = zip(samples.x.split(batch), samples.y.split(batch), strict=True)
+                found = torch.stack([(self.model(x, task.head).argmax(1) == y).sum() for x, y in pairs])
+                right.append(found.sum() / len(samples))
+        return [float(share) for share in torch.stack(right).tolist()]
+
+    def state(self) -> dict[str, Any]:
+        """Return everything about the run but its optimiser."""
+        return {
+            "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
+            "guard": copy.deepcopy(self.guard.state_dict()),
+            "dropout": self.dropout.get_state(),
+            "matrix": copy.deepcopy(self.outcome.matrix),
+            "untrained": list(self.outcome.untrained),
+            "failure": self.outcome.failure,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.model.load_state_dict(state["model"])
+        self.guard.load_state_dict(state["guard"])
+        self.dropout.set_state(state["dropout"].cpu())
+        self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"])
+
+    def _measured(self, task: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the samples that measures after training look at: random ones, the same for all measures."""
+        samples = self.samples(task)
+        drawn = torch.randperm(len(samples), generator=generator_for(self.seed, "measured", task))
+        chosen = drawn[: self.settings.samples].to(self.device)
+        return list(zip(samples.x[chosen].split(500), samples.y[chosen].split(500), strict=True))

@@ -1,0 +1,39 @@
+"""In which precision a network is trained; weights, optimiser and importances stay in their own, whatever it is."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+import torch
+
+from holdfast.errors import ConfigurationError
+
+Precision = Literal["fp32", "tf32", "bf16"]
+"""fp32: every product in full. tf32: matrix products and convolutions with inputs rounded to 10 bits, on GPUs that can;
+elsewhere as fp32. bf16: forward and backward in 16 bits (autocast)."""
+
+
+def check_precision(given: str) -> Precision:
+    """Return a precision, or say which there are."""
+    if given not in get_args(Precision):
+        raise ConfigurationError(f"precision={given!r}: expected one of {', '.join(get_args(Precision))}.")
+    return given  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def tf32_allowed(allowed: bool) -> Iterator[None]:
+    """Let CUDA's matrix products and convolutions round their inputs or not, then restore what was set."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@contextlib.contextmanager
+def computing_in(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Compute in a precision."""
+    with tf32_allowed(precision == "tf32"), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        yield

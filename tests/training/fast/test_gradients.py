@@ -1,0 +1,84 @@
+"""Networks as formulas: the same gradients as calling the module, convolutions and dropout included."""
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast.models import Dropout, MultiHead
+from holdfast.training.fast.batches import Batches
+from holdfast.training.fast.flat import ALIGNMENT, Layout
+from holdfast.training.fast.gradients import (
+    FunctionalGradients,
+    ModuleGradients,
+    is_a_formula,
+    is_all_linear,
+    trained_parameters,
+)
+from holdfast.training.fast.masks import Masks
+from tests.training.helpers import make_learner, make_scenario
+
+
+def convolutional():
+    body = nn.Sequential(
+        *(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), Dropout(0.25)),
+        *(nn.Flatten(), nn.Linear(36, 7), nn.ReLU(), Dropout(0.5)),
+    )
+    return MultiHead(body, 7, 3, heads=2)
+
+
+@pytest.mark.parametrize("dropping", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_convolutional_network_as_a_formula(dropping, channels_last):
+    scenario = make_scenario(2, dtype=torch.float64, shape=(2, 6, 6))
+    learner = make_learner(scenario=scenario, model=convolutional().double())
+    layout = Layout({name: p.shape for name, p in trained_parameters(learner.model, 0).items()})
+    row = torch.zeros(1, layout.width, dtype=torch.float64)
+    for name, view in layout.views(row).items():
+        view.copy_(trained_parameters(learner.model, 0)[name].detach())
+    batches = Batches(1, 28, torch.Size((2, 6, 6)), torch.float64, torch.device("cpu"), channels_last=channels_last)
+    batches.fill([scenario.tasks[0].train])
+    chosen = torch.randint(0, 28, (1, 8))
+    x, y = batches.fetch(chosen)
+    assert torch.equal(x[0], scenario.tasks[0].train.x[chosen[0]])
+    assert torch.equal(y[0], scenario.tasks[0].train.y[chosen[0]])
+    if channels_last:
+        assert x[0].is_contiguous(memory_format=torch.channels_last)
+    before = learner.dropout.get_state()
+    expected, loss = ModuleGradients(learner)(x.contiguous(), y, dropping=dropping)
+    learner.dropout.set_state(before)
+    # Masks are drawn in the order in which activations lie in memory; the module above saw them contiguous.
+    masks = Masks(learner.model, x[0].contiguous(), [learner.dropout])
+    found, same = FunctionalGradients([learner], layout.views(row), masks)(x, y, dropping=dropping)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(same, loss)
+
+
+def test_which_networks_are_formulas():
+    def network(*layers):
+        return MultiHead(nn.Sequential(*layers), 4, 3)
+
+    linear = network(nn.Linear(6, 4), nn.ReLU(), Dropout(0.5))
+    assert is_a_formula(linear) and is_all_linear(linear)
+    assert is_a_formula(convolutional()) and not is_all_linear(convolutional())
+    assert not is_a_formula(network(nn.Linear(6, 4), nn.BatchNorm1d(4)))
+    assert not is_a_formula(network(nn.Linear(6, 4), nn.Dropout1d(0.5)))
+    frozen = network(nn.Linear(6, 4))
+    frozen.body[0].bias.requires_grad_(False)
+    assert not is_a_formula(frozen)
+
+
+def test_a_layout_gives_every_parameter_an_aligned_place():
+    shapes = {"a": torch.Size((3, 5)), "b": torch.Size((2,)), "c": torch.Size((4, 2, 2))}
+    layout = Layout(shapes)
+    rows = torch.arange(2.0 * layout.width).view(2, -1)
+    views = layout.views(rows)
+    assert {name: view.shape[1:] for name, view in views.items()} == shapes
+    assert all(place.start % ALIGNMENT == 0 for place in layout.places.values())
+    assert layout.width % ALIGNMENT == 0
+    joined = layout.joined(views)
+    for name, view in views.items():
+        assert torch.equal(layout.views(joined)[name], view)
+        view.zero_()
+    assert torch.equal(joined != 0, (rows == 0) & (torch.arange(2.0 * layout.width).view(2, -1) != 0))
