@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test quick lint bench clean
+.PHONY: demo test quick lint bench bench-gpu clean
 
 demo: .venv/demo
 	$(BIN)/python -m holdfast.demo
@@ -23,6 +23,10 @@ lint: .venv/test
 bench: .venv/bench
 	$(BIN)/python -m benchmarks
 
+# With the interpreter that is given, as it is: `make bench-gpu PYTHON=python3 DATA=folder BENCH="fisher plain-step"`.
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu $(BENCH) $(if $(DATA),--data-dir "$(DATA)")
+
 .venv/made:
 	PYTHON="$(PYTHON)" sh scripts/make_venv
 
@@ -32,7 +36,7 @@ bench: .venv/bench
 	@touch $@
 
 .venv/test: .venv/made pyproject.toml constraints.txt
-	$(INSTALL) --editable ".[demo,test,lint]"
+	$(INSTALL) --editable ".[demo,test,lint,cli,experiments,tensorboard]"
 	@touch $@
 
 .venv/bench: .venv/made pyproject.toml constraints.txt

@@ -70,6 +70,8 @@ class Report:
     """Of every repetition; a median is scaled as ``scales`` says."""
     scales: dict[str, float] = field(default_factory=dict)
     ratios: list[Ratio] = field(default_factory=list)
+    details: dict[str, list[str]] = field(default_factory=dict)
+    """Further tables for the written report, as lines of Markdown, by their headings."""
 
     def median(self, case: str) -> float:
         return statistics.median(self.seconds[case]) * self.scales.get(case, 1.0)
@@ -113,6 +115,8 @@ class Report:
         if self.seconds:
             lines += ["| case | median time | fastest | slowest |", "|---|---|---|---|"]
             lines += [f"| {' | '.join(cells)} |" for cells in self._time_cells()] + [""]
+        for heading, table in self.details.items():
+            lines += [f"## {heading}", "", *table, ""]
         (folder / f"{self.name}.md").write_text("\n".join(lines))
 
     def _time_cells(self) -> list[tuple[str, ...]]:
@@ -143,12 +147,15 @@ def surroundings(name: str) -> dict[str, str]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
+    on_gpu = name.startswith("gpu-")
+    gpu = {"gpu": torch.cuda.get_device_name()} if on_gpu and torch.cuda.is_available() else {}
     return {
-        "command": f"python -m benchmarks {name.partition('-')[0]}",
+        "command": "make bench-gpu PYTHON=python3" if on_gpu else f"python -m benchmarks {name.partition('-')[0]}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "versions": ", ".join(f"{package} {version}" for package, version in versions.items()),
         "cpu": _cpu(),
         "threads": str(torch.get_num_threads()),
+        **gpu,
     }
 
 

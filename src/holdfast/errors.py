@@ -45,5 +45,13 @@ class DataError(HoldfastError, ValueError):
     """A data set that is missing, damaged, or not what it claims to be."""
 
 
+class StoreError(HoldfastError, OSError):
+    """A store of results that cannot be written or read: full, read-only, or damaged from outside."""
+
+
+class MissingExtraError(HoldfastError, ImportError):
+    """Something that needs a package which holdfast does not install by itself."""
+
+
 class HoldfastWarning(UserWarning):
     """Something that is legal but probably not what was meant."""

@@ -10,9 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.data.images import Dataset, Images
+from holdfast.seeding import generator_for
+
+_BRIGHTEST = 16
+_TEST_SHARE = 0.2
+
 
 def load_digits() -> tuple[Tensor, Tensor]:
     """Return the images as ``[1797, 8, 8]`` floats from 0 to 1, and their labels."""
     with (files("holdfast.data") / "digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as archive:
         images, labels = archive["images"], archive["labels"]
-    return torch.from_numpy(images).float() / 16, torch.from_numpy(labels).long()
+    return torch.from_numpy(images).float() / _BRIGHTEST, torch.from_numpy(labels).long()
+
+
+def digits_dataset() -> Dataset:
+    """Return the digits as a data set like the others: bytes from 0 to 255, every fifth image for testing.
+
+    Which images those are is fixed, so that results can be compared.
+    """
+    images, labels = load_digits()
+    pixels = (images * 255).round().to(torch.uint8)[:, None]
+    shuffled = torch.randperm(len(labels), generator=generator_for(0, "digits"))
+    tested = round(_TEST_SHARE * len(labels))
+    test, train = shuffled[:tested], shuffled[tested:]
+    return Dataset("digits", Images(pixels[train], labels[train], 10), Images(pixels[test], labels[test], 10))

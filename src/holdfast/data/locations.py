@@ -21,17 +21,23 @@ def data_folder(given: str | os.PathLike[str] | None = None) -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "holdfast" / "data"
 
 
-def load(name: str, folder: str | os.PathLike[str] | None = None) -> Dataset:
-    """Return a data set by name, its content checked against the published one."""
+def known_name(name: str) -> str:
+    """Return the name, or say which there are."""
     if name not in READERS:
         raise DataError(f"No data set is called {name!r}; there are {', '.join(READERS)} (and the digits, built in).")
+    return name
+
+
+def load(name: str, folder: str | os.PathLike[str] | None = None) -> Dataset:
+    """Return a data set by name, its content checked against the published one."""
+    read = READERS[known_name(name)]
     where = data_folder(folder)
     try:
-        return READERS[name](where)
+        return read(where)
     except FileNotFoundError as error:
         raise DataError(
-            f"{name} is not in {where} (no {error.filename}). Download it there, or name the folder that holds "
-            "it, here or with HOLDFAST_DATA, laid out as torchvision does."
+            f"{name} is not in {where} (no {error.filename}). Get it there with `holdfast data fetch {name}`, or name "
+            "the folder that holds it with --data-dir or HOLDFAST_DATA, laid out as torchvision does."
         ) from error
     except OSError as error:
         raise DataError(f"{name} could not be read from {where}: {error}.") from error

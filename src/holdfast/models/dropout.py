@@ -26,7 +26,7 @@ class Dropout(nn.Dropout):
         """Drop units with probability p while training, and scale up the others."""
         if self.kept is not None:
             return input * (self.kept / (1 - self.p))
-        if self.generator is None or not self.training or self.p == 0:
+        if not self.training or self.p == 0 or self.generator is None:
             return super().forward(input)
         return input * draw_kept_(torch.empty_like(input), self.p, self.generator).div_(1 - self.p)
 

@@ -1,7 +1,7 @@
 """The paper's two networks, with its initialisation."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,15 +32,35 @@ class MultiHead(nn.Module):
 
 
 def initialise(module: nn.Module, bias: float = 0.0, generator: torch.Generator | None = None) -> None:
-    """Draw the weights of linear and convolutional layers Glorot-uniformly, and set their biases.
+    """Draw the weights of linear and convolutional layers Glorot-uniformly, and set their biases."""
+    take_weights(module, draw_weights(module, bias, generator))
 
-    The fans of a convolution count its kernel, as they do in TensorFlow and in torch.
+
+def draw_weights(module: nn.Module, bias: float = 0.0, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    """Return new weights and biases of linear and convolutional layers, by name.
+
+    The fans of a convolution count its kernel, as they do in TensorFlow and in torch. Weights are drawn where the
+    generator is, so that a seed gives the same ones on every device.
     """
-    for layer in module.modules():
+    drawn = {}
+    for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
-            nn.init.xavier_uniform_(layer.weight, generator=generator)
+            weight = torch.empty_like(layer.weight, device="cpu" if generator is None else generator.device)
+            drawn[_join(name, "weight")] = nn.init.xavier_uniform_(weight.detach(), generator=generator)
             if layer.bias is not None:
-                nn.init.constant_(layer.bias, bias)
+                drawn[_join(name, "bias")] = torch.full_like(layer.bias.detach(), bias)
+    return drawn
+
+
+@torch.no_grad()
+def take_weights(module: nn.Module, drawn: Mapping[str, Tensor]) -> None:
+    """Set parameters to given values, in place."""
+    for name, value in drawn.items():
+        module.get_parameter(name).copy_(value)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def mlp(

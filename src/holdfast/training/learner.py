@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from holdfast.consolidation import Consolidator
 from holdfast.errors import ConfigurationError
 from holdfast.importance.measures import Measure, PathMeasure
-from holdfast.models import MultiHead, give_generator, initialise, with_own_dropout
+from holdfast.models import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.scenarios import Samples, Scenario
 from holdfast.seeding import generator_for
 from holdfast.training.order import epoch_order, second_order, steps_per_epoch
@@ -74,6 +74,7 @@ class Learner:
         # A head that belongs to one task is never protected; one that all share is a layer like the others.
         protect = "body.*" if scenario.heads > 1 else None
         self.guard = Consolidator(self.model, measure, strength, protect, watch=watch)
+        self._drawn: dict[int, dict[str, Tensor]] = {}
         self.outcome = Outcome(untrained=self.accuracies())
 
     @property
@@ -112,9 +113,18 @@ class Learner:
     def begin_task(self, task: int) -> None:
         """Draw the weights anew where the settings say so."""
         if task and self.settings.reinitialise:
-            whole = self.scenario.heads == 1
-            drawn = generator_for(self.seed, "weights", task)
-            initialise(self.model if whole else self.model.body, self.model.bias, drawn)
+            self.draw_ahead(task)
+            take_weights(self._redrawn, self._drawn.pop(task))
+
+    def draw_ahead(self, task: int) -> None:
+        """Draw the weights that a task will begin with, for an engine that has time to."""
+        if self.settings.reinitialise and task not in self._drawn:
+            self._drawn[task] = draw_weights(self._redrawn, self.model.bias, generator_for(self.seed, "weights", task))
+
+    @property
+    def _redrawn(self) -> nn.Module:
+        """The part of the network that is drawn anew: all but heads that belong to one task."""
+        return self.model if self.scenario.heads == 1 else self.model.body
 
     def end_task(self, task: int) -> None:
         """Measure what the task was worth, hold it from now on, and see how well every task is done now."""
@@ -138,14 +148,15 @@ class Learner:
         self.model.eval()
         # Enough to fill an accelerator, little enough for a CPU's cache.
         batch = 1000 if self.device.type == "cpu" else 5000
-        right = []
+        right, counts = [], []
         with self.computing():
             for task in self.scenario.tasks:
                 samples: Samples = getattr(task, self.judge_by)
                 pairs = zip(samples.x.split(batch), samples.y.split(batch), strict=True)
-                found = torch.stack([(self.model(x, task.head).argmax(1) == y).sum() for x, y in pairs])
-                right.append(found.sum() / len(samples))
-        return [float(share) for share in torch.stack(right).tolist()]
+                right.append(torch.stack([(self.model(x, task.head).argmax(1) == y).sum() for x, y in pairs]).sum())
+                counts.append(len(samples))
+        # Read all at once: an accelerator would be waited for each time.
+        return [correct / count for correct, count in zip(torch.stack(right).tolist(), counts, strict=True)]
 
     def state(self) -> dict[str, Any]:
         """Return everything about the run but its optimiser."""

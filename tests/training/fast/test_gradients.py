@@ -8,6 +8,7 @@ from holdfast.models import Dropout, MultiHead
 from holdfast.training.fast.batches import Batches
 from holdfast.training.fast.flat import ALIGNMENT, Layout
 from holdfast.training.fast.gradients import (
+    Formula,
     FunctionalGradients,
     ModuleGradients,
     is_a_formula,
@@ -37,22 +38,27 @@ def test_a_convolutional_network_as_a_formula(dropping, channels_last):
         view.copy_(trained_parameters(learner.model, 0)[name].detach())
     batches = Batches(1, 28, torch.Size((2, 6, 6)), torch.float64, torch.device("cpu"), channels_last=channels_last)
     batches.fill([scenario.tasks[0].train])
-    chosen = torch.randint(0, 28, (1, 8))
-    x, y = batches.fetch(chosen)
-    assert torch.equal(x[0], scenario.tasks[0].train.x[chosen[0]])
-    assert torch.equal(y[0], scenario.tasks[0].train.y[chosen[0]])
-    if channels_last:
-        assert x[0].is_contiguous(memory_format=torch.channels_last)
+    orders, step = torch.randint(0, 28, (1, 3, 8)), torch.tensor([1])
+    x, y = batches.fetch(orders, step)
+    assert torch.equal(x[0], scenario.tasks[0].train.x[orders[0, 1]])
+    assert torch.equal(y[0], scenario.tasks[0].train.y[orders[0, 1]])
+    assert x[0].is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    plain = Batches(1, 28, torch.Size((2, 6, 6)), torch.float64, torch.device("cpu"), channels_last=False)
+    plain.fill([scenario.tasks[0].train])
     before = learner.dropout.get_state()
-    expected, loss = ModuleGradients(learner)(x.contiguous(), y, dropping=dropping)
+    losses = torch.zeros(2, 1, 3, dtype=torch.float64)
+    expected = ModuleGradients(learner, plain)(orders, step, losses[0], dropping=dropping)
     learner.dropout.set_state(before)
     # Masks are drawn in the order in which activations lie in memory; the module above saw them contiguous.
     masks = Masks(learner.model, x[0].contiguous(), [learner.dropout])
-    found, same = FunctionalGradients([learner], layout.views(row), masks)(x, y, dropping=dropping)
+    formula = Formula(learner, runs=1, channels_last=channels_last)
+    source = FunctionalGradients(formula, layout.views(row), batches, masks)
+    found = source(orders, step, losses[1], dropping=dropping)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(same, loss)
+    torch.testing.assert_close(losses[0], losses[1])
+    assert losses[0].nonzero().tolist() == [[0, 1]]
 
 
 def test_which_networks_are_formulas():

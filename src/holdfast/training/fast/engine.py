@@ -10,9 +10,10 @@ from torch import Tensor
 
 from holdfast.consolidation import PathRecord
 from holdfast.errors import ConfigurationError, NotFiniteError
-from holdfast.training.fast.batches import Batches
+from holdfast.training.fast.batches import Batches, Clock
 from holdfast.training.fast.flat import Layout
 from holdfast.training.fast.gradients import (
+    Formula,
     FunctionalGradients,
     GradientSource,
     ModuleGradients,
@@ -20,7 +21,7 @@ from holdfast.training.fast.gradients import (
     is_all_linear,
     trained_parameters,
 )
-from holdfast.training.fast.lane import Clock, Lane, Schedule
+from holdfast.training.fast.lane import JoinedUpdate, Lane, Schedule
 from holdfast.training.fast.masks import Masks
 from holdfast.training.fast.optimisers import optimiser_of
 from holdfast.training.fast.recording import Recording, in_parallel
@@ -47,17 +48,23 @@ class FastRuns:
         """How long compiling and recording took."""
         first = learners[0]
         self._first, self._device = first, first.device
-        self._formula = is_a_formula(first.model) and (self._device.type == "cuda" or batched is True)
-        if batched and not (self._formula and is_all_linear(first.model)):
+        as_formula = is_a_formula(first.model) and (self._device.type == "cuda" or batched is True)
+        if batched and not (as_formula and is_all_linear(first.model)):
             raise ConfigurationError(
                 "batched=True for a network that has other weights than those of linear layers, frozen ones, buffers "
                 "or layers that behave differently in training; leave it out, and each run has its own products."
             )
-        together = self._formula and is_all_linear(first.model) and batched is not False
+        together = as_formula and is_all_linear(first.model) and batched is not False
         self._layout = Layout({name: p.shape for name, p in trained_parameters(first.model, 0).items()})
         self._make_buffers()
         runs = len(learners)
         rows = [slice(0, runs)] if together else [slice(i, i + 1) for i in range(runs)]
+        # Compiled once for all lanes.
+        self._formula = None
+        if as_formula:
+            images = len(first.scenario.input_shape) == 3
+            self._formula = Formula(first, runs=runs if together else 1, channels_last=images)
+        self._update_joined = JoinedUpdate(self._layout, self._update, self._device)
         self._lanes = [self._make_lane(span) for span in rows]
         self._recording: Recording | None = None
         self._begin_task()
@@ -90,8 +97,11 @@ class FastRuns:
             self._use_orders(orders, done)
             while done < per_epoch:
                 taken = self._take_steps(per_epoch - done)
-                if done + taken == per_epoch and self.step + taken < steps:
-                    orders = self._orders(epoch + 1)  # drawn while the device is at work
+                if done + taken == per_epoch:  # what comes next is drawn while the device is at work
+                    if self.step + taken < steps:
+                        orders = self._orders(epoch + 1)
+                    else:
+                        self._draw_ahead()
                 losses = self._check_losses(done, taken)
                 done += taken
                 self.step += taken
@@ -173,7 +183,7 @@ class FastRuns:
 
     def _make_lane(self, span: slice) -> Lane:
         first, learners, schedule = self._first, self.learners[span], self._schedule
-        half = first.precision == "bf16" and self._formula
+        half = first.precision == "bf16" and self._formula is not None
         samples = [task.stored_train for task in first.scenario.tasks]
         batches = Batches(
             len(learners),
@@ -181,15 +191,16 @@ class FastRuns:
             torch.Size(first.scenario.input_shape),
             torch.bfloat16 if half else samples[0].x.dtype,
             self._device,
-            channels_last=self._formula,
+            channels_last=self._formula is not None,
         )
-        kept = self._kept.like([buffer[span] for buffer in self._kept.tensors()])
+        kept = Kept.of([buffer[span] for buffer in self._kept.tensors()], len(self._kept.moments))
         return Lane(
             self._layout,
             kept,
             self._strengths[span],
             self._gradient_source(learners, kept.weights, batches),
             self._update,
+            self._update_joined,
             batches,
             Schedule(
                 schedule.orders[span],
@@ -203,14 +214,14 @@ class FastRuns:
 
     def _gradient_source(self, learners: Sequence[Learner], weights: Tensor, batches: Batches) -> GradientSource:
         first = learners[0]
-        if not self._formula:
-            return ModuleGradients(first)
+        if self._formula is None:
+            return ModuleGradients(first, batches)
         masks = None
         if first.drops:
-            chosen = torch.zeros(len(learners), first.settings.batch_size, dtype=torch.long, device=self._device)
+            x, _ = batches.fetch(self._schedule.orders[: len(learners)], self._clock.in_epoch)
             with first.computing():
-                masks = Masks(first.model, batches.fetch(chosen)[0][0], [learner.dropout for learner in learners])
-        return FunctionalGradients(learners, self._layout.views(weights), masks)
+                masks = Masks(first.model, x[0], [learner.dropout for learner in learners])
+        return FunctionalGradients(self._formula, self._layout.views(weights), batches, masks)
 
     # Tasks
 
@@ -231,7 +242,7 @@ class FastRuns:
             lane.batches.fill(samples[:runs])
             lane.gradients.begin_task(self.task)
             samples = samples[runs:]
-        self._clock.in_task.fill_(self.step)
+        self._clock.set(0, self.step)
 
     def _bind(self, run: int) -> None:
         """Let the parameters that the task trains lie in the run's row, with the values they have."""
@@ -291,12 +302,16 @@ class FastRuns:
         with tf32_allowed(self._first.precision == "tf32"):
             self._recording = Recording(
                 self._take_step,
-                [*self._kept.tensors(), *self._clock.tensors(), self._schedule.losses],
+                [
+                    *(*self._kept.tensors(), self._clock.counts, self._schedule.losses),
+                    *(buffer for learner in self.learners for buffer in learner.model.buffers()),
+                ],
                 [learner.dropout for learner in self.learners],
             )
         torch.cuda.synchronize()
         self.preparing_seconds += time.perf_counter() - started
 
+    @torch.no_grad()
     def _take_step(self) -> None:
         """Take a step of every run."""
         if self._device.type == "cuda":
@@ -312,26 +327,34 @@ class FastRuns:
             self._recording.take_steps(wanted)
             return wanted
         until, taken = time.perf_counter() + TELL_EVERY, 0
-        with torch.no_grad():
-            while taken == 0 or (taken < wanted and time.perf_counter() < until):
-                self._take_step()
-                taken += 1
+        while taken == 0 or (taken < wanted and time.perf_counter() < until):
+            self._take_step()
+            taken += 1
         return taken
+
+    def _draw_ahead(self) -> None:
+        if self.task + 1 < len(self._first.scenario):
+            for learner in self.learners:
+                learner.draw_ahead(self.task + 1)
 
     def _orders(self, epoch: int) -> list[Tensor]:
         """Return the order of an epoch for each run, and that of the second batches where they are needed."""
         kinds = (False, True) if self._schedule.second_orders is not None else (False,)
-        return [
-            torch.stack([learner.order(self.task, epoch, second=second) for learner in self.learners])
+        # The runs of a lane look up their samples in one table, in which each has its own block.
+        blocks = [i * lane.batches.capacity for lane in self._lanes for i in range(len(lane.hold))]
+        found = [
+            torch.stack(
+                [own.order(self.task, epoch, second=second) + i for own, i in zip(self.learners, blocks, strict=True)]
+            )
             for second in kinds
         ]
+        return [order.pin_memory() for order in found] if self._device.type == "cuda" else found
 
     def _use_orders(self, orders: list[Tensor], done: int) -> None:
         for buffer, order in zip((self._schedule.orders, self._schedule.second_orders), orders, strict=False):
             assert buffer is not None
-            given = order.pin_memory() if self._device.type == "cuda" else order
-            buffer[:, : order.shape[1]].copy_(given, non_blocking=True)
-        self._clock.in_epoch.fill_(done)
+            buffer[:, : order.shape[1]].copy_(order, non_blocking=True)
+        self._clock.set(done, self.step)
 
     def _check_losses(self, done: int, taken: int) -> tuple[float, ...]:
         """Return each run's last loss, and note the runs that have diverged."""

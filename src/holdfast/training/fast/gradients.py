@@ -1,6 +1,5 @@
 """The gradients of one step, of one run or of several at once."""
 
-from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from holdfast.models import Dropout, MultiHead
+from holdfast.training.fast.batches import Batches, fetch
 from holdfast.training.fast.compiling import compiled
 from holdfast.training.fast.masks import Masks
 from holdfast.training.learner import Learner
@@ -28,82 +28,130 @@ class GradientSource(Protocol):
     def begin_task(self, task: int) -> None:
         """Learn this task from now on."""
 
-    def __call__(self, x: Tensor, y: Tensor, *, dropping: bool) -> tuple[Gradients, Tensor]:
-        """Return the gradient of each parameter, ``[L, *shape]``, and the losses ``[L]``, given ``[L, B, ...]``."""
+    def __call__(self, orders: Tensor, step: Tensor, losses: Tensor | None, *, dropping: bool) -> Gradients:
+        """Return the gradient of each parameter, ``[L, *shape]``.
+
+        Args:
+            orders: the samples of each step of the epoch, ``[L, steps, B]``.
+            step: which step it is, on the device.
+            losses: where to note the loss of each step, ``[L, steps]``, if at all.
+            dropping: whether dropout is on.
+        """
 
 
 class ModuleGradients:
     """One run's gradients, by calling its network as it is: for any module, on any device."""
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: Learner, batches: Batches) -> None:
         self.learner = learner
+        self.batches = batches
         self.task = 0
 
     def begin_task(self, task: int) -> None:
         """Use the head of this task."""
         self.task = task
 
-    def __call__(self, x: Tensor, y: Tensor, *, dropping: bool) -> tuple[Gradients, Tensor]:
+    def __call__(self, orders: Tensor, step: Tensor, losses: Tensor | None, *, dropping: bool) -> Gradients:
         """Return the gradients of the one run."""
         learner = self.learner
         learner.model.train(dropping)
         parameters = trained_parameters(learner.model, learner.scenario.tasks[self.task].head)
+        x, y = self.batches.fetch(orders, step)
         with torch.enable_grad():
             loss = learner.loss(x[0], y[0], self.task)
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-        gradients = {
+        if losses is not None:
+            _note(losses, step, loss.detach().unsqueeze(0))
+        return {
             name: torch.zeros_like(p).unsqueeze(0) if g is None else g.unsqueeze(0)
             for (name, p), g in zip(parameters.items(), found, strict=True)
         }
-        return gradients, loss.detach().unsqueeze(0)
+
+
+class Formula:
+    """A network's gradient as a function of weights, masks and a batch, compiled where that helps.
+
+    For several runs it is mapped over a first dimension that counts them, which turns every linear layer into a
+    batched matrix product. The network serves as a formula only: its own weights are not looked at.
+    """
+
+    def __init__(self, learner: Learner, *, runs: int, channels_last: bool) -> None:
+        self._model = learner.model.eval()  # dropout comes from masks, and nothing else here depends on the mode
+        self._device = learner.device.type
+        self._half = learner.precision == "bf16"
+        self._rounded = _rounded_names(learner.model) if self._half else frozenset()
+        self._single = runs == 1
+        self._channels_last = channels_last
+        self._compiled = compiled(self._run, learner.device)
+
+    def __call__(
+        self,
+        weights: Gradients,
+        masks: Gradients,
+        batches: Batches,
+        orders: Tensor,
+        step: Tensor,
+        losses: Tensor | None,
+    ) -> Gradients:
+        """Return the gradients of some runs; everything has a first dimension that counts them."""
+        found: Gradients = self._compiled(weights, masks, batches.x, batches.y, orders, step, losses)
+        return found
+
+    def _run(
+        self,
+        weights: Gradients,
+        masks: Gradients,
+        x: Tensor,
+        y: Tensor,
+        orders: Tensor,
+        step: Tensor,
+        losses: Tensor | None,
+    ) -> Gradients:
+        # The batch is looked up here, where a compiler can do it in the kernels that read it.
+        batch = fetch(x, y, orders, step, channels_last=self._channels_last)
+        if self._single:
+            own_weights = {name: weight[0] for name, weight in weights.items()}
+            own_masks = {name: mask[0] for name, mask in masks.items()}
+            own, loss = self._one(own_weights, own_masks, *(part[0] for part in batch))
+            gradients, loss = {name: g.unsqueeze(0) for name, g in own.items()}, loss.unsqueeze(0)
+        else:
+            gradients, loss = vmap(self._one)(weights, masks, *batch)
+        if losses is not None:
+            _note(losses, step, loss)
+        return gradients
+
+    def _one(self, weights: Gradients, masks: Gradients, x: Tensor, y: Tensor) -> tuple[Gradients, Tensor]:
+        # Gradients stay in 16 bits until the update reads them: half the memory traffic.
+        weights = {name: w.bfloat16() if name in self._rounded else w for name, w in weights.items()}
+        gradients, loss = grad_and_value(self._loss)(weights, masks, x, y)
+        return gradients, loss
+
+    def _loss(self, weights: Gradients, masks: Gradients, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._half):
+            logits = functional_call(self._model, {**weights, **masks}, (x, 0))
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), y)
 
 
 class FunctionalGradients:
-    """The gradients of one or several runs as a function of their weights, compiled where that helps.
+    """The gradients of the runs of a lane, through a formula."""
 
-    Several runs are one function mapped over its first dimension, which turns every linear layer into a batched
-    matrix product. The network is used as a formula only: its own weights are not looked at.
-    """
-
-    def __init__(self, learners: Sequence[Learner], weights: Gradients, masks: Masks | None) -> None:
-        first = learners[0]
+    def __init__(self, formula: Formula, weights: Gradients, batches: Batches, masks: Masks | None) -> None:
+        self.formula = formula
         self.weights = weights
+        self.batches = batches
         self.masks = masks
-        self.single = len(learners) == 1
-        self.half = first.precision == "bf16"
-        function = self._function(first.model, first.device.type)
-        self._gradients: Callable[..., tuple[Gradients, Tensor]] = compiled(function, first.device)
 
     def begin_task(self, task: int) -> None:
         """Do nothing: all heads lie in the same place, one at a time."""
 
-    def __call__(self, x: Tensor, y: Tensor, *, dropping: bool) -> tuple[Gradients, Tensor]:
+    def __call__(self, orders: Tensor, step: Tensor, losses: Tensor | None, *, dropping: bool) -> Gradients:
         """Return the gradients of all runs of the lane."""
         masks = self.masks.draw() if self.masks is not None and dropping else {}
-        return self._gradients(self.weights, masks, x, y)
+        return self.formula(self.weights, masks, self.batches, orders, step, losses)
 
-    def _function(self, model: MultiHead, device: str) -> Callable[..., tuple[Gradients, Tensor]]:
-        model.eval()  # dropout comes from masks, and nothing else here depends on the mode
-        rounded = _rounded_names(model) if self.half else frozenset()
 
-        def loss(weights: Gradients, masks: Gradients, x: Tensor, y: Tensor) -> Tensor:
-            with torch.autocast(device, torch.bfloat16, enabled=self.half):
-                logits = functional_call(model, {**weights, **masks}, (x, 0))
-            return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), y)
-
-        def one(weights: Gradients, masks: Gradients, x: Tensor, y: Tensor) -> tuple[Gradients, Tensor]:
-            # Gradients stay in 16 bits until the update reads them: half the memory traffic.
-            weights = {name: w.bfloat16() if name in rounded else w for name, w in weights.items()}
-            gradients, value = grad_and_value(loss)(weights, masks, x, y)
-            return gradients, value
-
-        def single(weights: Gradients, masks: Gradients, x: Tensor, y: Tensor) -> tuple[Gradients, Tensor]:
-            gradients, value = one(
-                {name: w[0] for name, w in weights.items()}, {name: m[0] for name, m in masks.items()}, x[0], y[0]
-            )
-            return {name: g.unsqueeze(0) for name, g in gradients.items()}, value.unsqueeze(0)
-
-        return single if self.single else vmap(one)
+def _note(losses: Tensor, step: Tensor, loss: Tensor) -> None:
+    losses.index_copy_(1, step, loss.unsqueeze(1).to(losses.dtype))
 
 
 def trained_parameters(model: MultiHead, head: int) -> dict[str, nn.Parameter]:

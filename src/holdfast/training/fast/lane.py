@@ -4,41 +4,17 @@ Networks of linear layers share one lane, so that their matrix products are batc
 on a GPU, lanes run at the same time.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from holdfast.consolidation.pieces import in_pieces
-from holdfast.training.fast.batches import Batches
+from holdfast.training.fast.batches import Batches, Clock
 from holdfast.training.fast.compiling import compiled
 from holdfast.training.fast.flat import Layout
 from holdfast.training.fast.gradients import Gradients, GradientSource
 from holdfast.training.fast.update import Kept, Update
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Counts steps on the device, since a recorded step cannot be told its number."""
-
-    in_epoch: Tensor
-    in_task: Tensor
-
-    @staticmethod
-    def on(device: torch.device) -> "Clock":
-        """Return a clock at 0."""
-        zero = torch.zeros(1, dtype=torch.long, device=device)
-        return Clock(zero, zero.clone())
-
-    def tick(self) -> None:
-        """Count a step."""
-        self.in_epoch.add_(1)
-        self.in_task.add_(1)
-
-    def tensors(self) -> list[Tensor]:
-        """Return the counters."""
-        return [self.in_epoch, self.in_task]
 
 
 @dataclass(frozen=True)
@@ -55,6 +31,50 @@ class Schedule:
     """The loss of each step of the epoch, ``[L, steps]``."""
 
 
+class JoinedUpdate:
+    """The update of all weights of a lane at once, compiled to one kernel where that helps.
+
+    The gradients are then read where the backward pass left them, not copied side by side.
+    """
+
+    def __init__(self, layout: Layout, update: Update, device: torch.device) -> None:
+        self.layout = layout
+        self.update = update
+        self._compiled = compiled(self._run, device)
+
+    def __call__(
+        self,
+        kept: Kept,
+        step: Gradients,
+        measured: Gradients | None,
+        independent: Gradients | None,
+        coefficients: Tensor,
+        number: Tensor,
+        hold: Tensor,
+    ) -> None:
+        """Take the step, as :class:`Update` does, with the row of coefficients that the step's number says."""
+        moments = len(kept.moments)
+        self._compiled(kept.tensors(), moments, step, measured, independent, coefficients, number, hold)
+
+    def _run(
+        self,
+        kept: list[Tensor],
+        moments: int,
+        step: Gradients,
+        measured: Gradients | None,
+        independent: Gradients | None,
+        coefficients: Tensor,
+        number: Tensor,
+        hold: Tensor,
+    ) -> None:
+        row = coefficients.index_select(0, number)[0]
+        dtype = kept[0].dtype
+        flat_step = self.layout.joined(step).to(dtype)
+        flat_measured = flat_step if measured is None else self.layout.joined(measured).to(dtype)
+        flat_independent = None if independent is None else self.layout.joined(independent).to(dtype)
+        self.update(Kept.of(kept, moments), flat_step, flat_measured, flat_independent, row, hold)
+
+
 class Lane:
     """L runs, step by step."""
 
@@ -65,6 +85,7 @@ class Lane:
         hold: Tensor,
         gradients: GradientSource,
         update: Update,
+        update_joined: JoinedUpdate,
         batches: Batches,
         schedule: Schedule,
         clock: Clock,
@@ -81,46 +102,27 @@ class Lane:
         self.schedule = schedule
         self.clock = clock
         self.needs_own_gradient = needs_own_gradient
-        device = kept.weights.device
         # On a CPU, one run's weights are updated parameter by parameter, in pieces; elsewhere in one kernel.
-        self._in_pieces = device.type == "cpu" and len(hold) == 1
-        self._update_joined = compiled(self._joined, device)
+        self._in_pieces = kept.weights.device.type == "cpu" and len(hold) == 1
+        self._update_joined = update_joined
 
     def take_step(self) -> None:
         """Take one step of every run."""
-        schedule, clock = self.schedule, self.clock
-        x, y = self._fetch(schedule.orders)
+        schedule, now, number = self.schedule, self.clock.in_epoch, self.clock.in_task
         # Importance is measured with the gradient of the task's loss without dropout, at the weights before the step.
-        measured = self.gradients(x, y, dropping=False)[0] if self.needs_own_gradient else None
+        measured = None
+        if self.needs_own_gradient:
+            measured = self.gradients(schedule.orders, now, None, dropping=False)
         independent = None
         if schedule.second_orders is not None:
-            independent, _ = self.gradients(*self._fetch(schedule.second_orders), dropping=False)
-        step, losses = self.gradients(x, y, dropping=True)
-        row = schedule.coefficients.index_select(0, clock.in_task)[0]
+            independent = self.gradients(schedule.second_orders, now, None, dropping=False)
+        step = self.gradients(schedule.orders, now, schedule.losses, dropping=True)
         if self._in_pieces:
+            row = schedule.coefficients.index_select(0, number)[0]
             self._update_in_pieces(step, measured, independent, row)
         else:
-            self._update_joined(self.kept.tensors(), step, measured, independent, row, self.hold)
-        schedule.losses.index_copy_(1, clock.in_epoch, losses.unsqueeze(1).to(schedule.losses.dtype))
-
-    def _fetch(self, orders: Tensor) -> tuple[Tensor, Tensor]:
-        return self.batches.fetch(orders.index_select(1, self.clock.in_epoch).squeeze(1))
-
-    def _joined(
-        self,
-        kept: Sequence[Tensor],
-        step: Gradients,
-        measured: Gradients | None,
-        independent: Gradients | None,
-        row: Tensor,
-        hold: Tensor,
-    ) -> None:
-        """Update all weights at once. Compiled, the gradients are read where they are, not copied side by side."""
-        dtype = kept[0].dtype
-        flat_step = self.layout.joined(step).to(dtype)
-        flat_measured = flat_step if measured is None else self.layout.joined(measured).to(dtype)
-        flat_independent = None if independent is None else self.layout.joined(independent).to(dtype)
-        self.update(self.kept.like(kept), flat_step, flat_measured, flat_independent, row, hold)
+            coefficients = schedule.coefficients
+            self._update_joined(self.kept, step, measured, independent, coefficients, number, self.hold)
 
     def _update_in_pieces(
         self, step: Gradients, measured: Gradients | None, independent: Gradients | None, row: Tensor
@@ -133,4 +135,6 @@ class Lane:
             for given in in_pieces([*kept, *flat]):
                 pieces = [piece for piece in given if piece is not None]
                 own, (g_step, g_measured, *more) = pieces[: len(kept)], pieces[len(kept) :]
-                self.update(self.kept.like(own), g_step, g_measured, more[0] if more else None, row, hold)
+                self.update(
+                    Kept.of(own, len(self.kept.moments)), g_step, g_measured, more[0] if more else None, row, hold
+                )

@@ -1,6 +1,7 @@
 """Recording a step as a CUDA graph, so that replaying it costs one launch."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -22,12 +23,13 @@ class Recording:
         # Libraries choose their algorithms and allocate their workspaces during the first steps.
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(_WARM_UP):
-                take_step()
-        torch.cuda.current_stream().wait_stream(aside)
-        self._one = _record(take_step, 1, generators)
-        self._several = _record(take_step, STEPS_A_GRAPH, generators)
+        with _fastest_convolutions():
+            with torch.cuda.stream(aside):
+                for _ in range(_WARM_UP):
+                    take_step()
+            torch.cuda.current_stream().wait_stream(aside)
+            self._one = _record(take_step, 1, generators)
+            self._several = _record(take_step, STEPS_A_GRAPH, generators)
         for tensor, before in zip(changed, tensors, strict=True):
             tensor.copy_(before)
         for generator, stream in zip(generators, streams, strict=True):
@@ -49,6 +51,17 @@ def _record(take_step: Callable[[], None], steps: int, generators: Sequence[torc
         for _ in range(steps):
             take_step()
     return graph
+
+
+@contextlib.contextmanager
+def _fastest_convolutions() -> Iterator[None]:
+    """Let cuDNN try its algorithms: a step that is replayed thousands of times is worth the search."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def in_parallel(works: Sequence[Callable[[], None]]) -> None:

@@ -34,10 +34,10 @@ class Kept:
         """Return them all in one list."""
         return [self.weights, self.importance, self.anchor, *self.moments, *self.states]
 
-    def like(self, tensors: Sequence[Tensor]) -> "Kept":
-        """Return other tensors in the same arrangement."""
+    @staticmethod
+    def of(tensors: Sequence[Tensor], moments: int) -> "Kept":
+        """Return tensors that :meth:`tensors` listed in their arrangement again."""
         weights, importance, anchor, *rest = tensors
-        moments = len(self.moments)
         return Kept(weights, importance, anchor, tuple(rest[:moments]), tuple(rest[moments:]))
 
 

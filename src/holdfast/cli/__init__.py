@@ -1,0 +1,17 @@
+"""The command line: ``holdfast run``, ``runs``, ``measures`` and ``data``."""
+
+import sys
+
+NEEDED = ("typer", "rich")
+
+
+def main() -> None:
+    """Run the command that was typed."""
+    try:
+        from holdfast.cli.app import app  # noqa: PLC0415 (these packages are an extra)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in NEEDED:
+            raise
+        sys.stderr.write("holdfast's command line needs typer and rich: pip install 'holdfast[cli]'\n")
+        sys.exit(2)
+    app(prog_name="holdfast")

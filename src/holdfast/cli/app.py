@@ -1,0 +1,22 @@
+"""All commands in one place."""
+
+import typer
+
+from holdfast.cli import data, runs
+from holdfast.cli.exits import MEANINGS, Commands
+from holdfast.cli.measures import measures
+from holdfast.cli.run import run
+
+app = typer.Typer(
+    cls=Commands,
+    help="Keeps neural networks from forgetting: run, compare and look up its measures of importance.",
+    epilog=MEANINGS,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=MEANINGS)(run)
+app.add_typer(runs.app, name="runs")
+app.command()(measures)
+app.add_typer(data.app, name="data")

@@ -1,0 +1,55 @@
+"""What an exit code means, and how a mistake becomes one: a line on stderr, and no traceback."""
+
+from enum import IntEnum
+from typing import Any
+
+import typer
+from rich.text import Text
+from typer.core import TyperGroup
+
+from holdfast.cli.output import messages
+from holdfast.errors import DataError, HoldfastError, StoreError
+
+
+class ExitCode(IntEnum):
+    """What the shell is told."""
+
+    DONE = 0
+    FAILED = 1
+    """Some runs have no result: they failed, or another process is at them."""
+    USAGE = 2
+    """Something that was asked for makes no sense."""
+    DATA = 3
+    """A data set is missing or wrong."""
+    STORE = 4
+    """The store cannot be written or read."""
+    INTERRUPTED = 130
+    """Stopped by Ctrl-C; the same command goes on."""
+
+
+MEANINGS = (
+    "Exit codes: 0 all done; 1 some runs failed; 2 a mistake in what was asked for; 3 data missing or wrong; "
+    "4 the store cannot be used; 130 interrupted."
+)
+
+
+def code_of(error: HoldfastError) -> ExitCode:
+    """Return the exit code for an error."""
+    if isinstance(error, DataError):
+        return ExitCode.DATA
+    return ExitCode.STORE if isinstance(error, StoreError) else ExitCode.USAGE
+
+
+class Commands(TyperGroup):
+    """The commands; errors that holdfast raises on purpose end them with a message and a code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except HoldfastError as error:
+            messages().print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+            raise typer.Exit(code_of(error)) from error
+        except KeyboardInterrupt:
+            messages().print("Interrupted.")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None

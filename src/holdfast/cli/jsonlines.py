@@ -1,0 +1,64 @@
+"""Progress for machines: every event as one JSON object on a line of its own."""
+
+from typing import Any
+
+from holdfast.cli.listener import Display
+from holdfast.cli.output import print_json
+from holdfast.experiments import (
+    CheckpointRejected,
+    Event,
+    RunFailed,
+    RunFinished,
+    RunProgress,
+    RunSkipped,
+    RunStarted,
+    Spec,
+)
+from holdfast.training.metrics import average_accuracies
+
+
+class JsonLines(Display):
+    """Prints every event; tasks, steps and epochs are counted from 0, as in Python."""
+
+    def __call__(self, event: Event) -> None:
+        """Print an event."""
+        print_json(plain(event))
+
+    def stopping(self) -> None:
+        """Say that the runs stop at the next safe moment."""
+        print_json({"event": "stopping"})
+
+
+def plain(event: Event) -> dict[str, Any]:
+    """Return an event as plain values."""
+    match event:
+        case RunStarted(spec, resumed, side_by_side):
+            return {"event": "started", **_who(spec), "resumed": resumed, "side_by_side": side_by_side}
+        case RunProgress(specs, progress, outcomes):
+            return {
+                "event": "progress",
+                "ids": [spec.id for spec in specs],
+                "task": progress.task,
+                "tasks": progress.tasks,
+                "epoch": progress.epoch,
+                "epochs": progress.epochs,
+                "step": progress.step,
+                "steps": progress.steps,
+                "losses": list(progress.losses),
+                "learned": progress.learned,
+                "accuracies": [average_accuracies(found.matrix)[-1] if found.matrix else None for found in outcomes],
+            }
+        case RunFinished(result):
+            metrics = {**result.metrics, "seconds": result.training_seconds, "side_by_side": result.side_by_side}
+            return {"event": "finished", **_who(result.spec), **metrics}
+        case RunFailed(spec, reason):
+            return {"event": "failed", **_who(spec), "reason": reason}
+        case RunSkipped(spec, why):
+            return {"event": "skipped", **_who(spec), "why": why}
+        case CheckpointRejected(specs, kept, reason):
+            ids = [spec.id for spec in specs]
+            return {"event": "checkpoint rejected", "ids": ids, "kept": str(kept), "reason": reason}
+
+
+def _who(spec: Spec) -> dict[str, Any]:
+    return {"id": spec.id, "scenario": spec.scenario, "measure": spec.measure, "seed": spec.seed}

@@ -1,0 +1,82 @@
+"""Progress in a terminal: two quiet lines that move, and above them what is done."""
+
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from holdfast.cli.labels import accuracy_so_far, label_of_group, percent
+from holdfast.cli.lines import line_of
+from holdfast.cli.listener import Display
+from holdfast.cli.pace import Pace
+from holdfast.experiments import Event, RunFailed, RunFinished, RunProgress, RunSkipped, Spec
+
+
+class LiveDisplay(Display):
+    """A bar for the runs that train together, and where they stand below it."""
+
+    def __init__(self, console: Console, runs: int) -> None:
+        self._runs, self._done = runs, 0
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            expand=True,
+        )
+        self._live = Live(Text("loading", style="dim"), console=console, refresh_per_second=5, transient=True)
+        self._pace = Pace()
+        self._specs: tuple[Spec, ...] = ()
+        self._bar: TaskID | None = None
+        self._stopping = False
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def close(self) -> None:
+        """Take the moving lines away."""
+        self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show what an event says."""
+        if isinstance(event, RunProgress):
+            self._show(event)
+            return
+        self._done += isinstance(event, RunFinished | RunFailed | RunSkipped)
+        if (line := line_of(event)) is not None:
+            text, style = line
+            self._live.console.print(text, style=style, soft_wrap=True)
+
+    def stopping(self) -> None:
+        """Say that the runs stop at the next safe moment."""
+        self._stopping = True
+
+    def _show(self, event: RunProgress) -> None:
+        if event.specs != self._specs:
+            if self._bar is not None:
+                self._bars.remove_task(self._bar)
+            self._specs, self._pace = event.specs, Pace()
+            self._bar = self._bars.add_task(label_of_group(event.specs), total=1.0)
+        assert self._bar is not None
+        self._pace.see(event.progress)
+        where = event.progress
+        self._bars.update(self._bar, completed=(where.task + where.step / where.steps) / where.tasks)
+        self._live.update(Group(self._bars, self._state(event)))
+
+    def _state(self, event: RunProgress) -> Text:
+        where, accuracy = event.progress, accuracy_so_far(event.outcomes)
+        parts = [f"task {where.task + 1}/{where.tasks}", f"epoch {where.epoch + 1}/{where.epochs}"]
+        if self._pace.rate is not None:
+            parts.append(str(self._pace))
+        if accuracy is not None:
+            parts.append(f"accuracy so far {percent(accuracy)}")
+        if self._runs > 1:
+            parts.append(f"{self._done} of {self._runs} runs done")
+        if self._stopping:
+            return Text("stopping; Ctrl-C again to stop at once, without saving", style="yellow")
+        return Text("   ".join(parts), style="dim")

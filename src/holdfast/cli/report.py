@@ -1,0 +1,38 @@
+"""How ``holdfast run`` ends: what came out, and what the shell is told."""
+
+from collections.abc import Sequence
+
+import typer
+
+from holdfast.cli.comparison import compare, comparison_table
+from holdfast.cli.exits import ExitCode
+from holdfast.cli.output import messages, print_json, results
+from holdfast.experiments import Spec, Store, Summary
+
+
+def report(specs: Sequence[Spec], store: Store, summary: Summary, *, as_json: bool) -> None:
+    """Show what came out, also of runs that had finished before, and leave with the right code."""
+    found = [result for spec in specs if (result := store.get(spec.id)) is not None]
+    failed = sum(store.status(spec.id) == "failed" for spec in specs)
+    lines = compare(found)
+    if as_json:
+        print_json(
+            {
+                "event": "summary",
+                "runs": len(specs),
+                "finished": len(found),
+                "failed": failed,
+                "interrupted": summary.interrupted,
+                "store": str(store.folder),
+                "lines": [line.plain() for line in lines],
+            }
+        )
+    elif lines:
+        results().print(comparison_table(lines))
+    if summary.interrupted:
+        messages().print(f"Stopped with {len(found)} of {len(specs)} runs finished. The same command goes on.")
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    if len(found) < len(specs):
+        advice = " `holdfast runs show ID` says why; --retry-failed tries them again." if failed else ""
+        messages().print(f"{len(specs) - len(found)} of {len(specs)} runs have no result.{advice}")
+        raise typer.Exit(ExitCode.FAILED)

@@ -1,0 +1,41 @@
+"""Runs that can be trusted: a run is a frozen spec, its hash is its name, and its result is kept for good.
+
+>>> store = Store("results")
+>>> execute([paper_spec("permuted-digits", "SI", seed=seed) for seed in range(3)], store)
+>>> store.frame()[["measure", "seed", "average_accuracy"]]
+"""
+
+from holdfast.experiments.events import (
+    CheckpointRejected,
+    Event,
+    RunFailed,
+    RunFinished,
+    RunProgress,
+    RunSkipped,
+    RunStarted,
+)
+from holdfast.experiments.executor import Summary, execute
+from holdfast.experiments.presets import paper_spec
+from holdfast.experiments.results import Failure, Result
+from holdfast.experiments.scenarios import SCENARIOS, ScenarioKind
+from holdfast.experiments.spec import Spec
+from holdfast.experiments.store import Store
+
+__all__ = [
+    "SCENARIOS",
+    "CheckpointRejected",
+    "Event",
+    "Failure",
+    "Result",
+    "RunFailed",
+    "RunFinished",
+    "RunProgress",
+    "RunSkipped",
+    "RunStarted",
+    "ScenarioKind",
+    "Spec",
+    "Store",
+    "Summary",
+    "execute",
+    "paper_spec",
+]

@@ -1,0 +1,105 @@
+"""What a run leaves behind: its result, or why it failed."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.experiments.canonical import check_keys
+from holdfast.experiments.spec import Spec
+from holdfast.training.metrics import average_accuracy, backward_transfer, forgetting, forward_transfer
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    spec: Spec
+    matrix: tuple[tuple[float, ...], ...]
+    """Row i: the accuracy on every task after learning task i."""
+    untrained: tuple[float, ...]
+    """The untrained network's accuracy on every task."""
+    training_seconds: float
+    """The time inside the engine, for all runs that trained side by side with this one."""
+    total_seconds: float
+    """The same with loading, checkpoints and whoever listened to the events."""
+    side_by_side: int
+    """How many runs trained together, this one included."""
+    resumed: int
+    """How often the run went on from a checkpoint."""
+    state_digest: str
+    """The sha256 of the engine's last state: weights, importances, optimiser. Equal runs have equal ones."""
+    device: str
+    commit: str | None
+    """The commit of holdfast's source, if it is a git checkout."""
+    versions: Mapping[str, str]
+    finished_at: str
+    """UTC, ISO 8601."""
+
+    @property
+    def average_accuracy(self) -> float:
+        """The mean accuracy over all tasks after the last: the paper's figure."""
+        return average_accuracy(self.matrix)
+
+    @property
+    def forgetting(self) -> float:
+        """How far accuracy fell from its best to its last."""
+        return forgetting(self.matrix)
+
+    @property
+    def backward_transfer(self) -> float:
+        """What later tasks did to earlier ones."""
+        return backward_transfer(self.matrix)
+
+    @property
+    def forward_transfer(self) -> float:
+        """What earlier tasks did for later ones."""
+        return forward_transfer(self.matrix, self.untrained)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The four figures by name."""
+        names = ("average_accuracy", "forgetting", "backward_transfer", "forward_transfer")
+        return {name: getattr(self, name) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values, ready for JSON, with its metrics for those who read the file alone."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        # JSON has no NaN, which is what the transfers of a single task are.
+        metrics = {name: None if math.isnan(value) else value for name, value in self.metrics.items()}
+        return {**values, "spec": self.spec.to_dict(), "versions": dict(self.versions), "metrics": metrics}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> "Result":
+        """Return the result of :meth:`to_dict`."""
+        check_keys(given, [*(f.name for f in dataclasses.fields(cls)), "metrics"], "The result")
+        values = {key: value for key, value in given.items() if key != "metrics"}
+        values.update(
+            spec=Spec.from_dict(given["spec"]),
+            matrix=tuple(tuple(row) for row in given["matrix"]),
+            untrained=tuple(given["untrained"]),
+        )
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run could not go on."""
+
+    reason: str
+    failed_at: str
+    """UTC, ISO 8601."""
+    device: str
+    commit: str | None
+    versions: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the failure as plain values, ready for JSON."""
+        return {**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, "versions": dict(self.versions)}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> "Failure":
+        """Return the failure of :meth:`to_dict`."""
+        check_keys(given, [f.name for f in dataclasses.fields(cls)], "The failure")
+        return cls(**given)

@@ -1,0 +1,203 @@
+"""Where results are kept: a folder to which things are added and from which nothing finished is ever taken away.
+
+::
+
+    runs/<id>/spec.json          what the run is
+              result.json        what came out, once it has finished
+              failure-1.json     why it could not go on, each time that it could not
+              lock               held by the process that runs it
+              *.safetensors      its checkpoints, until it has finished
+    groups/<id>/                 checkpoints of runs that train side by side
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from holdfast.errors import ConfigurationError, StoreError
+from holdfast.experiments.canonical import digest_of
+from holdfast.experiments.checkpoints import has_checkpoint, remove_checkpoints
+from holdfast.experiments.locks import Lock
+from holdfast.experiments.results import Failure, Result
+from holdfast.experiments.spec import Spec
+from holdfast.files import remove_unfinished, write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+T = TypeVar("T")
+Status = Literal["finished", "failed", "started", "unknown"]
+
+
+class Store:
+    """A folder of results. It is made when the first run begins; several processes may use it at once."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder).expanduser()
+
+    def results(self) -> list[Result]:
+        """Return the results of all finished runs, the oldest first."""
+        found = [result for run in self.ids() if (result := self.get(run)) is not None]
+        return sorted(found, key=lambda result: result.finished_at)
+
+    def get(self, id: str) -> Result | None:
+        """Return the result of a run, if it has finished."""
+        content = _read_json(self.run_folder(id) / "result.json")
+        return None if content is None else _parsed(Result.from_dict, content, self.run_folder(id) / "result.json")
+
+    def failures(self, id: str) -> list[Failure]:
+        """Return why a run could not go on, each time that it could not."""
+        paths = sorted(self.run_folder(id).glob("failure-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+        return [_parsed(Failure.from_dict, _read_json(path) or {}, path) for path in paths]
+
+    def ids(self) -> list[str]:
+        """Return the ids of all runs that were ever begun."""
+        return sorted(path.parent.name for path in self.folder.glob("runs/*/spec.json"))
+
+    def spec(self, id: str) -> Spec:
+        """Return what a run is."""
+        path = self.run_folder(id) / "spec.json"
+        content = _read_json(path)
+        if content is None:
+            raise StoreError(f"There is no run {id!r} in {self.folder}. Its runs are listed by Store.ids().")
+        return _parsed(Spec.from_dict, content, path)
+
+    def status(self, id: str) -> Status:
+        """Return how a run stands: an unfinished one is failed, started, or not known here at all."""
+        folder = self.run_folder(id)
+        if (folder / "result.json").exists():
+            return "finished"
+        if (folder / "failure-1.json").exists():
+            return "failed"
+        return "started" if (folder / "spec.json").exists() else "unknown"
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a pandas table with one row a run: its spec, its figures, and where they come from."""
+        from holdfast.experiments.frames import runs_frame  # noqa: PLC0415 (pandas is an extra)
+
+        return runs_frame(self)
+
+    def curves(self) -> "pd.DataFrame":
+        """Return a pandas table with one row for each accuracy ever measured in a finished run."""
+        from holdfast.experiments.frames import curves_frame  # noqa: PLC0415 (pandas is an extra)
+
+        return curves_frame(self)
+
+    def claim(self, spec: Spec) -> "Claim | None":
+        """Return the right to make a run, unless another process has it."""
+        folder = self.run_folder(spec.id)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = Lock(folder / "lock")
+            if not lock.take():
+                return None
+        try:
+            return Claim(spec, folder, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def tidy(self, spec: Spec) -> None:
+        """Remove the checkpoints of a finished run whose process was killed before it could."""
+        folder = self.run_folder(spec.id)
+        if has_checkpoint(folder) and (claim := self.claim(spec)) is not None:
+            try:
+                with writing(folder):
+                    remove_checkpoints(folder)
+            finally:
+                claim.release()
+
+    def run_folder(self, id: str) -> Path:
+        """Return the folder of a run."""
+        return self.folder / "runs" / id
+
+    def checkpoint_folder(self, ids: Sequence[str]) -> Path:
+        """Return the folder for the checkpoints of some runs that train together; the caller has claimed them."""
+        if len(ids) == 1:
+            return self.run_folder(ids[0])
+        folder = self.folder / "groups" / digest_of(ids)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(folder)
+            write_whole(folder / "members.json", _json(list(ids)))
+        return folder
+
+    def begun_groups(self) -> list[tuple[str, ...]]:
+        """Return the ids of runs that have a checkpoint together, in the order in which they train."""
+        folders = [path.parent for path in sorted(self.folder.glob("groups/*/members.json"))]
+        return [tuple(_read_json(folder / "members.json") or ()) for folder in folders if has_checkpoint(folder)]
+
+
+class Claim:
+    """The right to make a run, for as long as it is held."""
+
+    def __init__(self, spec: Spec, folder: Path, lock: Lock) -> None:
+        self.spec = spec
+        self._folder = folder
+        self._lock = lock
+        with writing(folder):
+            remove_unfinished(folder)
+            if not (folder / "spec.json").exists():
+                write_whole(folder / "spec.json", _json(spec.to_dict()))
+
+    def finish(self, result: Result) -> None:
+        """Add the run's result, of which there is only ever one."""
+        path = self._folder / "result.json"
+        if path.exists():
+            raise StoreError(f"{path} exists already; a result is never overwritten. Was its lock file removed?")
+        with writing(path):
+            write_whole(path, _json(result.to_dict()))
+
+    def fail(self, failure: Failure) -> None:
+        """Add why the run could not go on."""
+        number = 1
+        while (path := self._folder / f"failure-{number}.json").exists():
+            number += 1
+        with writing(path):
+            write_whole(path, _json(failure.to_dict()))
+
+    def release(self) -> None:
+        """Let others have it."""
+        self._lock.release()
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while writing into an error that says where."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"{path} could not be written: {error.strerror or error}. Every result before it is safe. Make room, or "
+            "make the store writable, and start again: runs go on from their last checkpoints."
+        ) from error
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def _read_json(path: Path) -> Any:
+    """Return what a file holds; ``None`` if there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path} could not be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged ({error}): it was changed from outside. Restore or remove it.") from error
+
+
+def _parsed(parse: Callable[[Mapping[str, Any]], T], content: Mapping[str, Any], path: Path) -> T:
+    try:
+        return parse(content)
+    except (ConfigurationError, TypeError, AttributeError, KeyError) as error:
+        raise StoreError(
+            f"{path} does not hold what it should: {error} It was changed from outside, or by another version."
+        ) from error

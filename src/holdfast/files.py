@@ -1,0 +1,66 @@
+"""Files that are either whole or absent, whatever happens while they are written."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from holdfast.errors import StateError
+
+_ASIDE = ".part"
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file aside and move it into place, so that an interruption leaves the old file or the new one."""
+    target = Path(path)
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_ASIDE}")
+    try:
+        with aside.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes were writing; nobody may be writing there now."""
+    for left in folder.glob(f".*{_ASIDE}"):
+        left.unlink()
+
+
+def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write named tensors and some text as one safetensors file, whole or not at all."""
+    # Clones, because safetensors refuses tensors that share memory.
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_whole(path, save(plain, metadata=dict(metadata)))
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the text of a safetensors file, or say why it holds none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            return tensors, file.metadata() or {}
+    except SafetensorError as error:
+        raise StateError(
+            f"{str(path)!r} is not a whole safetensors file ({error}): truncated, or something else. Use another copy."
+        ) from error

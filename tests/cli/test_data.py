@@ -1,0 +1,71 @@
+import json
+
+import pytest
+
+from holdfast.data import load
+from holdfast.data.sources import SOURCES
+from tests.data.mirror import serving
+from tests.data.test_fetch import small_cifar, small_mnist
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@pytest.fixture
+def mirror():
+    with serving() as made:
+        yield made
+
+
+def states(call, folder):
+    shown = call("data", "--data-dir", folder, "--json")
+    return {entry["name"]: entry["state"] for entry in map(json.loads, shown.stdout.splitlines())}, shown.exit_code
+
+
+def test_what_is_not_there_is_listed_with_how_to_get_it(call, tmp_path):
+    for command in (["data"], ["data", "list"]):
+        shown = call(*command, "--data-dir", tmp_path)
+        assert shown.exit_code == 0
+        assert "holdfast data fetch CIFAR-10" in shown.stdout and "built in" in shown.stdout
+
+
+def test_a_set_is_fetched_listed_and_not_fetched_again(call, tmp_path, monkeypatch, mirror):
+    mirror.files = small_mnist(monkeypatch)
+    command = ["data", "fetch", "mnist", "--data-dir", tmp_path, "--mirror", mirror.address]
+    assert "MNIST is now in" in call(*command).stdout
+    assert len(load("MNIST", tmp_path).train) == 60
+    asked = len(mirror.asked)
+    assert "MNIST is already in" in call(*command).stdout
+    assert len(mirror.asked) == asked
+    assert states(call, tmp_path) == ({"MNIST": "right", "CIFAR-10": "absent", "CIFAR-100": "absent"}, 0)
+    assert "60 training and 10 test images" in call("data", "--data-dir", tmp_path).stdout
+
+
+def test_a_wrong_set_is_said_to_be_wrong(call, tmp_path, monkeypatch, mirror):
+    mirror.files = small_cifar(monkeypatch)
+    call("data", "fetch", "CIFAR-100", "--data-dir", tmp_path, "--mirror", mirror.address)
+    (tmp_path / "cifar-100-python" / "train").write_bytes(b"nonsense")
+    assert states(call, tmp_path) == ({"MNIST": "absent", "CIFAR-10": "absent", "CIFAR-100": "wrong"}, 3)
+    assert "Nothing in it was run." in " ".join(call("data", "--data-dir", tmp_path).stdout.split())
+
+
+def test_json_of_fetching(call, tmp_path, monkeypatch, mirror):
+    mirror.files = small_mnist(monkeypatch)
+    shown = call("data", "fetch", "MNIST", "--data-dir", tmp_path, "--mirror", mirror.address, "--json")
+    assert json.loads(shown.stdout) == {"name": "MNIST", "state": "right", "fetched": True, "folder": str(tmp_path)}
+
+
+def test_what_cannot_be_fetched_is_an_error_about_data(call, tmp_path, mirror):
+    shown = call("data", "fetch", "all", "--data-dir", tmp_path, "--mirror", mirror.address)
+    assert shown.exit_code == 3
+    assert "answers 404" in shown.stderr
+    assert all(str(tmp_path / path) in shown.stderr for path in SOURCES["MNIST"].files)
+
+
+def test_mistakes(call, tmp_path):
+    unknown = call("data", "fetch", "cifar", "--data-dir", tmp_path)
+    assert unknown.exit_code == 2 and "Did you mean 'CIFAR-10'?" in unknown.stderr
+    address = call("data", "fetch", "MNIST", "--data-dir", tmp_path, "--mirror", "ftp://example.org/")
+    assert address.exit_code == 2 and "expected an address that begins with https://" in address.stderr

@@ -1,0 +1,106 @@
+"""What a terminal shows, from the events of real runs and from those that are hard to bring about."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from holdfast.cli.jsonlines import plain
+from holdfast.cli.labels import duration, label_of_group
+from holdfast.cli.lines import Lines, line_of
+from holdfast.cli.live import LiveDisplay
+from holdfast.experiments import CheckpointRejected, RunFailed, RunProgress, RunSkipped, RunStarted
+from holdfast.training.progress import Outcome, Progress
+from tests.cli.small import small_spec, small_store
+
+
+def terminal(width=80):
+    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, legacy_windows=False)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("store"), small_spec("SI"), small_spec("SOS"))[1]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_display_shows_where_runs_stand_within_the_width(told, width):
+    console = terminal(width)
+    with LiveDisplay(console, runs=2) as display:
+        for event in told:
+            display(event)
+            display._live.refresh()
+    shown = console.file.getvalue()
+    for part in ("SI seed 0 ", "task 1/2", "task 2/2", "epoch 1/1", "accuracy so far", "1 of 2 runs done", "left"):
+        assert part in shown
+    lines = [line.rpartition("\x1b[2K")[2] for line in shown.replace("\r", "\n").split("\n")]
+    assert max(len(line) for line in lines if "\x1b" not in line) <= width
+    assert any(line.startswith("SOS seed 0: ") and " % in " in line for line in lines)
+
+
+def test_the_display_says_that_it_stops(told):
+    console = terminal()
+    with LiveDisplay(console, runs=1) as display:
+        display.stopping()
+        for event in told[:3]:
+            display(event)
+        display._live.refresh()
+    assert "Ctrl-C again to stop at once" in console.file.getvalue()
+
+
+def progress(*specs, learned=False, losses=()):
+    matrix = [[0.5, 0.1]] if learned else []
+    outcomes = tuple(Outcome([0.1, 0.1], matrix) for _ in specs)
+    return RunProgress(specs, Progress(0, 2, 10, 22, 1, 1.0, losses, learned), outcomes)
+
+
+def test_lines_are_printed_for_tasks_alone():
+    console = terminal()
+    lines = Lines(console)
+    group = (small_spec(seed=0), small_spec(seed=1))
+    lines(RunStarted(group[0], resumed=False, side_by_side=2))
+    lines(progress(*group))
+    assert console.file.getvalue() == ""
+    lines(progress(*group, learned=True))
+    assert console.file.getvalue() == "SI seeds 0-1: task 1/2, accuracy so far 50.0 %\n"
+
+
+SPEC = small_spec()
+
+
+@pytest.mark.parametrize(
+    ("event", "line", "kind"),
+    [
+        (RunStarted(SPEC, resumed=True, side_by_side=1), "SI seed 0 goes on from its last checkpoint", "started"),
+        (RunFailed(SPEC, "out of memory"), "SI seed 0 failed: out of memory", "failed"),
+        (
+            RunSkipped(SPEC, "being run by another process"),
+            "SI seed 0 skipped: being run by another process",
+            "skipped",
+        ),
+        (
+            CheckpointRejected((SPEC,), Path("bad"), "truncated"),
+            "SI seed 0: a checkpoint cannot be used (truncated); it is kept as bad",
+            "checkpoint rejected",
+        ),
+    ],
+)
+def test_every_other_event_has_a_line_and_an_object(event, line, kind):
+    assert line_of(event)[0] == line
+    assert plain(event)["event"] == kind
+    assert SPEC.id in str(plain(event))
+
+
+def test_groups_have_short_names():
+    def name(*pairs):
+        return label_of_group([small_spec(measure, seed) for measure, seed in pairs])
+
+    assert name(("SI", 4)) == "SI seed 4"
+    assert name(("SI", 0), ("SI", 1), ("SI", 2)) == "SI seeds 0-2"
+    assert name(("SI", 0), ("SI", 3)) == "SI seeds 0, 3"
+    assert name(("SI", 2), ("SOS", 2)) == "SI, SOS seed 2"
+
+
+def test_times_are_easy_to_read():
+    assert [duration(s) for s in (8.12, 187.4, 3765)] == ["8.1 s", "3:07", "1:02:45"]

@@ -1,0 +1,73 @@
+"""The code on the pages is run as it stands, in its order."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from holdfast.cli.app import app
+from holdfast.cli.exits import ExitCode
+from holdfast.cli.jsonlines import plain
+from holdfast.experiments import SCENARIOS
+from tests.cli.small import small_spec, small_store
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def page(name):
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def blocks(text, language):
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_the_scenarios_of_ones_own(capsys):
+    torch.manual_seed(0)
+    scope = {}
+    found = blocks(page("scenarios.md"), "python")
+    assert len(found) == 4
+    for block in found:
+        exec(compile(block, "scenarios.md", "exec"), scope)
+    assert capsys.readouterr().out.count("task ") == 3
+    last = scope["run"].outcomes[0].matrix[-1]
+    assert last[-1] > 0.8  # it has learned something
+
+
+def test_the_table_of_scenarios_is_complete():
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (\d+)", page("scenarios.md"), flags=re.MULTILINE))
+    assert {name: int(tasks) for name, tasks in rows.items()} == {name: k.tasks for name, k in SCENARIOS.items()}
+    for name, kind in SCENARIOS.items():
+        if kind.hidden is not None:
+            assert re.search(rf"`{name}`.*-{'-'.join(map(str, kind.hidden))}-", page("scenarios.md"))
+
+
+@pytest.mark.slow
+def test_the_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    commands = [line for block in blocks(page("command-line.md"), "sh") for line in block.splitlines()]
+    assert len(commands) > 8
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "holdfast"
+        done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, (command, done.stderr)
+
+
+def test_every_event_has_the_keys_of_the_table(tmp_path):
+    rows = re.findall(r"^\| `([a-z ]+)` \| (.*) \|$", page("command-line.md"), flags=re.MULTILINE)
+    documented = {event: set(re.findall(r"`(\w+)`", text)) for event, text in rows}
+    _, told = small_store(tmp_path, small_spec())
+    seen = {found["event"]: set(found) - {"event"} for found in map(plain, told)}
+    assert set(seen) == {"started", "progress", "finished"}
+    assert {event: documented[event] for event in seen} == seen
+
+
+def test_every_exit_code_is_explained():
+    rows = re.findall(r"^\| (\d+) \| ", page("command-line.md"), flags=re.MULTILINE)
+    assert [int(row) for row in rows] == [int(code) for code in ExitCode]

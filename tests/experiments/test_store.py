@@ -1,0 +1,136 @@
+"""The store: what was finished stays, and what is damaged from outside is named."""
+
+import dataclasses
+import json
+import sys
+
+import pandas as pd
+import pytest
+
+from holdfast.errors import MissingExtraError, StoreError
+from holdfast.experiments import Failure, Result, Store
+from tests.experiments.helpers import small_spec
+
+
+def make_result(spec, last=0.75):
+    matrix = ((0.9, 0.1, 0.2), (0.8, 0.9, 0.3), (0.6, 0.9, last))
+    return Result(
+        spec, matrix, (0.1, 0.1, 0.1), 1.0, 2.0, 1, 0, "d" * 64, "a device", None, {"torch": "2"}, "2026-01-01T00:00:00"
+    )
+
+
+def make_failure(reason):
+    return Failure(reason, "2026-01-01T00:00:00+00:00", "a device", None, {"torch": "2"})
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+def test_nothing_is_written_by_looking(store):
+    assert (store.ids(), store.results(), store.get("abc"), store.failures("abc")) == ([], [], None, [])
+    assert store.status("abc") == "unknown"
+    assert store.frame().empty and store.curves().empty
+    assert not store.folder.exists()
+
+
+def test_a_result_comes_back_as_it_was_and_is_never_overwritten(store):
+    spec = small_spec()
+    claim = store.claim(spec)
+    assert store.status(spec.id) == "started"
+    claim.finish(make_result(spec))
+    assert store.get(spec.id) == make_result(spec)
+    assert store.status(spec.id) == "finished"
+    with pytest.raises(StoreError, match=r"never overwritten"):
+        claim.finish(make_result(spec, last=0.1))
+    assert store.results() == [make_result(spec)]
+    assert store.spec(spec.id) == spec
+
+
+def test_the_file_tells_the_figures_by_itself(store):
+    spec = small_spec()
+    store.claim(spec).finish(make_result(spec))
+    content = json.loads((store.run_folder(spec.id) / "result.json").read_text())
+    assert content["metrics"]["average_accuracy"] == pytest.approx(0.75)
+    assert content["metrics"]["forgetting"] == pytest.approx(0.15)
+    one_task = dataclasses.replace(make_result(spec), matrix=((0.5,),), untrained=(0.1,))
+    assert one_task.to_dict()["metrics"]["forgetting"] is None
+    json.dumps(one_task.to_dict(), allow_nan=False)
+
+
+def test_failures_add_up(store):
+    spec = small_spec()
+    claim = store.claim(spec)
+    for i in range(11):
+        claim.fail(make_failure(f"reason {i}"))
+    assert [failure.reason for failure in store.failures(spec.id)] == [f"reason {i}" for i in range(11)]
+    assert store.status(spec.id) == "failed"
+    claim.finish(make_result(spec))
+    assert store.status(spec.id) == "finished"
+
+
+def test_a_run_is_claimed_once_at_a_time(store):
+    claim = store.claim(small_spec())
+    assert store.claim(small_spec()) is None
+    assert store.claim(small_spec(seed=1)) is not None
+    claim.release()
+    claim.release()
+    assert store.claim(small_spec()) is not None
+
+
+def test_what_a_killed_process_was_writing_is_removed_by_the_next(store):
+    folder = store.run_folder(small_spec().id)
+    folder.mkdir(parents=True)
+    (folder / ".result.json.0123.part").write_bytes(b"{")
+    store.claim(small_spec())
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "spec.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '"text"', '{"spec": 1}'])
+def test_a_damaged_result_is_named(store, content):
+    spec = small_spec()
+    store.claim(spec).finish(make_result(spec))
+    path = store.run_folder(spec.id) / "result.json"
+    path.write_text(content)
+    with pytest.raises(StoreError, match=str(path)):
+        store.results()
+
+
+def test_a_run_that_is_not_there_is_asked_for(store):
+    with pytest.raises(StoreError, match="There is no run 'abc'"):
+        store.spec("abc")
+
+
+def test_the_frame_has_a_row_for_every_run(store):
+    finished, failed, started = small_spec(0, watch=("SOS", "EWC")), small_spec(1), small_spec(2, measure="SOS")
+    store.claim(finished).finish(make_result(finished))
+    store.claim(failed).fail(make_failure("too bad"))
+    store.claim(started)
+    frame = store.frame().set_index("id")
+    assert frame.loc[[finished.id, failed.id, started.id], "status"].tolist() == ["finished", "failed", "started"]
+    row = frame.loc[finished.id]
+    assert (row.scenario, row.measure, row.strength, row.seed, row.epochs) == ("permuted-digits", "SI", 10.0, 0, 2)
+    assert (row.hidden, row.watch, row["measure.damping"], row.torch_version) == ("32", "EWC SOS", 0.1, "2")
+    assert row.average_accuracy == pytest.approx(0.75)
+    assert (row.backward_transfer, row.forward_transfer) == (pytest.approx(-0.15), pytest.approx(0.1))
+    assert row.finished_at == pd.Timestamp("2026-01-01")
+    assert frame.loc[failed.id, "reason"] == "too bad"
+    assert frame.average_accuracy.isna().tolist().count(True) == 2
+
+
+def test_curves_have_a_row_for_every_accuracy(store):
+    spec = small_spec()
+    store.claim(spec).finish(make_result(spec))
+    curves = store.curves()
+    assert len(curves) == 12
+    assert curves[(curves.learned == 2) & (curves.task == 1)].accuracy.tolist() == [0.8]
+    assert curves[curves.learned == 0].accuracy.tolist() == [0.1] * 3
+    assert curves.pivot_table(index="learned", columns="task", values="accuracy").loc[3].tolist() == [0.6, 0.9, 0.75]
+
+
+def test_without_pandas_the_extra_is_named(store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "holdfast.experiments.frames", raising=False)
+    with pytest.raises(MissingExtraError, match=r"pip install 'holdfast\[experiments\]'"):
+        store.frame()
