@@ -9,14 +9,17 @@ from holdfast.consolidation import Consolidator, TaskImportance
 from holdfast.errors import (
     BatchError,
     ConfigurationError,
+    DataError,
     HoldfastError,
     HoldfastWarning,
+    MissingExtraError,
     ModelError,
     NotFiniteError,
     OptimizerError,
     OrderError,
     ProtectError,
     StateError,
+    StoreError,
 )
 from holdfast.importance.engine import SampleAccumulator, SampleImportance, sample_importance
 from holdfast.importance.measures import (
@@ -59,6 +62,7 @@ __all__ = [
     "ConfigurationError",
     "Consolidator",
     "CustomScore",
+    "DataError",
     "FineTune",
     "Fisher",
     "HoldfastError",
@@ -66,6 +70,7 @@ __all__ = [
     "LogLikelihood",
     "Magnitude",
     "Measure",
+    "MissingExtraError",
     "ModelError",
     "NotFiniteError",
     "OptimizerError",
@@ -80,6 +85,7 @@ __all__ = [
     "SampleMeasure",
     "Score",
     "StateError",
+    "StoreError",
     "TaskImportance",
     "WeightMeasure",
     "measure",
