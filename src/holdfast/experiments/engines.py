@@ -44,4 +44,5 @@ def make_learner(spec: Spec, scenario: Scenario, device: torch.device) -> Learne
         device=device,
         judge_by=spec.judge_by,
         precision=spec.precision,
+        observers=spec.make_probes(),
     )

@@ -139,11 +139,11 @@ class Job:
         """Write the results, and only then remove the checkpoints."""
         if self._unfinished:
             digest = Flattened.of(engine.state()).digest
-            for spec, outcome in zip(self.members, engine.outcomes, strict=True):
+            for spec, outcome, seen in zip(self.members, engine.outcomes, engine.observations, strict=True):
                 claim = self._unfinished.pop(spec.id, None)
                 if claim is not None:
                     result = self._result(spec, outcome, digest)
-                    claim.finish(result)
+                    claim.finish(result, seen)
                     self.around.tell(RunFinished(result))
         self.discard_checkpoints()
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from holdfast.analysis.probes import make_probe
 from holdfast.data import Dataset
 from holdfast.errors import ConfigurationError
 from holdfast.experiments.canonical import FrozenDict, check_keys, digest_of
@@ -12,6 +13,7 @@ from holdfast.experiments.scenarios import scenario_kind
 from holdfast.importance.measures import Measure, measure
 from holdfast.models import MultiHead
 from holdfast.scenarios import Scenario
+from holdfast.training.observing import Observer
 from holdfast.training.precision import Precision
 from holdfast.training.settings import Settings
 
@@ -31,8 +33,11 @@ class Spec:
         measure: the measure that protects, by its name in :func:`holdfast.measures`.
         strength: c, how strongly it protects.
         measure_settings: the measure's own settings, such as ``{"damping": 0.001}``.
-        watch: measures that only observe, by name.
-        watch_settings: their settings, by name.
+        watch: measures that only observe, by name. A measure can watch twice with different settings under names such
+            as ``"AF:large"``: the measure, a colon, and anything.
+        watch_settings: their settings, by the names in ``watch``.
+        probes: what else is looked at during the run, such as ``"importances"`` or ``"path:500"``; see
+            :mod:`holdfast.analysis.probes`.
         tasks: how many tasks; the scenario's usual number by default.
         hidden: the widths of the network's hidden layers; the scenario's usual ones by default.
         seed: the seed of everything random: pixel orders, weights, batches, dropout.
@@ -51,6 +56,7 @@ class Spec:
     measure_settings: Mapping[str, Any] = field(default_factory=dict)
     watch: tuple[str, ...] = ()
     watch_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    probes: tuple[str, ...] = ()
     tasks: int | None = None
     hidden: tuple[int, ...] | None = None
     seed: int = 0
@@ -75,7 +81,7 @@ class Spec:
         """Return the spec as plain values, ready for JSON."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values["measure_settings"] = dict(self.measure_settings)
-        values["watch"] = list(self.watch)
+        values["watch"], values["probes"] = list(self.watch), list(self.probes)
         values["watch_settings"] = {name: dict(settings) for name, settings in self.watch_settings.items()}
         values["hidden"] = None if self.hidden is None else list(self.hidden)
         values["settings"] = dataclasses.asdict(self.settings)
@@ -93,6 +99,7 @@ class Spec:
         values.update(
             settings=Settings(**values["settings"]),
             watch=tuple(values["watch"]),
+            probes=tuple(values["probes"]),
             hidden=None if hidden is None else tuple(hidden),
         )
         return cls(**values)
@@ -101,9 +108,13 @@ class Spec:
         """Return the measure that protects."""
         return measure(self.measure, **self.measure_settings)
 
-    def make_watched(self) -> list[Measure]:
-        """Return the measures that only observe."""
-        return [measure(name, **self.watch_settings[name]) for name in self.watch]
+    def make_watched(self) -> dict[str, Measure]:
+        """Return the measures that only observe, by the names they have here."""
+        return {name: _watching(name, self.watch_settings[name]) for name in self.watch}
+
+    def make_probes(self) -> dict[str, Observer]:
+        """Return what else looks at the run."""
+        return dict(make_probe(text, seed=self.seed) for text in self.probes)
 
     def make_scenario(self, datasets: Mapping[str, Dataset]) -> Scenario:
         """Return the tasks, from the data sets that the scenario needs."""
@@ -155,22 +166,31 @@ class Spec:
         if unknown:
             raise ConfigurationError(f"watch_settings for {unknown}, which are not watched: watch={self.watch}.")
         protecting = measure(self.measure, **self.measure_settings)
-        watched = [measure(name, **self.watch_settings.get(name, {})) for name in self.watch]
-        names = [found.name for found in (protecting, *watched)]
-        if len(set(names)) < len(names):
-            raise ConfigurationError(
-                f"measure={self.measure!r} and watch={self.watch} name a measure twice; expected each of them once."
-            )
+        watched: dict[str, Measure] = {}
+        for given in self.watch:
+            found = _watching(given, self.watch_settings.get(given, {}))
+            name = given if ":" in given else found.name
+            if name in (protecting.name, *watched):
+                raise ConfigurationError(
+                    f"measure={self.measure!r} and watch={self.watch} name a measure twice; expected each of them "
+                    f"once, or a name of its own for the second, such as '{found.name}:again'."
+                )
+            watched[name] = found
         self._set(
             measure=protecting.name,
             measure_settings=_settings_of(protecting),
-            watch=tuple(sorted(found.name for found in watched)),
-            watch_settings=FrozenDict({found.name: _settings_of(found) for found in watched}),
+            watch=tuple(sorted(watched)),
+            watch_settings=FrozenDict({name: _settings_of(found) for name, found in watched.items()}),
         )
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+
+def _watching(name: str, settings: Mapping[str, Any]) -> Measure:
+    """Return a watching measure; what follows a colon in its name is only a name."""
+    return measure(name.partition(":")[0], **settings)
 
 
 def _settings_of(made: Measure) -> FrozenDict:

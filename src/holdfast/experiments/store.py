@@ -4,6 +4,7 @@
 
     runs/<id>/spec.json          what the run is
               result.json        what came out, once it has finished
+              observations.safetensors  what its probes have seen, where it has any
               failure-1.json     why it could not go on, each time that it could not
               lock               held by the process that runs it
               *.safetensors      its checkpoints, until it has finished
@@ -17,10 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from holdfast.errors import ConfigurationError, StoreError
+from holdfast.errors import ConfigurationError, StateError, StoreError
 from holdfast.experiments.canonical import digest_of
 from holdfast.experiments.checkpoints import has_checkpoint, remove_checkpoints
 from holdfast.experiments.locks import Lock
+from holdfast.experiments.nested import Flattened, read_nested
 from holdfast.experiments.results import Failure, Result
 from holdfast.experiments.spec import Spec
 from holdfast.files import remove_unfinished, write_whole
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
+_OBSERVATIONS = "observations.safetensors"
 Status = Literal["finished", "failed", "started", "unknown"]
 
 
@@ -47,6 +50,17 @@ class Store:
         """Return the result of a run, if it has finished."""
         content = _read_json(self.run_folder(id) / "result.json")
         return None if content is None else _parsed(Result.from_dict, content, self.run_folder(id) / "result.json")
+
+    def observations(self, id: str) -> dict[str, dict[str, Any]]:
+        """Return what the probes of a finished run have seen, by probe; nothing for a run that had none."""
+        path = self.run_folder(id) / _OBSERVATIONS
+        if not path.exists():
+            return {}
+        try:
+            found: dict[str, dict[str, Any]] = read_nested(path)
+        except StateError as error:
+            raise StoreError(f"{error} Remove the folder {path.parent} to make the run again.") from error
+        return found
 
     def failures(self, id: str) -> list[Failure]:
         """Return why a run could not go on, each time that it could not."""
@@ -143,12 +157,14 @@ class Claim:
             if not (folder / "spec.json").exists():
                 write_whole(folder / "spec.json", _json(spec.to_dict()))
 
-    def finish(self, result: Result) -> None:
-        """Add the run's result, of which there is only ever one."""
+    def finish(self, result: Result, observations: Mapping[str, Any] | None = None) -> None:
+        """Add the run's result, of which there is only ever one, and what its probes have seen."""
         path = self._folder / "result.json"
         if path.exists():
             raise StoreError(f"{path} exists already; a result is never overwritten. Was its lock file removed?")
         with writing(path):
+            if observations:  # before the result, whose presence says that all is there
+                Flattened.of(dict(observations)).write(self._folder / _OBSERVATIONS)
             write_whole(path, _json(result.to_dict()))
 
     def fail(self, failure: Failure) -> None:

@@ -2,8 +2,9 @@
 
 from holdfast.training.fast import FastRuns
 from holdfast.training.learner import Learner
+from holdfast.training.observing import Observer
 from holdfast.training.plain import PlainRun
 from holdfast.training.progress import Engine, Outcome, Progress
 from holdfast.training.settings import Settings
 
-__all__ = ["Engine", "FastRuns", "Learner", "Outcome", "PlainRun", "Progress", "Settings"]
+__all__ = ["Engine", "FastRuns", "Learner", "Observer", "Outcome", "PlainRun", "Progress", "Settings"]

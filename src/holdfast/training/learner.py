@@ -6,7 +6,7 @@ The engines take the steps: :class:`~holdfast.training.plain.PlainRun` one run's
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from holdfast.importance.measures import Measure, PathMeasure
 from holdfast.models import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.scenarios import Samples, Scenario
 from holdfast.seeding import generator_for
+from holdfast.training.observing import Observer
 from holdfast.training.order import epoch_order, second_order, steps_per_epoch
 from holdfast.training.precision import check_precision, computing_in
 from holdfast.training.progress import Outcome
@@ -39,6 +40,7 @@ class Learner:
         device: where to train.
         judge_by: the samples that accuracies are of, ``"test"`` or ``"validation"``.
         precision: ``"fp32"``, ``"tf32"`` or ``"bf16"``.
+        observers: what looks at the run from close by, by name.
     """
 
     def __init__(
@@ -50,10 +52,11 @@ class Learner:
         settings: Settings,
         *,
         seed: int,
-        watch: Sequence[Measure] = (),
+        watch: Sequence[Measure] | Mapping[str, Measure] = (),
         device: torch.device | str = "cpu",
         judge_by: str = "test",
         precision: str = "fp32",
+        observers: Mapping[str, Observer] | None = None,
     ) -> None:
         self.settings = settings
         self.seed = seed
@@ -74,6 +77,7 @@ class Learner:
         # A head that belongs to one task is never protected; one that all share is a layer like the others.
         protect = "body.*" if scenario.heads > 1 else None
         self.guard = Consolidator(self.model, measure, strength, protect, watch=watch)
+        self.observers = dict(observers or {})
         self._drawn: dict[int, dict[str, Tensor]] = {}
         self.outcome = Outcome(untrained=self.accuracies())
 
@@ -115,6 +119,8 @@ class Learner:
         if task and self.settings.reinitialise:
             self.draw_ahead(task)
             take_weights(self._redrawn, self._drawn.pop(task))
+        for observer in self.observers.values():
+            observer.task_begun(self, task)
 
     def draw_ahead(self, task: int) -> None:
         """Draw the weights that a task will begin with, for an engine that has time to."""
@@ -128,8 +134,32 @@ class Learner:
 
     def end_task(self, task: int) -> None:
         """Measure what the task was worth, hold it from now on, and see how well every task is done now."""
-        self.guard.consolidate(self._measured(task), forward=lambda model, x: model(x, self.scenario.tasks[task].head))
+        head = self.scenario.tasks[task].head
+        found = self.guard.consolidate(self._measured(task), forward=lambda model, x: model(x, head))
+        for observer in self.observers.values():
+            observer.task_ended(self, task, found)
         self.outcome.matrix.append(self.accuracies())
+
+    def wanted_steps(self, task: int) -> list[int]:
+        """Return the steps of a task that some observer wants to see."""
+        steps = self.task_steps(task)
+        return sorted({step for observer in self.observers.values() for step in observer.wanted_steps(task, steps)})
+
+    @contextlib.contextmanager
+    def observed(self, task: int, step: int) -> Iterator[None]:
+        """Let observers look before and after a step that they want to see."""
+        steps = self.task_steps(task)
+        looking = [each for each in self.observers.values() if step in each.wanted_steps(task, steps)]
+        for observer in looking:
+            observer.before_step(self, task, step)
+        yield
+        for observer in looking:
+            observer.after_step(self, task, step)
+
+    @property
+    def observations(self) -> dict[str, dict[str, Any]]:
+        """All that was observed so far, by the observer's name."""
+        return {name: observer.state() for name, observer in self.observers.items()}
 
     def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
         """Return the mean cross-entropy of a batch, in the run's precision."""
@@ -167,6 +197,7 @@ class Learner:
             "matrix": copy.deepcopy(self.outcome.matrix),
             "untrained": list(self.outcome.untrained),
             "failure": self.outcome.failure,
+            "observers": copy.deepcopy(self.observations),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -175,6 +206,8 @@ class Learner:
         self.guard.load_state_dict(state["guard"])
         self.dropout.set_state(state["dropout"].cpu())
         self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"])
+        for name, observer in self.observers.items():
+            observer.load_state(copy.deepcopy(state["observers"][name]))
 
     def _measured(self, task: int) -> list[tuple[Tensor, Tensor]]:
         """Return the samples that measures after training look at: random ones, the same for all measures."""

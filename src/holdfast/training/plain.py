@@ -4,6 +4,7 @@ Everything fast is tested against this. A run can stop after any step: :meth:`Pl
 that takes over a state goes on exactly.
 """
 
+import contextlib
 import copy
 import time
 from collections.abc import Iterator
@@ -31,6 +32,11 @@ class PlainRun:
         """What came out so far."""
         return [self.learner.outcome]
 
+    @property
+    def observations(self) -> list[dict[str, dict[str, Any]]]:
+        """What observers have seen so far."""
+        return [self.learner.observations]
+
     def learn(self) -> Iterator[Progress]:
         """Learn all tasks that are left, telling of it about once a second, after each epoch and each task."""
         while self.task < len(self.learner.scenario):
@@ -39,7 +45,7 @@ class PlainRun:
     def learn_task(self) -> Iterator[Progress]:
         """Learn the current task to its end, and measure what it was worth."""
         learner, task = self.learner, self.task
-        samples = learner.samples(task)
+        samples, wanted = learner.samples(task), set(learner.wanted_steps(task))
         steps, per_epoch = learner.task_steps(task), learner.epoch_steps(task)
         started = told = time.perf_counter()
 
@@ -53,7 +59,9 @@ class PlainRun:
             epoch, first = divmod(self.step, per_epoch)
             order, second = learner.order(task, epoch), learner.order(task, epoch, second=True)
             for i in range(first, per_epoch):  # a run that was resumed begins within an epoch
-                loss = self._take_step(samples, order[i].to(learner.device), second[i].to(learner.device))
+                chosen = order[i].to(learner.device), second[i].to(learner.device)
+                with learner.observed(task, self.step) if self.step in wanted else contextlib.nullcontext():
+                    loss = self._take_step(samples, *chosen)
                 if i + 1 == per_epoch or time.perf_counter() - told > TELL_EVERY:
                     told = time.perf_counter()
                     yield progress(self.step)

@@ -56,6 +56,10 @@ class Engine(Protocol):
     def outcomes(self) -> list[Outcome]:
         """What came out so far, for each run."""
 
+    @property
+    def observations(self) -> list[dict[str, dict[str, Any]]]:
+        """What observers have seen so far, for each run, by the observer's name."""
+
     def learn(self) -> Iterator[Progress]:
         """Learn all tasks that are left. At every pause :meth:`state` is exact."""
 

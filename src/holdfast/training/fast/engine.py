@@ -1,5 +1,7 @@
 """The fast engine: several runs of one kind, trained side by side."""
 
+import bisect
+import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -74,6 +76,11 @@ class FastRuns:
         """What came out so far, for each run."""
         return [learner.outcome for learner in self.learners]
 
+    @property
+    def observations(self) -> list[dict[str, dict[str, Any]]]:
+        """What observers have seen so far, for each run."""
+        return [learner.observations for learner in self.learners]
+
     def learn(self) -> Iterator[Progress]:
         """Learn all tasks that are left, telling of it about once a second, after each epoch and each task."""
         while self.task < len(self._first.scenario):
@@ -91,12 +98,13 @@ class FastRuns:
             tasks, epochs = len(first.scenario), first.settings.epochs_of(task)
             return Progress(task, tasks, step, steps, epochs, time.perf_counter() - started, losses, learned)
 
+        wanted = sorted({step for learner in self.learners for step in learner.wanted_steps(task)})
         orders = self._orders(self.step // per_epoch)
         while self.step < steps:
             epoch, done = divmod(self.step, per_epoch)
             self._use_orders(orders, done)
             while done < per_epoch:
-                taken = self._take_steps(per_epoch - done)
+                taken = self._take_steps(per_epoch - done, wanted)
                 if done + taken == per_epoch:  # what comes next is drawn while the device is at work
                     if self.step + taken < steps:
                         orders = self._orders(epoch + 1)
@@ -321,13 +329,24 @@ class FastRuns:
                 lane.take_step()
         self._clock.tick()
 
-    def _take_steps(self, wanted: int) -> int:
+    def _take_steps(self, most: int, wanted: Sequence[int]) -> int:
+        """Take up to so many steps, but a step that observers want to see by itself; return how many."""
+        coming = bisect.bisect_left(wanted, self.step)
+        until_wanted = wanted[coming] - self.step if coming < len(wanted) else most
+        if until_wanted == 0:
+            with contextlib.ExitStack() as looking:
+                for learner in self.learners:
+                    looking.enter_context(learner.observed(self.task, self.step))
+                return self._take_unseen_steps(1)
+        return self._take_unseen_steps(min(most, until_wanted))
+
+    def _take_unseen_steps(self, most: int) -> int:
         """Take up to so many steps, and return how many: all of them where they are only launched."""
         if self._recording is not None:
-            self._recording.take_steps(wanted)
-            return wanted
+            self._recording.take_steps(most)
+            return most
         until, taken = time.perf_counter() + TELL_EVERY, 0
-        while taken == 0 or (taken < wanted and time.perf_counter() < until):
+        while taken == 0 or (taken < most and time.perf_counter() < until):
             self._take_step()
             taken += 1
         return taken

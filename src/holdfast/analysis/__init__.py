@@ -1,0 +1,1 @@
+"""What runs tell about importance: correlations, path integrals, gradient noise."""
