@@ -1,10 +1,6 @@
-"""Small runs on the digits, and an engine that has several of them side by side."""
+"""Small runs on the digits."""
 
-import dataclasses
-
-from holdfast.errors import NotFiniteError
 from holdfast.experiments import RunProgress, Spec
-from holdfast.experiments.engines import start_engine
 from holdfast.training.settings import Settings
 
 
@@ -38,36 +34,3 @@ class StopAfter:
 
     def __call__(self):
         return self.left <= 0
-
-
-class Lockstep:
-    """Several plain runs side by side: what the executor asks of an engine, in the simplest way."""
-
-    def __init__(self, specs, datasets, device):
-        self.runs = [start_engine([dataclasses.replace(spec, engine="plain")], datasets, device) for spec in specs]
-
-    @property
-    def outcomes(self):
-        return [run.outcomes[0] for run in self.runs]
-
-    def learn(self):
-        learning = {i: run.learn() for i, run in enumerate(self.runs) if run.outcomes[0].failure is None}
-        while learning:
-            told = None
-            for i, progress in list(learning.items()):
-                try:
-                    told = next(progress, None)
-                except NotFiniteError:  # the run's outcome says so
-                    del learning[i]
-                else:
-                    if told is None:
-                        return
-            if told is not None:
-                yield told
-
-    def state(self):
-        return {"runs": [run.state() for run in self.runs]}
-
-    def load_state(self, state):
-        for run, each in zip(self.runs, state["runs"], strict=True):
-            run.load_state(each)

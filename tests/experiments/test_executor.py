@@ -19,7 +19,8 @@ from holdfast.experiments import (
     execute,
     job,
 )
-from tests.experiments.helpers import Lockstep, StopAfter, same_result, small_spec
+from holdfast.experiments.engines import start_engine
+from tests.experiments.helpers import StopAfter, same_result, small_spec
 
 
 @pytest.fixture
@@ -29,12 +30,12 @@ def store(tmp_path):
 
 @pytest.fixture
 def side_by_side(monkeypatch):
-    """Let several specs have one engine; return the sizes of the groups that were started."""
+    """Return the sizes of the groups that were started."""
     sizes = []
 
     def start(specs, datasets, device):
         sizes.append(len(specs))
-        return Lockstep(specs, datasets, device)
+        return start_engine(specs, datasets, device)
 
     monkeypatch.setattr(job, "start_engine", start)
     return sizes
@@ -45,14 +46,6 @@ def alone(tmp_path_factory):
     """Results of four seeds, each run by itself."""
     store = Store(tmp_path_factory.mktemp("alone"))
     return {result.spec.id: result for result in execute([small_spec(i) for i in range(4)], store).finished}
-
-
-@pytest.fixture(scope="module")
-def alone_matrices(tmp_path_factory):
-    """The accuracies of four seeds, each run by itself in the loop that the runs side by side have here."""
-    store = Store(tmp_path_factory.mktemp("alone"))
-    execute([small_spec(i, engine="plain") for i in range(4)], store)
-    return [store.get(small_spec(i, engine="plain").id).matrix for i in range(4)]
 
 
 def kinds(events):
@@ -245,28 +238,28 @@ def test_what_a_process_left_that_was_killed_just_after_finishing_is_removed(sto
     assert not left.exists()
 
 
-def test_runs_that_differ_in_seed_and_strength_train_together(store, side_by_side, alone_matrices):
+def test_runs_that_differ_in_seed_and_strength_train_together(store, side_by_side, alone):
     others = [small_spec(measure="SOS"), small_spec(engine="plain"), small_spec(7, strength=1.0)]
     specs = [small_spec(i) for i in range(4)]
     summary = execute([*specs, *others], store, side_by_side=3)
     assert sorted(side_by_side) == [1, 1, 2, 3]
     assert len(summary.finished) == 7
-    assert [store.get(spec.id).matrix for spec in specs] == alone_matrices
+    assert [store.get(spec.id).matrix for spec in specs] == [alone[spec.id].matrix for spec in specs]
     assert store.get(specs[0].id).side_by_side == 3
     assert not list(store.folder.glob("groups/*/*.safetensors"))
 
 
-def test_what_was_begun_together_goes_on_together(store, side_by_side, alone_matrices):
+def test_what_was_begun_together_goes_on_together(store, side_by_side, alone):
     stop = StopAfter(5)
     specs = [small_spec(i) for i in range(4)]
     execute(specs[:3], store, side_by_side=3, on_event=stop.on_event, stop=stop)
     execute(reversed(specs), store, side_by_side=3)
     assert side_by_side == [3, 3, 1]
-    assert [store.get(spec.id).matrix for spec in specs] == alone_matrices
+    assert [store.get(spec.id).matrix for spec in specs] == [alone[spec.id].matrix for spec in specs]
     assert [store.get(spec.id).resumed for spec in specs] == [1, 1, 1, 0]
 
 
-def test_a_group_killed_between_two_results_writes_the_other_one(store, side_by_side, alone_matrices):
+def test_a_group_killed_between_two_results_writes_the_other_one(store, side_by_side, alone):
     class Killed(BaseException):
         pass
 
@@ -281,7 +274,7 @@ def test_a_group_killed_between_two_results_writes_the_other_one(store, side_by_
     summary = execute(specs, store, side_by_side=2)
     assert [result.spec for result in summary.finished] == [specs[1]]
     assert summary.finished[0].resumed == 1
-    assert summary.finished[0].matrix == alone_matrices[1]
+    assert summary.finished[0].matrix == alone[specs[1].id].matrix
     assert (store.run_folder(specs[0].id) / "result.json").stat() == first
 
 
@@ -310,7 +303,7 @@ def test_a_group_that_is_out_of_memory_is_tried_again_in_halves(store, monkeypat
         sizes.append(len(specs))
         if len(specs) > 2:
             raise torch.OutOfMemoryError("no room")
-        return Lockstep(specs, datasets, device)
+        return start_engine(specs, datasets, device)
 
     monkeypatch.setattr(job, "start_engine", start)
     summary = execute([small_spec(i) for i in range(5)], store, side_by_side=5)

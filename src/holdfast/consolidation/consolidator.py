@@ -1,6 +1,5 @@
 """The two lines that a user adds to a training loop."""
 
-import math
 import os
 import warnings
 import weakref
@@ -353,10 +352,9 @@ def _ids(optimizer: Optimizer) -> set[int]:
 
 
 def _checked_strength(value: float) -> float:
-    if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-        raise ConfigurationError(
-            f"strength={value!r}: expected a finite number not below 0 (0 observes, holding nothing)."
-        )
+    # The penalty's gradient has a factor 2c, which has to fit into a single-precision number.
+    if not (isinstance(value, int | float) and 0 <= value <= 1e38):
+        raise ConfigurationError(f"strength={value!r}: expected a number from 0 (observing, holding nothing) to 1e38.")
     return float(value)
 
 
