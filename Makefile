@@ -5,10 +5,12 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 .PHONY: demo test quick lint bench bench-gpu clean
 
+# One thread: the digits' networks are too small for more to pay.
 demo: .venv/demo
-	$(BIN)/python -m holdfast.demo
+	OMP_NUM_THREADS=1 $(BIN)/python -m holdfast reproduce all --preset digits --device cpu --store build/demo/runs --out build/demo/report
 
 test: .venv/test lint
+	sh scripts/ensure_chromium
 	$(BIN)/python -m pytest --numprocesses 2
 
 quick: .venv/test
@@ -32,11 +34,11 @@ bench-gpu:
 
 # A stamp for each set of extras, so that the second call installs nothing.
 .venv/demo: .venv/made pyproject.toml constraints.txt
-	$(INSTALL) --editable ".[demo]"
+	$(INSTALL) --editable ".[cli,report]"
 	@touch $@
 
 .venv/test: .venv/made pyproject.toml constraints.txt
-	$(INSTALL) --editable ".[demo,test,lint,cli,experiments,tensorboard]"
+	$(INSTALL) --editable ".[test,lint,cli,experiments,report,tensorboard]"
 	@touch $@
 
 .venv/bench: .venv/made pyproject.toml constraints.txt

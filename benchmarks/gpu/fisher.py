@@ -28,7 +28,7 @@ def run(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Repor
     batches = list(images.split(BATCH))
     seconds: dict[str, list[float]] = {}
     for name, allowed in (("float32", False), ("TF32", True)):
-        with tf32_allowed(allowed):
+        with tf32_allowed(allowed, device):
             holdfast.Fisher().measure(learner.model, batches[:2])  # warm
             seconds[name] = []
             for _ in range(1 if quick else 5):

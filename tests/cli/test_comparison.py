@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from holdfast.cli.comparison import compare, mean_and_error, standard_error
+from holdfast.cli.comparison import compare, mean_and_error
 from holdfast.experiments import Result
 from tests.cli.small import small_spec
 
@@ -57,4 +57,3 @@ def test_figures_for_people():
     assert mean_and_error([0.5, 0.7]) == "60.0 ± 10.0"
     assert mean_and_error([0.5]) == "50.0"
     assert mean_and_error([math.nan]) == "-"
-    assert standard_error([1.0, 2.0, 3.0]) == pytest.approx(1 / math.sqrt(3))

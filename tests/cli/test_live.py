@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.cli.jsonlines import plain
-from holdfast.cli.labels import duration, label_of_group
+from holdfast.cli.labels import duration, label_in_search, label_of_group
 from holdfast.cli.lines import Lines, line_of
 from holdfast.cli.live import LiveDisplay
 from holdfast.experiments import CheckpointRejected, RunFailed, RunProgress, RunSkipped, RunStarted
@@ -37,6 +37,17 @@ def test_the_display_shows_where_runs_stand_within_the_width(told, width):
     lines = [line.rpartition("\x1b[2K")[2] for line in shown.replace("\r", "\n").split("\n")]
     assert max(len(line) for line in lines if "\x1b" not in line) <= width
     assert any(line.startswith("SOS seed 0: ") and " % in " in line for line in lines)
+
+
+def test_a_search_does_not_know_how_many_runs_there_will_be(told):
+    console = terminal()
+    with LiveDisplay(console, None, label_in_search) as display:
+        for event in told:
+            display(event)
+            display._live.refresh()
+    shown = console.file.getvalue()
+    assert "runs done: 1" in shown and " of " not in shown
+    assert "SI seed 0, c = 20: " in shown
 
 
 def test_the_display_says_that_it_stops(told):

@@ -39,7 +39,7 @@ def test_the_help_shows_the_commands_and_the_exit_codes():
     done = run(*HOLDFAST, "--help")
     assert done.returncode == 0
     assert all(f"{code} " in done.stdout for code in (0, 1, 2, 3, 4, 130))
-    assert all(name in done.stdout for name in ("run", "runs", "measures", "data"))
+    assert all(name in done.stdout for name in ("run", "search", "runs", "measures", "data"))
 
 
 @pytest.mark.parametrize("package", ["typer", "rich"])

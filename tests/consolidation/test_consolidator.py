@@ -311,3 +311,37 @@ def test_a_task_can_be_started_again():
     guard.restart_task()
     with pytest.raises(holdfast.OrderError):
         guard.consolidate()
+
+
+def test_measures_of_the_same_mean_share_its_computation():
+    """The Fisher and its root differ only in what they make of the mean over samples; AF is another mean."""
+    calls = []
+
+    def forwards(watch):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3))
+        guard = holdfast.Consolidator(model, holdfast.Fisher(), watch=watch)
+        calls.clear()
+        model.register_forward_hook(lambda *_: calls.append(1))
+        found = guard.consolidate([torch.randn(6, 4)])
+        return len(calls), found
+
+    alone, _ = forwards([])
+    with_root, found = forwards([holdfast.RootFisher()])
+    assert with_root == alone
+    torch.testing.assert_close(found["sqrtFisher"].importance["0.weight"], found["EWC"].importance["0.weight"].sqrt())
+    assert forwards([holdfast.AbsoluteFisher()])[0] == 2 * alone
+    assert forwards([holdfast.RootFisher(samples=3)])[0] > alone
+
+
+def test_the_path_can_be_taken_over():
+    model = torch.nn.Linear(3, 2)
+    guard = holdfast.Consolidator(model, holdfast.SOS())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    model(torch.randn(5, 3)).square().mean().backward()
+    optimizer.step()
+    before = {name: state.clone() for name, state in guard.path.running["SOS"].items()}
+    guard.path = guard.path
+    assert guard.path.steps == 1
+    found = guard.consolidate()
+    assert all(torch.equal(found["SOS"].raw[name], state) for name, state in before.items())

@@ -1,1 +1,25 @@
-"""What runs tell about importance: correlations, path integrals, gradient noise."""
+"""Looking into runs: correlations of measures, path integrals, gradient noise, and the statistics of repetitions."""
+
+from holdfast.analysis.pearson import CoMoments
+from holdfast.analysis.probes import make_probe
+from holdfast.analysis.statistics import (
+    Estimate,
+    WelchTest,
+    correlation_interval,
+    difference_in_errors,
+    estimate,
+    shares_at_least,
+    welch_test,
+)
+
+__all__ = [
+    "CoMoments",
+    "Estimate",
+    "WelchTest",
+    "correlation_interval",
+    "difference_in_errors",
+    "estimate",
+    "make_probe",
+    "shares_at_least",
+    "welch_test",
+]

@@ -1,4 +1,4 @@
-"""The command line: ``holdfast run``, ``runs``, ``measures`` and ``data``."""
+"""The command line: ``holdfast run``, ``search``, ``runs``, ``measures`` and ``data``."""
 
 import sys
 

@@ -5,7 +5,9 @@ import typer
 from holdfast.cli import data, runs
 from holdfast.cli.exits import MEANINGS, Commands
 from holdfast.cli.measures import measures
+from holdfast.cli.reproduce import reproduce
 from holdfast.cli.run import run
+from holdfast.cli.search import search
 
 app = typer.Typer(
     cls=Commands,
@@ -17,6 +19,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=MEANINGS)(run)
+app.command(epilog=MEANINGS)(search)
+app.command(epilog=MEANINGS)(reproduce)
 app.add_typer(runs.app, name="runs")
 app.command()(measures)
 app.add_typer(data.app, name="data")

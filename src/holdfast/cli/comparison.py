@@ -12,6 +12,7 @@ from holdfast.cli.labels import duration
 from holdfast.cli.names import find_name
 from holdfast.cli.output import table
 from holdfast.experiments import Result, Spec
+from holdfast.experiments.averages import standard_error
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,6 @@ def mean_and_error(shares: Sequence[float]) -> str:
     if math.isnan(mean):
         return "-"
     return f"{100 * mean:.1f}" if math.isnan(error) else f"{100 * mean:.1f} ± {100 * error:.1f}"
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Return the standard error of a mean; it takes two values or more."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def _telling(described: Sequence[dict[str, Any]]) -> list[str]:

@@ -61,4 +61,5 @@ def plain(event: Event) -> dict[str, Any]:
 
 
 def _who(spec: Spec) -> dict[str, Any]:
-    return {"id": spec.id, "scenario": spec.scenario, "measure": spec.measure, "seed": spec.seed}
+    names = ("id", "scenario", "measure", "strength", "seed")
+    return {**{name: getattr(spec, name) for name in names}, "reinitialise": spec.settings.reinitialise}

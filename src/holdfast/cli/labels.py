@@ -1,28 +1,32 @@
 """What runs are called where a person reads it."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from holdfast.experiments import Spec
 from holdfast.training.metrics import average_accuracies
 from holdfast.training.progress import Outcome
 
-
-def label_of(spec: Spec) -> str:
-    """Return a run's name, such as ``SI seed 3``."""
-    return f"{spec.measure} seed {spec.seed}"
+Label = Callable[[Sequence[Spec]], str]
+"""Gives a name to a run, or to several that train together."""
 
 
 def label_of_group(specs: Sequence[Spec]) -> str:
     """Return a name for runs that train together, such as ``SI, SOS seeds 0-2``."""
-    if len(specs) == 1:
-        return label_of(specs[0])
     measures = ", ".join(dict.fromkeys(spec.measure for spec in specs))
     seeds = sorted({spec.seed for spec in specs})
     if len(seeds) == 1:
         return f"{measures} seed {seeds[0]}"
     in_a_row = seeds == list(range(seeds[0], seeds[-1] + 1))
     return f"{measures} seeds {f'{seeds[0]}-{seeds[-1]}' if in_a_row else ', '.join(map(str, seeds))}"
+
+
+def label_in_search(specs: Sequence[Spec]) -> str:
+    """Return a name for runs that may differ in strength alone, such as ``SI seed 1000 re-init, c = 0.1 … 5``."""
+    strengths = list(dict.fromkeys(f"{spec.strength:g}" for spec in specs))
+    shown = strengths[0] if len(strengths) == 1 else f"{strengths[0]} … {strengths[-1]}"
+    reinit = " re-init" if specs[0].settings.reinitialise else ""
+    return f"{label_of_group(specs)}{reinit}, c = {shown}"
 
 
 def percent(share: float) -> str:

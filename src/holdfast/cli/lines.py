@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from holdfast.cli.labels import accuracy_so_far, duration, label_of, label_of_group, percent
+from holdfast.cli.labels import Label, accuracy_so_far, duration, label_of_group, percent
 from holdfast.cli.listener import Display
 from holdfast.cli.pace import Pace
 from holdfast.experiments import (
@@ -16,29 +16,30 @@ from holdfast.experiments import (
 )
 
 
-def line_of(event: Event) -> tuple[str, str] | None:
+def line_of(event: Event, label: Label = label_of_group) -> tuple[str, str] | None:
     """Return the line that is worth keeping of an event, with its style; most are only of the moment."""
     match event:
         case RunStarted(spec, resumed=True):
-            return f"{label_of(spec)} goes on from its last checkpoint", "dim"
+            return f"{label([spec])} goes on from its last checkpoint", "dim"
         case RunFinished(result):
             took = duration(result.training_seconds)
             together = f", {result.side_by_side} runs side by side" if result.side_by_side > 1 else ""
-            return f"{label_of(result.spec)}: {percent(result.average_accuracy)} in {took}{together}", ""
+            return f"{label([result.spec])}: {percent(result.average_accuracy)} in {took}{together}", ""
         case RunFailed(spec, reason):
-            return f"{label_of(spec)} failed: {reason}", "red"
+            return f"{label([spec])} failed: {reason}", "red"
         case RunSkipped(spec, why):
-            return f"{label_of(spec)} skipped: {why}", "dim"
+            return f"{label([spec])} skipped: {why}", "dim"
         case CheckpointRejected(specs, kept, reason):
-            return f"{label_of_group(specs)}: a checkpoint cannot be used ({reason}); it is kept as {kept}", "yellow"
+            return f"{label(specs)}: a checkpoint cannot be used ({reason}); it is kept as {kept}", "yellow"
     return None
 
 
 class Lines(Display):
     """Prints a line for each task that was learned, and for each run."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, label: Label = label_of_group) -> None:
         self._console = console
+        self._label = label
         self._pace = Pace()
 
     def __call__(self, event: Event) -> None:
@@ -46,8 +47,8 @@ class Lines(Display):
         if isinstance(event, RunProgress):
             self._pace.see(event.progress)
             if event.progress.learned:
-                self._print(_learned(event, self._pace), "")
-        elif (line := line_of(event)) is not None:
+                self._print(f"{self._label(event.specs)}: {_learned(event, self._pace)}", "")
+        elif (line := line_of(event, self._label)) is not None:
             self._print(*line)
 
     def stopping(self) -> None:
@@ -65,4 +66,4 @@ def _learned(event: RunProgress, pace: Pace) -> str:
         parts.append(f"accuracy so far {percent(accuracy)}")
     if pace.rate is not None:
         parts.append(str(pace))
-    return f"{label_of_group(event.specs)}: {', '.join(parts)}"
+    return ", ".join(parts)

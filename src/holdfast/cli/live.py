@@ -7,7 +7,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from holdfast.cli.labels import accuracy_so_far, label_of_group, percent
+from holdfast.cli.labels import Label, accuracy_so_far, label_of_group, percent
 from holdfast.cli.lines import line_of
 from holdfast.cli.listener import Display
 from holdfast.cli.pace import Pace
@@ -17,8 +17,9 @@ from holdfast.experiments import Event, RunFailed, RunFinished, RunProgress, Run
 class LiveDisplay(Display):
     """A bar for the runs that train together, and where they stand below it."""
 
-    def __init__(self, console: Console, runs: int) -> None:
+    def __init__(self, console: Console, runs: int | None, label: Label = label_of_group) -> None:
         self._runs, self._done = runs, 0
+        self._label = label
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -48,7 +49,7 @@ class LiveDisplay(Display):
             self._show(event)
             return
         self._done += isinstance(event, RunFinished | RunFailed | RunSkipped)
-        if (line := line_of(event)) is not None:
+        if (line := line_of(event, self._label)) is not None:
             text, style = line
             self._live.console.print(text, style=style, soft_wrap=True)
 
@@ -61,7 +62,7 @@ class LiveDisplay(Display):
             if self._bar is not None:
                 self._bars.remove_task(self._bar)
             self._specs, self._pace = event.specs, Pace()
-            self._bar = self._bars.add_task(label_of_group(event.specs), total=1.0)
+            self._bar = self._bars.add_task(self._label(event.specs), total=1.0)
         assert self._bar is not None
         self._pace.see(event.progress)
         where = event.progress
@@ -75,7 +76,9 @@ class LiveDisplay(Display):
             parts.append(str(self._pace))
         if accuracy is not None:
             parts.append(f"accuracy so far {percent(accuracy)}")
-        if self._runs > 1:
+        if self._runs is None:
+            parts.append(f"runs done: {self._done}")
+        elif self._runs > 1:
             parts.append(f"{self._done} of {self._runs} runs done")
         if self._stopping:
             return Text("stopping; Ctrl-C again to stop at once, without saving", style="yellow")

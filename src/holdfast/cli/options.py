@@ -35,9 +35,7 @@ def specs_of(
     measures = list(dict.fromkeys(find_name("measure", name, known) for name in measures))
     watch = list(dict.fromkeys(find_name("measure", name, known) for name in watch))
     settings = settings_of_measures(assignments, measures, watch)
-    asked = {name: value for name, value in changes.items() if value is not None}
-    if "epochs" in asked:  # for all tasks, also where later ones usually have another number
-        asked.setdefault("later_epochs", None)
+    asked = asked_for(changes)
     found = []
     for measure in measures:
         # A measure that protects need not be watched as well.
@@ -46,6 +44,14 @@ def specs_of(
         own["measure_settings"] = settings[measure]
         found += [paper_spec(scenario, measure, seed=seed, **own, **asked) for seed in seeds]
     return found
+
+
+def asked_for(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes that were asked for: those that are not ``None``."""
+    asked = {name: value for name, value in changes.items() if value is not None}
+    if "epochs" in asked:  # for all tasks, also where later ones usually have another number
+        asked.setdefault("later_epochs", None)
+    return asked
 
 
 def settings_of_measures(

@@ -6,10 +6,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.cli.arguments import DEFAULT_STORE, StoreFolder
 from holdfast.cli.comparison import compare, comparison_table, fields_of
 from holdfast.cli.labels import duration, percent
 from holdfast.cli.output import pairs, print_json, results, table
-from holdfast.cli.run import DEFAULT_STORE, StoreFolder
 from holdfast.errors import ConfigurationError
 from holdfast.experiments import Result, Store
 

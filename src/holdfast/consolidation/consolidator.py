@@ -219,7 +219,7 @@ class Consolidator:
         """What path measures have gathered in the current task.
 
         It may be set by whoever takes steps without an optimiser that could be attached, such as an engine that
-        updates weights and measures in one kernel.
+        updates weights and measures in one kernel. Tensors are taken as they are, not copied.
         """
         memory = self._memory
         running = {label: dict(memory.ledgers[label].running) for label in self._watcher.path_measures}
@@ -228,10 +228,10 @@ class Consolidator:
     @path.setter
     def path(self, record: PathRecord) -> None:
         memory = self._memory
-        for label, states in record.running.items():
-            memory.ledgers[label].running = dict(states)
+        for label in self._watcher.path_measures:
+            memory.ledgers[label].running = dict(record.running.get(label, {}))
         memory.start = dict(record.start)
-        memory.steps = dict.fromkeys(record.start, record.steps)
+        memory.steps = dict.fromkeys(memory.parameters, record.steps) if record.steps else {}
 
     # Tasks
 

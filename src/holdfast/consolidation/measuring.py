@@ -8,6 +8,8 @@ from holdfast.consolidation.memory import Memory
 from holdfast.errors import BatchError, OrderError
 from holdfast.importance.batches import Forward, read_batch
 from holdfast.importance.measures import PathMeasure, SampleMeasure, WeightMeasure
+from holdfast.importance.phi import Phi
+from holdfast.importance.scores import Score
 
 
 def measure_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, TaskImportance]:
@@ -45,8 +47,10 @@ def _measure_samples(
             "(inputs, targets), such as its DataLoader."
         )
     device = next(iter(memory.parameters.values())).device
+    # Measures that differ only in what they make of the mean, as the Fisher and its root do, share one collector.
+    means = {name: _mean_of(measure) for name, measure in sampled.items()}
     collectors = {
-        name: measure.accumulator(memory.model, memory.parameters, forward, task=memory.tasks)
+        means[name]: measure.accumulator(memory.model, memory.parameters, forward, task=memory.tasks)
         for name, measure in sampled.items()
     }
     for batch in batches:
@@ -55,9 +59,15 @@ def _measure_samples(
             collector.update(read)
         if all(collector.full for collector in collectors.values()):
             break
+    results = {mean: collector.result() for mean, collector in collectors.items()}
     found = {}
-    for name, collector in collectors.items():
-        result = collector.result()
-        importance = {key: sampled[name].transform(mean) for key, mean in result.values.items()}
+    for name, measure in sampled.items():
+        result = results[means[name]]
+        importance = {key: measure.transform(mean) for key, mean in result.values.items()}
         found[name] = TaskImportance(importance, samples=result.samples, fallback=result.fallback)
     return found
+
+
+def _mean_of(measure: SampleMeasure) -> tuple[Score, Phi, int | None, int | None]:
+    """Return what decides the mean that a measure is made of."""
+    return measure.score, measure.phi, measure.sample_limit, measure.draw_seed

@@ -18,6 +18,8 @@ from holdfast.experiments.executor import Summary, execute
 from holdfast.experiments.presets import paper_spec
 from holdfast.experiments.results import Failure, Result
 from holdfast.experiments.scenarios import SCENARIOS, ScenarioKind
+from holdfast.experiments.search import search
+from holdfast.experiments.search_outcome import Point, SearchOutcome
 from holdfast.experiments.spec import Spec
 from holdfast.experiments.store import Store
 
@@ -26,6 +28,7 @@ __all__ = [
     "CheckpointRejected",
     "Event",
     "Failure",
+    "Point",
     "Result",
     "RunFailed",
     "RunFinished",
@@ -33,9 +36,11 @@ __all__ = [
     "RunSkipped",
     "RunStarted",
     "ScenarioKind",
+    "SearchOutcome",
     "Spec",
     "Store",
     "Summary",
     "execute",
     "paper_spec",
+    "search",
 ]

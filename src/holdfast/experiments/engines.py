@@ -17,10 +17,11 @@ from holdfast.training.progress import Engine
 
 def start_engine(specs: Sequence[Spec], datasets: Mapping[str, Dataset], device: torch.device) -> Engine:
     """Return an engine at the beginning of one run, or of several side by side."""
-    scenarios: dict[int | None, Scenario] = {}
+    scenarios: dict[tuple[object, ...], Scenario] = {}
     learners = []
     for spec in specs:
-        key = spec.seed if scenario_kind(spec.scenario).seeded else None
+        seed = spec.seed if scenario_kind(spec.scenario).seeded else None
+        key = spec.scenario, spec.tasks, spec.validation, spec.validation_seed, seed
         if key not in scenarios:
             scenarios[key] = spec.make_scenario(datasets).to(device)
         learners.append(make_learner(spec, scenarios[key], device))

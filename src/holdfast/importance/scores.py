@@ -105,6 +105,13 @@ class PositionScore(Score):
             raise ConfigurationError(f"positions={positions!r}: expected 'joint' or 'separate'.")
         self.positions = positions
 
+    def __eq__(self, other: object) -> bool:
+        """Two scores with the same settings are the same score."""
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *sorted(vars(self).items())))
+
     def rows(self, outputs: Tensor, targets: Tensor | None, phi: Phi, generator: torch.Generator | None) -> Rows:
         """Return the rows of this score: see :meth:`gradients` for what differs from one to the next."""
         if outputs.ndim < 2:

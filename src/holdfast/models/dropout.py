@@ -25,10 +25,15 @@ class Dropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         """Drop units with probability p while training, and scale up the others."""
         if self.kept is not None:
-            return input * (self.kept / (1 - self.p))
+            return input * (self.kept * self._scale)
         if not self.training or self.p == 0 or self.generator is None:
             return super().forward(input)
-        return input * draw_kept_(torch.empty_like(input), self.p, self.generator).div_(1 - self.p)
+        return input * draw_kept_(torch.empty_like(input), self.p, self.generator).mul_(self._scale)
+
+    @property
+    def _scale(self) -> float:
+        """What is kept is scaled up by; nothing is where p = 1."""
+        return 1 / (1 - self.p) if self.p < 1 else 0.0
 
 
 def draw_kept_(kept: Tensor, p: float, generator: torch.Generator) -> Tensor:
@@ -37,11 +42,13 @@ def draw_kept_(kept: Tensor, p: float, generator: torch.Generator) -> Tensor:
 
 
 def with_own_dropout(model: Model) -> Model:
-    """Let all of a model's dropout layers be of this kind."""
-    for module in model.modules():
-        for name, child in module.named_children():
+    """Let all of a model's dropout layers be of this kind; a layer that stands in several places stays one layer."""
+    replaced: dict[nn.Module, Dropout] = {}
+    for module in list(model.modules()):
+        for name, child in module._modules.items():  # noqa: SLF001 (named_children() leaves out repeated ones)
             if type(child) is nn.Dropout:
-                setattr(module, name, Dropout(child.p).train(child.training))
+                own = replaced.setdefault(child, Dropout(child.p))
+                setattr(module, name, own.train(child.training))
     return model
 
 

@@ -1,5 +1,6 @@
 """The paper's two networks, with its initialisation."""
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -27,40 +28,59 @@ class MultiHead(nn.Module):
         return logits
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
-        """Draw all weights anew."""
+        """Draw all weights anew that are trained."""
         initialise(self, self.bias, generator)
 
 
 def initialise(module: nn.Module, bias: float = 0.0, generator: torch.Generator | None = None) -> None:
-    """Draw the weights of linear and convolutional layers Glorot-uniformly, and set their biases."""
+    """Draw a network's trained weights anew, as :func:`draw_weights` does."""
     take_weights(module, draw_weights(module, bias, generator))
 
 
 def draw_weights(module: nn.Module, bias: float = 0.0, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-    """Return new weights and biases of linear and convolutional layers, by name.
+    """Return new weights of a network, by name, and new buffers of layers that have them.
 
-    The fans of a convolution count its kernel, as they do in TensorFlow and in torch. Weights are drawn where the
-    generator is, so that a seed gives the same ones on every device.
+    Linear and convolutional layers are drawn Glorot-uniformly, the fans of a convolution counting its kernel, as in
+    TensorFlow and in torch; their biases are set. Other layers are reset as they reset themselves. What is frozen
+    stays. All is drawn on the CPU, so that a seed gives the same weights on every device.
     """
-    drawn = {}
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
-            weight = torch.empty_like(layer.weight, device="cpu" if generator is None else generator.device)
-            drawn[_join(name, "weight")] = nn.init.xavier_uniform_(weight.detach(), generator=generator)
-            if layer.bias is not None:
-                drawn[_join(name, "bias")] = torch.full_like(layer.bias.detach(), bias)
+    drawn: dict[str, Tensor] = {}
+    for path, layer in module.named_modules():
+        own = dict(layer.named_parameters(recurse=False))
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d) and "weight" in own:
+            weight = torch.empty_like(own["weight"], device="cpu", requires_grad=False)
+            new = {"weight": nn.init.xavier_uniform_(weight, generator=generator)}
+            if "bias" in own:
+                new["bias"] = torch.full_like(own["bias"], bias, device="cpu", requires_grad=False)
+        elif own:
+            new = _reset(layer, generator)
+        else:
+            continue
+        trained = {name for name, parameter in own.items() if parameter.requires_grad}
+        keep = trained | (set(new) - set(own) if trained else set())
+        drawn |= {f"{path}.{name}" if path else name: value for name, value in new.items() if name in keep}
     return drawn
 
 
 @torch.no_grad()
 def take_weights(module: nn.Module, drawn: Mapping[str, Tensor]) -> None:
-    """Set parameters to given values, in place."""
+    """Set parameters and buffers to given values, in place."""
+    present = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     for name, value in drawn.items():
-        module.get_parameter(name).copy_(value)
+        present[name].copy_(value)
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def _reset(layer: nn.Module, generator: torch.Generator | None) -> dict[str, Tensor]:
+    """Return a layer's own parameters and buffers as it resets them itself, from a random stream of the generator's."""
+    fresh = copy.deepcopy(layer).cpu()
+    reset = getattr(fresh, "reset_parameters", None) or getattr(fresh, "_reset_parameters", None)
+    if reset is None:
+        return {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+        reset()
+    own = (*fresh.named_parameters(recurse=False), *fresh.named_buffers(recurse=False))
+    return {name: value.detach() for name, value in own}
 
 
 def mlp(

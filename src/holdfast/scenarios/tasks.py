@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,8 +20,20 @@ class Samples:
     y: Tensor
 
     def __post_init__(self) -> None:
+        if not isinstance(self.x, Tensor) or not isinstance(self.y, Tensor):
+            raise ConfigurationError(
+                f"Samples of a {type(self.x).__name__} and a {type(self.y).__name__}; expected two tensors."
+            )
+        if not len(self.x):
+            raise ConfigurationError("Samples without a single input; expected at least one.")
         if len(self.x) != len(self.y):
             raise ConfigurationError(f"{len(self.x)} inputs and {len(self.y)} labels; expected one label an input.")
+        if self.y.is_floating_point() or self.y.ndim != 1 or int(self.y.min()) < 0:
+            raise ConfigurationError(
+                f"Labels of type {self.y.dtype} and shape {tuple(self.y.shape)}, or below 0; expected one class number "
+                "from 0 up for each input."
+            )
+        object.__setattr__(self, "y", self.y.long())
 
     def __len__(self) -> int:
         return len(self.y)
@@ -123,12 +136,19 @@ def hold_out(samples: Samples, share: float, seed: int) -> tuple[Samples, Sample
     kept = round(share * len(samples))
     if not kept:
         return samples, None
+    if kept == len(samples):
+        raise ConfigurationError(
+            f"validation={share} of {len(samples)} samples leaves none to learn from; expected a smaller share."
+        )
     shuffled = torch.randperm(len(samples), generator=generator_for(seed, "validation", len(samples)))
     return samples.select(shuffled[kept:]), samples.select(shuffled[:kept])
 
 
+Given = Samples | tuple[Tensor, Tensor] | TorchDataset[tuple[Tensor, int]]
+
+
 def scenario_of(
-    pairs: Sequence[tuple[Samples | TorchDataset[tuple[Tensor, int]], Samples | TorchDataset[tuple[Tensor, int]]]],
+    pairs: Sequence[tuple[Given, Given]],
     *,
     name: str = "custom",
     classes: int | None = None,
@@ -141,7 +161,8 @@ def scenario_of(
     >>> scenario_of([(Samples(x1, y1), Samples(x1_test, y1_test)), (torch_dataset, torch_dataset_test)])
 
     Args:
-        pairs: for each task its training and test samples, as :class:`Samples` or as map-style torch data sets.
+        pairs: for each task its training and test samples, as :class:`Samples`, as a pair of tensors, or as map-style
+            torch data sets.
         name: what the scenario is called.
         classes: how many classes a head tells apart; by default the largest label + 1.
         own_heads: whether each task has a head of its own.
@@ -154,20 +175,40 @@ def scenario_of(
     for i, (given_train, given_test) in enumerate(pairs):
         train, kept = hold_out(_samples(given_train), validation, validation_seed)
         tasks.append(Task(f"task {i + 1}", train, _samples(given_test), kept, head=i if own_heads else 0))
-    largest = max(int(s.y.max()) for task in tasks for s in (task.stored_train, task.stored_test))
+    parts = [part for task in tasks for part in (task.stored_train, task.stored_test, task.stored_validation) if part]
+    largest = max(int(part.y.max()) for part in parts)
     if classes is not None and largest >= classes:
         raise ConfigurationError(f"A label {largest} and classes={classes}; expected labels from 0 to {classes - 1}.")
     return Scenario(name, tuple(tasks), classes or largest + 1)
 
 
-def _samples(given: Samples | TorchDataset[tuple[Tensor, int]]) -> Samples:
+def _samples(given: Given) -> Samples:
+    """Return samples, read from a data set if they are not samples yet."""
     if isinstance(given, Samples):
         return given
-    if not hasattr(given, "__len__"):
+    if isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, Tensor) for part in given):
+        return Samples(*given)
+    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
         raise ConfigurationError(
-            f"A {type(given).__name__} without a length; expected Samples(x, y) or a map-style torch Dataset."
+            f"A {type(given).__name__} without a length or items; expected Samples(x, y), a pair of tensors or a "
+            "map-style torch Dataset."
         )
-    items = [given[i] for i in range(len(given))]
-    return Samples(
-        torch.stack([torch.as_tensor(x) for x, _ in items]), torch.tensor([int(y) for _, y in items], dtype=torch.long)
-    )
+    pairs = [_pair(given[i], i) for i in range(len(given))]  # type: ignore[arg-type]
+    shapes = {x.shape for x, _ in pairs}
+    if len(shapes) > 1:
+        raise ConfigurationError(
+            f"Inputs of shapes {sorted(map(tuple, shapes))[:3]} in one {type(given).__name__}; expected one shape for "
+            "all."
+        )
+    return Samples(torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs], dtype=torch.long))
+
+
+def _pair(item: object, index: int) -> tuple[Tensor, int]:
+    try:
+        x, y = cast("tuple[Any, Any]", item)
+        return torch.as_tensor(x), int(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"Item {index} of a data set is a {type(item).__name__} that does not read as input and label ({error}); "
+            "expected a pair of a tensor and a class number."
+        ) from error

@@ -6,6 +6,7 @@ The engines take the steps: :class:`~holdfast.training.plain.PlainRun` one run's
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.consolidation import Consolidator
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, HoldfastWarning
 from holdfast.importance.measures import Measure, PathMeasure
 from holdfast.models import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.scenarios import Samples, Scenario
 from holdfast.seeding import generator_for
+from holdfast.training.modes import modes_of
 from holdfast.training.observing import Observer
 from holdfast.training.order import epoch_order, second_order, steps_per_epoch
 from holdfast.training.precision import check_precision, computing_in
@@ -31,7 +33,7 @@ class Learner:
 
     Args:
         scenario: the tasks.
-        model: the network; its weights are drawn anew from the seed.
+        model: the network; its trained weights are drawn anew from the seed.
         measure: what drives the penalty.
         strength: the penalty's strength c.
         settings: the protocol of the run.
@@ -64,16 +66,26 @@ class Learner:
         self.precision = check_precision(precision)
         self.judge_by = judge_by
         self.scenario = scenario.to(self.device)
-        if judge_by not in ("test", "validation") or any(getattr(task, judge_by) is None for task in scenario.tasks):
+        if judge_by not in ("test", "validation") or any(
+            getattr(t, f"stored_{judge_by}") is None for t in scenario.tasks
+        ):
             raise ConfigurationError(
                 f"judge_by={judge_by!r} for a scenario whose tasks have no such samples; expected 'test', or "
                 "'validation' for a scenario that was made with a validation share."
             )
+        _check_network(model, self.scenario)
         self.model = with_own_dropout(model).to(self.device)
+        self.modes = modes_of(self.model, self.samples(0).x)
+        if self.modes.draws:
+            warnings.warn(
+                "The network draws random numbers in its own code while training, which the seed does not decide: the "
+                "run cannot be repeated or resumed exactly. Use nn.Dropout layers, which can.",
+                HoldfastWarning,
+                stacklevel=2,
+            )
         self.model.initialise(generator_for(seed, "weights", 0))
         self.dropout = generator_for(seed, "dropout", 0, device=self.device)
         give_generator(self.model, self.dropout)
-        self.drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules())
         # A head that belongs to one task is never protected; one that all share is a layer like the others.
         protect = "body.*" if scenario.heads > 1 else None
         self.guard = Consolidator(self.model, measure, strength, protect, watch=watch)
@@ -88,8 +100,8 @@ class Learner:
 
     @property
     def needs_own_gradient(self) -> bool:
-        """Whether measures need a gradient without dropout beside the one that makes the step."""
-        return self.drops and bool(self.path_measures)
+        """Whether measures need a gradient in evaluation mode beside the one that makes the step."""
+        return self.modes.matter and any(measure.needs_gradient for measure in self.path_measures.values())
 
     @property
     def needs_second_batch(self) -> bool:
@@ -165,8 +177,7 @@ class Learner:
         """Return the mean cross-entropy of a batch, in the run's precision."""
         with self.computing():
             logits = self.model(x, self.scenario.tasks[task].head)
-        # A softmax in 16 bits would lose what training needs near its end.
-        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), y)
+        return task_loss(logits, y)
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
         """Compute in the run's precision."""
@@ -192,12 +203,12 @@ class Learner:
         """Return everything about the run but its optimiser."""
         return {
             "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
-            "guard": copy.deepcopy(self.guard.state_dict()),
+            "guard": copied(self.guard.state_dict()),
             "dropout": self.dropout.get_state(),
             "matrix": copy.deepcopy(self.outcome.matrix),
             "untrained": list(self.outcome.untrained),
             "failure": self.outcome.failure,
-            "observers": copy.deepcopy(self.observations),
+            "observers": copied(self.observations),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -207,11 +218,41 @@ class Learner:
         self.dropout.set_state(state["dropout"].cpu())
         self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"])
         for name, observer in self.observers.items():
-            observer.load_state(copy.deepcopy(state["observers"][name]))
+            observer.load_state(copied(state["observers"][name]))
 
-    def _measured(self, task: int) -> list[tuple[Tensor, Tensor]]:
-        """Return the samples that measures after training look at: random ones, the same for all measures."""
+    def _measured(self, task: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the samples that measures after training look at: random ones, the same for all measures."""
         samples = self.samples(task)
         drawn = torch.randperm(len(samples), generator=generator_for(self.seed, "measured", task))
         chosen = drawn[: self.settings.samples].to(self.device)
-        return list(zip(samples.x[chosen].split(500), samples.y[chosen].split(500), strict=True))
+        yield from zip(samples.x[chosen].split(500), samples.y[chosen].split(500), strict=True)
+
+
+def task_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy; a softmax in 16 bits would lose what training needs near its end."""
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), y)
+
+
+def copied(state: Any) -> Any:
+    """Return a state whose tensors are its own, each with no more memory than it needs."""
+    match state:
+        case Tensor():
+            return state.clone()
+        case dict():
+            return {key: copied(value) for key, value in state.items()}
+        case list() | tuple():
+            return type(state)(copied(value) for value in state)
+    return state
+
+
+def _check_network(model: MultiHead, scenario: Scenario) -> None:
+    if not isinstance(model, MultiHead):
+        raise ConfigurationError(
+            f"The network is a {type(model).__name__}; expected a MultiHead. Wrap it: MultiHead(body, features, "
+            f"classes={scenario.classes}, heads={scenario.heads}), where body turns inputs into so many features."
+        )
+    if len(model.heads) < scenario.heads:
+        raise ConfigurationError(
+            f"A network with {len(model.heads)} heads for a scenario that needs {scenario.heads}; expected "
+            f"MultiHead(..., heads={scenario.heads})."
+        )

@@ -15,6 +15,7 @@ from torch import Tensor
 from holdfast.errors import NotFiniteError
 from holdfast.scenarios import Samples
 from holdfast.training.learner import Learner
+from holdfast.training.precision import tf32_allowed
 from holdfast.training.progress import TELL_EVERY, Outcome, Progress, diverged
 
 
@@ -57,10 +58,12 @@ class PlainRun:
         loss = float("nan")
         while self.step < steps:
             epoch, first = divmod(self.step, per_epoch)
-            order, second = learner.order(task, epoch), learner.order(task, epoch, second=True)
+            order = learner.order(task, epoch)
+            second = learner.order(task, epoch, second=True) if learner.needs_second_batch else order
             for i in range(first, per_epoch):  # a run that was resumed begins within an epoch
                 chosen = order[i].to(learner.device), second[i].to(learner.device)
-                with learner.observed(task, self.step) if self.step in wanted else contextlib.nullcontext():
+                seen = learner.observed(task, self.step) if self.step in wanted else contextlib.nullcontext()
+                with seen, tf32_allowed(learner.precision == "tf32", learner.device):  # the backward pass too
                     loss = self._take_step(samples, *chosen)
                 if i + 1 == per_epoch or time.perf_counter() - told > TELL_EVERY:
                     told = time.perf_counter()
@@ -111,6 +114,10 @@ class PlainRun:
             learner.outcome.failure = diverged(loss.item(), task, self.step)
             raise NotFiniteError(learner.outcome.failure)
         loss.backward()
-        self.optimizer.step()
+        try:
+            self.optimizer.step()
+        except NotFiniteError as error:  # a finite loss with a gradient that is not
+            learner.outcome.failure = f"Task {task + 1}: {error}"
+            raise NotFiniteError(learner.outcome.failure) from error
         self.step += 1
         return loss.item()

@@ -21,8 +21,11 @@ def check_precision(given: str) -> Precision:
 
 
 @contextlib.contextmanager
-def tf32_allowed(allowed: bool) -> Iterator[None]:
+def tf32_allowed(allowed: bool, device: torch.device) -> Iterator[None]:
     """Let CUDA's matrix products and convolutions round their inputs or not, then restore what was set."""
+    if device.type != "cuda":
+        yield
+        return
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = allowed
@@ -35,5 +38,6 @@ def tf32_allowed(allowed: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def computing_in(precision: Precision, device: torch.device) -> Iterator[None]:
     """Compute in a precision."""
-    with tf32_allowed(precision == "tf32"), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+    half = precision == "bf16"
+    with tf32_allowed(precision == "tf32", device), torch.autocast(device.type, torch.bfloat16, enabled=half):
         yield

@@ -1,6 +1,7 @@
 """How a sequence of tasks is learned."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Literal
 
@@ -22,7 +23,7 @@ class Settings:
         learning_rate: its step size.
         momentum: of SGD.
         reinitialise: whether the weights are drawn anew before every task but the first (heads that belong to one
-            task are left alone).
+            task, and what is frozen, are left alone).
         samples: how many training samples a measure after training looks at; all by default.
     """
 
@@ -36,13 +37,15 @@ class Settings:
     samples: int | None = None
 
     def __post_init__(self) -> None:
-        later = self.epochs if self.later_epochs is None else self.later_epochs
-        positive = min(self.epochs, later, self.batch_size, 1 if self.samples is None else self.samples) >= 1
-        if not positive or not self.learning_rate > 0 or not 0 <= self.momentum < 1:
-            raise ConfigurationError(
-                f"{self}: expected epochs, batch_size and samples of at least 1, a learning_rate above 0 and a "
-                "momentum from 0 up to, but not, 1."
-            )
+        for name in ("epochs", "later_epochs", "batch_size", "samples"):
+            value = getattr(self, name)
+            optional = value is None and name in ("later_epochs", "samples")
+            if not optional and not (isinstance(value, int) and value >= 1):
+                raise ConfigurationError(f"{name}={value!r}: expected a whole number, 1 or more.")
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigurationError(f"learning_rate={self.learning_rate!r}: expected a number above 0.")
+        if not 0 <= self.momentum < 1:
+            raise ConfigurationError(f"momentum={self.momentum!r}: expected a number from 0 up to, but not, 1.")
         if self.optimizer not in ("adam", "sgd"):
             raise ConfigurationError(f"optimizer={self.optimizer!r}: expected 'adam' or 'sgd'.")
 

@@ -96,3 +96,19 @@ def test_a_run_that_stopped_goes_on_exactly():
     finish(resumed)
     for a, b in zip(resumed.learners, whole.learners, strict=True):
         compare(a, b, 1e-10)
+
+
+def test_epochs_of_a_single_step():
+    fast = finish(FastRuns([learner(3, "SI", batch_size=35)]))
+    plain = finish(PlainRun(learner(3, "SI", batch_size=35)))
+    compare(fast.learners[0], plain.learner, 1e-8)
+
+
+def test_a_run_that_stopped_at_the_end_of_a_task_goes_on():
+    whole, stopped, resumed = (FastRuns([learner(1, "SI")]) for _ in range(3))
+    for progress in stopped.learn():
+        if progress.step == progress.steps:  # all steps taken, nothing measured yet
+            break
+    assert not stopped.outcomes[0].matrix
+    resumed.load_state(stopped.state())
+    compare(finish(resumed).learners[0], finish(whole).learners[0], 1e-10)

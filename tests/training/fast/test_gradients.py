@@ -61,18 +61,41 @@ def test_a_convolutional_network_as_a_formula(dropping, channels_last):
     assert losses[0].nonzero().tolist() == [[0, 1]]
 
 
-def test_which_networks_are_formulas():
-    def network(*layers):
-        return MultiHead(nn.Sequential(*layers), 4, 3)
+class OwnDropout(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, self.training)
 
-    linear = network(nn.Linear(6, 4), nn.ReLU(), Dropout(0.5))
-    assert is_a_formula(linear) and is_all_linear(linear)
-    assert is_a_formula(convolutional()) and not is_all_linear(convolutional())
-    assert not is_a_formula(network(nn.Linear(6, 4), nn.BatchNorm1d(4)))
-    assert not is_a_formula(network(nn.Linear(6, 4), nn.Dropout1d(0.5)))
-    frozen = network(nn.Linear(6, 4))
-    frozen.body[0].bias.requires_grad_(False)
-    assert not is_a_formula(frozen)
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop = Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.drop(x))
+
+
+@pytest.mark.filterwarnings("ignore:The network draws random numbers")
+def test_which_networks_are_formulas():
+    def learner(*layers):
+        scenario = make_scenario()
+        return make_learner(scenario=scenario, model=MultiHead(nn.Sequential(*layers), 4, 3, scenario.heads))
+
+    linear = learner(nn.Linear(6, 4), nn.ReLU(), nn.Dropout(0.5))
+    assert is_a_formula(linear) and is_all_linear(linear.model)
+    assert not is_all_linear(convolutional())
+    images = make_scenario(shape=(2, 6, 6), tasks=2)
+    assert is_a_formula(make_learner(scenario=images, model=convolutional()))
+    assert not is_a_formula(learner(nn.Linear(6, 4), nn.BatchNorm1d(4)))
+    assert not is_a_formula(learner(nn.Linear(6, 4), nn.AlphaDropout(0.5)))
+    assert not is_a_formula(learner(nn.Linear(6, 4), OwnDropout()))
+    assert not is_a_formula(learner(nn.Linear(6, 4), Twice()))
+    frozen = nn.Linear(6, 4)
+    frozen.bias.requires_grad_(False)
+    assert not is_a_formula(learner(frozen))
+    tied = learner(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 4)).model
+    tied.body[2].weight = tied.body[1].weight
+    assert not is_a_formula(make_learner(scenario=make_scenario(), model=tied))
 
 
 def test_a_layout_gives_every_parameter_an_aligned_place():

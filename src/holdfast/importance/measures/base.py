@@ -59,6 +59,11 @@ class PathMeasure(Measure):
     """Whether it uses Δ, and so has to wait until the step has been taken."""
 
     @property
+    def needs_gradient(self) -> bool:
+        """Whether it uses g, the gradient of the step's own batch."""
+        return True
+
+    @property
     def needs_independent_gradient(self) -> bool:
         """Whether each step needs g′, a second estimate of the gradient."""
         return False

@@ -82,6 +82,11 @@ class SIU(PathIntegral):
     choose_when: ClassVar[str] = "To attribute the loss's decrease to weights without bias; it protects worse than SI."
 
     @property
+    def needs_gradient(self) -> bool:
+        """Never."""
+        return False
+
+    @property
     def needs_independent_gradient(self) -> bool:
         """Always."""
         return True

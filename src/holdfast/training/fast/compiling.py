@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import _dynamo as dynamo
 
 VARIANTS = 256
 """How many versions of one function may be compiled. torch's own limit is 8, after which it runs the rest uncompiled; a
@@ -18,6 +17,8 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
     """
     if device.type != "cuda":
         return function
+    from torch import _dynamo as dynamo  # noqa: PLC0415 (takes a second to import, and only GPUs need it)
+
     fast = torch.compile(function, fullgraph=True, dynamic=False)
 
     def call(*args: Any) -> Any:

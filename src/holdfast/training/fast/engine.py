@@ -50,11 +50,12 @@ class FastRuns:
         """How long compiling and recording took."""
         first = learners[0]
         self._first, self._device = first, first.device
-        as_formula = is_a_formula(first.model) and (self._device.type == "cuda" or batched is True)
+        as_formula = is_a_formula(first) and (self._device.type == "cuda" or batched is True)
         if batched and not (as_formula and is_all_linear(first.model)):
             raise ConfigurationError(
-                "batched=True for a network that has other weights than those of linear layers, frozen ones, buffers "
-                "or layers that behave differently in training; leave it out, and each run has its own products."
+                "batched=True for a network that has other weights than those of linear layers, frozen or tied ones, "
+                "buffers, or layers that behave differently in training; leave it out, and each run has its own "
+                "products."
             )
         together = as_formula and is_all_linear(first.model) and batched is not False
         self._layout = Layout({name: p.shape for name, p in trained_parameters(first.model, 0).items()})
@@ -64,11 +65,13 @@ class FastRuns:
         # Compiled once for all lanes.
         self._formula = None
         if as_formula:
-            images = len(first.scenario.input_shape) == 3
+            images = first.samples(0).x.ndim == 4
             self._formula = Formula(first, runs=runs if together else 1, channels_last=images)
         self._update_joined = JoinedUpdate(self._layout, self._update, self._device)
         self._lanes = [self._make_lane(span) for span in rows]
         self._recording: Recording | None = None
+        self._pace = TELL_EVERY / 50
+        """Seconds a step; a guess before the first."""
         self._begin_task()
 
     @property
@@ -104,6 +107,7 @@ class FastRuns:
             epoch, done = divmod(self.step, per_epoch)
             self._use_orders(orders, done)
             while done < per_epoch:
+                began = time.perf_counter()
                 taken = self._take_steps(per_epoch - done, wanted)
                 if done + taken == per_epoch:  # what comes next is drawn while the device is at work
                     if self.step + taken < steps:
@@ -111,6 +115,7 @@ class FastRuns:
                     else:
                         self._draw_ahead()
                 losses = self._check_losses(done, taken)
+                self._pace = (time.perf_counter() - began) / taken
                 done += taken
                 self.step += taken
                 yield progress(self.step)
@@ -118,11 +123,14 @@ class FastRuns:
         self.task += 1
         if self.task < len(first.scenario):
             self._begin_task()
+        else:
+            self._let_go()
         yield progress(steps, learned=True)
 
     def state(self) -> dict[str, Any]:
         """Return everything needed to go on exactly, one entry a run."""
-        self._report_paths()
+        if self.task < len(self._first.scenario):
+            self._report_paths()
         runs = []
         for i, learner in enumerate(self.learners):
             moments = {
@@ -145,11 +153,13 @@ class FastRuns:
             record = learner.guard.path
             starts = self._layout.views(self._start[i])
             for name, value in record.start.items():
-                starts[name].copy_(value)
+                if name in starts:
+                    starts[name].copy_(value)
             for states, label in zip(self._kept.states, learner.path_measures, strict=True):
                 views = self._layout.views(states[i])
                 for name, value in record.running[label].items():
-                    views[name].copy_(value)
+                    if name in views:
+                        views[name].copy_(value)
             for rows, name in zip(self._kept.moments, self._update.optimiser.moments, strict=True):
                 views = self._layout.views(rows[i])
                 for key, value in own["optimizer"][name].items():
@@ -157,6 +167,7 @@ class FastRuns:
             self._hold(i)
         if self.task < len(self._first.scenario):
             self._fill_task()
+            self._clock.set(0, self.step)
 
     # Buffers and lanes
 
@@ -191,13 +202,13 @@ class FastRuns:
 
     def _make_lane(self, span: slice) -> Lane:
         first, learners, schedule = self._first, self.learners[span], self._schedule
-        half = first.precision == "bf16" and self._formula is not None
-        samples = [task.stored_train for task in first.scenario.tasks]
+        x = first.samples(0).x  # as tasks give it, which may not be as it is stored
+        half = first.precision == "bf16" and self._formula is not None and x.is_floating_point()
         batches = Batches(
             len(learners),
-            max(map(len, samples)),
-            torch.Size(first.scenario.input_shape),
-            torch.bfloat16 if half else samples[0].x.dtype,
+            max(len(task.stored_train) for task in first.scenario.tasks),
+            x.shape[1:],
+            torch.bfloat16 if half else x.dtype,
             self._device,
             channels_last=self._formula is not None,
         )
@@ -225,7 +236,7 @@ class FastRuns:
         if self._formula is None:
             return ModuleGradients(first, batches)
         masks = None
-        if first.drops:
+        if first.modes.drops:
             x, _ = batches.fetch(self._schedule.orders[: len(learners)], self._clock.in_epoch)
             with first.computing():
                 masks = Masks(first.model, x[0], [learner.dropout for learner in learners])
@@ -238,6 +249,7 @@ class FastRuns:
         for i, learner in enumerate(self.learners):
             learner.begin_task(self.task)
             self._bind(i)
+            self._hold(i)
         for buffer in (*self._kept.moments, *self._kept.states):
             buffer.zero_()
         self._start.copy_(self._kept.weights)
@@ -287,7 +299,7 @@ class FastRuns:
 
             def own(rows: Tensor, row: int = i, names: Sequence[str] = tuple(protected)) -> dict[str, Tensor]:
                 views = self._layout.views(rows[row])
-                return {name: views[name] for name in names}
+                return {name: views[name] for name in names if name in views}  # frozen ones have no place
 
             running = {label: own(rows) for label, rows in zip(learner.path_measures, self._kept.states, strict=True)}
             learner.guard.path = PathRecord(running, own(self._start), self.step)
@@ -295,10 +307,18 @@ class FastRuns:
     def _hold(self, run: int) -> None:
         """Take over what a run's guard holds it to."""
         guard = self.learners[run].guard
+        self._strengths[run] = 2 * guard.strength
         for values, rows in ((guard.importance, self._kept.importance), (guard.anchor, self._kept.anchor)):
-            views = self._layout.views(rows[run])
-            for name, value in values.items():
-                views[name].copy_(value)
+            rows[run].zero_()
+            for name, view in self._layout.views(rows[run]).items():
+                if name in values:
+                    view.copy_(values[name])
+
+    def _let_go(self) -> None:
+        """Let the networks have weights of their own again, once all is learned."""
+        for learner in self.learners:
+            for parameter in learner.model.parameters():
+                parameter.data = parameter.data.clone()
 
     # Steps
 
@@ -307,7 +327,8 @@ class FastRuns:
         if self._device.type != "cuda" or self._recording is not None:
             return
         started = time.perf_counter()
-        with tf32_allowed(self._first.precision == "tf32"):
+        self._clock.set(0, 0)
+        with torch.cuda.device(self._device), tf32_allowed(self._first.precision == "tf32", self._device):
             self._recording = Recording(
                 self._take_step,
                 [
@@ -316,7 +337,7 @@ class FastRuns:
                 ],
                 [learner.dropout for learner in self.learners],
             )
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
         self.preparing_seconds += time.perf_counter() - started
 
     @torch.no_grad()
@@ -343,8 +364,11 @@ class FastRuns:
     def _take_unseen_steps(self, most: int) -> int:
         """Take up to so many steps, and return how many: all of them where they are only launched."""
         if self._recording is not None:
-            self._recording.take_steps(most)
-            return most
+            # Launching takes no time, so what has been seen of the device's pace says when to look at it again.
+            launched = min(most, max(1, int(TELL_EVERY / self._pace)))
+            with torch.cuda.device(self._device):
+                self._recording.take_steps(launched)
+            return launched
         until, taken = time.perf_counter() + TELL_EVERY, 0
         while taken == 0 or (taken < most and time.perf_counter() < until):
             self._take_step()
@@ -398,10 +422,19 @@ def _check_alike(learners: Sequence[Learner]) -> None:
 
     def kind(learner: Learner) -> tuple[Any, ...]:
         tasks = tuple((len(task.stored_train), task.head) for task in learner.scenario.tasks)
-        shapes = tuple((name, p.shape, p.dtype) for name, p in learner.model.named_parameters())
+        x = learner.samples(0).x
         measures = tuple(learner.guard.measures.items())
-        return learner.settings, learner.device, learner.precision, tasks, shapes, measures
+        network = f"{learner.model}, parameters of {[str(p.dtype) for p in learner.model.parameters()]}"
+        return learner.settings, learner.device, learner.precision, tasks, (x.shape, x.dtype), measures, network
 
+    if len({id(learner.model) for learner in learners}) < len(learners):
+        raise ConfigurationError("Several runs have one network among them; expected one of its own for each.")
+    types = {parameter.dtype for parameter in learners[0].model.parameters()}
+    if len(types) > 1 or min(dtype.itemsize for dtype in types) < 4:
+        raise ConfigurationError(
+            f"Parameters of type {', '.join(sorted(map(str, types)))}; expected float32 or float64 for all of them. "
+            "precision='bf16' computes in 16 bits and keeps weights and importances in full."
+        )
     for learner in learners[1:]:
         for first, other in zip(kind(learners[0]), kind(learner), strict=True):
             if first != other:

@@ -38,15 +38,14 @@ class Layout:
         """Return each parameter's part of a buffer ``[..., width]``, in the parameter's shape."""
         lead = rows.shape[:-1]
         return {
-            name: rows[..., place.start : place.stop].unflatten(-1, place.shape).view(*lead, *place.shape)
-            for name, place in self.places.items()
+            name: rows[..., place.start : place.stop].view((*lead, *place.shape)) for name, place in self.places.items()
         }
 
     def joined(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return values ``[L, *shape]`` side by side as a buffer ``[L, width]``, zeros where nothing lies."""
         parts = []
         for (name, place), end in zip(self.places.items(), self._ends(), strict=True):
-            value = values[name].flatten(1)
+            value = values[name].reshape(len(values[name]), -1)
             parts.append(value)
             if end > place.stop:
                 parts.append(value.new_zeros(len(value), end - place.stop))

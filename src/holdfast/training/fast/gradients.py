@@ -3,23 +3,16 @@
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from holdfast.models import Dropout, MultiHead
+from holdfast.models import MultiHead
 from holdfast.training.fast.batches import Batches, fetch
 from holdfast.training.fast.compiling import compiled
 from holdfast.training.fast.masks import Masks
-from holdfast.training.learner import Learner
+from holdfast.training.learner import Learner, task_loss
 
 Gradients = dict[str, Tensor]
-
-RANDOM = (
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
-    *(nn.RReLU, nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
-)
-"""Layers that may draw numbers of their own while training."""
 
 
 class GradientSource(Protocol):
@@ -129,7 +122,7 @@ class Formula:
     def _loss(self, weights: Gradients, masks: Gradients, x: Tensor, y: Tensor) -> Tensor:
         with torch.autocast(self._device, torch.bfloat16, enabled=self._half):
             logits = functional_call(self._model, {**weights, **masks}, (x, 0))
-        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), y)
+        return task_loss(logits, y)
 
 
 class FunctionalGradients:
@@ -155,20 +148,28 @@ def _note(losses: Tensor, step: Tensor, loss: Tensor) -> None:
 
 
 def trained_parameters(model: MultiHead, head: int) -> dict[str, nn.Parameter]:
-    """Return the parameters that a task trains, its own head always under the name of the first."""
-    body = {f"body.{name}": p for name, p in model.body.named_parameters() if p.requires_grad}
-    own = {f"heads.0.{name}": p for name, p in model.heads[head].named_parameters() if p.requires_grad}
-    return body | own
+    """Return the parameters that a task trains, its own head always under the name of the first, each once."""
+    found: dict[str, nn.Parameter] = {}
+    seen: set[nn.Parameter] = set()
+    own, others = f"heads.{head}.", tuple(f"heads.{i}." for i in range(len(model.heads)) if i != head)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad and parameter not in seen and not name.startswith(others):
+            seen.add(parameter)
+            found[f"heads.0.{name.removeprefix(own)}" if name.startswith(own) else name] = parameter
+    return found
 
 
-def is_a_formula(model: MultiHead) -> bool:
+def is_a_formula(learner: Learner) -> bool:
     """Whether a network's output is a function of its trained weights, its input and dropout masks alone.
 
-    Buffers, frozen weights and layers that behave differently in training are each run's own; such networks are called
-    as they are.
+    Buffers, frozen and tied weights, and layers that behave differently in training are each run's own; such networks
+    are called as they are.
     """
-    known = all(isinstance(module, Dropout) or not isinstance(module, RANDOM) for module in model.modules())
-    return known and not list(model.buffers()) and all(p.requires_grad for p in model.parameters())
+    model, modes = learner.model, learner.modes
+    everything = list(model.parameters())
+    tied = len(everything) < len(list(model.named_parameters(remove_duplicate=False)))
+    own = all(p.requires_grad for p in everything) and not list(model.buffers()) and not tied
+    return own and not modes.differs and not modes.drops_twice and type(model) is MultiHead
 
 
 def is_all_linear(model: nn.Module) -> bool:

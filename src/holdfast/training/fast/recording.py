@@ -27,11 +27,11 @@ class Recording:
             with torch.cuda.stream(aside):
                 for _ in range(_WARM_UP):
                     take_step()
+                    for tensor, before in zip(changed, tensors, strict=True):
+                        tensor.copy_(before)  # so that no count runs past the end of an epoch
             torch.cuda.current_stream().wait_stream(aside)
             self._one = _record(take_step, 1, generators)
             self._several = _record(take_step, STEPS_A_GRAPH, generators)
-        for tensor, before in zip(changed, tensors, strict=True):
-            tensor.copy_(before)
         for generator, stream in zip(generators, streams, strict=True):
             generator.set_state(stream)
 

@@ -1,0 +1,58 @@
+"""The options that several commands share, each described once."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_PROTOCOL, _NETWORK, _MACHINE = "How tasks are learned", "Network and measures", "Where and how it runs"
+
+DEFAULT_STORE = Path("holdfast-runs")
+
+
+def _option(*names: str, help: str, panel: str, min: float | None = None) -> Any:
+    return typer.Option(*names, help=help, min=min, rich_help_panel=panel, show_default=False)
+
+
+Scenario = Annotated[
+    str, typer.Argument(help="permuted-digits or split-digits (built in), permuted-mnist, split-mnist, split-cifar.")
+]
+
+Tasks = Annotated[int | None, _option(help="How many tasks.", panel=_PROTOCOL)]
+Epochs = Annotated[int | None, _option(help="Epochs of every task.", panel=_PROTOCOL)]
+LaterEpochs = Annotated[int | None, _option(help="Epochs from the second task on.", panel=_PROTOCOL)]
+BatchSize = Annotated[int | None, _option(help="Samples of a step.", panel=_PROTOCOL)]
+LearningRate = Annotated[float | None, _option("--lr", help="The learning rate.", panel=_PROTOCOL)]
+Optimizer = Annotated[str | None, _option(help="adam, or sgd with momentum.", panel=_PROTOCOL)]
+Momentum = Annotated[float | None, _option(help="Of SGD.", panel=_PROTOCOL)]
+Samples = Annotated[int | None, _option(help="Samples for measures after training.", panel=_PROTOCOL)]
+
+Hidden = Annotated[str | None, _option(help="Widths of hidden layers, such as 100,100.", panel=_NETWORK)]
+Watch = Annotated[list[str] | None, _option(help="A measure that only observes; may be repeated.", panel=_NETWORK)]
+Assignments = Annotated[
+    list[str] | None,
+    _option("--set", help="A measure's setting: damping=0.01 or SIU.damping=0.01; may be repeated.", panel=_NETWORK),
+]
+
+Precision = Annotated[str | None, _option(help="fp32, tf32 or bf16, of matrix products.", panel=_MACHINE)]
+EngineName = Annotated[str | None, _option(help="fast, or plain for the readable loop.", panel=_MACHINE)]
+Device = Annotated[str | None, _option(help="cpu, cuda, cuda:1, …; a GPU if there is one.", panel=_MACHINE)]
+SideBySide = Annotated[
+    int | None, _option(help="How many seeds and strengths train together; 8 on a GPU.", panel=_MACHINE, min=1)
+]
+DataFolder = Annotated[
+    Path | None,
+    _option("--data-dir", help="The data folder; else $HOLDFAST_DATA, else ~/.cache/holdfast/data.", panel=_MACHINE),
+]
+
+StoreFolder = Annotated[
+    Path, typer.Option("--store", envvar="HOLDFAST_STORE", help="The folder that results are kept in.")
+]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try failed runs again.")]
+TensorBoard = Annotated[Path | None, typer.Option(help="Log to TensorBoard in this folder.", show_default=False)]
+EventsAsJson = Annotated[bool, typer.Option("--json", help="For machines: one JSON object an event.")]
+
+
+def protocol_option(*names: str, help: str) -> Any:
+    """Return an option of one command that is listed with those that say how tasks are learned."""
+    return _option(*names, help=help, panel=_PROTOCOL)

@@ -1,0 +1,95 @@
+"""Runs as a command makes them: shown while they go on, and stopped by Ctrl-C so that nothing is lost."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from holdfast.cli.interrupt import Interruption
+from holdfast.cli.jsonlines import JsonLines
+from holdfast.cli.labels import Label, label_of_group
+from holdfast.cli.lines import Lines
+from holdfast.cli.listener import Display, Listener
+from holdfast.cli.live import LiveDisplay
+from holdfast.cli.log import TensorBoardLog
+from holdfast.cli.output import messages
+from holdfast.errors import ConfigurationError
+from holdfast.experiments import Event, Spec, Store, Summary, execute
+
+
+@contextmanager
+def session(
+    *,
+    as_json: bool,
+    runs: int | None = None,
+    label: Label = label_of_group,
+    budget: float | None = None,
+    tensorboard: Path | None = None,
+    data_dir: Path | None = None,
+    device: str | None = None,
+    side_by_side: int | None = None,
+    retry: bool = False,
+) -> Iterator[Callable[[Sequence[Spec], Store], Summary]]:
+    """Give a function that makes runs into a store, as often as it is called.
+
+    Args:
+        as_json: whether events go to stdout for machines, rather than to stderr for people.
+        runs: how many runs there will be, where that is known.
+        label: what runs are called where a person reads it.
+        budget: after how many seconds to stop as if by Ctrl-C.
+        tensorboard: a folder to log to.
+        data_dir: the folder of data sets.
+        device: what to train on.
+        side_by_side: how many runs train together.
+        retry: whether to try failed runs again.
+    """
+    chosen = _usable(device)
+    deadline = math.inf if budget is None else time.monotonic() + budget
+    with ExitStack() as open_now:
+        display = open_now.enter_context(_display(runs, label, as_json=as_json))
+        listeners: list[Listener] = [display]
+        if tensorboard is not None:
+            listeners.append(open_now.enter_context(TensorBoardLog(tensorboard)))
+        interruption = open_now.enter_context(Interruption())
+        yield partial(
+            execute,
+            data_dir=data_dir,
+            device=chosen,
+            side_by_side=side_by_side,
+            on_event=_to_all(listeners, display, interruption),
+            stop=lambda: interruption.requested.is_set() or time.monotonic() >= deadline,
+            retry=retry,
+        )
+
+
+def _display(runs: int | None, label: Label, *, as_json: bool) -> Display:
+    if as_json:
+        return JsonLines()
+    console = messages()
+    return LiveDisplay(console, runs, label) if console.is_terminal else Lines(console, label)
+
+
+def _to_all(listeners: Sequence[Listener], display: Display, interruption: Interruption) -> Callable[[Event], None]:
+    def tell(event: Event) -> None:
+        if interruption.is_new():
+            display.stopping()
+        for listen in listeners:
+            listen(event)
+
+    return tell
+
+
+def _usable(device: str | None) -> str | None:
+    """Return a device that is there."""
+    if device is None:
+        return None
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(f"--device {device!r} cannot be used: {reason} Try cpu, or leave it out.") from error
+    return device

@@ -1,0 +1,50 @@
+"""The algorithms that are compared by their accuracy: the rows of Table 1, and those that the text adds to them."""
+
+from dataclasses import dataclass
+
+from holdfast.paper.presets import BENCHMARKS, Benchmark
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A row of the table: a measure, and what is unusual about its runs."""
+
+    name: str
+    measure: str
+    variant: str = "usual"
+    benchmarks: tuple[Benchmark, ...] = BENCHMARKS
+
+
+TABLE1 = (
+    Algorithm("SI", "SI"),
+    Algorithm("SIB", "SIB"),
+    Algorithm("SIU", "SIU"),
+    Algorithm("SOS", "SOS"),
+    Algorithm("SI(2048)", "SI", "large batch"),
+    Algorithm("SOS(2048)", "SOS", "large batch"),
+    Algorithm("MAS", "MAS"),
+    Algorithm("AF", "AF"),
+    Algorithm("sqrtFisher", "sqrtFisher"),
+    Algorithm("EWC", "EWC"),
+)
+
+BESIDE_TABLE1 = (
+    Algorithm("SOS(2048, α=0)", "SOS", "large batch, α = 0"),
+    Algorithm("MAS-logits", "MAS-logits"),
+    Algorithm("MASX", "MASX"),
+    Algorithm("fine-tune", "fine-tune"),
+    Algorithm("L2", "L2", benchmarks=("P-MNIST",)),
+    Algorithm("L2-growing", "L2-growing", benchmarks=("P-MNIST",)),
+    Algorithm("magnitude", "magnitude", benchmarks=("P-MNIST",)),
+    Algorithm("SI, all tasks", "SI", "all tasks", benchmarks=("CIFAR",)),
+    Algorithm("SOS, all tasks", "SOS", "all tasks", benchmarks=("CIFAR",)),
+    Algorithm("EWC, all tasks", "EWC", "all tasks", benchmarks=("CIFAR",)),
+)
+
+ELSEWHERE = (
+    Algorithm("SI, 200 epochs", "SI", "long training", benchmarks=("P-MNIST",)),
+    Algorithm("SI, SGD", "SI", "SGD", benchmarks=("P-MNIST",)),
+    Algorithm("SIU, SGD", "SIU", "SGD", benchmarks=("P-MNIST",)),
+)
+
+ALGORITHMS = {algorithm.name: algorithm for algorithm in (*TABLE1, *BESIDE_TABLE1, *ELSEWHERE)}

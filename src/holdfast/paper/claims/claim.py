@@ -1,0 +1,89 @@
+"""What a claim is: a statistic of the runs, and a bound that it has to keep."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.analysis.statistics import Estimate
+from holdfast.paper.results import NotMeasuredError, Results
+from holdfast.report import Verdict
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The statistic must reach a value; with ``errors``, also when that many standard errors are taken off it."""
+
+    value: float
+    errors: float = 0.0
+
+    def holds(self, found: Estimate) -> bool:
+        """Whether it does. An error that is unknown, for want of a second run, leaves nothing to be sure of."""
+        return found.mean >= self.value if not self.errors else found.mean - self.errors * found.error > self.value
+
+    def __str__(self) -> str:
+        return f"≥ {self.value:g}" if not self.errors else f"> {self.value:g} by {self.errors:g} standard errors"
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """The statistic must not exceed a value; with ``errors``, not even by more than that many standard errors."""
+
+    value: float
+    errors: float = 0.0
+
+    def holds(self, found: Estimate) -> bool:
+        """Whether it does."""
+        room = 0.0 if math.isnan(found.error) else self.errors * found.error
+        return found.mean <= self.value + room
+
+    def __str__(self) -> str:
+        return f"≤ {self.value:g}" if not self.errors else f"≤ {self.value:g} within {self.errors:g} standard errors"
+
+
+@dataclass(frozen=True)
+class Between:
+    """The statistic must lie in a range."""
+
+    low: float
+    high: float
+
+    def holds(self, found: Estimate) -> bool:
+        """Whether it does."""
+        return self.low <= found.mean <= self.high
+
+    def __str__(self) -> str:
+        return f"from {self.low:g} to {self.high:g}"
+
+
+Bound = AtLeast | AtMost | Between
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that the paper says, as a number that can be measured."""
+
+    name: str
+    item: str
+    """The item whose runs it is checked with."""
+    says: str
+    """The claim, in a sentence."""
+    measured_as: str
+    """What the statistic is."""
+    statistic: Callable[[Results], Estimate]
+    bound: Bound
+    """Written down before the runs that test it, from the paper's own words."""
+
+
+def check(claim: Claim, results: Results, bound: Bound | None = None) -> Verdict:
+    """Return whether a claim holds, by its own bound or another one."""
+    limit = claim.bound if bound is None else bound
+    try:
+        found = claim.statistic(results)
+    except NotMeasuredError as error:
+        return Verdict(claim.name, claim.says, None, "", str(limit), note=f"Not checked: {error}.")
+    scatter = "" if math.isnan(found.error) else f" ± {found.error:.2g}"
+    runs = f"{found.count} run" + "s" * (found.count != 1)
+    statistic = f"{claim.measured_as}: {found.mean:.3g}{scatter} ({runs})"
+    if math.isnan(found.mean):
+        return Verdict(claim.name, claim.says, None, statistic, str(limit), note="Not checked: it is not a number.")
+    return Verdict(claim.name, claim.says, limit.holds(found), statistic, str(limit))

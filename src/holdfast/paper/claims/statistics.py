@@ -1,0 +1,56 @@
+"""The statistics that claims are made of: differences of accuracies, and the worst of several tasks."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from holdfast.analysis.statistics import Estimate
+from holdfast.paper.measured import Table, each_task
+from holdfast.paper.presets import Benchmark
+from holdfast.paper.results import Results
+
+Statistic = Callable[[Results], Estimate]
+
+
+def difference(benchmark: Benchmark, better: str, worse: str) -> Statistic:
+    """Return by how many points one algorithm is more accurate than another; the error counts both."""
+
+    def statistic(results: Results) -> Estimate:
+        a, b = results.accuracy(benchmark, better), results.accuracy(benchmark, worse)
+        return Estimate(a.mean - b.mean, math.hypot(a.error, b.error), min(a.count, b.count))
+
+    return statistic
+
+
+def spread(benchmark: Benchmark, *algorithms: str) -> Statistic:
+    """Return the points between the best and the worst of some algorithms."""
+
+    def statistic(results: Results) -> Estimate:
+        found = sorted((results.accuracy(benchmark, name) for name in algorithms), key=lambda e: e.mean)
+        worst, best = found[0], found[-1]
+        return Estimate(best.mean - worst.mean, math.hypot(best.error, worst.error), min(best.count, worst.count))
+
+    return statistic
+
+
+def lowest(measure: Callable[[Results], Table], *, tasks: slice = slice(None)) -> Statistic:
+    """Return the mean over runs on the task where it is lowest."""
+    return lambda results: min(each_task(_chosen(measure(results), tasks)), key=lambda e: e.mean)
+
+
+def highest(measure: Callable[[Results], Table], *, tasks: slice = slice(None)) -> Statistic:
+    """Return the mean over runs on the task where it is highest."""
+    return lambda results: max(each_task(_chosen(measure(results), tasks)), key=lambda e: e.mean)
+
+
+def over_tasks(measure: Callable[[Results], Table], *, tasks: slice = slice(None)) -> Statistic:
+    """Return the mean over some tasks; the error is that over runs."""
+    return lambda results: each_task(np.mean(_chosen(measure(results), tasks), axis=1, keepdims=True))[0]
+
+
+def _chosen(table: Table, tasks: slice) -> Table:
+    return table[:, tasks]
+
+
+FIRST, LATER, LAST, ALL_BUT_LAST = slice(0, 1), slice(1, None), slice(-1, None), slice(0, -1)

@@ -1,0 +1,40 @@
+"""Appendix: correlations of SI, SIB and SIU with SOS before rescaling, beside those after it."""
+
+from collections.abc import Sequence
+
+from holdfast.paper.item import PaperItem
+from holdfast.paper.items.figure2 import runs
+from holdfast.paper.measured import correlations, negative_shares
+from holdfast.paper.panels import Panel, figure_of, lines_over_tasks, panel_or_reason
+from holdfast.paper.presets import BENCHMARKS, Benchmark
+from holdfast.paper.results import Results
+from holdfast.report import Item
+
+_MEASURES = ("SI", "SIB", "SIU")
+_CAPTION = (
+    "Top: Pearson correlations with SOS before SI, SIB and SIU are clamped at 0 and divided by the squared path "
+    "length. Below: the share of weights whose importance is negative before that."
+)
+
+
+def draw(results: Results) -> Sequence[Item]:
+    """Return the figure."""
+    above = [_panel(results, benchmark, "correlation with SOS") for benchmark in BENCHMARKS]
+    below = [_panel(results, benchmark, "negative importances") for benchmark in BENCHMARKS]
+    return [figure_of("before-rescaling", _CAPTION, [*above, *below], columns=2)]
+
+
+def _panel(results: Results, benchmark: Benchmark, what: str) -> Panel:
+    title = results.preset.stages[benchmark].title
+
+    def make() -> Panel:
+        if what == "negative importances":
+            shares = {name: negative_shares(results, benchmark, name) for name in _MEASURES}
+            return lines_over_tasks(title, shares, y_label="share of weights", least=None)
+        found = {name: correlations(results, benchmark, name, "SOS", when="before") for name in _MEASURES}
+        return lines_over_tasks(title, found, y_label=what, least=0.0)
+
+    return panel_or_reason(title, make)
+
+
+ITEM = PaperItem("before-rescaling", "Appendix: correlations before rescaling", runs, draw)

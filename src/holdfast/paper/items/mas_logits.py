@@ -1,0 +1,66 @@
+"""Appendix: MAS on logits, its accuracy against MAS on probabilities, and its correlations."""
+
+from collections.abc import Sequence
+
+from holdfast.analysis.statistics import welch_test
+from holdfast.experiments import Spec
+from holdfast.paper.item import PaperItem
+from holdfast.paper.measured import correlations
+from holdfast.paper.panels import Panel, figure_of, lines_over_tasks, panel_or_reason
+from holdfast.paper.presets import BENCHMARKS, Benchmark, Preset
+from holdfast.paper.published import ACCURACIES, LOGITS_P_VALUE
+from holdfast.paper.results import NotMeasuredError, Results
+from holdfast.paper.runs import accuracy_runs, correlation_runs
+from holdfast.report import Cell, Item, Measured, Table
+
+_CAPTION = "MAS on logits: Pearson correlations with MAS on probabilities, AF and √Fisher after each task."
+_TEST = "MAS on probabilities and on logits, with as many seeds each, and Welch's t-test between them."
+_COLUMNS = ("benchmark", "MAS", "MAS on logits", "p", "paper, MAS", "paper, MAS on logits", "paper, p")
+
+
+def runs(preset: Preset) -> list[Spec]:
+    """Return runs of both, and those in which every measure watches SI."""
+    found = []
+    for benchmark in BENCHMARKS:
+        for name in ("MAS", "MAS-logits"):
+            found += accuracy_runs(preset, benchmark, name, seeds=preset.logits_seeds)
+        found += correlation_runs(preset, benchmark)
+    return found
+
+
+def draw(results: Results) -> Sequence[Item]:
+    """Return the test and the correlations."""
+    rows = tuple(_row(results, benchmark) for benchmark in BENCHMARKS)
+    panels = [_panel(results, benchmark) for benchmark in BENCHMARKS]
+    return [
+        Table("mas-logits-test", _TEST, _COLUMNS, rows),
+        figure_of("mas-logits", _CAPTION, panels, columns=2),
+    ]
+
+
+def _row(results: Results, benchmark: Benchmark) -> tuple[Cell, ...]:
+    published = [str(ACCURACIES[benchmark, name]) for name in ("MAS", "MAS-logits")]
+    title, seeds = results.preset.stages[benchmark].title, results.preset.logits_seeds
+    try:
+        mas, logits = (results.accuracy(benchmark, name, seeds=seeds) for name in ("MAS", "MAS-logits"))
+    except NotMeasuredError:
+        return (title, None, None, None, *published, str(LOGITS_P_VALUE))
+    shown = [Measured(e.mean, e.error, decimals=1) for e in (mas, logits)]
+    return (title, *shown, Measured(welch_test(mas, logits).p, decimals=2), *published, str(LOGITS_P_VALUE))
+
+
+def _panel(results: Results, benchmark: Benchmark) -> Panel:
+    title = results.preset.stages[benchmark].title
+    others = ("MAS", "AF", "sqrtFisher")
+    return panel_or_reason(
+        title,
+        lambda: lines_over_tasks(
+            title,
+            {name: correlations(results, benchmark, "MAS-logits", name) for name in others},
+            y_label="correlation with MAS on logits",
+            least=0.0,
+        ),
+    )
+
+
+ITEM = PaperItem("mas-logits", "Appendix: MAS on logits", runs, draw)

@@ -1,0 +1,36 @@
+"""Appendix: AF from few samples against AF from many, and SI against the latter."""
+
+from collections.abc import Sequence
+
+from holdfast.paper.item import PaperItem
+from holdfast.paper.items.figure2 import runs
+from holdfast.paper.measured import correlations
+from holdfast.paper.panels import Panel, figure_of, lines_over_tasks, panel_or_reason
+from holdfast.paper.presets import BENCHMARKS, Benchmark
+from holdfast.paper.results import Results
+from holdfast.paper.runs import MANY_SAMPLES
+from holdfast.report import Item
+
+_CAPTION = (
+    "How much AF depends on the number of samples: Pearson correlations of AF from many samples with AF from as few as "
+    "the algorithms use, with MAS, and with SI, which has seen every sample."
+)
+
+
+def draw(results: Results) -> Sequence[Item]:
+    """Return the figure."""
+    return [figure_of("sample-sizes", _CAPTION, [_panel(results, benchmark) for benchmark in BENCHMARKS], columns=2)]
+
+
+def _panel(results: Results, benchmark: Benchmark) -> Panel:
+    stage = results.preset.stages[benchmark]
+    title = f"{stage.title}: {stage.samples} against {stage.many_samples}"
+
+    def make() -> Panel:
+        found = {name: correlations(results, benchmark, name, MANY_SAMPLES) for name in ("AF", "MAS", "SI")}
+        return lines_over_tasks(title, found, y_label=f"correlation with AF ({stage.many_samples})", least=0.0)
+
+    return panel_or_reason(title, make)
+
+
+ITEM = PaperItem("sample-sizes", "Appendix: how AF depends on the number of samples", runs, draw)

@@ -1,0 +1,38 @@
+"""Table 1: test accuracies of all algorithms on both benchmarks, and of those that the text adds to them."""
+
+from collections.abc import Sequence
+
+from holdfast.experiments import Spec
+from holdfast.paper.accuracy_table import accuracy_table
+from holdfast.paper.algorithms import BESIDE_TABLE1, TABLE1
+from holdfast.paper.item import PaperItem
+from holdfast.paper.presets import Preset
+from holdfast.paper.results import Results
+from holdfast.paper.runs import rows_of_runs
+from holdfast.report import Item
+
+_CAPTION = (
+    "Test accuracies: mean and standard error of the average accuracy over all tasks after the last, in per cent, "
+    "beside the paper's. A difference is in standard errors, those of both sides counted."
+)
+_BESIDE = (
+    "What the text says about further algorithms: MAS on logits, MASX, SOS at batch size 2048 without α, no protection "
+    "at all, all weights held equally (L2) or more with every task (L2-growing), weights held by their magnitude, and "
+    "Split CIFAR with all its tasks. Strengths that nobody has published were searched for on validation data."
+)
+
+
+def runs(preset: Preset) -> list[Spec]:
+    """Return the runs of every row."""
+    return rows_of_runs(preset, (*TABLE1, *BESIDE_TABLE1))
+
+
+def draw(results: Results) -> Sequence[Item]:
+    """Return the table, and the one beside it."""
+    return [
+        accuracy_table("table1", _CAPTION, results, TABLE1),
+        accuracy_table("beside-table1", _BESIDE, results, BESIDE_TABLE1),
+    ]
+
+
+ITEM = PaperItem("table1", "Table 1: test accuracies", runs, draw, (*TABLE1, *BESIDE_TABLE1))

@@ -1,0 +1,92 @@
+"""The report on some items: what was drawn, which claims hold, what is missing, and where everything comes from."""
+
+from collections.abc import Sequence
+
+from holdfast.experiments import Spec
+from holdfast.paper.claims import check_all
+from holdfast.paper.item import PaperItem
+from holdfast.paper.results import Results
+from holdfast.paper.searching import unknown_strengths
+from holdfast.report import Cell, Report, Section, Table, Text, Verdict
+
+_TITLE = "Unifying Regularisation Methods for Continual Learning"
+_CLAIMS = (
+    "What the paper says, as numbers that runs decide. Every threshold was written down before the runs that test it, "
+    "from the paper's own words; a claim that does not hold is shown as such."
+)
+_MISSING = "These runs have no result: they failed, were stopped, or have not been begun. What needs them lacks them."
+_PROVENANCE = (
+    "Every run, with what it took: seconds of training for it alone, where several trained side by side. The id is a "
+    "hash of all that decides the result."
+)
+
+
+def report_of(items: Sequence[PaperItem], results: Results) -> Report:
+    """Return the report."""
+    specs = list({spec.id: spec for item in items for spec in item.runs(results.preset)}.values())
+    verdicts = check_all(results, {item.name for item in items})
+    sections = [Section(item.title, tuple(item.draw(results))) for item in items]
+    if verdicts:
+        sections.append(Section("The claims", (Text(_CLAIMS), *verdicts)))
+    if missing := _missing(items, specs, results):
+        columns = ("run", "seed", "status", "reason")
+        sections.append(Section("Runs without a result", (Table("runs-without-result", _MISSING, columns, missing),)))
+    return Report(_TITLE, _lead(specs, verdicts, results), tuple(sections), _provenance(specs, results))
+
+
+def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) -> Text:
+    runs = results.finished(specs)
+    minutes = sum(run.training_seconds / run.side_by_side for run in runs) / 60
+    devices = ", ".join(sorted({run.device for run in runs})) or "no machine yet"
+    holds = [sum(verdict.holds is answer for verdict in verdicts) for answer in (True, False, None)]
+    claims = f"Of {len(verdicts)} claims {holds[0]} hold, {holds[1]} do not, and {holds[2]} could not be checked."
+    return Text(
+        f"The experiments of Benzing's paper, run with holdfast. {results.preset.about}\n\n"
+        f"{len(runs)} of {len(specs)} runs have finished: {minutes:.1f} minutes of training on {devices}. "
+        f"{claims if verdicts else ''}"
+    )
+
+
+def _missing(items: Sequence[PaperItem], specs: Sequence[Spec], results: Results) -> tuple[tuple[Cell, ...], ...]:
+    rows: list[tuple[Cell, ...]] = []
+    for spec in specs:
+        status = results.store.status(spec.id)
+        if status != "finished":
+            failures = results.store.failures(spec.id)
+            shown = {"unknown": "not begun", "started": "stopped"}.get(status, status)
+            rows.append((_described(spec), spec.seed, shown, failures[-1].reason if failures else None))
+    for benchmark, algorithm in dict.fromkeys(
+        found for item in items for found in unknown_strengths(results.preset, item.algorithms)
+    ):
+        rows.append((f"{algorithm.name} on {benchmark}", None, "not begun", "Its strength is to be searched for."))
+    return tuple(rows)
+
+
+def _provenance(specs: Sequence[Spec], results: Results) -> Table:
+    columns = ("id", "run", "seed", "accuracy %", "seconds", "side by side", "device", "commit", "torch", "finished")
+    rows = [
+        (
+            run.spec.id,
+            _described(run.spec),
+            run.spec.seed,
+            round(100 * run.average_accuracy, 2),
+            round(run.training_seconds / run.side_by_side, 2),
+            run.side_by_side,
+            run.device,
+            run.commit,
+            run.versions.get("torch"),
+            run.finished_at[:19],
+        )
+        for run in results.finished(specs)
+    ]
+    return Table("provenance", _PROVENANCE, columns, tuple(rows))
+
+
+def _described(spec: Spec) -> str:
+    """Return what tells a run apart from others of the study."""
+    parts = [f"{spec.measure} on {spec.scenario}", f"c = {spec.strength:g}"]
+    parts += ["re-initialised"] * spec.settings.reinitialise
+    parts += [f"{spec.tasks} tasks", f"{spec.settings.epochs} epochs", f"batch {spec.settings.batch_size}"]
+    parts += [spec.settings.optimizer] * (spec.settings.optimizer != "adam")
+    parts += ["all measures watch"] * bool(spec.watch)
+    return ", ".join(parts)

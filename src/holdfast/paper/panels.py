@@ -1,0 +1,122 @@
+"""Figures made of panels, each with the numbers that it shows; a panel whose runs are missing says so."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from holdfast.paper.measured import Table as Measurements
+from holdfast.paper.measured import each_task
+from holdfast.paper.results import NotMeasuredError
+from holdfast.report import Cell, Figure, Table, colour, label
+
+# The same measure under other conditions has the same colour, so these are told apart by their marks.
+_CONTROLS: dict[str, dict[str, Any]] = {
+    "no re-init": {"marker": "s", "linestyle": "--", "markerfacecolor": "none"},
+    "c = 0": {"marker": "^", "linestyle": ":", "markerfacecolor": "none"},
+}
+_COLUMNS = ("panel", "series", "task", "mean", "error", "runs")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A part of a figure."""
+
+    title: str
+    draw: Callable[[Axes], None]
+    rows: tuple[tuple[Cell, ...], ...] = ()
+    """Its numbers: series, task, mean, error, runs."""
+
+
+def panel_or_reason(title: str, make: Callable[[], Panel]) -> Panel:
+    """Return a panel; where something has not been measured yet, one that says so."""
+    try:
+        return make()
+    except NotMeasuredError as error:
+        reason = str(error)
+
+    def draw(axes: Axes) -> None:
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, f"not measured:\n{reason}", ha="center", va="center", wrap=True, transform=axes.transAxes)
+
+    return Panel(title, draw)
+
+
+def lines_over_tasks(title: str, series: Mapping[str, Measurements], *, y_label: str, least: float | None) -> Panel:
+    """Return one line a series over the tasks, with standard errors over the runs as bars."""
+    found = {name: each_task(table) for name, table in series.items()}
+
+    def draw(axes: Axes) -> None:
+        for name, estimates in found.items():
+            tasks = np.arange(1, len(estimates) + 1)
+            axes.errorbar(
+                tasks,
+                [e.mean for e in estimates],
+                [0.0 if np.isnan(e.error) else e.error for e in estimates],
+                label=label(name),
+                color=colour(name),
+                **_CONTROLS.get(name.partition(" (")[2].rstrip(")"), {"marker": "o"}),
+            )
+        axes.set_xlabel("task")
+        axes.set_ylabel(y_label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if least is not None:
+            axes.set_ylim(min(least, axes.get_ylim()[0]), 1.02)
+        axes.legend()
+
+    rows = tuple(
+        (name, task, e.mean, e.error, e.count) for name, es in found.items() for task, e in enumerate(es, start=1)
+    )
+    return Panel(title, draw, rows)
+
+
+def bars(title: str, series: Mapping[str, NDArray[np.float64]], *, y_label: str) -> Panel:
+    """Return one bar a series: the mean of its runs, with the standard error."""
+    found = {name: each_task(np.asarray(values).reshape(-1, 1))[0] for name, values in series.items()}
+
+    def draw(axes: Axes) -> None:
+        for place, (name, e) in enumerate(found.items()):
+            error = 0.0 if np.isnan(e.error) else e.error
+            axes.bar(place, e.mean, yerr=error, color=colour(name), width=0.7)
+        axes.set_xticks(range(len(found)), [label(name).replace(" ", "\n", 1) for name in found])
+        axes.set_ylabel(y_label)
+
+    return Panel(title, draw, tuple((name, None, e.mean, e.error, e.count) for name, e in found.items()))
+
+
+def cloud(title: str, x: tuple[str, NDArray[np.float32]], y: tuple[str, NDArray[np.float32]]) -> Panel:
+    """Return one point a weight: two importances against each other."""
+    (x_name, across), (y_name, up) = x, y
+
+    def draw(axes: Axes) -> None:
+        axes.scatter(across, up, s=2, alpha=0.25, linewidths=0, color=colour(y_name), rasterized=True)
+        axes.set_xlabel(label(x_name))
+        axes.set_ylabel(label(y_name))
+        axes.axhline(0, linewidth=0.6, color="grey")
+
+    correlation = float(np.corrcoef(across, up)[0, 1]) if len(across) > 1 else float("nan")
+    return Panel(title, draw, ((f"{y_name} with {x_name}, {len(across)} weights", None, correlation, None, 1),))
+
+
+def figure_of(
+    name: str, caption: str, panels: Sequence[Panel], *, columns: int, size: tuple[float, float] | None = None
+) -> Figure:
+    """Return panels as one figure, with their numbers as its data."""
+    lines = -(-len(panels) // columns)
+
+    def draw(canvas: Canvas) -> None:
+        grid = canvas.subplots(lines, columns, squeeze=False).flatten()
+        for axes, panel in zip(grid, panels, strict=False):
+            panel.draw(axes)
+            axes.set_title(panel.title)
+        for axes in grid[len(panels) :]:
+            axes.set_axis_off()
+
+    rows = [(panel.title, *row) for panel in panels for row in panel.rows]
+    data = Table(f"{name}-data", f"The numbers of {name}.", _COLUMNS, tuple(rows)) if rows else None
+    return Figure(name, caption, draw, data, size=size or (3.4 * columns, 2.9 * lines))

@@ -1,0 +1,110 @@
+"""From items to their report: makes the runs that are missing, and shows what there is."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import ConfigurationError
+from holdfast.experiments import Spec, Store, Summary, execute
+from holdfast.paper.csv_files import write_csv_files
+from holdfast.paper.item import PaperItem
+from holdfast.paper.items import ITEMS
+from holdfast.paper.page import report_of
+from holdfast.paper.presets import Preset
+from holdfast.paper.results import Results
+from holdfast.paper.searching import Run, find_strengths, unknown_strengths
+from holdfast.report import Verdict, write_report
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What came out, and where to read it."""
+
+    index: Path
+    """The report's page."""
+    specs: tuple[Spec, ...]
+    """All runs that the items need, as far as their strengths are known."""
+    finished: int
+    """How many of them have a result."""
+    failed: int
+    searches_left: int
+    """How many strengths are not known yet, whose runs are therefore not among the specs."""
+    interrupted: bool
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run has a result."""
+        return self.finished == len(self.specs) and not self.searches_left
+
+
+def items_named(names: Iterable[str]) -> list[PaperItem]:
+    """Return items by name, in the order of their value; ``all`` stands for every one."""
+    asked = set(names)
+    unknown = sorted(asked - {"all", *ITEMS})
+    if unknown:
+        raise ConfigurationError(f"No item is called {unknown[0]!r}; there are all, {', '.join(ITEMS)}.")
+    return [item for item in ITEMS.values() if "all" in asked or item.name in asked]
+
+
+def runs_of(items: Sequence[PaperItem], preset: Preset) -> list[Spec]:
+    """Return all runs of some items, each once."""
+    return list({spec.id: spec for item in items for spec in item.runs(preset)}.values())
+
+
+def reproduce(
+    items: Sequence[PaperItem],
+    preset: Preset,
+    store: Store,
+    folder: str | os.PathLike[str],
+    *,
+    run: Run = execute,
+) -> Reproduction:
+    """Make the runs of some items that the store lacks, item by item, and write the report.
+
+    What was stopped goes on with the next call. The report is written in any case, from what there is.
+
+    >>> reproduce(items_named(["table1"]), PRESETS["digits"], Store("results"), "report").index
+
+    Args:
+        items: what to reproduce, the most valuable first.
+        preset: the size of the study.
+        store: where results are, and go to.
+        folder: where the report goes.
+        run: makes runs; :func:`run_nothing` for a report on what there is.
+    """
+    interrupted = False
+    for item in items:
+        # Without the search, the runs of all that is known can be made all the same; so they come first.
+        interrupted |= _run_missing(item.runs(preset), store, run)
+        preset = find_strengths(preset, item.algorithms, store, run)
+        interrupted |= _run_missing(item.runs(preset), store, run)
+    specs = runs_of(items, preset)
+    results = Results(store, preset)
+    report = report_of(items, results)
+    index = write_report(report, folder)
+    write_csv_files(results, specs, Path(folder))
+    statuses = [store.status(spec.id) for spec in specs]
+    return Reproduction(
+        index,
+        tuple(specs),
+        finished=statuses.count("finished"),
+        failed=statuses.count("failed"),
+        searches_left=sum(len(unknown_strengths(preset, item.algorithms)) for item in items),
+        interrupted=interrupted,
+        verdicts=tuple(report.verdicts()),
+    )
+
+
+def run_nothing(specs: Sequence[Spec], store: Store) -> Summary:
+    """Make no run: for a report on what there is."""
+    del specs, store
+    return Summary(interrupted=True)
+
+
+def _run_missing(specs: Sequence[Spec], store: Store, run: Run) -> bool:
+    """Return whether the runs were interrupted."""
+    # Those that have finished, often for an item before this one, would only be told of once more.
+    left = [spec for spec in specs if store.status(spec.id) != "finished"]
+    return run(left, store).interrupted if left else False

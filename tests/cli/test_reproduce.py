@@ -1,0 +1,82 @@
+import json
+
+import pytest
+
+from holdfast.experiments import Store
+from holdfast.paper import ITEMS, PRESETS
+from tests.paper.tiny import tiny_preset
+
+
+@pytest.fixture
+def reproduce(call, tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "digits", tiny_preset())
+
+    def in_store(*arguments):
+        return call(
+            *("reproduce", *arguments, "--preset", "digits", "--device", "cpu"),
+            *("--store", tmp_path / "store", "--out", tmp_path / "report"),
+        )
+
+    return in_store
+
+
+def test_without_items_they_are_listed(call):
+    shown = call("reproduce")
+    assert shown.exit_code == 0
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == list(ITEMS)
+
+
+def test_an_item_is_run_and_reported(reproduce, tmp_path):
+    shown = reproduce("long-training")
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.splitlines()[-1] == f"The report: {tmp_path / 'report' / 'index.html'}"
+    assert (tmp_path / "report" / "table1.csv").exists()
+    assert len(Store(tmp_path / "store").results()) == 4
+    again = reproduce("long-training")
+    assert (again.exit_code, again.stderr) == (0, "")
+
+
+def test_the_budget_ends_it_and_the_same_command_goes_on(reproduce, tmp_path):
+    stopped = reproduce("long-training", "--budget", "0")
+    assert stopped.exit_code == 130
+    assert "Stopped with 0 of 4 runs finished. The same command goes on." in stopped.stderr
+    assert (tmp_path / "report" / "index.html").exists()
+    assert reproduce("long-training", "--budget", "600").exit_code == 0
+
+
+def test_a_report_alone_makes_no_runs(reproduce, tmp_path):
+    shown = reproduce("table1", "--only-report")
+    assert shown.exit_code == 0
+    assert not (tmp_path / "store").exists()
+    assert "Not checked: no run of SI on P-MNIST" in " ".join(shown.stdout.split())
+
+
+def test_json_ends_with_the_report(reproduce, tmp_path):
+    told = [json.loads(line) for line in reproduce("long-training", "--json").stdout.splitlines()]
+    last = told[-1]
+    assert (last["event"], last["runs"], last["finished"], last["failed"]) == ("report", 4, 4, 0)
+    assert last["report"] == str(tmp_path / "report" / "index.html")
+    assert {event["event"] for event in told} == {"started", "progress", "finished", "report"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reproduce", "tabel1"], "Did you mean 'table1'?"),
+        (["reproduce", "table1", "--preset", "digit"], "Did you mean 'digits'?"),
+        (["reproduce", "table1", "--budget", "1", "--only-report"], "one or the other"),
+        (["reproduce", "table1", "--device", "abacus"], "cannot be used"),
+    ],
+)
+def test_mistakes_are_explained_in_a_line(call, tmp_path, arguments, message):
+    shown = call(*arguments, "--store", tmp_path / "store", "--out", tmp_path / "report")
+    assert shown.exit_code == 2
+    assert message in shown.stderr
+    assert not (tmp_path / "report").exists()
+
+
+def test_missing_data_names_the_command_that_gets_it(call, tmp_path):
+    folders = ("--data-dir", tmp_path / "nothing", "--store", tmp_path / "store", "--out", tmp_path / "report")
+    shown = call("reproduce", "table1", "--preset", "quick", "--device", "cpu", *folders)
+    assert shown.exit_code == 3
+    assert "holdfast data fetch" in shown.stderr

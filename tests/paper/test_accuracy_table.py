@@ -1,0 +1,32 @@
+import math
+
+import pytest
+
+from holdfast.analysis.statistics import Estimate
+from holdfast.paper.accuracy_table import AccuracyRow
+from holdfast.paper.published import ACCURACIES, Published
+
+SI = ACCURACIES["P-MNIST", "SI"]
+
+
+def row(mean, error, paper=SI):
+    return AccuracyRow("P-MNIST", "SI", Estimate(mean, error, 3), paper, 1.0)
+
+
+def test_the_difference_counts_both_errors():
+    assert (SI.mean, SI.error) == (97.2, 0.1)
+    assert row(97.7, math.sqrt(0.15)).difference == pytest.approx(0.5 / 0.4)
+    assert row(96.7, math.sqrt(0.15)).difference == pytest.approx(-0.5 / 0.4)
+
+
+def test_where_an_error_is_unknown_there_is_no_difference():
+    assert row(97.7, math.nan).difference is None
+    assert row(97.7, 0.1, ACCURACIES["P-MNIST", "L2-growing"]).difference is None
+    assert row(97.7, 0.1, None).difference is None
+
+
+@pytest.mark.parametrize(
+    ("published", "text"), [(SI, "97.2 ± 0.1"), (Published(95.0, relation="<"), "<95"), (Published(88.0), "88")]
+)
+def test_a_published_number_is_written_as_printed(published, text):
+    assert str(published) == text

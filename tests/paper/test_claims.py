@@ -1,0 +1,98 @@
+import math
+
+import numpy as np
+import pytest
+
+from holdfast.analysis.statistics import Estimate
+from holdfast.paper import ITEMS
+from holdfast.paper.claims import CLAIMS, Claim, check, check_all
+from holdfast.paper.claims.bias import bias_ratio
+from holdfast.paper.claims.claim import AtLeast, AtMost, Between
+from holdfast.paper.claims.digits import EXPECTED_ON_DIGITS
+from holdfast.paper.claims.statistics import FIRST, LAST, LATER, difference, highest, lowest, over_tasks, spread
+from holdfast.paper.measured import raw_sums
+
+TABLE = np.array([[1.0, 4.0, 2.0], [3.0, 4.0, 6.0]])
+
+
+@pytest.mark.parametrize(
+    ("bound", "mean", "error", "holds"),
+    [
+        (AtLeast(1.0), 1.0, 9.0, True),
+        (AtLeast(1.0), 0.9, 9.0, False),
+        (AtLeast(0.0, errors=2), 2.1, 1.0, True),
+        (AtLeast(0.0, errors=2), 1.9, 1.0, False),
+        (AtLeast(0.0, errors=2), 9.0, math.nan, False),  # one run proves nothing
+        (AtMost(1.0), 1.1, 9.0, False),
+        (AtMost(0.0, errors=2), 1.9, 1.0, True),
+        (AtMost(0.0, errors=2), 2.1, 1.0, False),
+        (AtMost(0.0, errors=2), 0.1, math.nan, False),
+        (Between(1.0, 2.0), 2.0, 0.0, True),
+        (Between(1.0, 2.0), 2.1, 0.0, False),
+    ],
+)
+def test_bounds(bound, mean, error, holds):
+    assert bound.holds(Estimate(mean, error, 3)) is holds
+
+
+def test_a_verdict_tells_statistic_uncertainty_and_threshold(nothing):
+    claim = Claim("x", "table1", "It is large.", "size", lambda _: Estimate(3.14159, 0.25, 4), AtLeast(3.0))
+    verdict = check(claim, nothing)
+    assert (verdict.holds, verdict.statistic, verdict.threshold) == (True, "size: 3.14 ± 0.25 (4 runs)", "≥ 3")
+    assert check(claim, nothing, AtLeast(4.0)).holds is False
+
+
+def test_the_statistics_of_tasks():
+    assert lowest(lambda _: TABLE)(None).mean == 2.0
+    assert highest(lambda _: TABLE)(None).mean == 4.0
+    assert lowest(lambda _: TABLE, tasks=LATER)(None).mean == 4.0
+    assert over_tasks(lambda _: TABLE, tasks=FIRST)(None) == Estimate(2.0, 1.0, 2)
+    assert over_tasks(lambda _: TABLE, tasks=LAST)(None) == Estimate(4.0, 2.0, 2)
+    assert over_tasks(lambda _: TABLE, tasks=LATER)(None) == Estimate(4.0, 1.0, 2)
+
+
+class Accuracies:
+    def __init__(self, **found):
+        self.found = found
+
+    def accuracy(self, benchmark, algorithm):
+        return Estimate(*self.found[algorithm], 3)
+
+
+def test_the_statistics_of_accuracies():
+    results = Accuracies(SI=(97.0, 0.3), SIU=(96.0, 0.4), AF=(96.5, 9.0))
+    assert difference("P-MNIST", "SI", "SIU")(results) == Estimate(1.0, 0.5, 3)
+    assert difference("P-MNIST", "SIU", "SI")(results).mean == -1.0
+    assert spread("P-MNIST", "SIU", "AF", "SI")(results) == Estimate(1.0, 0.5, 3)
+
+
+def test_every_claim_without_runs_is_not_checked_and_says_why(nothing):
+    for claim in CLAIMS.values():
+        verdict = check(claim, nothing)
+        assert verdict.holds is None
+        assert verdict.note.startswith("Not checked: no")
+
+
+def test_claims_belong_to_items_and_those_on_digits_to_claims():
+    assert {claim.item for claim in CLAIMS.values()} <= set(ITEMS)
+    assert set(EXPECTED_ON_DIGITS) <= set(CLAIMS)
+    assert len(EXPECTED_ON_DIGITS) >= 10
+
+
+@pytest.mark.slow
+def test_every_claim_can_be_decided_from_runs(results):
+    undecided = {claim.name: check(claim, results) for claim in CLAIMS.values()}
+    # The tiny runs can be so alike that a t-test has nothing to compare.
+    assert [name for name, verdict in undecided.items() if verdict.holds is None and "mas-logits" not in name] == []
+
+
+@pytest.mark.slow
+def test_the_bias_is_what_si_has_beyond_siu(results):
+    si, siu = (raw_sums(results, "CIFAR", name) for name in ("SI", "SIU"))
+    np.testing.assert_allclose(bias_ratio(results, "CIFAR"), si / siu - 1, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_only_the_claims_of_the_chosen_items_are_checked(results):
+    found = [verdict.name for verdict in check_all(results, {"figure2"})]
+    assert found == [name for name in CLAIMS if CLAIMS[name].item == "figure2" and name in EXPECTED_ON_DIGITS]

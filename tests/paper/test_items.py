@@ -1,0 +1,63 @@
+"""What items ask for, and that all of them can be drawn from real runs and from none."""
+
+from collections import Counter
+
+import pytest
+
+from holdfast.paper import ITEMS, PRESETS
+from holdfast.paper.algorithms import TABLE1
+from holdfast.paper.presets import PAPER
+from holdfast.paper.published import ACCURACIES
+from holdfast.paper.runs import MANY_SAMPLES, accuracy_runs, correlation_runs
+from holdfast.report import Figure, Report, Section, Table, Text
+
+
+def test_table_1_has_the_papers_130_runs():
+    specs = [spec for row in TABLE1 for benchmark in row.benchmarks for spec in accuracy_runs(PAPER, benchmark, row)]
+    assert Counter(spec.scenario for spec in specs) == {"permuted-mnist": 30, "split-cifar": 100}
+    assert len({spec.id for spec in specs}) == 130
+    assert {(benchmark, row.name) for row in TABLE1 for benchmark in row.benchmarks} <= set(ACCURACIES)
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
+def test_every_item_has_runs_in_every_preset(item, preset):
+    specs = item.runs(preset)
+    assert specs
+    assert len({spec.id for spec in specs}) == len(specs)
+
+
+def test_items_share_runs():
+    once = {spec.id for item in ITEMS.values() for spec in item.runs(PAPER)}
+    assert sum(len(item.runs(PAPER)) for item in ITEMS.values()) > 1.5 * len(once)
+
+
+def test_measures_are_compared_on_the_same_samples_and_af_on_more():
+    spec = correlation_runs(PAPER, "P-MNIST")[0]
+    assert spec.measure == "SI" and spec.settings.samples == 30_000
+    limits = {name: settings["samples"] for name, settings in spec.watch_settings.items() if "samples" in settings}
+    assert limits.pop(MANY_SAMPLES) is None
+    assert set(limits) == {"EWC", "sqrtFisher", "AF", "MAS", "MASX", "MAS-logits"}
+    assert set(limits.values()) == {1000}
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
+def test_without_results_an_item_says_so_instead_of_failing(item, nothing):
+    drawn = item.draw(nothing)
+    assert drawn
+    for each in drawn:
+        if isinstance(each, Text):
+            assert "Not measured yet" in each.text
+        elif isinstance(each, Table):
+            assert all(cell is None or isinstance(cell, str) for row in each.rows for cell in row)
+        else:
+            assert isinstance(each, Figure) and each.data is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
+def test_with_results_it_shows_numbers(item, results):
+    drawn = item.draw(results)
+    shown = [each.data if isinstance(each, Figure) else each for each in drawn]
+    assert shown and all(isinstance(table, Table) and table.rows for table in shown)
+    Report("All", Text("Names are unique."), (Section(item.title, tuple(drawn)),), shown[0].__class__("p", "", (), ()))

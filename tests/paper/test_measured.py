@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+
+from holdfast.paper import measured
+from holdfast.paper.results import NotMeasuredError
+from holdfast.paper.runs import control_runs, correlation_runs
+
+pytestmark = pytest.mark.slow
+
+
+def seen(results, runs, probe):
+    return [results.store.observations(spec.id)[probe]["tasks"] for spec in runs]
+
+
+def si_with_sos(runs):
+    return [[task["correlations"]["after"]["SI|SOS"] for task in run] for run in runs]
+
+
+def test_there_is_a_row_for_each_run_and_a_column_for_each_task(results):
+    found = measured.correlations(results, "P-MNIST", "SI", "SOS")
+    expected = si_with_sos(seen(results, correlation_runs(results.preset, "P-MNIST"), "importances"))
+    assert found.shape == (2, 2)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found, measured.correlations(results, "P-MNIST", "SOS", "SI"))
+
+
+def test_before_and_after_rescaling_differ(results):
+    before = measured.correlations(results, "CIFAR", "SI", "SOS", when="before")
+    assert not np.array_equal(before, measured.correlations(results, "CIFAR", "SI", "SOS"))
+
+
+def test_the_decrease_in_loss_is_what_training_took_off_it(results):
+    tasks = seen(results, correlation_runs(results.preset, "CIFAR"), "path")
+    expected = [[task["loss_before"] - task["loss_after"] for task in run] for run in tasks]
+    np.testing.assert_array_equal(measured.loss_decreases(results, "CIFAR"), expected)
+    np.testing.assert_array_equal(
+        measured.full_paths(results, "CIFAR"), [[task["full_path"] for task in run] for run in tasks]
+    )
+
+
+def test_the_controls_are_runs_of_their_own(results):
+    expected = si_with_sos(seen(results, control_runs(results.preset, "c = 0"), "importances"))
+    np.testing.assert_array_equal(measured.control_correlations(results, "c = 0"), expected)
+
+
+def test_each_task_is_averaged_over_runs():
+    first, second = measured.each_task(np.array([[1.0, 5.0], [3.0, 5.0]]))
+    assert (first.mean, first.error, first.count) == (2.0, 1.0, 2)
+    assert (second.mean, second.error) == (5.0, 0.0)
+
+
+def test_what_was_not_measured_is_named(nothing):
+    with pytest.raises(NotMeasuredError, match="none of the 2 runs that have the probe 'path'"):
+        measured.full_paths(nothing, "CIFAR")

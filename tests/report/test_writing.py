@@ -1,0 +1,92 @@
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from holdfast.report import Figure, Report, Section, Table, Text, Verdict, write_report
+
+
+def draw(canvas):
+    canvas.subplots().plot([1, 2, 3])
+
+
+def report(word="Rhabarber"):
+    data = Table("data", f"{word} data", (f"{word} x",), [(word,)])
+    items = (
+        Text(f"{word} text"),
+        Table("table", f"{word} caption", (f"{word} column",), [(f"{word} cell",)]),
+        Verdict(f"{word}", f"{word} claim", False, f"{word} statistic", f"{word} threshold", f"{word} note"),
+        Figure("figure", f"{word} figure", draw, data=data, alt=f"{word} alt", size=(2, 2)),
+    )
+    sections = (Section(f"{word} title", items),)
+    return Report(f"{word} report", Text(f"{word} lead"), sections, Table("runs", word, ("run",), [(1,)]))
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links, self.words = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, tuple(name for name, _ in attributes)))
+        self.links += [value for name, value in attributes if name in ("href", "src", "srcset")]
+
+    def handle_data(self, data):
+        self.words += data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("report") / "not" / "there yet"
+    assert write_report(report(), root) == root / "index.html"
+    return root
+
+
+def test_everything_lies_where_it_should(folder):
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert found == [
+        "data/data.csv",
+        "data/runs.csv",
+        "data/table.csv",
+        "data/verdicts.csv",
+        "figures/figure.pdf",
+        "figures/figure.png",
+        "figures/figure.svg",
+        "index.html",
+    ]
+
+
+def test_every_link_leads_somewhere_and_nothing_leads_away(folder):
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    links = Page(text).links
+    inside = [link[1:] for link in links if link.startswith("#")]
+    beside = [link for link in links if not link.startswith(("#", "data:"))]
+    assert inside and all(f'id="{name}"' in text for name in inside)
+    assert len(beside) == 7 and all((folder / link).is_file() for link in beside)
+
+
+def test_the_same_report_is_the_same_files(folder, tmp_path):
+    write_report(report(), tmp_path)
+    for path in folder.rglob("*.*"):
+        assert (tmp_path / path.relative_to(folder)).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.parametrize("evil", ["</style><script>x()</script>", "\"'><!-- onload='x'", "{{ 7*7 }}{% &amp; &lt"])
+def test_whatever_the_words_are_they_stay_words(folder, tmp_path, evil):
+    page = Page(write_report(report(evil), tmp_path).read_text(encoding="utf-8"))
+    plain = Page((folder / "index.html").read_text(encoding="utf-8"))
+    assert page.tags == plain.tags
+    assert re.sub(r"\s+", " ", page.words) == re.sub(r"\s+", " ", plain.words.replace("Rhabarber", evil))
+
+
+def test_a_figure_that_cannot_be_drawn_leaves_the_old_report(folder, tmp_path):
+    def fail(canvas):
+        raise ZeroDivisionError
+
+    index = write_report(report(), tmp_path)
+    broken = Report("Broken", Text(""), (Section("", (Figure("figure", "", fail),)),), Table("runs", "", (), ()))
+    with pytest.raises(ZeroDivisionError):
+        write_report(broken, tmp_path)
+    assert index.read_bytes() == (folder / "index.html").read_bytes()
+    assert (tmp_path / "figures" / "figure.svg").read_bytes() == (folder / "figures" / "figure.svg").read_bytes()
