@@ -1,5 +1,6 @@
-"""The command line: ``holdfast run``, ``search``, ``runs``, ``measures`` and ``data``."""
+"""The command line: ``holdfast run``, ``search``, ``reproduce``, ``runs``, ``measures`` and ``data``."""
 
+import signal
 import sys
 
 NEEDED = ("typer", "rich")
@@ -14,4 +15,8 @@ def main() -> None:
             raise
         sys.stderr.write("holdfast's command line needs typer and rich: pip install 'holdfast[cli]'\n")
         sys.exit(2)
-    app(prog_name="holdfast")
+    try:
+        app(prog_name="holdfast")
+    finally:
+        # All is said and saved; one more Ctrl-C could only disturb what Python does at the end.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

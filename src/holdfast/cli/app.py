@@ -1,7 +1,10 @@
 """All commands in one place."""
 
+from typing import Annotated
+
 import typer
 
+import holdfast
 from holdfast.cli import data, runs
 from holdfast.cli.exits import MEANINGS, Commands
 from holdfast.cli.measures import measures
@@ -18,6 +21,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"holdfast {holdfast.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[  # noqa: ARG001 (its callback does all)
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Keep neural networks from forgetting: run, compare and look up measures of importance."""
+
+
 app.command(epilog=MEANINGS)(run)
 app.command(epilog=MEANINGS)(search)
 app.command(epilog=MEANINGS)(reproduce)

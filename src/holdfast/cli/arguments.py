@@ -28,7 +28,19 @@ Momentum = Annotated[float | None, _option(help="Of SGD.", panel=_PROTOCOL)]
 Samples = Annotated[int | None, _option(help="Samples for measures after training.", panel=_PROTOCOL)]
 
 Hidden = Annotated[str | None, _option(help="Widths of hidden layers, such as 100,100.", panel=_NETWORK)]
-Watch = Annotated[list[str] | None, _option(help="A measure that only observes; may be repeated.", panel=_NETWORK)]
+Watch = Annotated[
+    list[str] | None,
+    _option(help="A measure that only observes, for --probe to look at; may be repeated.", panel=_NETWORK),
+]
+Probes = Annotated[
+    list[str] | None,
+    _option(
+        "--probe",
+        help="What to keep of all measures, for Store.observations: importances, scatter, path or noise, or path:500 "
+        "for so many steps a task; may be repeated.",
+        panel=_NETWORK,
+    ),
+]
 Assignments = Annotated[
     list[str] | None,
     _option("--set", help="A measure's setting: damping=0.01 or SIU.damping=0.01; may be repeated.", panel=_NETWORK),

@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.labels import duration
+from holdfast.cli.labels import duration, shown_value
 from holdfast.cli.names import find_name
 from holdfast.cli.output import table
-from holdfast.experiments import Result, Spec
+from holdfast.experiments import Result
 from holdfast.experiments.averages import standard_error
+from holdfast.experiments.fields import differing_fields, fields_of
+
+_ALWAYS = ("scenario", "measure", "strength")
+_FIGURES = ("runs", "accuracy %", "forgetting %", "time each")
 
 
 @dataclass(frozen=True)
@@ -39,41 +44,30 @@ class Line:
         }
 
 
-def fields_of(spec: Spec) -> dict[str, Any]:
-    """Return everything that decides a run, on one level, as values that can be compared."""
-    given = spec.to_dict()
-    del given["layout"]
-    settings = given.pop("settings")
-    return {name: _comparable(value) for name, value in {**given, **settings}.items()}
-
-
 def compare(results: Sequence[Result], by: Sequence[str] = ()) -> list[Line]:
     """Return the results in groups: by the given fields, or else by everything in which they differ but the seed."""
     described = [fields_of(result.spec) for result in results]
-    if not described:
-        return []
-    chosen = [find_name("field of a run", name, described[0]) for name in by] or _telling(described)
+    known = dict.fromkeys(name for fields in described for name in fields)
+    chosen = [find_name("field of a run", name, known) for name in by if known]
+    if not chosen:
+        differing = differing_fields(result.spec for result in results)
+        chosen = [*_ALWAYS, *(name for name in differing if name not in (*_ALWAYS, "seed"))]
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for fields, result in zip(described, results, strict=True):
-        groups.setdefault(tuple(fields[name] for name in chosen), []).append(result)
+        groups.setdefault(tuple(fields.get(name) for name in chosen), []).append(result)
     return [Line(dict(zip(chosen, key, strict=True)), tuple(found)) for key, found in groups.items()]
 
 
-def comparison_table(lines: Sequence[Line], title: str | None = None) -> Table:
-    """Return the lines as a table, the most accurate at the top."""
-    keys = list(lines[0].key)
-    figures = ("runs", "accuracy %", "forgetting %", "time each")
-    shown = table(*keys, *figures, right=(*figures, "strength"), wrap=tuple(keys[3:]), title=title)
-    for line in sorted(lines, key=lambda line: -statistics.mean(line.figures("average_accuracy"))):
-        seconds = statistics.mean(result.training_seconds / result.side_by_side for result in line.results)
-        shown.add_row(
-            *(f"{value:g}" if isinstance(value, float) else str(value) for value in line.key.values()),
-            str(len(line.results)),
-            mean_and_error(line.figures("average_accuracy")),
-            mean_and_error(line.figures("forgetting")),
-            duration(seconds),
-        )
-    return shown
+def print_comparison(lines: Sequence[Line], console: Console) -> None:
+    """Print a table for each scenario, the most accurate line at the top."""
+    scenarios: dict[str | None, list[Line]] = {}
+    for line in lines:
+        by_itself = len(line.key) > 1 and "scenario" in line.key
+        scenarios.setdefault(line.key["scenario"] if by_itself else None, []).append(line)
+    for number, (scenario, found) in enumerate(scenarios.items()):
+        if number:
+            console.print()
+        console.print(_fitting(found, scenario, console))
 
 
 def mean_and_error(shares: Sequence[float]) -> str:
@@ -84,25 +78,33 @@ def mean_and_error(shares: Sequence[float]) -> str:
     return f"{100 * mean:.1f}" if math.isnan(error) else f"{100 * mean:.1f} ± {100 * error:.1f}"
 
 
-def _telling(described: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the fields by which runs are told apart.
+def _fitting(lines: Sequence[Line], scenario: str | None, console: Console) -> Table:
+    """Return a table with a column for each field, or where that is too wide, one in which all are named."""
+    keys = [name for name in lines[0].key if scenario is None or name != "scenario"]
+    if scenario is not None:  # runs of another scenario may differ in more
+        keys = [name for name in keys if name in _ALWAYS or len({line.key[name] for line in lines}) > 1]
+    ordered = sorted(lines, key=lambda line: -statistics.mean(line.figures("average_accuracy")))
+    wide = table(*keys, *_FIGURES, right=(*_FIGURES, "strength"), title=scenario)
+    for line in ordered:
+        wide.add_row(*(shown_value(line.key[name]) for name in keys), *_figures(line))
+    if console.measure(wide, options=console.options.update(width=10_000)).maximum <= console.width:
+        return wide
+    narrow = table("", *_FIGURES, right=_FIGURES, wrap=("",), title=scenario)
+    for line in ordered:
+        named = [_named(name, line.key[name]) for name in keys]
+        narrow.add_row(", ".join(named), *_figures(line))
+    return narrow
 
-    Measures differ in strength and settings as a matter of course, so a field counts only where it tells apart runs
-    that the fields before it do not.
-    """
-    chosen = ["scenario", "measure"]
-    for name in described[0]:
-        if name in (*chosen, "seed"):
-            continue
-        values: dict[tuple[Any, ...], set[Any]] = {}
-        for fields in described:
-            values.setdefault(tuple(fields[key] for key in chosen), set()).add(fields[name])
-        if name == "strength" or any(len(found) > 1 for found in values.values()):
-            chosen.append(name)
-    return chosen
+
+def _named(field: str, value: Any) -> str:
+    return str(value) if field in ("scenario", "measure") else f"{field} {shown_value(value)}"
 
 
-def _comparable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return " ".join(f"{key}={_comparable(inner)}" for key, inner in value.items())
-    return " ".join(str(inner) for inner in value) if isinstance(value, list) else value
+def _figures(line: Line) -> tuple[str, ...]:
+    seconds = statistics.mean(result.training_seconds / result.side_by_side for result in line.results)
+    return (
+        str(len(line.results)),
+        mean_and_error(line.figures("average_accuracy")),
+        mean_and_error(line.figures("forgetting")),
+        duration(seconds),
+    )

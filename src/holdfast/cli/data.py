@@ -1,5 +1,6 @@
 """``holdfast data``: which data sets are there, and getting those that are not."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +42,8 @@ def default(context: typer.Context, data_dir: Folder = None, *, as_json: Json = 
 def list_data(data_dir: Folder = None, *, as_json: Json = False) -> None:
     """Say of every data set whether it is there, and whether it is what was published."""
     folder = data_folder(data_dir)
-    states = {name: state_of(name, folder) for name in READERS}
+    states = {name: state_of(name, folder, _as_typed(data_dir)) for name in READERS}
+    states["digits"] = ("right", "built in")
     if as_json:
         for name, (state, detail) in states.items():
             print_json({"name": name, "state": state, "detail": detail, "folder": str(folder)})
@@ -49,7 +51,6 @@ def list_data(data_dir: Folder = None, *, as_json: Json = False) -> None:
         shown = table("data set", "state", "", wrap=("",), title=str(folder))
         for name, (state, detail) in states.items():
             shown.add_row(name, state, detail)
-        shown.add_row("digits", "right", "built in")
         results().print(shown)
     if any(state == "wrong" for state, _ in states.values()):
         raise typer.Exit(ExitCode.DATA)
@@ -78,16 +79,26 @@ def fetch_data(
             results().print(f"{name} is {'now' if fetched else 'already'} in {folder}, and right.", soft_wrap=True)
 
 
-def state_of(name: str, folder: Path) -> tuple[str, str]:
-    """Return whether a data set is ``right``, ``absent`` or ``wrong``, and more about it."""
+def state_of(name: str, folder: Path, typed: str = "") -> tuple[str, str]:
+    """Return whether a data set is ``right``, ``absent`` or ``wrong``, and more about it.
+
+    Args:
+        name: the data set.
+        folder: where it should be.
+        typed: the option by which that folder was named, for the command that gets it.
+    """
     present = [path for path in SOURCES[name].files if (folder / path).exists()]
     if not present:
-        return "absent", f"holdfast data fetch {name}"
+        return "absent", f"holdfast data fetch {name}{typed}"
     try:
         found = load(name, folder)
     except DataError as error:
         return "wrong", str(error)
     return "right", f"{len(found.train):,} training and {len(found.test):,} test images"
+
+
+def _as_typed(data_dir: Path | None) -> str:
+    return "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What an exit code means, and how a mistake becomes one: a line on stderr, and no traceback."""
 
+import signal
 from enum import IntEnum
 from typing import Any
 
@@ -7,6 +8,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
+from holdfast.cli.interrupt import Interruption
 from holdfast.cli.output import messages
 from holdfast.errors import DataError, HoldfastError, StoreError
 
@@ -25,11 +27,13 @@ class ExitCode(IntEnum):
     """The store cannot be written or read."""
     INTERRUPTED = 130
     """Stopped by Ctrl-C; the same command goes on."""
+    TERMINATED = 143
+    """Stopped by SIGTERM, as batch systems send it; the same command goes on."""
 
 
 MEANINGS = (
     "Exit codes: 0 all done; 1 some runs failed; 2 a mistake in what was asked for; 3 data missing or wrong; "
-    "4 the store cannot be used; 130 interrupted."
+    "4 the store cannot be used; 130 interrupted; 143 terminated."
 )
 
 
@@ -47,9 +51,17 @@ class Commands(TyperGroup):
         """Run the chosen command."""
         try:
             return super().invoke(ctx)
+        except typer.Exit as ending:
+            if ending.exit_code == ExitCode.INTERRUPTED:
+                raise typer.Exit(_code_of_signal()) from None
+            raise
         except HoldfastError as error:
             messages().print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
             raise typer.Exit(code_of(error)) from error
         except KeyboardInterrupt:
             messages().print("Interrupted.")
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+            raise typer.Exit(_code_of_signal()) from None
+
+
+def _code_of_signal() -> ExitCode:
+    return ExitCode.TERMINATED if Interruption.last_signal == signal.SIGTERM else ExitCode.INTERRUPTED

@@ -32,8 +32,9 @@ class JsonLines(Display):
 def plain(event: Event) -> dict[str, Any]:
     """Return an event as plain values."""
     match event:
-        case RunStarted(spec, resumed, side_by_side):
-            return {"event": "started", **_who(spec), "resumed": resumed, "side_by_side": side_by_side}
+        case RunStarted(spec, resumed, side_by_side, steps):
+            how = {"resumed": resumed, "side_by_side": side_by_side, "steps": steps}
+            return {"event": "started", **_who(spec), **how}
         case RunProgress(specs, progress, outcomes):
             return {
                 "event": "progress",
@@ -53,11 +54,12 @@ def plain(event: Event) -> dict[str, Any]:
             return {"event": "finished", **_who(result.spec), **metrics}
         case RunFailed(spec, reason):
             return {"event": "failed", **_who(spec), "reason": reason}
-        case RunSkipped(spec, why):
-            return {"event": "skipped", **_who(spec), "why": why}
-        case CheckpointRejected(specs, kept, reason):
+        case RunSkipped(spec, why, reason):
+            return {"event": "skipped", **_who(spec), "why": why, "reason": reason or None}
+        case CheckpointRejected(specs, kept, reason, going_on):
             ids = [spec.id for spec in specs]
-            return {"event": "checkpoint rejected", "ids": ids, "kept": str(kept), "reason": reason}
+            said = {"kept": str(kept), "reason": reason, "going_on": going_on}
+            return {"event": "checkpoint rejected", "ids": ids, **said}
 
 
 def _who(spec: Spec) -> dict[str, Any]:

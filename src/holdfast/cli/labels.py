@@ -2,6 +2,8 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 from holdfast.experiments import Spec
 from holdfast.training.metrics import average_accuracies
@@ -34,6 +36,15 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def shown_value(value: Any) -> str:
+    """Return a field's value as a person reads it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or value == "":
+        return "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def accuracy_so_far(outcomes: Sequence[Outcome]) -> float | None:
     """Return the mean accuracy over the tasks learned so far, and over runs; ``None`` before the first."""
     means = [average_accuracies(outcome.matrix)[-1] for outcome in outcomes if outcome.matrix]
@@ -47,3 +58,8 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def moment(text: str) -> str:
+    """Return a time in ISO 8601 to the second, in UTC."""
+    return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,8 +1,12 @@
-"""Progress where there is no terminal: one line a task."""
+"""Progress where there is no terminal: a line for each task, and one a minute within long ones."""
+
+import time
+from collections.abc import Callable
 
 from rich.console import Console
 
 from holdfast.cli.labels import Label, accuracy_so_far, duration, label_of_group, percent
+from holdfast.cli.left import TimeLeft
 from holdfast.cli.listener import Display
 from holdfast.cli.pace import Pace
 from holdfast.experiments import (
@@ -14,6 +18,9 @@ from holdfast.experiments import (
     RunSkipped,
     RunStarted,
 )
+
+_EVERY = 60.0
+"""Seconds without a line after which there is one about where runs stand."""
 
 
 def line_of(event: Event, label: Label = label_of_group) -> tuple[str, str] | None:
@@ -27,27 +34,46 @@ def line_of(event: Event, label: Label = label_of_group) -> tuple[str, str] | No
             return f"{label([result.spec])}: {percent(result.average_accuracy)} in {took}{together}", ""
         case RunFailed(spec, reason):
             return f"{label([spec])} failed: {reason}", "red"
+        case RunSkipped(spec, "failed before", reason):
+            more = f"`holdfast runs show {spec.id[:8]}` tells more, --retry-failed tries again"
+            return f"{label([spec])} skipped: failed before. {reason} ({more})", "red"
         case RunSkipped(spec, why):
             return f"{label([spec])} skipped: {why}", "dim"
-        case CheckpointRejected(specs, kept, reason):
-            return f"{label(specs)}: a checkpoint cannot be used ({reason}); it is kept as {kept}", "yellow"
+        case CheckpointRejected(specs, kept, reason, going_on):
+            said = f"a checkpoint cannot be used ({reason}); it is kept as {kept}, and training goes on {going_on}"
+            return f"{label(specs)}: {said}", "yellow"
     return None
 
 
 class Lines(Display):
-    """Prints a line for each task that was learned, and for each run."""
+    """Prints a line when a run starts, for each task that was learned, every minute within a task, and at the end."""
 
-    def __init__(self, console: Console, label: Label = label_of_group) -> None:
+    def __init__(
+        self,
+        console: Console,
+        runs: int | None = None,
+        label: Label = label_of_group,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._console = console
+        self._runs, self._done = runs, 0
         self._label = label
-        self._pace = Pace()
+        self._pace, self._time_left = Pace(clock), TimeLeft(clock)
+        self._clock = clock
+        self._last = clock()
 
     def __call__(self, event: Event) -> None:
         """Print what an event says, if it is worth a line."""
+        self._done += isinstance(event, RunFinished | RunFailed | RunSkipped)
         if isinstance(event, RunProgress):
             self._pace.see(event.progress)
-            if event.progress.learned:
-                self._print(f"{self._label(event.specs)}: {_learned(event, self._pace)}", "")
+            left = self._seconds_left(event)
+            if event.progress.learned or self._clock() - self._last >= _EVERY:
+                self._print(f"{self._label(event.specs)}: {_where(event, self._pace, left)}", "")
+        elif isinstance(event, RunStarted) and not event.resumed:
+            beside = f", {event.side_by_side} runs side by side" if event.side_by_side > 1 else ""
+            said = f"starts, {event.steps:,} steps in {event.spec.tasks} tasks{beside}"
+            self._print(f"{self._label([event.spec])} {said}", "dim")
         elif (line := line_of(event, self._label)) is not None:
             self._print(*line)
 
@@ -55,15 +81,25 @@ class Lines(Display):
         """Say that the runs stop at the next safe moment."""
         self._print("Stopping; Ctrl-C again to stop at once, without saving.", "yellow")
 
+    def _seconds_left(self, event: RunProgress) -> float | None:
+        together = len(event.specs)
+        left = together if self._runs is None else self._runs - self._done
+        return self._time_left.see(event.progress, event.specs, together, left)
+
     def _print(self, line: str, style: str) -> None:
+        self._last = self._clock()
         self._console.print(line, style=style, soft_wrap=True)
 
 
-def _learned(event: RunProgress, pace: Pace) -> str:
-    accuracy = accuracy_so_far(event.outcomes)
-    parts = [f"task {event.progress.task + 1}/{event.progress.tasks}"]
+def _where(event: RunProgress, pace: Pace, seconds_left: float | None) -> str:
+    where, accuracy = event.progress, accuracy_so_far(event.outcomes)
+    parts = [f"task {where.task + 1}/{where.tasks}"]
+    if not where.learned:
+        parts.append(f"epoch {where.epoch + 1}/{where.epochs}")
     if accuracy is not None:
         parts.append(f"accuracy so far {percent(accuracy)}")
     if pace.rate is not None:
         parts.append(str(pace))
+    if seconds_left is not None and seconds_left >= 1:
+        parts.append(f"{duration(seconds_left)} left")
     return ", ".join(parts)

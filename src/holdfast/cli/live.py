@@ -1,13 +1,16 @@
 """Progress in a terminal: two quiet lines that move, and above them what is done."""
 
+import time
+from collections.abc import Callable
 from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from holdfast.cli.labels import Label, accuracy_so_far, label_of_group, percent
+from holdfast.cli.labels import Label, accuracy_so_far, duration, label_of_group, percent
+from holdfast.cli.left import TimeLeft
 from holdfast.cli.lines import line_of
 from holdfast.cli.listener import Display
 from holdfast.cli.pace import Pace
@@ -17,20 +20,26 @@ from holdfast.experiments import Event, RunFailed, RunFinished, RunProgress, Run
 class LiveDisplay(Display):
     """A bar for the runs that train together, and where they stand below it."""
 
-    def __init__(self, console: Console, runs: int | None, label: Label = label_of_group) -> None:
+    def __init__(
+        self,
+        console: Console,
+        runs: int | None,
+        label: Label = label_of_group,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._runs, self._done = runs, 0
         self._label = label
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TaskProgressColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+            TextColumn("{task.fields[left]}"),
             console=console,
             expand=True,
         )
         self._live = Live(Text("loading", style="dim"), console=console, refresh_per_second=5, transient=True)
-        self._pace = Pace()
+        self._clock = clock
+        self._pace, self._time_left = Pace(clock), TimeLeft(clock)
         self._specs: tuple[Spec, ...] = ()
         self._bar: TaskID | None = None
         self._stopping = False
@@ -61,13 +70,21 @@ class LiveDisplay(Display):
         if event.specs != self._specs:
             if self._bar is not None:
                 self._bars.remove_task(self._bar)
-            self._specs, self._pace = event.specs, Pace()
-            self._bar = self._bars.add_task(self._label(event.specs), total=1.0)
+            self._specs, self._pace = event.specs, Pace(self._clock)
+            self._bar = self._bars.add_task(self._label(event.specs), total=1.0, left="")
         assert self._bar is not None
         self._pace.see(event.progress)
         where = event.progress
-        self._bars.update(self._bar, completed=(where.task + where.step / where.steps) / where.tasks)
+        share = (where.task + where.step / where.steps) / where.tasks
+        self._bars.update(self._bar, completed=share, left=self._left(event))
         self._live.update(Group(self._bars, self._state(event)))
+
+    def _left(self, event: RunProgress) -> str:
+        """Return how long it will take until all runs are done."""
+        together = len(event.specs)
+        left = together if self._runs is None else self._runs - self._done
+        seconds = self._time_left.see(event.progress, event.specs, together, left)
+        return "" if seconds is None else f"{duration(seconds)} left"
 
     def _state(self, event: RunProgress) -> Text:
         where, accuracy = event.progress, accuracy_so_far(event.outcomes)

@@ -15,6 +15,30 @@ from holdfast.cli.output import print_json, results, table
 from holdfast.importance.scores import LogLikelihood
 
 
+_VARIANTS = {
+    "EWC-sampled": "Many classes, where every label in turn is too much.",
+    "EWC-empirical": "To compare with code that uses the data's labels.",
+    "MAS": "No labels, and one backward pass instead of one a class.",
+    "MASX": "To check that MAS is about the likeliest label.",
+    "MAS-logits": "As MAS, for regression, or to compare with the original code.",
+    "MASX-logits": "To check the same of MAS-logits: the largest output alone.",
+    "posterior-scaled": "As posterior, in the form that shows how it depends on the batch size; experimental.",
+    "L2": "A baseline: hold all weights equally.",
+    "L2-growing": "A baseline: hold all weights equally, and harder with every task.",
+}
+"""When to choose one of the measures that share a class."""
+
+_SYMBOLS = {
+    r"\alpha": "α",
+    r"\beta_2": "β₂",
+    r"\max_y": "max_y",
+    r"\|": "‖",
+    "^2": "²",
+    "*each*": "each",
+}
+"""How what is typeset elsewhere reads in a terminal."""
+
+
 def measures(
     name: Annotated[str | None, typer.Argument(help="Only this one, with its settings.", show_default=False)] = None,
     *,
@@ -40,8 +64,13 @@ def described(name: str, measure: holdfast.Measure) -> dict[str, Any]:
         "class": type(measure).__name__,
         "settings": dataclasses.asdict(measure),
         "cost": cost_of(measure),
-        "choose_when": measure.choose_when,
+        "choose_when": choose_when(name, measure),
     }
+
+
+def choose_when(name: str, measure: holdfast.Measure) -> str:
+    """Return one line on when to choose a measure."""
+    return _VARIANTS.get(name, measure.choose_when)
 
 
 def cost_of(measure: holdfast.Measure) -> str:
@@ -58,7 +87,7 @@ def _show_all(known: dict[str, holdfast.Measure]) -> None:
     shown = table("measure", "choose it when", wrap=("choose it when",))
     for name, measure in known.items():
         below = f"holdfast.{type(measure).__name__}, extra cost: {cost_of(measure)}"
-        shown.add_row(name, Text.assemble(measure.choose_when, "\n", (below, "dim")))
+        shown.add_row(name, Text.assemble(choose_when(name, measure), "\n", (below, "dim")))
     console = results()
     console.print(shown)
     console.print(
@@ -70,7 +99,7 @@ def _show_one(name: str, measure: holdfast.Measure) -> None:
     console = results()
     console.print(f"{name}: holdfast.{type(measure).__name__}", style="bold")
     console.print(_summary(measure))
-    console.print(f"Choose it when: {measure.choose_when}")
+    console.print(f"Choose it when: {choose_when(name, measure)}")
     console.print(f"Extra cost: {cost_of(measure)}")
     settings = dataclasses.asdict(measure)
     if settings:
@@ -98,4 +127,7 @@ def _meanings(kind: type) -> dict[str, str]:
 def _readable(text: str) -> str:
     """Return a docstring's text without its markup."""
     plain = re.sub(r":\w+:`([^`]*)`", r"\1", text).replace("``", "")
+    plain = re.sub(r"\\sqrt\{([^}]*)\}", r"√(\1)", plain)
+    for typeset, read in _SYMBOLS.items():
+        plain = plain.replace(typeset, read)
     return re.sub(r"\s+", " ", plain).strip()

@@ -4,15 +4,23 @@ from collections.abc import Sequence
 
 import typer
 
-from holdfast.cli.comparison import compare, comparison_table
+from holdfast.cli.comparison import compare, print_comparison
+from holdfast.cli.damage import complain
 from holdfast.cli.exits import ExitCode
 from holdfast.cli.output import messages, print_json, results
-from holdfast.experiments import Spec, Store, Summary
+from holdfast.errors import StoreError
+from holdfast.experiments import Result, Spec, Store, Summary
 
 
 def report(specs: Sequence[Spec], store: Store, summary: Summary, *, as_json: bool) -> None:
     """Show what came out, also of runs that had finished before, and leave with the right code."""
-    found = [result for spec in specs if (result := store.get(spec.id)) is not None]
+    found: list[Result] = []
+    damage: list[str] = []
+    for spec in specs:
+        try:
+            found += [result] if (result := store.get(spec)) is not None else []
+        except StoreError as error:
+            damage.append(str(error))
     failed = sum(store.status(spec.id) == "failed" for spec in specs)
     lines = compare(found)
     if as_json:
@@ -28,7 +36,8 @@ def report(specs: Sequence[Spec], store: Store, summary: Summary, *, as_json: bo
             }
         )
     elif lines:
-        results().print(comparison_table(lines))
+        print_comparison(lines, results())
+    complain(damage)
     if summary.interrupted:
         messages().print(f"Stopped with {len(found)} of {len(specs)} runs finished. The same command goes on.")
         raise typer.Exit(ExitCode.INTERRUPTED)

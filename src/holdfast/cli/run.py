@@ -17,8 +17,13 @@ def run(
         list[str] | None, typer.Option("--measure", "-m", help="A measure; may be repeated. SOS if left out.")
     ] = None,
     strength: Annotated[
-        float | None,
-        typer.Option("--strength", "-c", help="How strongly to protect. The measure's usual c if left out."),
+        list[str] | None,
+        typer.Option(
+            "--strength",
+            "-c",
+            help="How strongly to protect: 5, or SI=5 for one of several measures; may be repeated. The measure's "
+            "usual c if left out.",
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many runs of each measure: seeds 0, 1, …")] = None,
     seed: Annotated[list[int] | None, typer.Option(min=0, help="Just this seed; may be repeated.")] = None,
@@ -38,6 +43,7 @@ def run(
     ] = False,
     hidden: arguments.Hidden = None,
     watch: arguments.Watch = None,
+    probe: arguments.Probes = None,
     assign: arguments.Assignments = None,
     precision: arguments.Precision = None,
     engine: arguments.EngineName = None,
@@ -60,10 +66,10 @@ def run(
         scenario,
         measures=measure or ["SOS"],
         seeds=seeds_of(seeds, seed or ()),
+        strengths=strength or (),
         watch=watch or (),
         assignments=assign or (),
         changes={
-            "strength": strength,
             "tasks": tasks,
             "epochs": epochs,
             "later_epochs": later_epochs,
@@ -75,6 +81,7 @@ def run(
             "samples": samples,
             "judge_by": "validation" if validation else None,
             "hidden": widths_of(hidden),
+            "probes": tuple(probe) if probe else None,
             "precision": precision,
             "engine": engine,
         },

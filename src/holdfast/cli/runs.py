@@ -1,5 +1,6 @@
 """``holdfast runs``: what is in a store."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -7,11 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.arguments import DEFAULT_STORE, StoreFolder
-from holdfast.cli.comparison import compare, comparison_table, fields_of
-from holdfast.cli.labels import duration, percent
+from holdfast.cli.comparison import compare, print_comparison
+from holdfast.cli.damage import complain
+from holdfast.cli.labels import duration, moment, percent, shown_value
 from holdfast.cli.output import pairs, print_json, results, table
-from holdfast.errors import ConfigurationError
-from holdfast.experiments import Result, Store
+from holdfast.errors import ConfigurationError, StoreError
+from holdfast.experiments import Entry, Result, Store
+from holdfast.experiments.fields import fields_of
 
 app = typer.Typer(help="List, show and compare the runs in a store.", no_args_is_help=True)
 
@@ -24,8 +27,9 @@ _SHORT = 8
 @app.command("list")
 def list_runs(store: StoreFolder = DEFAULT_STORE, *, as_json: Json = False) -> None:
     """List every run that was ever begun, the oldest result first and unfinished ones last."""
-    place = Store(store)
-    rows = [_row(place, name) for name in _ids_in_order(place)]
+    place = _existing(store)
+    entries = place.entries()
+    rows = [_row(entry) for entry in entries]
     if as_json:
         for row in rows:
             print_json(row)
@@ -33,6 +37,7 @@ def list_runs(store: StoreFolder = DEFAULT_STORE, *, as_json: Json = False) -> N
         results().print(f"There are no runs in {place.folder}. `holdfast run permuted-digits` makes one.")
     else:
         results().print(_listing(rows))
+    complain(entry.damage for entry in entries)
 
 
 @app.command("show")
@@ -43,9 +48,10 @@ def show_run(
     as_json: Json = False,
 ) -> None:
     """Show all that is known of one run."""
-    place = Store(store)
+    place = _existing(store)
     found = _find(place, id)
     result, failures = place.get(found), place.failures(found)
+    observations = list(place.observations(found))
     if as_json:
         print_json(
             {
@@ -54,6 +60,7 @@ def show_run(
                 "spec": place.spec(found).to_dict(),
                 "result": None if result is None else result.to_dict(),
                 "failures": [failure.to_dict() for failure in failures],
+                "observations": observations,
             }
         )
         return
@@ -61,15 +68,17 @@ def show_run(
     console.print(f"run {found}: {place.status(found)}", style="bold")
     shown = pairs()
     for name, value in fields_of(place.spec(found)).items():
-        shown.add_row(name, "-" if value in (None, "") else str(value))
+        shown.add_row(name.replace("_", " "), shown_value(value))
     console.print(shown)
     if result is not None:
         console.print("\nWhat came out", style="bold")
         console.print(_figures(result))
         console.print("\nAccuracy in % on every task, after learning each", style="bold")
         console.print(_matrix(result))
+    if observations:
+        console.print(f"\nObservations, for Store.observations({found!r}): {', '.join(observations)}", soft_wrap=True)
     for failure in failures:
-        console.print(f"failed at {failure.failed_at} on {failure.device}: {failure.reason}", style="red")
+        console.print(f"failed at {moment(failure.failed_at)} on {failure.device}: {failure.reason}", style="red")
 
 
 @app.command("compare")
@@ -86,20 +95,24 @@ def compare_runs(
     as_json: Json = False,
 ) -> None:
     """Compare the finished runs: mean and standard error over seeds."""
-    place = Store(store)
-    lines = compare(place.results(), by or ())
+    place = _existing(store)
+    entries = place.entries()
+    lines = compare([entry.result for entry in entries if entry.result is not None and not entry.damage], by or ())
     if as_json:
         for line in lines:
             print_json(line.plain())
     elif lines:
-        results().print(comparison_table(lines))
+        print_comparison(lines, results())
     else:
         results().print(f"There are no finished runs in {place.folder}.")
+    complain(entry.damage for entry in entries)
 
 
-def _ids_in_order(store: Store) -> list[str]:
-    finished = [result.spec.id for result in store.results()]
-    return finished + [name for name in store.ids() if name not in set(finished)]
+def _existing(folder: Path) -> Store:
+    store = Store(folder)
+    if not store.folder.is_dir():
+        raise StoreError(f"There is no folder {folder}. `holdfast run` makes one; --store names another.")
+    return store
 
 
 def _find(store: Store, start: str) -> str:
@@ -112,17 +125,13 @@ def _find(store: Store, start: str) -> str:
     raise ConfigurationError(f"{len(found)} runs begin with {start!r}: {', '.join(found)}. Give more of the id.")
 
 
-def _row(store: Store, id: str) -> dict[str, Any]:
-    spec, result = store.spec(id), store.get(id)
-    known: dict[str, Any] = {
-        "id": id,
-        "scenario": spec.scenario,
-        "measure": spec.measure,
-        "strength": spec.strength,
-        "seed": spec.seed,
-        "status": store.status(id),
-    }
-    if result is not None:
+def _row(entry: Entry) -> dict[str, Any]:
+    spec, result = entry.spec, entry.result
+    named = {name: getattr(spec, name, None) for name in ("scenario", "measure", "strength", "seed")}
+    known: dict[str, Any] = {"id": entry.id, **named, "status": entry.status}
+    if entry.damage:
+        known["damage"] = entry.damage
+    elif result is not None:
         known |= result.metrics
         known |= {"seconds": result.training_seconds, "finished_at": result.finished_at, "device": result.device}
     return known
@@ -140,14 +149,11 @@ def _listing(rows: list[dict[str, Any]]) -> Table:
         finished = row["status"] == "finished"
         shown.add_row(
             row["id"][:_SHORT],
-            row["scenario"],
-            row["measure"],
-            f"{row['strength']:g}",
-            str(row["seed"]),
+            *(shown_value(row[name]) for name in ("scenario", "measure", "strength", "seed")),
             percent(row["average_accuracy"]) if finished else row["status"],
             percent(row["forgetting"]) if finished else "",
             duration(row["seconds"]) if finished else "",
-            style="red" if row["status"] == "failed" else "" if finished else "dim",
+            style="red" if row["status"] in ("failed", "damaged") else "" if finished else "dim",
         )
     return shown
 
@@ -159,7 +165,7 @@ def _figures(result: Result) -> Table:
     shown.add_row("training time", duration(result.training_seconds))
     shown.add_row("runs side by side", str(result.side_by_side))
     shown.add_row("resumed", f"{result.resumed} times")
-    shown.add_row("finished at", result.finished_at)
+    shown.add_row("finished at", moment(result.finished_at))
     shown.add_row("device", result.device)
     shown.add_row("commit", result.commit or "-")
     shown.add_row("versions", ", ".join(f"{name} {version}" for name, version in result.versions.items()))

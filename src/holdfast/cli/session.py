@@ -70,7 +70,7 @@ def _display(runs: int | None, label: Label, *, as_json: bool) -> Display:
     if as_json:
         return JsonLines()
     console = messages()
-    return LiveDisplay(console, runs, label) if console.is_terminal else Lines(console, label)
+    return LiveDisplay(console, runs, label) if console.is_terminal else Lines(console, runs, label)
 
 
 def _to_all(listeners: Sequence[Listener], display: Display, interruption: Interruption) -> Callable[[Event], None]:
@@ -84,12 +84,14 @@ def _to_all(listeners: Sequence[Listener], display: Display, interruption: Inter
 
 
 def _usable(device: str | None) -> str | None:
-    """Return a device that is there."""
+    """Return a device that is there and can train."""
     if device is None:
         return None
     try:
-        torch.empty(0, device=device)
+        weight = torch.ones(1, device=device, requires_grad=True)
+        weight.square().sum().backward()
+        weight.sum().item()
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = f"{str(error).splitlines()[0].rstrip('.')}."
         raise ConfigurationError(f"--device {device!r} cannot be used: {reason} Try cpu, or leave it out.") from error
     return device

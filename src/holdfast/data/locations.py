@@ -1,6 +1,8 @@
 """Where data sets lie: a folder that is given, that ``HOLDFAST_DATA`` names, or the user's cache."""
 
+import contextlib
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,9 +37,19 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> Dataset:
     try:
         return read(where)
     except FileNotFoundError as error:
-        raise DataError(
-            f"{name} is not in {where} (no {error.filename}). Get it there with `holdfast data fetch {name}`, or name "
-            "the folder that holds it with --data-dir or HOLDFAST_DATA, laid out as torchvision does."
-        ) from error
+        raise DataError(f"{name} is not in {where} (no {error.filename}). {_advice(name, folder, where)}") from error
     except OSError as error:
         raise DataError(f"{name} could not be read from {where}: {error}.") from error
+
+
+def _advice(name: str, given: str | os.PathLike[str] | None, where: Path) -> str:
+    """Say how to get a data set, or where it seems to be."""
+    for above in (where.parent, where.parent.parent):
+        with contextlib.suppress(OSError, DataError):
+            READERS[name](above)
+            return f"It is in {above}, which is the folder to give."
+    typed = "" if given is None else f" --data-dir {shlex.quote(str(given))}"
+    return (
+        f"Get it there with `holdfast data fetch {name}{typed}`, or name the folder that holds it with --data-dir or "
+        "HOLDFAST_DATA, laid out as torchvision does."
+    )

@@ -5,6 +5,7 @@
 >>> store.frame()[["measure", "seed", "average_accuracy"]]
 """
 
+from holdfast.experiments.entries import Entry
 from holdfast.experiments.events import (
     CheckpointRejected,
     Event,
@@ -26,6 +27,7 @@ from holdfast.experiments.store import Store
 __all__ = [
     "SCENARIOS",
     "CheckpointRejected",
+    "Entry",
     "Event",
     "Failure",
     "Point",

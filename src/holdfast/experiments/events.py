@@ -17,6 +17,8 @@ class RunStarted:
     resumed: bool
     side_by_side: int
     """How many runs train together, this one included."""
+    steps: int
+    """The steps of all its tasks."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class RunSkipped:
 
     spec: Spec
     why: Literal["finished already", "failed before", "being run by another process"]
+    reason: str = ""
+    """Why it failed, if it did."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class CheckpointRejected:
     specs: tuple[Spec, ...]
     kept: Path
     reason: str
+    going_on: str
+    """Where the runs go on: ``"from the beginning"``, or from a step of a task, as in ``"from task 2, step 0"``."""
 
 
 Event = RunStarted | RunProgress | RunFinished | RunFailed | RunSkipped | CheckpointRejected

@@ -15,7 +15,8 @@ from holdfast.experiments.job import Job, Surroundings
 from holdfast.experiments.results import Result
 from holdfast.experiments.scenarios import scenario_kind
 from holdfast.experiments.spec import Spec
-from holdfast.experiments.store import Claim, Store
+from holdfast.experiments.steps import StepCounts
+from holdfast.experiments.store import Claim, Store, as_store
 
 USUAL_SIDE_BY_SIDE = 8
 """How many runs train together on a GPU; on a CPU they would only wait for each other."""
@@ -33,8 +34,8 @@ class Summary:
 
 
 def execute(
-    specs: Iterable[Spec],
-    store: Store,
+    specs: Spec | Iterable[Spec],
+    store: Store | str | os.PathLike[str],
     *,
     data_dir: str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
@@ -51,11 +52,12 @@ def execute(
     go on; a store that cannot be written ends everything with a :class:`~holdfast.errors.StoreError`.
 
     Args:
-        specs: the runs.
-        store: where results go.
+        specs: the runs, or one of them.
+        store: where results go, or its folder.
         data_dir: the folder of data sets, as in :func:`holdfast.data.load`.
         device: what to train on; a GPU by default, if there is one.
-        side_by_side: how many runs that differ in seed and strength alone train together; 8 on a GPU by default.
+        side_by_side: how many runs that differ in seed and strength alone train together; 8 on a GPU by default. Those
+            that were begun together go on together, whatever the number.
         checkpoint_seconds: how often to write a checkpoint within a task; there is one after each task in any case.
         on_event: is told of everything that happens.
         stop: an event, or a function that says whether to stop; asked about once a second. A checkpoint is written.
@@ -68,8 +70,9 @@ def execute(
             f"side_by_side={side_by_side} and checkpoint_seconds={checkpoint_seconds}: expected 1 or more, 0 or more."
         )
     asked = stop.is_set if isinstance(stop, threading.Event) else stop
-    executor = _Executor(store, Datasets(data_dir), chosen, checkpoint_seconds, on_event, asked)
-    return executor.execute(list({spec.id: spec for spec in specs}.values()), together, retry=retry)
+    executor = _Executor(as_store(store), Datasets(data_dir), chosen, checkpoint_seconds, on_event, asked)
+    wanted = [specs] if isinstance(specs, Spec) else specs
+    return executor.execute(list({spec.id: spec for spec in wanted}.values()), together, retry=retry)
 
 
 class _Executor:
@@ -87,12 +90,18 @@ class _Executor:
         self.summary = Summary()
         self.on_event = on_event
         self.stop = stop
-        self.around = Surroundings(store, datasets, device, checkpoint_seconds, self._tell, self._should_stop)
+        self.counts = StepCounts(datasets)
+        self.around = Surroundings(
+            store, datasets, device, checkpoint_seconds, self.counts.of, self._tell, self._should_stop
+        )
 
     def execute(self, specs: Sequence[Spec], together: int, *, retry: bool) -> Summary:
         left = [spec for spec in specs if self._is_to_run(spec, retry=retry)]
         for name in {name for spec in left for name in scenario_kind(spec.scenario).datasets}:
-            _ = self.datasets[name]  # one that is missing is noticed before anything runs
+            _ = self.datasets[name]  # one that is missing is noticed before anything runs,
+        for spec in left:
+            self.counts.of(spec)  # and so are settings that do not fit
+        self.store.tidy_groups()
         # Runs that another process has are asked for again at the end, in case that it was killed.
         for _ in range(2):
             busy: list[Spec] = []
@@ -102,6 +111,7 @@ class _Executor:
             left = busy
         for spec in left:
             self._tell(RunSkipped(spec, "being run by another process"))
+        self.store.tidy_groups()
         return self.summary
 
     def _is_to_run(self, spec: Spec, *, retry: bool) -> bool:
@@ -110,7 +120,7 @@ class _Executor:
             self.store.tidy(spec)
             self._tell(RunSkipped(spec, "finished already"))
         elif status == "failed" and not retry:
-            self._tell(RunSkipped(spec, "failed before"))
+            self._tell(RunSkipped(spec, "failed before", self.store.failures(spec.id)[-1].reason))
         else:
             return True
         return False

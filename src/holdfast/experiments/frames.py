@@ -1,8 +1,11 @@
 """A store as pandas tables."""
 
+import warnings
 from typing import Any
 
-from holdfast.errors import MissingExtraError
+from holdfast.errors import HoldfastWarning, MissingExtraError
+from holdfast.experiments.entries import Entry
+from holdfast.experiments.fields import fields_of
 from holdfast.experiments.results import Result
 from holdfast.experiments.spec import Spec
 from holdfast.experiments.store import Store
@@ -15,42 +18,56 @@ except ImportError as error:
     ) from error
 
 _CURVES = ("id", "scenario", "measure", "strength", "seed", "learned", "task", "accuracy")
+_OUTCOME = (
+    *("average_accuracy", "forgetting", "backward_transfer", "forward_transfer"),
+    *("training_seconds", "total_seconds", "side_by_side", "resumed", "state_digest", "device", "commit"),
+    *("finished_at", "failures", "reason"),
+)
 
 
 def runs_frame(store: Store) -> pd.DataFrame:
-    """Return one row for every run that was ever begun; what an unfinished one lacks is missing."""
-    rows = []
-    for run in store.ids():
-        result = store.get(run)
-        failures = store.failures(run)
-        row: dict[str, Any] = {"id": run, "status": store.status(run), **_described(store.spec(run))}
-        if result is not None:
-            row.update(_outcome(result))
-        row["failures"] = len(failures)
-        row["reason"] = failures[-1].reason if failures and result is None else None
+    """Return one row for every run that was ever begun, in the order of the store's entries.
+
+    What an unfinished one lacks is missing, and a damaged one has little more than its reason, about which there is a
+    warning too.
+    """
+    rows: list[dict[str, Any]] = []
+    for entry in store.entries():
+        row: dict[str, Any] = {"id": entry.id, "status": entry.status}
+        if entry.spec is not None:
+            row |= fields_of(entry.spec)
+        _warn_of(entry)
+        if entry.damage:
+            row["reason"] = entry.damage
+        else:
+            row |= {} if entry.result is None else _outcome(entry.result)
+            row["failures"] = len(entry.failures)
+            row["reason"] = entry.failures[-1].reason if entry.failures and entry.result is None else None
         rows.append(row)
-    return pd.DataFrame(rows)
+    # A measure without settings leaves the fields that all runs have.
+    always = ("id", "status", *fields_of(Spec("split-digits", "fine-tune")), *_OUTCOME)
+    columns = dict.fromkeys([*always, *(name for row in rows for name in row)])
+    return pd.DataFrame(rows, columns=list(columns))
 
 
 def curves_frame(store: Store) -> pd.DataFrame:
     """Return one row for each accuracy: on which task, and after how many tasks had been learned (0: untrained)."""
     rows = []
-    for result in store.results():
-        spec = result.spec
+    for entry in store.entries():
+        _warn_of(entry)
+        if entry.damage or entry.result is None:
+            continue
+        result, spec = entry.result, entry.result.spec
         name = (spec.id, spec.scenario, spec.measure, spec.strength, spec.seed)
         for learned, accuracies in enumerate((result.untrained, *result.matrix)):
             rows += [(*name, learned, task, accuracy) for task, accuracy in enumerate(accuracies, start=1)]
     return pd.DataFrame(rows, columns=list(_CURVES))
 
 
-def _described(spec: Spec) -> dict[str, Any]:
-    """Return a spec's fields, with those of its settings beside them, and those of its measure under ``measure.``."""
-    fields = spec.to_dict()
-    settings, measure_settings = fields.pop("settings"), fields.pop("measure_settings")
-    del fields["layout"], fields["watch_settings"]
-    fields["watch"] = " ".join(spec.watch)
-    fields["hidden"] = "-".join(str(width) for width in spec.hidden or ())
-    return {**fields, **settings, **{f"measure.{name}": value for name, value in measure_settings.items()}}
+def _warn_of(entry: Entry) -> None:
+    """Say which files of a run cannot be used."""
+    if entry.damage:
+        warnings.warn(entry.damage, HoldfastWarning, stacklevel=4)
 
 
 def _outcome(result: Result) -> dict[str, Any]:

@@ -19,13 +19,17 @@ class Group:
 
 
 def plan(specs: Sequence[Spec], store: Store, side_by_side: int) -> list[Group]:
-    """Return all runs in groups: first those that were begun together and go on together, then as many as fit."""
+    """Return all runs in groups.
+
+    First come those that were begun together, which go on together however many are asked for now: a checkpoint is of
+    all of them. Then come the others, as many as fit.
+    """
     left = {spec.id: spec for spec in specs}
     groups = []
     for ids in store.begun_groups():
         wanted = tuple(left[run] for run in ids if run in left and store.status(run) == "started")
         over = sum(store.status(run) in ("finished", "failed") for run in ids)
-        if wanted and len(wanted) + over == len(ids) <= side_by_side:
+        if wanted and len(wanted) + over == len(ids):
             groups.append(Group(tuple(store.spec(run) for run in ids), wanted))
             for spec in wanted:
                 del left[spec.id]

@@ -28,6 +28,7 @@ class Surroundings:
     datasets: Mapping[str, Dataset]
     device: torch.device
     checkpoint_seconds: float
+    steps_of: Callable[[Spec], int]
     tell: Callable[[Event], None]
     should_stop: Callable[[], bool]
 
@@ -117,15 +118,17 @@ class Job:
     def _begin(self) -> Engine:
         with writing(self.checkpoints.folder):
             checkpoint, rejected = self.checkpoints.load()
-        for found in rejected:
-            self.around.tell(CheckpointRejected(self.members, found.kept, found.reason))
         engine = start_engine(self.members, self.around.datasets, self.around.device)
         if checkpoint is not None:
             engine.load_state(checkpoint.state)
             self._written, self._resumed = checkpoint.number, checkpoint.resumed + 1
             self._clock.training, self._clock.before = checkpoint.training_seconds, checkpoint.total_seconds
+        going_on = f"from task {engine.task + 1}, step {engine.step}" if checkpoint else "from the beginning"
+        for found in rejected:
+            self.around.tell(CheckpointRejected(self.members, found.kept, found.reason, going_on))
         for claim in self._unfinished.values():
-            self.around.tell(RunStarted(claim.spec, checkpoint is not None, len(self.members)))
+            steps = self.around.steps_of(claim.spec)
+            self.around.tell(RunStarted(claim.spec, checkpoint is not None, len(self.members), steps))
         return engine
 
     def _save(self, engine: Engine, *, finished_task: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.errors import ConfigurationError
 from holdfast.experiments.scenarios import scenario_kind
 from holdfast.experiments.spec import Spec
+from holdfast.importance.measures import measure as make_measure
 from holdfast.training.settings import Settings
 
 LARGE_BATCH = 2048
@@ -148,7 +149,8 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
         seed: the seed of everything random.
         changes: any field of :class:`Spec` or of its settings that is to be different.
     """
-    scenario_kind(scenario)  # an unknown name is refused with a list of those that exist
+    scenario_kind(scenario)  # an unknown name is refused with a list of those that exist,
+    make_measure(measure)  # and so is this one
     protocol = _PROTOCOLS[scenario]
     own = {name: value for name, value in changes.items() if name not in _SETTINGS}
     unknown = sorted(set(own) - ({field.name for field in dataclasses.fields(Spec)} - {"settings"}))
@@ -160,7 +162,10 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     chosen = protocol.chosen_large if large else protocol.chosen
     if measure not in chosen and "strength" not in own:
         where = f"{measure!r} on {scenario!r}" + (f" at batch size {LARGE_BATCH}" if large else "")
-        raise ConfigurationError(f"No strength is known for {where}; give one with strength=, or search for one.")
+        raise ConfigurationError(
+            f"No strength is known for {where}; give one (strength= in Python, --strength on the command line), or "
+            "search for one."
+        )
     strength, reinitialise = chosen.get(measure, (0.0, False))
     settings = {**(protocol.large if large else {}), "reinitialise": reinitialise}
     settings.update({name: value for name, value in changes.items() if name in _SETTINGS})

@@ -1,5 +1,6 @@
 """The search for a strength, as in the paper: a grid that extends itself, judged by validation data, then tested."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from holdfast.experiments.presets import paper_spec
 from holdfast.experiments.search_outcome import Point, SearchOutcome
 from holdfast.experiments.search_runs import PointRuns
 from holdfast.experiments.spec import Spec
-from holdfast.experiments.store import Store
+from holdfast.experiments.store import Store, as_store
 from holdfast.importance.measures import FineTune
 
 TEST_SEEDS = range(3)
@@ -32,7 +33,7 @@ _USUAL = (0.001, 1000.0)
 def search(
     scenario: str,
     measure: str,
-    store: Store,
+    store: Store | str | os.PathLike[str],
     *,
     low: float | None = None,
     high: float | None = None,
@@ -53,7 +54,7 @@ def search(
     Args:
         scenario: a name in :data:`~holdfast.experiments.SCENARIOS`.
         measure: a name in :func:`holdfast.measures`.
-        store: where results are, and go to.
+        store: where results are, and go to; or its folder.
         low: the smallest strength to begin with. By default the grid begins with a decade on either side of the
             strength in :func:`~holdfast.experiments.paper_spec`, or, where there is none, with the powers of ten from
             0.001 to 1000, and looks more closely around the best.
@@ -67,7 +68,7 @@ def search(
     measure = _checked_measure(scenario, measure, seeds, search_seeds, changes)
     start = _start(low, high, _known_strength(scenario, measure, changes))
     grids = [_Grid(choice, start) for choice in ((False, True) if reinitialise is None else (reinitialise,))]
-    runs = PointRuns(partial(paper_spec, scenario, measure, **changes), store, run)
+    runs = PointRuns(partial(paper_spec, scenario, measure, **changes), as_store(store), run)
     while asked := [(grid, number) for grid in grids for number in grid.wanted()]:
         strengths = [(strength_of(number), grid.reinitialise) for grid, number in asked]
         for (grid, number), point in zip(asked, runs.points(strengths, search_seeds, "validation"), strict=True):

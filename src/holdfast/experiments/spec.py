@@ -71,6 +71,7 @@ class Spec:
         self._check_choices()
         self._fill_in_scenario()
         self._fill_in_measures()
+        self._check_probes()
 
     @property
     def id(self) -> str:
@@ -90,9 +91,9 @@ class Spec:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "Spec":
         """Return the spec of :meth:`to_dict`; a key too few or too many is refused."""
-        check_keys(given, ["layout", *(f.name for f in dataclasses.fields(cls))], "The spec")
-        if given["layout"] != LAYOUT:
+        if "layout" in given and given["layout"] != LAYOUT:  # first, since another layout has other keys
             raise ConfigurationError(f"The spec has layout {given['layout']!r}; this holdfast reads layout {LAYOUT}.")
+        check_keys(given, ["layout", *(f.name for f in dataclasses.fields(cls))], "The spec")
         values = {key: value for key, value in given.items() if key != "layout"}
         check_keys(values["settings"], [f.name for f in dataclasses.fields(Settings)], "The spec's settings")
         hidden = values["hidden"]
@@ -147,7 +148,8 @@ class Spec:
         _require(_is_count(tasks, 1) and tasks in kind.possible_tasks, "tasks", tasks, expected)
         hidden = kind.hidden if self.hidden is None else tuple(self.hidden)
         if kind.hidden is None:
-            _require(hidden is None, "hidden", hidden, f"None: {self.scenario} is learned by the paper's CNN")
+            expected = f"none: {self.scenario} is learned by the paper's CNN, which has no hidden layers to choose"
+            _require(hidden is None, "hidden", hidden, expected)
         else:
             widths = hidden or ()
             _require(
@@ -182,6 +184,10 @@ class Spec:
             watch=tuple(sorted(watched)),
             watch_settings=FrozenDict({name: _settings_of(found) for name, found in watched.items()}),
         )
+
+    def _check_probes(self) -> None:
+        names = [make_probe(text, seed=self.seed)[0] for text in self.probes]
+        _require(len(set(names)) == len(names), "probes", self.probes, "each of them once")
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():

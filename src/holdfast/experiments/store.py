@@ -16,11 +16,12 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import ConfigurationError, StateError, StoreError
 from holdfast.experiments.canonical import digest_of
 from holdfast.experiments.checkpoints import has_checkpoint, remove_checkpoints
+from holdfast.experiments.entries import Entry, Status
 from holdfast.experiments.locks import Lock
 from holdfast.experiments.nested import Flattened, read_nested
 from holdfast.experiments.results import Failure, Result
@@ -32,28 +33,45 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _OBSERVATIONS = "observations.safetensors"
-Status = Literal["finished", "failed", "started", "unknown"]
+_ID_LENGTH = 16
 
 
 class Store:
-    """A folder of results. It is made when the first run begins; several processes may use it at once."""
+    """A folder of results. It is made when the first run begins; several processes may use it at once.
+
+    Where a run is asked for, its spec serves, its id, or any beginning of the id that no other run has.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).expanduser()
+        if self.folder.is_file():
+            raise StoreError(f"{self.folder} is a file; expected a folder, or the name of one that is yet to be made.")
+
+    def entries(self) -> list[Entry]:
+        """Return all that is known of every run: the oldest result first, unfinished ones after, damaged ones last."""
+        return sorted((self._entry(run) for run in self.ids()), key=lambda entry: entry.order)
 
     def results(self) -> list[Result]:
-        """Return the results of all finished runs, the oldest first."""
-        found = [result for run in self.ids() if (result := self.get(run)) is not None]
-        return sorted(found, key=lambda result: result.finished_at)
+        """Return the results of all finished runs, the oldest first; refused if any run is damaged."""
+        entries = self.entries()
+        damaged = [entry.damage for entry in entries if entry.damage]
+        if damaged:
+            raise StoreError("\n".join([*damaged, "Store.entries() has those that are not damaged."]))
+        return [entry.result for entry in entries if entry.result is not None]
 
-    def get(self, id: str) -> Result | None:
+    def get(self, run: Spec | str) -> Result | None:
         """Return the result of a run, if it has finished."""
-        content = _read_json(self.run_folder(id) / "result.json")
-        return None if content is None else _parsed(Result.from_dict, content, self.run_folder(id) / "result.json")
+        path = self.run_folder(self.find(run)) / "result.json"
+        content = _read_json(path)
+        if content is None:
+            return None
+        result = _parsed(Result.from_dict, content, path)
+        _check_belonging(result.spec, path)
+        return result
 
-    def observations(self, id: str) -> dict[str, dict[str, Any]]:
+    def observations(self, run: Spec | str) -> dict[str, dict[str, Any]]:
         """Return what the probes of a finished run have seen, by probe; nothing for a run that had none."""
-        path = self.run_folder(id) / _OBSERVATIONS
+        path = self.run_folder(self.find(run)) / _OBSERVATIONS
         if not path.exists():
             return {}
         try:
@@ -62,26 +80,44 @@ class Store:
             raise StoreError(f"{error} Remove the folder {path.parent} to make the run again.") from error
         return found
 
-    def failures(self, id: str) -> list[Failure]:
+    def failures(self, run: Spec | str) -> list[Failure]:
         """Return why a run could not go on, each time that it could not."""
-        paths = sorted(self.run_folder(id).glob("failure-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+        folder = self.run_folder(self.find(run))
+        paths = sorted(folder.glob("failure-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
         return [_parsed(Failure.from_dict, _read_json(path) or {}, path) for path in paths]
 
     def ids(self) -> list[str]:
         """Return the ids of all runs that were ever begun."""
-        return sorted(path.parent.name for path in self.folder.glob("runs/*/spec.json"))
+        return sorted(
+            {path.parent.name for name in ("spec", "result") for path in self.folder.glob(f"runs/*/{name}.json")}
+        )
 
-    def spec(self, id: str) -> Spec:
+    def find(self, run: Spec | str) -> str:
+        """Return a run's id; what is the beginning of no id here is returned as it is."""
+        if isinstance(run, Spec):
+            return run.id
+        if len(run) >= _ID_LENGTH:
+            return run
+        found = [known for known in self.ids() if known.startswith(run)]
+        if len(found) > 1:
+            raise ConfigurationError(f"{len(found)} runs begin with {run!r}: {', '.join(found)}. Give more of the id.")
+        return found[0] if found else run
+
+    def spec(self, run: str) -> Spec:
         """Return what a run is."""
-        path = self.run_folder(id) / "spec.json"
+        path = self.run_folder(self.find(run)) / "spec.json"
         content = _read_json(path)
         if content is None:
-            raise StoreError(f"There is no run {id!r} in {self.folder}. Its runs are listed by Store.ids().")
-        return _parsed(Spec.from_dict, content, path)
+            if path.parent.exists():
+                raise StoreError(f"{path} is missing: it was removed from outside. Restore it, or remove the folder.")
+            raise StoreError(f"There is no run {run!r} in {self.folder}. Its runs are listed by Store.ids().")
+        spec = _parsed(Spec.from_dict, content, path)
+        _check_belonging(spec, path)
+        return spec
 
-    def status(self, id: str) -> Status:
+    def status(self, run: Spec | str) -> Status:
         """Return how a run stands: an unfinished one is failed, started, or not known here at all."""
-        folder = self.run_folder(id)
+        folder = self.run_folder(self.find(run))
         if (folder / "result.json").exists():
             return "finished"
         if (folder / "failure-1.json").exists():
@@ -124,6 +160,16 @@ class Store:
             finally:
                 claim.release()
 
+    def tidy_groups(self) -> None:
+        """Remove what is left of groups whose runs have all finished."""
+        for members in self.folder.glob("groups/*/members.json"):
+            ids = _read_json(members) or ()
+            if all(self.status(run) == "finished" for run in ids):
+                with contextlib.suppress(OSError):  # it does no harm where it is
+                    remove_checkpoints(members.parent)
+                    members.unlink()
+                    members.parent.rmdir()
+
     def run_folder(self, id: str) -> Path:
         """Return the folder of a run."""
         return self.folder / "runs" / id
@@ -143,6 +189,25 @@ class Store:
         """Return the ids of runs that have a checkpoint together, in the order in which they train."""
         folders = [path.parent for path in sorted(self.folder.glob("groups/*/members.json"))]
         return [tuple(_read_json(folder / "members.json") or ()) for folder in folders if has_checkpoint(folder)]
+
+    def _entry(self, run: str) -> Entry:
+        complaints = []
+
+        def tried(read: Callable[[str], T]) -> T | None:
+            try:
+                return read(run)
+            except StoreError as error:
+                complaints.append(str(error))
+                return None
+
+        spec, result, failures = tried(self.spec), tried(self.get), tried(self.failures)
+        status = "damaged" if complaints else self.status(run)
+        return Entry(run, status, spec, result, tuple(failures or ()), "\n".join(complaints))
+
+
+def as_store(store: Store | str | os.PathLike[str]) -> Store:
+    """Return a store, of which the folder alone may be given."""
+    return store if isinstance(store, Store) else Store(store)
 
 
 class Claim:
@@ -217,3 +282,12 @@ def _parsed(parse: Callable[[Mapping[str, Any]], T], content: Mapping[str, Any],
         raise StoreError(
             f"{path} does not hold what it should: {error} It was changed from outside, or by another version."
         ) from error
+
+
+def _check_belonging(spec: Spec, path: Path) -> None:
+    """Refuse a file that was copied from another run's folder."""
+    if spec.id != path.parent.name:
+        raise StoreError(
+            f"{path} belongs to run {spec.id}, not to {path.parent.name}: it was copied or changed from outside. "
+            "Restore it, or remove the folder to make the run again."
+        )

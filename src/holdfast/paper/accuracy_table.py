@@ -14,7 +14,7 @@ from holdfast.paper.runs import accuracy_runs
 from holdfast.report import Cell, Measured, Table, label
 
 PAPER_SEEDS = {"P-MNIST": 3, "CIFAR": 10}
-"""How many runs the paper's means are of; ten on both for MAS on logits."""
+"""How many runs the means of its Table 1 are of."""
 
 
 @dataclass(frozen=True)

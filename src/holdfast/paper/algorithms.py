@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from holdfast.paper.presets import BENCHMARKS, Benchmark
+from holdfast.paper.presets import BENCHMARKS, Benchmark, Variant
 
 
 @dataclass(frozen=True)
@@ -11,7 +11,7 @@ class Algorithm:
 
     name: str
     measure: str
-    variant: str = "usual"
+    variant: Variant = "usual"
     benchmarks: tuple[Benchmark, ...] = BENCHMARKS
 
 

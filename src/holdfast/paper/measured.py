@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.analysis.statistics import Estimate, estimate
-from holdfast.paper.presets import Benchmark
+from holdfast.paper.presets import Benchmark, Variant
 from holdfast.paper.results import Results
 from holdfast.paper.runs import control_runs, correlation_runs
 
@@ -19,7 +19,7 @@ def correlations(results: Results, benchmark: Benchmark, a: str, b: str, *, when
     return _table(_entries(results, benchmark), lambda entry: _pair(entry["correlations"][when], a, b))
 
 
-def control_correlations(results: Results, control: str) -> Table:
+def control_correlations(results: Results, control: Variant) -> Table:
     """Return the correlation of SI with SOS in one of Figure 1's controls."""
     seen = results.observed(control_runs(results.preset, control), "importances")
     return _table([run["tasks"] for run in seen], lambda entry: _pair(entry["correlations"]["after"], "SI", "SOS"))
@@ -43,11 +43,6 @@ def negative_shares(results: Results, benchmark: Benchmark, measure: str) -> Tab
 def full_paths(results: Results, benchmark: Benchmark) -> Table:
     """Return the path integral with the full gradient."""
     return _table(_path_entries(results, benchmark), lambda entry: entry["full_path"])
-
-
-def full_path_errors(results: Results, benchmark: Benchmark) -> Table:
-    """Return its standard error, from having looked at some of the steps alone."""
-    return _table(_path_entries(results, benchmark), lambda entry: entry["full_path_error"])
 
 
 def loss_decreases(results: Results, benchmark: Benchmark) -> Table:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from holdfast.experiments import Spec
 from holdfast.paper.algorithms import ALGORITHMS, Algorithm
-from holdfast.paper.presets import Benchmark, Preset
+from holdfast.paper.presets import Benchmark, Preset, Variant
 
 WATCHED = ("SIU", "SIB", "SOS", "EWC", "sqrtFisher", "AF", "MAS", "MASX", "MAS-logits")
 MANY_SAMPLES = "AF:many"
 """AF once more, from many samples."""
 
-CONTROLS = ("no re-init", "c = 0")
+CONTROLS: tuple[Variant, ...] = ("no re-init", "c = 0")
 """What Figure 1 compares SI with on CIFAR: less regularisation."""
 
 
@@ -54,7 +54,7 @@ def correlation_runs(preset: Preset, benchmark: Benchmark) -> list[Spec]:
     ]
 
 
-def control_runs(preset: Preset, control: str) -> list[Spec]:
+def control_runs(preset: Preset, control: Variant) -> list[Spec]:
     """Return the runs of one control of Figure 1, which are on CIFAR alone."""
     return [
         preset.spec("CIFAR", "SI", control, seed=seed, watch=("SOS",), probes=("importances",))

@@ -20,7 +20,7 @@ from holdfast.importance.measures import Measure, PathMeasure
 from holdfast.models import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.scenarios import Samples, Scenario
 from holdfast.seeding import generator_for
-from holdfast.training.modes import modes_of
+from holdfast.training.modes import FEW, modes_of
 from holdfast.training.observing import Observer
 from holdfast.training.order import epoch_order, second_order, steps_per_epoch
 from holdfast.training.precision import check_precision, computing_in
@@ -75,7 +75,7 @@ class Learner:
             )
         _check_network(model, self.scenario)
         self.model = with_own_dropout(model).to(self.device)
-        self.modes = modes_of(self.model, self.samples(0).x)
+        self.modes = modes_of(self.model, self.few_inputs())
         if self.modes.draws:
             warnings.warn(
                 "The network draws random numbers in its own code while training, which the seed does not decide: the "
@@ -111,6 +111,11 @@ class Learner:
     def samples(self, task: int) -> Samples:
         """Return a task's training samples."""
         return self.scenario.tasks[task].train
+
+    def few_inputs(self) -> Tensor:
+        """Return some inputs of the first task, as the network sees them."""
+        task = self.scenario.tasks[0]
+        return task.transform(task.stored_train.x[:FEW])
 
     def epoch_steps(self, task: int) -> int:
         """Return how many steps an epoch of a task has."""

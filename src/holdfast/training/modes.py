@@ -41,13 +41,12 @@ def modes_of(model: MultiHead, x: Tensor) -> Modes:
     for module in own:
         module.p = 0.0  # so that only what else differs is seen
         module.register_forward_pre_hook(lambda module, _: calls.append(module))
-    few = x[:FEW]
-    devices = [few.device] if few.device.type == "cuda" else []
+    devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        still = tried.eval()(few)
+        still = tried.eval()(x)
         drops_twice = len(calls) > len(set(calls))
         torch.manual_seed(0)
-        trained = copy.deepcopy(tried).train()(few)
+        trained = copy.deepcopy(tried).train()(x)
         torch.manual_seed(1)
-        again = copy.deepcopy(tried).train()(few)
+        again = copy.deepcopy(tried).train()(x)
     return Modes(drops, not torch.equal(still, trained), not torch.equal(trained, again), drops_twice)

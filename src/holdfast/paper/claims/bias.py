@@ -6,8 +6,8 @@ import numpy as np
 
 from holdfast.analysis.statistics import Estimate, estimate, shares_at_least
 from holdfast.paper.claims.claim import AtLeast, AtMost, Between, Claim
-from holdfast.paper.claims.statistics import ALL_BUT_LAST, FIRST, LAST, LATER, highest, lowest, over_tasks
-from holdfast.paper.measured import Table, full_paths, loss_decreases, negative_shares, raw_sums
+from holdfast.paper.claims.statistics import ALL_BUT_LAST, FIRST, LAST, LATER, lowest, over_tasks
+from holdfast.paper.measured import Table, each_task, full_paths, loss_decreases, negative_shares, raw_sums
 from holdfast.paper.presets import BENCHMARKS, Benchmark
 from holdfast.paper.published import BIAS_TO_UNBIASED
 from holdfast.paper.results import Results
@@ -20,14 +20,15 @@ def bias_ratio(results: Results, benchmark: Benchmark) -> Table:
     return (raw_sums(results, benchmark, "SI") - unbiased) / unbiased
 
 
-def against_full(results: Results, benchmark: Benchmark) -> Table:
-    """Return how far, relatively, SIU's sum is from that of the full gradient.
+def distance_from_full(results: Results, benchmark: Benchmark) -> Estimate:
+    """Return how far, relatively, SIU's sum is from that of the full gradient, on the task where it is farthest.
 
-    Both are averaged over the runs first: at a sample of the steps, one run's full gradient has a scatter of its own.
+    Relative to the mean over runs: at a sample of the steps, one run's full gradient has a scatter of its own.
     """
-    siu = np.mean(raw_sums(results, benchmark, "SIU"), axis=0, keepdims=True)
-    full = np.mean(full_paths(results, benchmark), axis=0, keepdims=True)
-    return np.asarray(np.abs(siu / full - 1), dtype=np.float64)
+    full = full_paths(results, benchmark)
+    relative = (raw_sums(results, benchmark, "SIU") - full) / np.mean(full, axis=0)
+    farthest = max(each_task(relative), key=lambda e: abs(e.mean))
+    return Estimate(abs(farthest.mean), farthest.error, farthest.count)
 
 
 def above_decrease(results: Results, benchmark: Benchmark, *, of: str) -> Table:
@@ -83,8 +84,8 @@ CLAIMS = (
             "summed-importances",
             f"SIU and the full gradient give almost identical sums ({benchmark}, every task).",
             "relative distance of the sums, farthest task",
-            highest(partial(against_full, benchmark=benchmark)),
-            AtMost(0.1),  # "almost identical": a tenth, where the bias is several hundred per cent
+            partial(distance_from_full, benchmark=benchmark),
+            AtMost(0.1, errors=2),  # "almost identical": a tenth, where the bias is several hundred per cent
         )
         for benchmark in BENCHMARKS
     ),

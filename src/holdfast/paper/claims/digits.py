@@ -1,7 +1,8 @@
 """The claims that hold on digits too, where networks and tasks are tiny, with thresholds of their own.
 
-P-MNIST stands for the permuted digits there, CIFAR for the split ones. Those that are missing don't hold, and need not:
-with few samples the batches have little noise, and two digits at a time are hardly ever forgotten.
+P-MNIST stands for the permuted digits there, CIFAR for the split ones. Claims that are missing don't hold, and need
+not: few samples make little noise, and two digits at a time are hardly ever forgotten. These thresholds were set after
+looking at digits, so they say whether the miniature works as it did, and nothing about the paper.
 """
 
 from holdfast.paper.claims.claim import AtLeast, AtMost, Bound
@@ -10,9 +11,9 @@ EXPECTED_ON_DIGITS: dict[str, Bound] = {
     # The bias is as large as the unbiased part on the first task; on MNIST, five times as large.
     "bias-dominates": AtLeast(0.8),
     "noise-exceeds-gradient": AtLeast(0.5),
-    # From 20 steps of each task in three runs, the full gradient's sum has an error of several per cent.
-    "siu-tracks-full-gradient-p-mnist": AtMost(0.2),
-    "siu-tracks-full-gradient-cifar": AtMost(0.2),
+    # From a few steps of each task in three runs, the full gradient's sum has an error of several per cent.
+    "siu-tracks-full-gradient-p-mnist": AtMost(0.2, errors=2),
+    "siu-tracks-full-gradient-cifar": AtMost(0.2, errors=2),
     "sums-above-decrease-siu-p-mnist": AtLeast(0.0),
     "sums-above-decrease-full-p-mnist": AtLeast(0.0),
     "sum-below-decrease-on-last-cifar-task": AtMost(0.0),

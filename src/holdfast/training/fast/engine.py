@@ -65,7 +65,7 @@ class FastRuns:
         # Compiled once for all lanes.
         self._formula = None
         if as_formula:
-            images = first.samples(0).x.ndim == 4
+            images = first.few_inputs().ndim == 4
             self._formula = Formula(first, runs=runs if together else 1, channels_last=images)
         self._update_joined = JoinedUpdate(self._layout, self._update, self._device)
         self._lanes = [self._make_lane(span) for span in rows]
@@ -202,7 +202,7 @@ class FastRuns:
 
     def _make_lane(self, span: slice) -> Lane:
         first, learners, schedule = self._first, self.learners[span], self._schedule
-        x = first.samples(0).x  # as tasks give it, which may not be as it is stored
+        x = first.few_inputs()  # as tasks give it, which may not be as it is stored
         half = first.precision == "bf16" and self._formula is not None and x.is_floating_point()
         batches = Batches(
             len(learners),
@@ -422,10 +422,10 @@ def _check_alike(learners: Sequence[Learner]) -> None:
 
     def kind(learner: Learner) -> tuple[Any, ...]:
         tasks = tuple((len(task.stored_train), task.head) for task in learner.scenario.tasks)
-        x = learner.samples(0).x
+        x = learner.few_inputs()
         measures = tuple(learner.guard.measures.items())
         network = f"{learner.model}, parameters of {[str(p.dtype) for p in learner.model.parameters()]}"
-        return learner.settings, learner.device, learner.precision, tasks, (x.shape, x.dtype), measures, network
+        return learner.settings, learner.device, learner.precision, tasks, (x.shape[1:], x.dtype), measures, network
 
     if len({id(learner.model) for learner in learners}) < len(learners):
         raise ConfigurationError("Several runs have one network among them; expected one of its own for each.")
