@@ -1,9 +1,11 @@
+import io
 import math
 
 import pytest
+from rich.console import Console
 
-from holdfast.cli.comparison import compare, mean_and_error
-from holdfast.experiments import Result
+from holdfast.cli.comparison import compare, mean_and_error, print_comparison
+from holdfast.experiments import Result, paper_spec
 from tests.cli.small import small_spec
 
 
@@ -41,16 +43,60 @@ def test_measures_may_differ_in_settings_as_a_matter_of_course():
     assert all(set(key) == {"scenario", "measure", "strength"} for key in keys([result("SI"), result("EWC")]))
 
 
+def test_everything_else_in_which_runs_of_a_scenario_differ_is_named():
+    """Also what would not be needed to tell the lines apart: the measure alone would do that here."""
+    found = keys([result("SI", reinitialise=True), result("fine-tune", epochs=2)])
+    assert [(key["reinitialise"], key["epochs"]) for key in found] == [(True, 1), (False, 2)]
+    found = keys([result(epochs=1, batch_size=64), result(epochs=2, batch_size=32)])
+    assert [(key["epochs"], key["batch_size"]) for key in found] == [(1, 64), (2, 32)]
+
+
+def test_scenarios_may_differ_in_everything():
+    elsewhere = Result(**{**vars(result()), "spec": paper_spec("split-digits", "SI", epochs=9)})
+    assert all(set(key) == {"scenario", "measure", "strength"} for key in keys([result(), elsewhere]))
+
+
 def test_runs_of_one_measure_that_differ_are_never_mixed():
     found = keys([result(), result(epochs=2), result(seed=1)])
     assert [key["epochs"] for key in found] == [1, 2]
     found = keys([result(), result(measure_settings={"damping": 0.5})])
-    assert [key["measure_settings"] for key in found] == ["clamp=task damping=0.1", "clamp=task damping=0.5"]
+    assert [key["measure.damping"] for key in found] == [0.1, 0.5]
+    assert not any("measure.clamp" in key for key in found)
 
 
 def test_fields_can_be_chosen():
     assert keys([result(), result(epochs=2)], ["epochs"]) == [{"epochs": 1}, {"epochs": 2}]
     assert compare([]) == []
+
+
+def printed(results, width):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    print_comparison(compare(results), console)
+    return console.file.getvalue()
+
+
+MANY = {"epochs": 2, "batch_size": 32, "learning_rate": 0.5, "measure_settings": {"damping": 0.25}, "hidden": (20, 20)}
+
+
+@pytest.mark.parametrize("width", [200, 80])
+def test_all_that_differs_is_shown_whatever_the_width(width):
+    shown = printed([result(), result(**MANY), result("fine-tune")], width)
+    assert max(map(len, shown.splitlines())) <= width
+    words = " ".join(shown.split())
+    for part in ("epochs", "batch_size", "learning_rate", "measure.damping", "0.25", "hidden", "20-20", "0.5", "32"):
+        assert part in words, shown
+
+
+def test_a_field_that_was_asked_for_is_shown_though_all_are_alike():
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    print_comparison(compare([result(), result("SOS")], ["scenario", "epochs"]), console)
+    assert console.file.getvalue().split()[:2] == ["scenario", "epochs"]
+
+
+def test_each_scenario_has_a_table_of_its_own():
+    elsewhere = Result(**{**vars(result()), "spec": paper_spec("split-digits", "SI", epochs=9)})
+    lines = printed([result(), elsewhere], 80).splitlines()
+    assert [lines[0].strip(), lines[4].strip()] == ["permuted-digits", "split-digits"]
 
 
 def test_figures_for_people():

@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.data import load
 from holdfast.data.sources import SOURCES
+from holdfast.errors import DataError
 from tests.data.mirror import serving
 from tests.data.test_fetch import small_cifar, small_mnist
 
@@ -28,7 +29,9 @@ def test_what_is_not_there_is_listed_with_how_to_get_it(call, tmp_path):
     for command in (["data"], ["data", "list"]):
         shown = call(*command, "--data-dir", tmp_path)
         assert shown.exit_code == 0
-        assert "holdfast data fetch CIFAR-10" in shown.stdout and "built in" in shown.stdout
+        typed = f"holdfast data fetch CIFAR-10 --data-dir {tmp_path}"
+        assert typed in " ".join(shown.stdout.split()) and "built in" in shown.stdout
+    assert "--data-dir" not in call("data").stdout
 
 
 def test_a_set_is_fetched_listed_and_not_fetched_again(call, tmp_path, monkeypatch, mirror):
@@ -39,7 +42,8 @@ def test_a_set_is_fetched_listed_and_not_fetched_again(call, tmp_path, monkeypat
     asked = len(mirror.asked)
     assert "MNIST is already in" in call(*command).stdout
     assert len(mirror.asked) == asked
-    assert states(call, tmp_path) == ({"MNIST": "right", "CIFAR-10": "absent", "CIFAR-100": "absent"}, 0)
+    there = {"MNIST": "right", "CIFAR-10": "absent", "CIFAR-100": "absent", "digits": "right"}
+    assert states(call, tmp_path) == (there, 0)
     assert "60 training and 10 test images" in call("data", "--data-dir", tmp_path).stdout
 
 
@@ -47,8 +51,19 @@ def test_a_wrong_set_is_said_to_be_wrong(call, tmp_path, monkeypatch, mirror):
     mirror.files = small_cifar(monkeypatch)
     call("data", "fetch", "CIFAR-100", "--data-dir", tmp_path, "--mirror", mirror.address)
     (tmp_path / "cifar-100-python" / "train").write_bytes(b"nonsense")
-    assert states(call, tmp_path) == ({"MNIST": "absent", "CIFAR-10": "absent", "CIFAR-100": "wrong"}, 3)
+    there = {"MNIST": "absent", "CIFAR-10": "absent", "CIFAR-100": "wrong", "digits": "right"}
+    assert states(call, tmp_path) == (there, 3)
     assert "Nothing in it was run." in " ".join(call("data", "--data-dir", tmp_path).stdout.split())
+
+
+def test_a_folder_too_far_down_is_told_from_a_set_that_is_not_there(call, tmp_path, monkeypatch, mirror):
+    mirror.files = small_mnist(monkeypatch)
+    call("data", "fetch", "mnist", "--data-dir", tmp_path, "--mirror", mirror.address)
+    for inner in ("MNIST", "MNIST/raw"):
+        with pytest.raises(DataError, match=f"It is in {tmp_path}, which is the folder to give"):
+            load("MNIST", tmp_path / inner)
+    with pytest.raises(DataError, match=f"data fetch CIFAR-10 --data-dir {tmp_path}`"):
+        load("CIFAR-10", tmp_path)
 
 
 def test_json_of_fetching(call, tmp_path, monkeypatch, mirror):

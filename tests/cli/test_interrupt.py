@@ -6,6 +6,16 @@ import pytest
 from holdfast.cli.interrupt import Interruption
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_either_signal_is_a_request_and_is_remembered(number):
+    before = signal.getsignal(number)
+    with Interruption() as interruption:
+        os.kill(os.getpid(), number)
+        assert interruption.requested.is_set()
+        assert Interruption.last_signal == number
+    assert signal.getsignal(number) is before
+
+
 def press_ctrl_c():
     os.kill(os.getpid(), signal.SIGINT)
 

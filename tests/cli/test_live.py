@@ -1,6 +1,7 @@
 """What a terminal shows, from the events of real runs and from those that are hard to bring about."""
 
 import io
+import itertools
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def told(tmp_path_factory):
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_display_shows_where_runs_stand_within_the_width(told, width):
     console = terminal(width)
-    with LiveDisplay(console, runs=2) as display:
+    with LiveDisplay(console, runs=2, clock=map(float, itertools.count()).__next__) as display:
         for event in told:
             display(event)
             display._live.refresh()
@@ -68,13 +69,25 @@ def progress(*specs, learned=False, losses=()):
 
 def test_lines_are_printed_for_tasks_alone():
     console = terminal()
-    lines = Lines(console)
+    lines = Lines(console, clock=lambda: 0.0)
     group = (small_spec(seed=0), small_spec(seed=1))
-    lines(RunStarted(group[0], resumed=False, side_by_side=2))
+    lines(RunStarted(group[0], resumed=False, side_by_side=2, steps=44))
+    assert console.file.getvalue() == "SI seed 0 starts, 44 steps in 2 tasks, 2 runs side by side\n"
     lines(progress(*group))
-    assert console.file.getvalue() == ""
     lines(progress(*group, learned=True))
-    assert console.file.getvalue() == "SI seeds 0-1: task 1/2, accuracy so far 50.0 %\n"
+    assert console.file.getvalue().splitlines()[1:] == ["SI seeds 0-1: task 1/2, accuracy so far 50.0 %"]
+
+
+def test_within_a_long_task_there_is_a_line_a_minute():
+    console, now = terminal(), [0.0]
+    lines = Lines(console, runs=3, clock=lambda: now[0])
+    for seconds in range(0, 130, 5):
+        now[0] = float(seconds)
+        lines(RunProgress((SPEC,), Progress(0, 2, seconds, 1000, 10, 0.0), (Outcome([0.1, 0.1]),)))
+    shown = console.file.getvalue().splitlines()
+    assert len(shown) == 2
+    assert shown[0].startswith("SI seed 0: task 1/2, epoch 1/10, 1 steps/s, ")
+    assert shown[0].endswith("1:39:00 left")  # three runs of 2000 steps, of which 60 are done
 
 
 SPEC = small_spec()
@@ -83,7 +96,11 @@ SPEC = small_spec()
 @pytest.mark.parametrize(
     ("event", "line", "kind"),
     [
-        (RunStarted(SPEC, resumed=True, side_by_side=1), "SI seed 0 goes on from its last checkpoint", "started"),
+        (
+            RunStarted(SPEC, resumed=True, side_by_side=1, steps=44),
+            "SI seed 0 goes on from its last checkpoint",
+            "started",
+        ),
         (RunFailed(SPEC, "out of memory"), "SI seed 0 failed: out of memory", "failed"),
         (
             RunSkipped(SPEC, "being run by another process"),
@@ -91,8 +108,13 @@ SPEC = small_spec()
             "skipped",
         ),
         (
-            CheckpointRejected((SPEC,), Path("bad"), "truncated"),
-            "SI seed 0: a checkpoint cannot be used (truncated); it is kept as bad",
+            RunSkipped(SPEC, "failed before", "It diverged."),
+            f"SI seed 0 skipped: failed before. It diverged. `holdfast runs show {SPEC.id[:8]}` tells more.",
+            "skipped",
+        ),
+        (
+            CheckpointRejected((SPEC,), Path("bad"), "cut", "from the beginning"),
+            "SI seed 0: a checkpoint cannot be used (cut); it is kept as bad, and training goes on from the beginning",
             "checkpoint rejected",
         ),
     ],

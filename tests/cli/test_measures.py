@@ -1,7 +1,7 @@
 import json
 
 import holdfast
-from holdfast.cli.measures import cost_of
+from holdfast.cli.measures import choose_when, cost_of
 
 
 def test_every_measure_is_listed_with_its_advice(call):
@@ -9,7 +9,18 @@ def test_every_measure_is_listed_with_its_advice(call):
     assert shown.exit_code == 0
     for name, measure in holdfast.measures().items():
         assert name in shown.stdout
-        assert measure.choose_when.split(".")[0][:40] in shown.stdout
+        assert choose_when(name, measure)[:40] in shown.stdout
+
+
+def test_every_measure_has_advice_of_its_own():
+    advice = [choose_when(name, measure) for name, measure in holdfast.measures().items()]
+    assert len(set(advice)) == len(advice)
+
+
+def test_nothing_is_left_of_how_documentation_is_typeset(call):
+    for name in holdfast.measures():
+        shown = call("measures", name).stdout.replace("*positions", "")
+        assert not set("\\`*{}") & set(shown), shown
 
 
 def test_json_is_one_object_a_measure(call):

@@ -5,8 +5,16 @@ from holdfast.errors import ConfigurationError
 from holdfast.experiments import paper_spec
 
 
-def specs(scenario="permuted-digits", measures=("SI",), seeds=(0,), watch=(), assignments=(), **changes):
-    return specs_of(scenario, measures=measures, seeds=seeds, watch=watch, assignments=assignments, changes=changes)
+def specs(scenario="permuted-digits", measures=("SI",), seeds=(0,), strengths=(), assignments=(), watch=(), **changes):
+    return specs_of(
+        scenario,
+        measures=measures,
+        seeds=seeds,
+        strengths=strengths,
+        watch=watch,
+        assignments=assignments,
+        changes=changes,
+    )
 
 
 def test_what_is_left_out_is_as_in_the_paper():
@@ -49,7 +57,7 @@ def test_settings_reach_the_measures_that_are_meant():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("3", 3), ("0.5", 0.5), ("none", None), ("True", True), ("false", False), ("true-ish", "true-ish")],
+    [("3", 3), ("none", None), ("2.5", 2.5)],
 )
 def test_values_are_read_as_numbers_where_they_are(text, value):
     found = settings_of_measures([f"samples={text}"], ["EWC"], [])
@@ -66,12 +74,52 @@ def test_values_are_read_as_numbers_where_they_are(text, value):
         ("dampng=3", "No setting of SI is called 'dampng'. Did you mean 'damping'"),
         ("EWC.samples=3", "No chosen measure is called 'EWC'"),
         ("damping=-1", "damping=-1"),
-        ("damping=abc", "damping|SI"),
+        ("damping=abc", r"--set damping=abc: SI takes another kind of value there, such as its usual 0\.1"),
     ],
 )
 def test_settings_that_make_no_sense(assignment, message):
     with pytest.raises(ConfigurationError, match=message):
         specs(assignments=[assignment])
+
+
+def test_truth_values_are_told_from_words():
+    assert settings_of_measures(["normalise=False"], ["SOS"], []) == {"SOS": {"normalise": False}}
+    assert settings_of_measures(["alpha=unbiased"], ["SOS"], []) == {"SOS": {"alpha": "unbiased"}}
+    with pytest.raises(ConfigurationError, match="such as its usual True"):
+        settings_of_measures(["normalise=maybe"], ["SOS"], [])
+
+
+def test_several_settings_of_one_measure():
+    (spec,) = specs(measures=["SOS"], assignments=["alpha=unbiased", "batch_size=8"])
+    assert (spec.measure_settings["alpha"], spec.measure_settings["batch_size"]) == ("unbiased", 8)
+
+
+def test_a_strength_is_for_the_measure_that_protects():
+    found = specs(measures=["SI", "fine-tune"], strengths=["5"])
+    assert [spec.strength for spec in found] == [5.0, 0.0]
+    found = specs(measures=["SI", "MAS", "SOS"], strengths=["si=5", "MAS=20"])
+    assert [spec.strength for spec in found] == [5.0, 20.0, paper_spec("permuted-digits", "SOS").strength]
+
+
+@pytest.mark.parametrize(
+    ("measures", "strength", "message"),
+    [
+        (["SI", "MAS"], "5", "different sizes; expected one for each, such as -c SI=5 -c MAS=5"),
+        (["fine-tune"], "5", "protects nothing"),
+        (["SI", "fine-tune"], "fine-tune=5", "protects nothing"),
+        (["SI"], "much", "expected a number, or MEASURE=NUMBER"),
+        (["SI"], "EWC=5", "No chosen measure is called 'EWC'"),
+    ],
+)
+def test_strengths_that_make_no_sense(measures, strength, message):
+    with pytest.raises(ConfigurationError, match=message):
+        specs(measures=measures, strengths=[strength])
+
+
+def test_momentum_is_for_sgd():
+    assert specs(optimizer="sgd", momentum=0.5)[0].settings.momentum == 0.5
+    with pytest.raises(ConfigurationError, match="Adam has none; expected --optimizer sgd"):
+        specs(momentum=0.5)
 
 
 def test_a_measure_without_settings_says_so():

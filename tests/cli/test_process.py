@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager, suppress
 
 import pytest
 
+import holdfast
 from holdfast.experiments import Store, paper_spec
 from tests.cli.small import OPTIONS
 from tests.data.mirror import serving
@@ -32,13 +34,13 @@ def test_the_first_thing_that_a_new_user_tries(tmp_path):
     done = run(*HOLDFAST, "run", "permuted-digits", *OPTIONS, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(Store(tmp_path / "holdfast-runs").results()) == 1
-    assert done.stdout.split()[:2] == ["scenario", "measure"]
+    assert done.stdout.split()[:2] == ["permuted-digits", "measure"]
 
 
 def test_the_help_shows_the_commands_and_the_exit_codes():
     done = run(*HOLDFAST, "--help")
     assert done.returncode == 0
-    assert all(f"{code} " in done.stdout for code in (0, 1, 2, 3, 4, 130))
+    assert all(f"{code} " in done.stdout for code in (0, 1, 2, 3, 4, 130, 143))
     assert all(name in done.stdout for name in ("run", "search", "runs", "measures", "data"))
 
 
@@ -81,6 +83,51 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_result(tmp_path):
     stopped, whole = (Store(tmp_path / name).get(spec.id) for name in ("stopped", "whole"))
     assert stopped.matrix == whole.matrix and stopped.state_digest == whole.state_digest
     assert (stopped.resumed, whole.resumed) == (1, 0)
+
+
+LONG = ("--tasks", "3", "--epochs", "4000", "--hidden", "16", "--engine", "plain", "--device", "cpu", "--json")
+
+
+@contextmanager
+def running(store):
+    """A run that takes minutes, from its first progress on."""
+    with subprocess.Popen(
+        [*HOLDFAST, "run", "permuted-digits", *LONG, "--store", store],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    ) as child:
+        for line in child.stdout:
+            if '"progress"' in line:
+                break
+        yield child
+
+
+def test_a_request_to_terminate_saves_too(tmp_path):
+    with running(tmp_path) as child:
+        child.terminate()
+        told, complaints = child.communicate(timeout=60)
+    assert child.returncode == 143
+    assert complaints == "Stopped with 0 of 1 runs finished. The same command goes on.\n"
+    assert json.loads(told.splitlines()[-1])["interrupted"]
+    assert list(tmp_path.glob("runs/*/within-task.safetensors"))
+
+
+def test_many_ctrl_c_stop_at_once_without_noise(tmp_path):
+    with running(tmp_path) as child:
+        while child.poll() is None:
+            child.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=0.02)
+        complaints = child.stderr.read()
+    assert child.returncode == 130
+    assert complaints in ("Interrupted.\n", "Stopped with 0 of 1 runs finished. The same command goes on.\n")
+
+
+def test_the_version():
+    done = run(*HOLDFAST, "--version")
+    assert (done.returncode, done.stdout) == (0, f"holdfast {holdfast.__version__}\n")
 
 
 def test_ctrl_c_while_fetching_keeps_what_has_arrived(tmp_path):

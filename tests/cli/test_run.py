@@ -25,19 +25,21 @@ def test_measures_and_seeds_run_and_are_compared(run, tmp_path):
     assert shown.exit_code == 0
     expected = [small_spec(measure, seed) for measure in ("SI", "SOS") for seed in (0, 1)]
     assert {result.spec for result in Store(tmp_path / "store").results()} == set(expected)
-    header, *rows = shown.stdout.splitlines()
-    assert header.split()[:4] == ["scenario", "measure", "strength", "runs"]
-    assert {tuple(row.split()[:4]) for row in rows} == {
-        ("permuted-digits", name, f"{small_spec(name).strength:g}", "2") for name in ("SI", "SOS")
+    title, header, *rows = shown.stdout.splitlines()
+    assert title.strip() == "permuted-digits"
+    assert header.split()[:3] == ["measure", "strength", "runs"]
+    assert {tuple(row.split()[:3]) for row in rows} == {
+        (name, f"{small_spec(name).strength:g}", "2") for name in ("SI", "SOS")
     }
     assert all("±" in row for row in rows)
 
 
 def test_without_a_terminal_there_is_a_line_for_each_task_and_run(run):
     lines = run("permuted-digits", "-m", "SI").stderr.splitlines()
-    assert [line.split(",")[0] for line in lines[:2]] == ["SI seed 0: task 1/2", "SI seed 0: task 2/2"]
-    assert lines[2].startswith("SI seed 0: ") and " % in " in lines[2]
-    assert len(lines) == 3
+    assert lines[0] == "SI seed 0 starts, 44 steps in 2 tasks"
+    assert [line.split(",")[0] for line in lines[1:3]] == ["SI seed 0: task 1/2", "SI seed 0: task 2/2"]
+    assert lines[3].startswith("SI seed 0: ") and " % in " in lines[3]
+    assert len(lines) == 4
 
 
 def test_what_is_finished_is_not_run_again_but_shown(run, tmp_path):
@@ -71,7 +73,8 @@ def test_a_run_that_diverges_fails_and_the_others_do_not(run, tmp_path):
     assert "1 of 1 runs have no result." in shown.stderr and "--retry-failed" in shown.stderr
     again = run("permuted-digits", "-m", "fine-tune", *DIVERGES)
     assert again.exit_code == 1
-    assert "fine-tune seed 0 skipped: failed before" in again.stderr
+    assert "fine-tune seed 0 skipped: failed before. The loss is" in again.stderr
+    assert f"holdfast runs show {Store(tmp_path / 'store').ids()[0][:8]}" in again.stderr
     retried = events(run("permuted-digits", "-m", "fine-tune", *DIVERGES, "--retry-failed", "--json"))
     assert [event["event"] for event in retried][-2:] == ["failed", "summary"]
     (name,) = Store(tmp_path / "store").ids()
@@ -90,14 +93,21 @@ def test_the_store_may_be_named_by_the_environment(call, tmp_path, monkeypatch):
         (["permutd-digits"], "Did you mean 'permuted-digits'?"),
         (["permuted-digits", "-m", "SO"], "Did you mean 'SOS'?"),
         (["permuted-digits", "-m", "SI", "--set", "dampin=1"], "Did you mean 'damping'?"),
-        (["permuted-digits", "--lr", "-1"], "learning_rate above 0"),
+        (["permuted-digits", "--lr", "-1"], "learning_rate"),
         (["permuted-digits", "--optimizer", "lion"], "expected 'adam' or 'sgd'"),
         (["permuted-digits", "--strength", "-2"], "strength=-2.0"),
         (["permuted-digits", "--hidden", "10x10"], "such as 100,100"),
         (["permuted-digits", "--seeds", "2", "--seed", "1"], "one or the other"),
         (["permuted-digits", "--device", "abacus"], "--device 'abacus' cannot be used"),
         (["permuted-digits", "--precision", "int4"], "precision='int4'"),
+        (["permuted-digits", "--device", "meta"], "--device 'meta' cannot be used"),
         (["permuted-digits", "--tasks", "0"], "tasks=0"),
+        (["permuted-digits", "--batch-size", "2000"], "batch_size=2000 for a task of 1438 samples"),
+        (["permuted-digits", "--momentum", "0.5"], "expected --optimizer sgd"),
+        (["permuted-digits", "-m", "SI", "-m", "MAS", "-c", "5"], "-c SI=5 -c MAS=5"),
+        (["split-mnist", "-m", "L2"], "--strength on the command line"),
+        (["permuted-digits", "--probe", "importance"], "No probe is called 'importance'"),
+        (["split-cifar", "--hidden", "10"], "has no hidden layers to choose"),
     ],
 )
 def test_mistakes_are_explained_in_a_line(run, tmp_path, arguments, message):
@@ -119,6 +129,39 @@ def test_missing_data_names_the_command_that_gets_it(run, tmp_path):
     shown = run("permuted-mnist", "-m", "SI", "--data-dir", tmp_path / "nothing")
     assert shown.exit_code == 3
     assert "holdfast data fetch MNIST" in shown.stderr
+
+
+def test_a_store_that_is_a_file(run, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    shown = run("permuted-digits", store=tmp_path / "file")
+    assert shown.exit_code == 4
+    assert f"{tmp_path / 'file'} is a file; expected a folder" in shown.stderr
+
+
+def test_whether_weights_are_drawn_anew_is_shown_where_it_differs(call, tmp_path):
+    command = ("run", "permuted-digits", "-m", "SI", *OPTIONS, "--store", tmp_path)
+    call(*command, "--reinit")
+    call(*command, "--no-reinit")
+    assert "reinitialise" in call("runs", "compare", "--store", tmp_path).stdout
+
+
+def test_a_damaged_result_does_not_hide_the_others(run, tmp_path):
+    run("permuted-digits", "-m", "SI", "--seeds", "2")
+    first = Store(tmp_path / "store").run_folder(small_spec("SI", 0).id) / "result.json"
+    first.write_text("{")
+    shown = run("permuted-digits", "-m", "SI", "--seeds", "2")
+    assert shown.exit_code == 4
+    assert str(first) in shown.stderr
+    assert shown.stdout.splitlines()[2].split()[:3] == ["SI", "20", "1"]
+
+
+def test_probes_are_kept(call, run, tmp_path):
+    assert run("permuted-digits", "-m", "SI", "--watch", "EWC", "--probe", "importances").exit_code == 0
+    store = Store(tmp_path / "store")
+    (name,) = store.ids()
+    assert set(store.observations(name)["importances"]["tasks"][0]["sums"]) == {"SI", "EWC"}
+    shown = call("runs", "show", name, "--store", store.folder)
+    assert f"Observations, for Store.observations('{name}'): importances" in shown.stdout
 
 
 def test_a_store_that_cannot_be_written(run, tmp_path):

@@ -1,4 +1,6 @@
 import json
+import re
+import shutil
 
 import pytest
 
@@ -44,13 +46,14 @@ def test_the_list_for_machines(runs, store):
 def test_a_run_is_shown_by_the_beginning_of_its_id(runs, store):
     shown = runs("show", SPECS[0].id[:6].upper()).stdout
     assert f"run {SPECS[0].id}: finished" in shown
-    assert "damping=0.1" in shown
+    assert re.search(r"measure.damping +0.1 ", shown)
+    assert re.search(r"reinitialise +no", shown) and "_" not in shown.split("What came out")[0]
     result = store.get(SPECS[0].id)
     assert f"{100 * result.matrix[1][0]:.1f}" in shown and result.device in shown
 
 
 def test_a_failed_run_says_why(runs):
-    assert "failed at" in runs("show", SPECS[3].id).stdout
+    assert re.search(r"failed at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC on", runs("show", SPECS[3].id).stdout)
     (shown,) = lines_of(runs("show", SPECS[3].id, "--json"))
     assert shown["result"] is None and "diverged" in shown["failures"][0]["reason"]
     assert shown["spec"] == SPECS[3].to_dict()
@@ -70,7 +73,7 @@ def test_finished_runs_are_compared(runs, store):
     assert rows["SI"]["average_accuracy"] == pytest.approx(sum(accuracies) / 2)
     assert rows["SI"]["average_accuracy_error"] == pytest.approx(abs(accuracies[0] - accuracies[1]) / 2)
     table = runs("compare").stdout.splitlines()
-    assert len(table) == 3 and "±" in runs("compare").stdout
+    assert len(table) == 4 and "±" in runs("compare").stdout
 
 
 def test_runs_can_be_compared_by_any_field(runs):
@@ -80,6 +83,35 @@ def test_runs_can_be_compared_by_any_field(runs):
     assert {row["seed"]: row["runs"] for row in by_seed} == {0: 2, 1: 1}
     wrong = runs("compare", "--by", "measur")
     assert wrong.exit_code == 2 and "Did you mean 'measure'?" in wrong.stderr
+
+
+@pytest.fixture
+def damaged(store, tmp_path):
+    """A copy in which one result is cut short, one spec is nonsense, and one result is another run's."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(store.folder, folder)
+    paths = [folder / "runs" / SPECS[0].id / "result.json", folder / "runs" / SPECS[1].id / "spec.json"]
+    paths[0].write_text(paths[0].read_text()[:100])
+    paths[1].write_text("[]")
+    return folder, paths
+
+
+def test_damaged_runs_are_named_and_do_not_hide_the_others(call, damaged):
+    folder, paths = damaged
+    for command in ("list", "compare"):
+        shown = call("runs", command, "--store", folder)
+        assert shown.exit_code == 4
+        assert all(str(path) in shown.stderr for path in paths)
+        assert "SOS" in shown.stdout
+    statuses = {row["id"]: row["status"] for row in lines_of(call("runs", "list", "--store", folder, "--json"))}
+    assert statuses == dict(zip((s.id for s in SPECS), ("damaged", "damaged", "finished", "failed"), strict=True))
+    assert [row["measure"] for row in lines_of(call("runs", "compare", "--store", folder, "--json"))] == ["SOS"]
+
+
+def test_a_folder_that_is_not_there(call, tmp_path):
+    for command in (["list"], ["compare"], ["show", "abc"]):
+        shown = call("runs", *command, "--store", tmp_path / "typo")
+        assert shown.exit_code == 4 and f"There is no folder {tmp_path / 'typo'}" in shown.stderr
 
 
 def test_an_empty_store(call, tmp_path):

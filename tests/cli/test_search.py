@@ -43,8 +43,9 @@ def test_the_grid_the_choice_and_its_test_are_shown(find, tmp_path):
 
 def test_while_it_runs_strengths_tell_runs_apart(find):
     lines = find("permuted-digits", "-m", "SI", *RANGE, "--reinit").stderr.splitlines()
-    assert lines[0].startswith("SI seed 1000 re-init, c = 10: task 1/2")
-    assert lines[3].startswith("SI seed 1000 re-init, c = 20: task 1/2")
+    assert lines[0] == "SI seed 1000 re-init, c = 10 starts, 40 steps in 2 tasks"
+    assert lines[1].startswith("SI seed 1000 re-init, c = 10: task 1/2")
+    assert lines[5].startswith("SI seed 1000 re-init, c = 20: task 1/2")
 
 
 def test_the_second_time_nothing_runs(find):

@@ -38,6 +38,21 @@ def test_the_scenarios_of_ones_own(capsys):
     assert scope["runs"].outcomes[0].matrix[-1] == pytest.approx(last, abs=0.011)
 
 
+@pytest.mark.slow
+def test_experiments_in_python(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    scope = {}
+    found = blocks(page("experiments.md"), "python")
+    assert len(found) >= 7
+    for block in found:
+        exec(compile(block, "experiments.md", "exec"), scope)
+    assert {"SI", "SOS", "fine-tune"} == set(scope["frame"].measure)
+    assert scope["curves"].epochs.notna().all()
+    assert scope["again"].outcomes[0].matrix == scope["whole"].outcomes[0].matrix
+    assert "c = " in capsys.readouterr().out
+
+
 def test_the_table_of_scenarios_is_complete():
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (\d+)", page("scenarios.md"), flags=re.MULTILINE))
     assert {name: int(tasks) for name, tasks in rows.items()} == {name: k.tasks for name, k in SCENARIOS.items()}

@@ -108,7 +108,7 @@ def test_a_run_that_was_stopped_anywhere_goes_on_exactly(store, alone, stop_afte
     summary = execute([small_spec()], store, on_event=events.append)
     assert same_result(summary.finished[0], alone[small_spec().id])
     assert summary.finished[0].resumed == 1
-    assert events[0] == RunStarted(small_spec(), True, 1)
+    assert events[0] == RunStarted(small_spec(), True, 1, 30)
     assert sum(isinstance(event, RunProgress) for event in events) == 9 - stop_after
 
 
@@ -153,8 +153,19 @@ def test_a_damaged_checkpoint_is_reported_kept_and_does_not_matter(store, alone,
     summary = execute([small_spec()], store, on_event=events.append)
     rejected = [event for event in events if isinstance(event, CheckpointRejected)]
     assert len(rejected) == 2 and all(event.kept.exists() for event in rejected)
+    assert {event.going_on for event in rejected} == {"from the beginning"}
     assert same_result(summary.finished[0], alone[small_spec().id])
     assert summary.finished[0].resumed == 0
+
+
+def test_after_a_damaged_checkpoint_it_is_said_where_training_goes_on(store):
+    stop = StopAfter(5)
+    execute([small_spec()], store, on_event=stop.on_event, stop=stop)
+    (store.run_folder(small_spec().id) / "within-task.safetensors").write_bytes(b"")
+    events = []
+    execute([small_spec()], store, on_event=events.append)
+    (rejected,) = [event for event in events if isinstance(event, CheckpointRejected)]
+    assert rejected.going_on == "from task 2, step 0"
 
 
 def test_a_run_that_diverges_is_written_down_and_the_others_go_on(store):
@@ -173,16 +184,23 @@ def test_a_run_that_diverges_is_written_down_and_the_others_go_on(store):
 def test_a_failed_run_is_tried_again_only_when_asked_to(store):
     diverging = small_spec(5, learning_rate=1e30)
     execute([diverging], store)
-    assert [s.why for s in execute([diverging], store).skipped] == ["failed before"]
+    (skipped,) = execute([diverging], store).skipped
+    assert skipped.why == "failed before" and "training has diverged" in skipped.reason
     assert len(execute([diverging], store, retry=True).failed) == 1
     assert len(store.failures(diverging.id)) == 2
 
 
-def test_settings_that_do_not_fit_the_data_fail_that_run_alone(store):
+def test_settings_that_do_not_fit_the_data_are_noticed_before_anything_runs(store):
     too_large = dataclasses.replace(small_spec(), settings=dataclasses.replace(small_spec().settings, batch_size=9999))
-    summary = execute([too_large, small_spec()], store)
-    assert "batch_size=9999" in summary.failed[0].reason
-    assert len(summary.finished) == 1
+    with pytest.raises(ConfigurationError, match="batch_size=9999 for a task of 1438 samples"):
+        execute([small_spec(), too_large], store)
+    assert store.ids() == []
+
+
+def test_one_spec_and_a_folder_will_do(tmp_path, alone):
+    (result,) = execute(small_spec(), tmp_path / "store").finished
+    assert same_result(result, alone[small_spec().id])
+    assert Store(tmp_path / "store").results() == [result]
 
 
 def test_missing_data_is_noticed_before_anything_runs(store, tmp_path):
@@ -257,6 +275,26 @@ def test_what_was_begun_together_goes_on_together(store, side_by_side, alone):
     assert side_by_side == [3, 3, 1]
     assert [store.get(spec.id).matrix for spec in specs] == [alone[spec.id].matrix for spec in specs]
     assert [store.get(spec.id).resumed for spec in specs] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("number", [1, 2, 8])
+def test_what_was_begun_together_goes_on_together_whatever_the_number_is_now(store, side_by_side, number):
+    stop = StopAfter(5)
+    specs = [small_spec(i) for i in range(3)]
+    execute(specs, store, side_by_side=3, on_event=stop.on_event, stop=stop)
+    summary = execute(specs, store, side_by_side=number)
+    assert side_by_side == [3, 3]
+    assert [result.resumed for result in summary.finished] == [1, 1, 1]
+    assert list(store.folder.glob("groups/*")) == []
+
+
+def test_what_is_left_of_a_group_goes_once_its_runs_have_finished(store):
+    stop = StopAfter(5)
+    specs = [small_spec(i) for i in range(2)]
+    execute(specs, store, side_by_side=2, on_event=stop.on_event, stop=stop)
+    for spec in specs:  # each by itself, so that the group's checkpoint is not taken up
+        execute(spec, store)
+    assert list(store.folder.glob("groups/*")) == []
 
 
 def test_a_group_killed_between_two_results_writes_the_other_one(store, side_by_side, alone):

@@ -89,7 +89,7 @@ def test_a_dictionary_with_a_key_too_few_or_too_many_is_refused():
     with pytest.raises(ConfigurationError, match="settings lacks epochs"):
         Spec.from_dict({**whole, "settings": {k: v for k, v in whole["settings"].items() if k != "epochs"}})
     with pytest.raises(ConfigurationError, match="layout 99"):
-        Spec.from_dict({**whole, "layout": 99})
+        Spec.from_dict({**lacking, "layout": 99})
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,8 @@ def test_a_dictionary_with_a_key_too_few_or_too_many_is_refused():
         ({"judge_by": "train"}, "judge_by='train'"),
         ({"precision": "fp16"}, "precision='fp16'"),
         ({"engine": "slow"}, "engine='slow'"),
+        ({"probes": ("paths",)}, "No probe is called 'paths'"),
+        ({"probes": ("path", "path:4")}, "each of them once"),
         ({"watch": ("SI",)}, "name a measure twice"),
         ({"watch": ("SOS", "SOS")}, "name a measure twice"),
         ({"watch_settings": {"SOS": {}}}, "not watched"),

@@ -7,7 +7,7 @@ import sys
 import pandas as pd
 import pytest
 
-from holdfast.errors import MissingExtraError, StoreError
+from holdfast.errors import ConfigurationError, HoldfastWarning, MissingExtraError, StoreError
 from holdfast.experiments import Failure, Result, Store
 from tests.experiments.helpers import small_spec
 
@@ -95,6 +95,75 @@ def test_a_damaged_result_is_named(store, content):
     path.write_text(content)
     with pytest.raises(StoreError, match=str(path)):
         store.results()
+
+
+def test_a_file_of_another_run_is_refused(store):
+    mine, other = small_spec(0), small_spec(1)
+    for spec in (mine, other):
+        store.claim(spec).finish(make_result(spec))
+    for name in ("result.json", "spec.json"):
+        path = store.run_folder(mine.id) / name
+        path.write_text((store.run_folder(other.id) / name).read_text())
+    with pytest.raises(StoreError, match=f"result.json belongs to run {other.id}, not to {mine.id}"):
+        store.get(mine)
+    with pytest.raises(StoreError, match=f"spec.json belongs to run {other.id}, not to {mine.id}"):
+        store.spec(mine.id)
+    with pytest.raises(StoreError, match="belongs to run"):
+        store.results()
+
+
+def test_damage_to_one_run_does_not_hide_the_others(store):
+    late, early, bad = (small_spec(seed) for seed in range(3))
+    for spec, day in ((late, 2), (early, 1), (bad, 3)):
+        result = dataclasses.replace(make_result(spec), finished_at=f"2026-01-0{day}T00:00:00")
+        store.claim(spec).finish(result)
+    paths = [store.run_folder(bad.id) / name for name in ("result.json", "spec.json")]
+    for path in paths:
+        path.write_text("{")
+    assert [(entry.id, entry.status) for entry in store.entries()] == [
+        (early.id, "finished"),
+        (late.id, "finished"),
+        (bad.id, "damaged"),
+    ]
+    assert all(str(path) in store.entries()[-1].damage for path in paths)
+    with pytest.warns(HoldfastWarning, match="result.json"):
+        frame = store.frame()
+    assert frame.id.tolist() == [early.id, late.id, bad.id]
+    assert str(paths[0]) in frame.reason.iloc[-1]
+    with pytest.warns(HoldfastWarning, match="result.json"):
+        assert set(store.curves().id) == {early.id, late.id}
+
+
+def test_a_result_whose_spec_was_removed_is_not_forgotten(store):
+    spec = small_spec()
+    store.claim(spec).finish(make_result(spec))
+    (store.run_folder(spec.id) / "spec.json").unlink()
+    (entry,) = store.entries()
+    assert entry.status == "damaged" and "spec.json is missing" in entry.damage
+
+
+def test_a_run_is_found_by_its_spec_and_by_the_beginning_of_its_id(store):
+    specs = [small_spec(seed) for seed in range(20)]
+    for spec in specs:
+        store.claim(spec).finish(make_result(spec))
+    for run in (specs[0], specs[0].id, specs[0].id[:8]):
+        assert store.get(run) == make_result(specs[0])
+        assert store.status(run) == "finished" and store.failures(run) == [] and store.observations(run) == {}
+    with pytest.raises(ConfigurationError, match=r"runs begin with '.': .*Give more of the id"):
+        store.get(next(s.id[0] for s in specs if sum(t.id[0] == s.id[0] for t in specs) > 1))
+
+
+def test_a_file_is_no_store(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="is a file; expected a folder"):
+        Store(tmp_path / "file")
+
+
+def test_an_empty_store_has_the_columns_of_every_other(store):
+    empty = store.frame()
+    spec = small_spec(measure="fine-tune", strength=0.0)
+    store.claim(spec).finish(make_result(spec))
+    assert [name for name in store.frame().columns if not name.endswith("_version")] == list(empty.columns)
 
 
 def test_a_run_that_is_not_there_is_asked_for(store):

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ from holdfast.paper import ITEMS
 from holdfast.paper.claims import CLAIMS, Claim, check, check_all
 from holdfast.paper.claims.bias import bias_ratio
 from holdfast.paper.claims.claim import AtLeast, AtMost, Between
-from holdfast.paper.claims.digits import EXPECTED_ON_DIGITS
+from holdfast.paper.claims.digits import EXPECTED_ON_DIGITS, SAID_OF_DIGITS
 from holdfast.paper.claims.statistics import FIRST, LAST, LATER, difference, highest, lowest, over_tasks, spread
 from holdfast.paper.measured import raw_sums
 
@@ -39,7 +40,7 @@ def test_a_verdict_tells_statistic_uncertainty_and_threshold(nothing):
     claim = Claim("x", "table1", "It is large.", "size", lambda _: Estimate(3.14159, 0.25, 4), AtLeast(3.0))
     verdict = check(claim, nothing)
     assert (verdict.holds, verdict.statistic, verdict.threshold) == (True, "size: 3.14 ± 0.25 (4 runs)", "≥ 3")
-    assert check(claim, nothing, AtLeast(4.0)).holds is False
+    assert check(dataclasses.replace(claim, bound=AtLeast(4.0)), nothing).holds is False
 
 
 def test_the_statistics_of_tasks():
@@ -77,6 +78,15 @@ def test_claims_belong_to_items_and_those_on_digits_to_claims():
     assert {claim.item for claim in CLAIMS.values()} <= set(ITEMS)
     assert set(EXPECTED_ON_DIGITS) <= set(CLAIMS)
     assert len(EXPECTED_ON_DIGITS) >= 10
+    assert set(SAID_OF_DIGITS) <= set(EXPECTED_ON_DIGITS)
+
+
+def test_a_laxer_bound_on_digits_comes_with_other_words():
+    """A verdict must not say that the bias is five times as large where less than that was asked for."""
+    for name, bound in EXPECTED_ON_DIGITS.items():
+        paper = CLAIMS[name].bound
+        if isinstance(paper, Between) or name in ("bias-dominates", "magnitude-falls-short"):
+            assert name in SAID_OF_DIGITS, (name, bound)
 
 
 @pytest.mark.slow

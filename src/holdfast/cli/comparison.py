@@ -62,7 +62,7 @@ def print_comparison(lines: Sequence[Line], console: Console) -> None:
     """Print a table for each scenario, the most accurate line at the top."""
     scenarios: dict[str | None, list[Line]] = {}
     for line in lines:
-        by_itself = len(line.key) > 1 and "scenario" in line.key
+        by_itself = set(_ALWAYS) <= set(line.key)
         scenarios.setdefault(line.key["scenario"] if by_itself else None, []).append(line)
     for number, (scenario, found) in enumerate(scenarios.items()):
         if number:
@@ -91,7 +91,8 @@ def _fitting(lines: Sequence[Line], scenario: str | None, console: Console) -> T
         return wide
     narrow = table("", *_FIGURES, right=_FIGURES, wrap=("",), title=scenario)
     for line in ordered:
-        named = [_named(name, line.key[name]) for name in keys]
+        own = fields_of(line.results[0].spec)  # without the settings of other measures
+        named = [_named(name, line.key[name]) for name in keys if name in own]
         narrow.add_row(", ".join(named), *_figures(line))
     return narrow
 

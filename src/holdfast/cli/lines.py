@@ -34,11 +34,9 @@ def line_of(event: Event, label: Label = label_of_group) -> tuple[str, str] | No
             return f"{label([result.spec])}: {percent(result.average_accuracy)} in {took}{together}", ""
         case RunFailed(spec, reason):
             return f"{label([spec])} failed: {reason}", "red"
-        case RunSkipped(spec, "failed before", reason):
-            more = f"`holdfast runs show {spec.id[:8]}` tells more, --retry-failed tries again"
-            return f"{label([spec])} skipped: failed before. {reason} ({more})", "red"
-        case RunSkipped(spec, why):
-            return f"{label([spec])} skipped: {why}", "dim"
+        case RunSkipped(spec, why, reason):
+            more = f". {reason} `holdfast runs show {spec.id[:8]}` tells more." if reason else ""
+            return f"{label([spec])} skipped: {why}{more}", "red" if reason else "dim"
         case CheckpointRejected(specs, kept, reason, going_on):
             said = f"a checkpoint cannot be used ({reason}); it is kept as {kept}, and training goes on {going_on}"
             return f"{label(specs)}: {said}", "yellow"

@@ -14,7 +14,6 @@ from holdfast.cli.names import find_name
 from holdfast.cli.output import print_json, results, table
 from holdfast.importance.scores import LogLikelihood
 
-
 _VARIANTS = {
     "EWC-sampled": "Many classes, where every label in turn is too much.",
     "EWC-empirical": "To compare with code that uses the data's labels.",
@@ -29,6 +28,9 @@ _VARIANTS = {
 """When to choose one of the measures that share a class."""
 
 _SYMBOLS = {
+    r"\Omega": "Ω",
+    r"\omega": "ω",
+    r"\theta": "θ",
     r"\alpha": "α",
     r"\beta_2": "β₂",
     r"\max_y": "max_y",

@@ -138,9 +138,9 @@ def _checked(name: str, setting: str, value: Any, usual: Any) -> Any:
     try:
         holdfast.measure(name, **{setting: value})
     except ConfigurationError as error:
+        # Whether a number of the right kind makes sense may depend on other settings; the spec checks them together.
         if isinstance(error.__cause__, TypeError):
             raise wrong from error
-        raise
     return value
 
 

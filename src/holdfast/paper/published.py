@@ -14,8 +14,7 @@ class Published:
     """``<`` or ``>`` where the paper gives a bound alone, ``≈`` where it says "around" or "roughly"."""
 
     def __str__(self) -> str:
-        number = f"{self.relation}{self.mean:g}"
-        return number if self.error is None else f"{number} ± {self.error:g}"
+        return f"{self.relation}{self.mean:g}" if self.error is None else f"{self.mean:.1f} ± {self.error:.1f}"
 
 
 _LOGITS = 'appendix "MAS based on logits"'

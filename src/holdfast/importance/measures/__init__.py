@@ -50,8 +50,8 @@ def measure(name: str, **settings: Any) -> Measure:
     try:
         return _BY_NAME[name](**settings)
     except TypeError as error:
-        settings = [setting for setting in measures()[name].settings() if setting != "kind"]
-        raise ConfigurationError(f"{name}: {error}. Its settings are {', '.join(settings)}.") from error
+        known = [setting for setting in measures()[name].settings() if setting != "kind"]
+        raise ConfigurationError(f"{name}: {error}. Its settings are {', '.join(known)}.") from error
 
 
 __all__ = [

@@ -74,9 +74,9 @@ class Claim:
     """Written down before the runs that test it, from the paper's own words."""
 
 
-def check(claim: Claim, results: Results, bound: Bound | None = None) -> Verdict:
-    """Return whether a claim holds, by its own bound or another one."""
-    limit = claim.bound if bound is None else bound
+def check(claim: Claim, results: Results) -> Verdict:
+    """Return whether a claim holds."""
+    limit = claim.bound
     try:
         found = claim.statistic(results)
     except NotMeasuredError as error:

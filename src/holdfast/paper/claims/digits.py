@@ -39,3 +39,10 @@ EXPECTED_ON_DIGITS: dict[str, Bound] = {
     "magnitude-falls-short": AtMost(85.0),
     "protection-helps": AtLeast(0.0, errors=2),
 }
+
+SAID_OF_DIGITS: dict[str, str] = {
+    "bias-dominates": "The bias of SI is about as large as its unbiased part (in the paper 5-6 times as large).",
+    "sum-below-decrease-on-last-cifar-task": "On the last of the split tasks, SIU underestimates the decrease in loss.",
+    "magnitude-falls-short": "Importance by weight magnitude cannot compete on the permuted digits.",
+}
+"""What is claimed of the digits where the paper's own sentence would say more than they show."""

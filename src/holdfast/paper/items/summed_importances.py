@@ -15,8 +15,8 @@ def draw(results: Results) -> Sequence[Item]:
     """Return the figure."""
     steps = " and ".join(str(results.preset.stages[benchmark].path_steps) for benchmark in BENCHMARKS)
     caption = (
-        "Importances summed over all weights on every task, before rescaling: SI is mostly bias; SIU and the path "
-        "integral with the full gradient agree. The full gradient was computed at a random sample of the steps, "
+        "Importances summed over all weights on every task, before rescaling, and the decrease in loss that they are "
+        "meant to track. What SI has beyond SIU is its bias. The full gradient was computed at some random steps, "
         f"{steps} of each task on the two benchmarks: unbiased, with a scatter that the error bars contain."
     )
     panels = [_panel(results, benchmark) for benchmark in BENCHMARKS]

@@ -28,7 +28,7 @@ def draw(results: Results) -> Sequence[Item]:
         return [Text(f"Not measured yet: {error}.")]
     caption = (
         f"Correlations with SOS on the first task of {title}, before rescaling: over all weights, and without those "
-        "with the highest SIU. What is left is dominated by noise, and SIU, which has none, loses its tie to SOS."
+        "with the highest SIU. In the paper, what is left is dominated by noise, and SIU loses its tie to SOS."
     )
     return [Table("without-top", caption, _COLUMNS, tuple(rows))]
 
