@@ -8,3 +8,9 @@ def on_the_cpu(request, monkeypatch):
     if request.path.name != "test_cuda.py":
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture(autouse=True)
+def as_wide_as_a_file(monkeypatch):
+    """What commands print is as wide here as in a file, whatever terminal the tests are run in."""
+    monkeypatch.delenv("COLUMNS", raising=False)

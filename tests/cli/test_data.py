@@ -25,7 +25,8 @@ def states(call, folder):
     return {entry["name"]: entry["state"] for entry in map(json.loads, shown.stdout.splitlines())}, shown.exit_code
 
 
-def test_what_is_not_there_is_listed_with_how_to_get_it(call, tmp_path):
+def test_what_is_not_there_is_listed_with_how_to_get_it(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")  # as wide as the longest of temporary folders
     for command in (["data"], ["data", "list"]):
         shown = call(*command, "--data-dir", tmp_path)
         assert shown.exit_code == 0

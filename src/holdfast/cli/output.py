@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.table import Table
 
 _WIDTH_OF_FILES = 120
@@ -32,7 +32,10 @@ def table(*columns: str, right: tuple[str, ...] = (), wrap: tuple[str, ...] = ()
     """Return a calm table; only the columns in ``wrap`` are ever broken into several lines."""
     made = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="bold", pad_edge=False)
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", no_wrap=column not in wrap)
+        wraps = column in wrap
+        # A path or a command that is too long is broken, never cut off: it is there to be copied.
+        overflow: OverflowMethod = "fold" if wraps else "ellipsis"
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=not wraps, overflow=overflow)
     return made
 
 
