@@ -3,8 +3,9 @@
 import contextlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -16,12 +17,19 @@ _ASIDE = ".part"
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file aside and move it into place, so that an interruption leaves the old file or the new one."""
+    """Write a file so that an interruption leaves the old one or the new one."""
+    with whole_file(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Give a file to write to that lies aside, and move it into place once it is written."""
     target = Path(path)
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_ASIDE}")
     try:
         with aside.open("xb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         aside.replace(target)

@@ -16,6 +16,7 @@ from holdfast.analysis import (
     shares_at_least,
     welch_test,
 )
+from holdfast.analysis.statistics import standard_error
 from holdfast.errors import ConfigurationError
 
 accuracies = st.lists(st.floats(0, 100), min_size=2, max_size=12)
@@ -86,3 +87,8 @@ def test_intervals_at_the_edge():
 
 def test_shares_of_steps_above_a_ratio():
     assert shares_at_least([1.0, 5.0, 5.0, math.inf], [0.0, 1.0, 1.5, 5.0, 6.0]) == [1.0, 1.0, 0.75, 0.75, 0.25]
+
+
+def test_the_standard_error_takes_two_values():
+    assert standard_error([1.0, 2.0, 3.0]) == pytest.approx(1 / math.sqrt(3))
+    assert math.isnan(standard_error([1.0]))

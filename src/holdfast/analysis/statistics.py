@@ -43,6 +43,11 @@ def estimate(values: Iterable[float]) -> Estimate:
     return Estimate(mean, math.sqrt(variance / count), count)
 
 
+def standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of a mean; it takes two values or more."""
+    return estimate(values).error if len(values) > 1 else math.nan
+
+
 def difference_in_errors(a: Estimate, b: Estimate) -> float:
     """Return how many standard errors a lies above b, with the errors of both counted; NaN if one is unknown."""
     return _ratio(a.mean - b.mean, math.hypot(a.error, b.error))

@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.analysis.statistics import standard_error
 from holdfast.cli.labels import duration, shown_value
 from holdfast.cli.names import find_name
 from holdfast.cli.output import table
 from holdfast.experiments import Result
-from holdfast.experiments.averages import standard_error
 from holdfast.experiments.fields import differing_fields, fields_of
 
 _ALWAYS = ("scenario", "measure", "strength")
@@ -102,7 +102,7 @@ def _named(field: str, value: Any) -> str:
 
 
 def _figures(line: Line) -> tuple[str, ...]:
-    seconds = statistics.mean(result.training_seconds / result.side_by_side for result in line.results)
+    seconds = statistics.mean(result.seconds for result in line.results)
     return (
         str(len(line.results)),
         mean_and_error(line.figures("average_accuracy")),

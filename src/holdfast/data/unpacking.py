@@ -1,8 +1,6 @@
 """Taking known files out of an archive, and nothing else."""
 
-import contextlib
 import gzip
-import os
 import shutil
 import tarfile
 import zlib
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from holdfast.errors import DataError
+from holdfast.files import whole_file
 
 _LARGEST = 2**28
 """No file of these data sets is larger."""
@@ -47,14 +46,5 @@ def unpack(archive: Path, folder: Path, members: Collection[str]) -> None:
 
 def _write(target: Path, content: IO[bytes]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(target.name + ".part")
-    try:
-        with aside.open("wb") as file:
-            shutil.copyfileobj(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
+    with whole_file(target) as file:
+        shutil.copyfileobj(content, file)

@@ -38,6 +38,11 @@ class Result:
     """UTC, ISO 8601."""
 
     @property
+    def seconds(self) -> float:
+        """This run's share of the time inside the engine."""
+        return self.training_seconds / self.side_by_side
+
+    @property
     def average_accuracy(self) -> float:
         """The mean accuracy over all tasks after the last: the paper's figure."""
         return average_accuracy(self.matrix)

@@ -5,7 +5,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from holdfast.experiments.averages import standard_error
+from holdfast.analysis.statistics import standard_error
 
 Stopped = Literal["interrupted", "waiting"]
 

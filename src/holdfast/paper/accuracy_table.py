@@ -46,7 +46,7 @@ def accuracy_row(results: Results, benchmark: Benchmark, algorithm: Algorithm) -
         ours = results.accuracy(benchmark, algorithm.name)
     except NotMeasuredError:
         ours = None
-    seconds = statistics.mean(run.training_seconds / run.side_by_side for run in runs) if runs else None
+    seconds = statistics.mean(run.seconds for run in runs) if runs else None
     return AccuracyRow(benchmark, algorithm.name, ours, ACCURACIES.get((benchmark, algorithm.name)), seconds)
 
 

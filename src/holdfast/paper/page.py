@@ -42,7 +42,7 @@ def report_of(items: Sequence[PaperItem], results: Results) -> Report:
 
 def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) -> Text:
     runs = results.finished(specs)
-    minutes = sum(run.training_seconds / run.side_by_side for run in runs) / 60
+    minutes = sum(run.seconds for run in runs) / 60
     devices = ", ".join(sorted({run.device for run in runs})) or "no machine yet"
     holds = [sum(verdict.holds is answer for verdict in verdicts) for answer in (True, False, None)]
     claims = f"Of {len(verdicts)} claims {holds[0]} hold, {holds[1]} do not, and {holds[2]} could not be checked."
@@ -76,7 +76,7 @@ def _provenance(specs: Sequence[Spec], results: Results) -> Table:
             _described(run.spec),
             run.spec.seed,
             round(100 * run.average_accuracy, 2),
-            round(run.training_seconds / run.side_by_side, 2),
+            round(run.seconds, 2),
             run.side_by_side,
             run.device,
             run.commit,

@@ -6,6 +6,7 @@ The engines take the steps: :class:`~holdfast.training.plain.PlainRun` one run's
 
 import contextlib
 import copy
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from holdfast.training.modes import FEW, modes_of
 from holdfast.training.observing import Observer
 from holdfast.training.order import epoch_order, second_order, steps_per_epoch
 from holdfast.training.precision import check_precision, computing_in
-from holdfast.training.progress import Outcome
+from holdfast.training.progress import Outcome, Progress
 from holdfast.training.settings import Settings
 
 
@@ -130,6 +131,14 @@ class Learner:
         samples = len(self.scenario.tasks[task].stored_train)
         draw = second_order if second else epoch_order
         return draw(samples, self.settings.batch_size, seed=self.seed, task=task, epoch=epoch)
+
+    def progress(
+        self, task: int, step: int, started: float, losses: tuple[float, ...], *, learned: bool = False
+    ) -> Progress:
+        """Return where an engine stands that began a task at ``started``, as ``time.perf_counter()`` had it."""
+        tasks, epochs = len(self.scenario), self.settings.epochs_of(task)
+        seconds = time.perf_counter() - started
+        return Progress(task, tasks, step, self.task_steps(task), epochs, seconds, losses, learned)
 
     def begin_task(self, task: int) -> None:
         """Draw the weights anew where the settings say so."""

@@ -50,11 +50,6 @@ class PlainRun:
         steps, per_epoch = learner.task_steps(task), learner.epoch_steps(task)
         started = told = time.perf_counter()
 
-        def progress(step: int, *, learned: bool = False) -> Progress:
-            seconds = time.perf_counter() - started
-            tasks, epochs = len(learner.scenario), learner.settings.epochs_of(task)
-            return Progress(task, tasks, step, steps, epochs, seconds, (loss,), learned)
-
         loss = float("nan")
         while self.step < steps:
             epoch, first = divmod(self.step, per_epoch)
@@ -67,12 +62,12 @@ class PlainRun:
                     loss = self._take_step(samples, *chosen)
                 if i + 1 == per_epoch or time.perf_counter() - told > TELL_EVERY:
                     told = time.perf_counter()
-                    yield progress(self.step)
+                    yield learner.progress(task, self.step, started, (loss,))
         learner.end_task(task)
         self.task += 1
         if self.task < len(learner.scenario):
             self._begin_task()
-        yield progress(steps, learned=True)
+        yield learner.progress(task, steps, started, (loss,), learned=True)
 
     def state(self) -> dict[str, Any]:
         """Return everything needed to go on exactly."""

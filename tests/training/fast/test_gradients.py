@@ -51,7 +51,7 @@ def test_a_convolutional_network_as_a_formula(dropping, channels_last):
     learner.dropout.set_state(before)
     # Masks are drawn in the order in which activations lie in memory; the module above saw them contiguous.
     masks = Masks(learner.model, x[0].contiguous(), [learner.dropout])
-    formula = Formula(learner, runs=1, channels_last=channels_last)
+    formula = Formula(learner, runs=1)
     source = FunctionalGradients(formula, layout.views(row), batches, masks)
     found = source(orders, step, losses[1], dropping=dropping)
     assert found.keys() == expected.keys()

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from holdfast.experiments import Spec
 from holdfast.paper.clouds import scatter_panel
+from holdfast.paper.correlation_panels import correlation_panel
 from holdfast.paper.item import PaperItem
-from holdfast.paper.measured import correlations
-from holdfast.paper.panels import Panel, figure_of, lines_over_tasks, panel_or_reason
+from holdfast.paper.panels import figure_of
 from holdfast.paper.presets import BENCHMARKS, Benchmark, Preset
 from holdfast.paper.results import Results
 from holdfast.paper.runs import correlation_runs
@@ -31,26 +31,12 @@ def draw(results: Results) -> Sequence[Item]:
         panel
         for benchmark in benchmarks
         for panel in (
-            _correlations(results, benchmark),
+            correlation_panel(results, benchmark, "MAS", ("MASX", "AF", "sqrtFisher"), called="MAS"),
             scatter_panel(results, benchmark, "AF", "MAS"),
             scatter_panel(results, benchmark, "sqrtFisher", "MAS"),
         )
     ]
     return [figure_of("figure2", _CAPTION, panels, columns=3)]
-
-
-def _correlations(results: Results, benchmark: Benchmark) -> Panel:
-    title = results.preset.stages[benchmark].title
-    others = ("MASX", "AF", "sqrtFisher")
-    return panel_or_reason(
-        title,
-        lambda: lines_over_tasks(
-            title,
-            {name: correlations(results, benchmark, "MAS", name) for name in others},
-            y_label="correlation with MAS",
-            least=0.0,
-        ),
-    )
 
 
 ITEM = PaperItem("figure2", "Figure 2: MAS and √Fisher", runs, draw)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from holdfast.analysis.statistics import welch_test
 from holdfast.experiments import Spec
+from holdfast.paper.correlation_panels import correlation_panel
 from holdfast.paper.item import PaperItem
-from holdfast.paper.measured import correlations
-from holdfast.paper.panels import Panel, figure_of, lines_over_tasks, panel_or_reason
+from holdfast.paper.panels import figure_of
 from holdfast.paper.presets import BENCHMARKS, Benchmark, Preset
 from holdfast.paper.published import ACCURACIES, LOGITS_P_VALUE
 from holdfast.paper.results import NotMeasuredError, Results
@@ -31,7 +31,10 @@ def runs(preset: Preset) -> list[Spec]:
 def draw(results: Results) -> Sequence[Item]:
     """Return the test and the correlations."""
     rows = tuple(_row(results, benchmark) for benchmark in BENCHMARKS)
-    panels = [_panel(results, benchmark) for benchmark in BENCHMARKS]
+    panels = [
+        correlation_panel(results, benchmark, "MAS-logits", ("MAS", "AF", "sqrtFisher"), called="MAS on logits")
+        for benchmark in BENCHMARKS
+    ]
     return [
         Table("mas-logits-test", _TEST, _COLUMNS, rows),
         figure_of("mas-logits", _CAPTION, panels, columns=2),
@@ -47,20 +50,6 @@ def _row(results: Results, benchmark: Benchmark) -> tuple[Cell, ...]:
         return (title, None, None, None, *published, str(LOGITS_P_VALUE))
     shown = [Measured(e.mean, e.error, decimals=1) for e in (mas, logits)]
     return (title, *shown, Measured(welch_test(mas, logits).p, decimals=2), *published, str(LOGITS_P_VALUE))
-
-
-def _panel(results: Results, benchmark: Benchmark) -> Panel:
-    title = results.preset.stages[benchmark].title
-    others = ("MAS", "AF", "sqrtFisher")
-    return panel_or_reason(
-        title,
-        lambda: lines_over_tasks(
-            title,
-            {name: correlations(results, benchmark, "MAS-logits", name) for name in others},
-            y_label="correlation with MAS on logits",
-            least=0.0,
-        ),
-    )
 
 
 ITEM = PaperItem("mas-logits", "Appendix: MAS on logits", runs, draw)

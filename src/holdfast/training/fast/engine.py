@@ -12,6 +12,7 @@ from torch import Tensor
 
 from holdfast.consolidation import PathRecord
 from holdfast.errors import ConfigurationError, NotFiniteError
+from holdfast.training.fast.alike import check_alike
 from holdfast.training.fast.batches import Batches, Clock
 from holdfast.training.fast.flat import Layout
 from holdfast.training.fast.gradients import (
@@ -23,7 +24,7 @@ from holdfast.training.fast.gradients import (
     is_all_linear,
     trained_parameters,
 )
-from holdfast.training.fast.lane import JoinedUpdate, Lane, Schedule
+from holdfast.training.fast.lane import Lane, Schedule, joined_update
 from holdfast.training.fast.masks import Masks
 from holdfast.training.fast.optimisers import optimiser_of
 from holdfast.training.fast.recording import Recording, in_parallel
@@ -42,7 +43,7 @@ class FastRuns:
     """
 
     def __init__(self, learners: Sequence[Learner], *, batched: bool | None = None) -> None:
-        _check_alike(learners)
+        check_alike(learners)
         self.learners = list(learners)
         self.task = 0
         self.step = 0
@@ -65,9 +66,8 @@ class FastRuns:
         # Compiled once for all lanes.
         self._formula = None
         if as_formula:
-            images = first.few_inputs().ndim == 4
-            self._formula = Formula(first, runs=runs if together else 1, channels_last=images)
-        self._update_joined = JoinedUpdate(self._layout, self._update, self._device)
+            self._formula = Formula(first, runs=runs if together else 1)
+        self._update_joined = joined_update(self._layout, self._update, self._device)
         self._lanes = [self._make_lane(span) for span in rows]
         self._recording: Recording | None = None
         self._pace = TELL_EVERY / 50
@@ -96,11 +96,6 @@ class FastRuns:
         steps, per_epoch = first.task_steps(task), first.epoch_steps(task)
         started = time.perf_counter()
         losses: tuple[float, ...] = ()
-
-        def progress(step: int, *, learned: bool = False) -> Progress:
-            tasks, epochs = len(first.scenario), first.settings.epochs_of(task)
-            return Progress(task, tasks, step, steps, epochs, time.perf_counter() - started, losses, learned)
-
         wanted = sorted({step for learner in self.learners for step in learner.wanted_steps(task)})
         orders = self._orders(self.step // per_epoch)
         while self.step < steps:
@@ -118,14 +113,14 @@ class FastRuns:
                 self._pace = (time.perf_counter() - began) / taken
                 done += taken
                 self.step += taken
-                yield progress(self.step)
+                yield first.progress(task, self.step, started, losses)
         self._end_task()
         self.task += 1
         if self.task < len(first.scenario):
             self._begin_task()
         else:
             self._let_go()
-        yield progress(steps, learned=True)
+        yield first.progress(task, steps, started, losses, learned=True)
 
     def state(self) -> dict[str, Any]:
         """Return everything needed to go on exactly, one entry a run."""
@@ -151,23 +146,14 @@ class FastRuns:
             learner.load_state(own)
             self._bind(i)
             record = learner.guard.path
-            starts = self._layout.views(self._start[i])
-            for name, value in record.start.items():
-                if name in starts:
-                    starts[name].copy_(value)
+            self._layout.fill(self._start[i], record.start)
             for states, label in zip(self._kept.states, learner.path_measures, strict=True):
-                views = self._layout.views(states[i])
-                for name, value in record.running[label].items():
-                    if name in views:
-                        views[name].copy_(value)
+                self._layout.fill(states[i], record.running[label])
             for rows, name in zip(self._kept.moments, self._update.optimiser.moments, strict=True):
-                views = self._layout.views(rows[i])
-                for key, value in own["optimizer"][name].items():
-                    views[key].copy_(value)
+                self._layout.fill(rows[i], own["optimizer"][name])
             self._hold(i)
         if self.task < len(self._first.scenario):
             self._fill_task()
-            self._clock.set(0, self.step)
 
     # Buffers and lanes
 
@@ -185,8 +171,7 @@ class FastRuns:
         self._kept = Kept(rows(), rows(), rows(), moments, states)
         self._start = rows()
         self._update = Update(optimiser, tuple(first.path_measures.values()), settings.batch_size)
-        strengths = [[2 * learner.guard.strength] for learner in self.learners]
-        self._strengths = torch.tensor(strengths, dtype=dtype, device=self._device)
+        self._strengths = torch.zeros(runs, 1, dtype=dtype, device=self._device)
         tasks = range(len(scenario))
         coefficients = optimiser.coefficients(max(first.task_steps(task) for task in tasks))
         longest = max(first.epoch_steps(task) for task in tasks)
@@ -282,14 +267,13 @@ class FastRuns:
 
     def _end_task(self) -> None:
         self._report_paths()
-        for i, learner in enumerate(self.learners):
+        for learner in self.learners:
             if learner.outcome.failure is not None:
                 continue
             try:
                 learner.end_task(self.task)
             except NotFiniteError as error:
                 learner.outcome.failure = str(error)
-            self._hold(i)
         self._stop_if_all_failed()
 
     def _report_paths(self) -> None:
@@ -308,11 +292,8 @@ class FastRuns:
         """Take over what a run's guard holds it to."""
         guard = self.learners[run].guard
         self._strengths[run] = 2 * guard.strength
-        for values, rows in ((guard.importance, self._kept.importance), (guard.anchor, self._kept.anchor)):
-            rows[run].zero_()
-            for name, view in self._layout.views(rows[run]).items():
-                if name in values:
-                    view.copy_(values[name])
+        self._layout.fill(self._kept.importance[run], guard.importance)
+        self._layout.fill(self._kept.anchor[run], guard.anchor)
 
     def _let_go(self) -> None:
         """Let the networks have weights of their own again, once all is learned."""
@@ -413,31 +394,3 @@ class FastRuns:
         failures = [learner.outcome.failure for learner in self.learners]
         if all(failure is not None for failure in failures):
             raise NotFiniteError(str(failures[0]))
-
-
-def _check_alike(learners: Sequence[Learner]) -> None:
-    """Refuse runs that cannot share their steps."""
-    if not learners:
-        raise ConfigurationError("No runs were given; expected at least one.")
-
-    def kind(learner: Learner) -> tuple[Any, ...]:
-        tasks = tuple((len(task.stored_train), task.head) for task in learner.scenario.tasks)
-        x = learner.few_inputs()
-        measures = tuple(learner.guard.measures.items())
-        network = f"{learner.model}, parameters of {[str(p.dtype) for p in learner.model.parameters()]}"
-        return learner.settings, learner.device, learner.precision, tasks, (x.shape[1:], x.dtype), measures, network
-
-    if len({id(learner.model) for learner in learners}) < len(learners):
-        raise ConfigurationError("Several runs have one network among them; expected one of its own for each.")
-    types = {parameter.dtype for parameter in learners[0].model.parameters()}
-    if len(types) > 1 or min(dtype.itemsize for dtype in types) < 4:
-        raise ConfigurationError(
-            f"Parameters of type {', '.join(sorted(map(str, types)))}; expected float32 or float64 for all of them. "
-            "precision='bf16' computes in 16 bits and keeps weights and importances in full."
-        )
-    for learner in learners[1:]:
-        for first, other in zip(kind(learners[0]), kind(learner), strict=True):
-            if first != other:
-                raise ConfigurationError(
-                    f"Runs side by side must be alike but for seed and strength; one has {first}, another {other}."
-                )

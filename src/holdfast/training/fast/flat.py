@@ -41,6 +41,13 @@ class Layout:
             name: rows[..., place.start : place.stop].view((*lead, *place.shape)) for name, place in self.places.items()
         }
 
+    def fill(self, row: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Set a row to values by parameter, 0 where there are none; values without a place are left out."""
+        row.zero_()
+        for name, view in self.views(row).items():
+            if name in values:
+                view.copy_(values[name])
+
     def joined(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return values ``[L, *shape]`` side by side as a buffer ``[L, width]``, zeros where nothing lies."""
         parts = []

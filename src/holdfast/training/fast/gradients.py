@@ -68,13 +68,12 @@ class Formula:
     batched matrix product. The network serves as a formula only: its own weights are not looked at.
     """
 
-    def __init__(self, learner: Learner, *, runs: int, channels_last: bool) -> None:
+    def __init__(self, learner: Learner, *, runs: int) -> None:
         self._model = learner.model.eval()  # dropout comes from masks, and nothing else here depends on the mode
         self._device = learner.device.type
         self._half = learner.precision == "bf16"
         self._rounded = _rounded_names(learner.model) if self._half else frozenset()
         self._single = runs == 1
-        self._channels_last = channels_last
         self._compiled = compiled(self._run, learner.device)
 
     def __call__(
@@ -87,7 +86,8 @@ class Formula:
         losses: Tensor | None,
     ) -> Gradients:
         """Return the gradients of some runs; everything has a first dimension that counts them."""
-        found: Gradients = self._compiled(weights, masks, batches.x, batches.y, orders, step, losses)
+        data = batches.x, batches.y, batches.channels_last
+        found: Gradients = self._compiled(weights, masks, *data, orders, step, losses)
         return found
 
     def _run(
@@ -96,12 +96,13 @@ class Formula:
         masks: Gradients,
         x: Tensor,
         y: Tensor,
+        channels_last: bool,
         orders: Tensor,
         step: Tensor,
         losses: Tensor | None,
     ) -> Gradients:
         # The batch is looked up here, where a compiler can do it in the kernels that read it.
-        batch = fetch(x, y, orders, step, channels_last=self._channels_last)
+        batch = fetch(x, y, orders, step, channels_last=channels_last)
         if self._single:
             own_weights = {name: weight[0] for name, weight in weights.items()}
             own_masks = {name: mask[0] for name, mask in masks.items()}

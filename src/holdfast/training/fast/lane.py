@@ -4,6 +4,7 @@ Networks of linear layers share one lane, so that their matrix products are batc
 on a GPU, lanes run at the same time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,33 +32,13 @@ class Schedule:
     """The loss of each step of the epoch, ``[L, steps]``."""
 
 
-class JoinedUpdate:
-    """The update of all weights of a lane at once, compiled to one kernel where that helps.
+def joined_update(layout: Layout, update: Update, device: torch.device) -> Callable[..., None]:
+    """Return the update of all weights of a lane at once, compiled to one kernel where that helps.
 
     The gradients are then read where the backward pass left them, not copied side by side.
     """
 
-    def __init__(self, layout: Layout, update: Update, device: torch.device) -> None:
-        self.layout = layout
-        self.update = update
-        self._compiled = compiled(self._run, device)
-
-    def __call__(
-        self,
-        kept: Kept,
-        step: Gradients,
-        measured: Gradients | None,
-        independent: Gradients | None,
-        coefficients: Tensor,
-        number: Tensor,
-        hold: Tensor,
-    ) -> None:
-        """Take the step, as :class:`Update` does, with the row of coefficients that the step's number says."""
-        moments = len(kept.moments)
-        self._compiled(kept.tensors(), moments, step, measured, independent, coefficients, number, hold)
-
-    def _run(
-        self,
+    def run(
         kept: list[Tensor],
         moments: int,
         step: Gradients,
@@ -69,10 +50,12 @@ class JoinedUpdate:
     ) -> None:
         row = coefficients.index_select(0, number)[0]
         dtype = kept[0].dtype
-        flat_step = self.layout.joined(step).to(dtype)
-        flat_measured = flat_step if measured is None else self.layout.joined(measured).to(dtype)
-        flat_independent = None if independent is None else self.layout.joined(independent).to(dtype)
-        self.update(Kept.of(kept, moments), flat_step, flat_measured, flat_independent, row, hold)
+        flat_step = layout.joined(step).to(dtype)
+        flat_measured = flat_step if measured is None else layout.joined(measured).to(dtype)
+        flat_independent = None if independent is None else layout.joined(independent).to(dtype)
+        update(Kept.of(kept, moments), flat_step, flat_measured, flat_independent, row, hold)
+
+    return compiled(run, device)
 
 
 class Lane:
@@ -85,7 +68,7 @@ class Lane:
         hold: Tensor,
         gradients: GradientSource,
         update: Update,
-        update_joined: JoinedUpdate,
+        update_joined: Callable[..., None],
         batches: Batches,
         schedule: Schedule,
         clock: Clock,
@@ -121,8 +104,8 @@ class Lane:
             row = schedule.coefficients.index_select(0, number)[0]
             self._update_in_pieces(step, measured, independent, row)
         else:
-            coefficients = schedule.coefficients
-            self._update_joined(self.kept, step, measured, independent, coefficients, number, self.hold)
+            kept, moments = self.kept.tensors(), len(self.kept.moments)
+            self._update_joined(kept, moments, step, measured, independent, schedule.coefficients, number, self.hold)
 
     def _update_in_pieces(
         self, step: Gradients, measured: Gradients | None, independent: Gradients | None, row: Tensor
