@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from holdfast.paper.measured import Table as Measurements
 from holdfast.paper.measured import each_task
 from holdfast.paper.results import NotMeasuredError
-from holdfast.report import Cell, Figure, Table, colour, label
+from holdfast.report import Cell, Figure, Table, colour, ink, label
 
 # The same measure under other conditions has the same colour, so these are told apart by their marks.
 _CONTROLS: dict[str, dict[str, Any]] = {
@@ -82,7 +82,7 @@ def bars(title: str, series: Mapping[str, NDArray[np.float64]], *, y_label: str)
     def draw(axes: Axes) -> None:
         for place, (name, e) in enumerate(found.items()):
             error = 0.0 if np.isnan(e.error) else e.error
-            axes.bar(place, e.mean, yerr=error, color=colour(name), width=0.7)
+            axes.bar(place, e.mean, yerr=error, ecolor=ink(), color=colour(name), width=0.7)
         axes.set_xticks(range(len(found)), [label(name).replace(" ", "\n", 1) for name in found])
         axes.set_ylabel(y_label)
 
