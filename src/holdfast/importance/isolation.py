@@ -6,9 +6,11 @@ everything that measuring could disturb is put back: modes, buffers, gradients, 
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -26,7 +28,9 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
         for device_type in {parameter.device.type for parameter in parameters}:
             stack.enter_context(torch.autocast(device_type, enabled=False))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_reentrant_checkpoints_opened())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(_whole_products())
         # Where torch has no batched form of an operation it runs it in a loop, and says so: nothing to act on here.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="There is a performance drop")
@@ -62,9 +66,45 @@ def _buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
             yield module, name, tensor
 
 
+@contextlib.contextmanager
+def _whole_products() -> Iterator[None]:
+    """Compute products and convolutions in float32 proper, not in TF32, which cuDNN takes unless told otherwise.
+
+    Its ten bits would reach every importance, and let a sample's outputs depend on how many others are in the batch.
+    """
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
 def _random_state_kept(parameters: Iterable[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
     devices = {parameter.device for parameter in parameters if parameter.device.type == "cuda"}
     return torch.random.fork_rng(devices=list(devices))
+
+
+@contextlib.contextmanager
+def _reentrant_checkpoints_opened() -> Iterator[None]:
+    """Run what is checkpointed with ``use_reentrant=True`` as if it were not.
+
+    That form runs under ``no_grad`` and builds its graph in ``backward()`` only: the parameters inside would look as if
+    no output depended on them, and get importance 0. Chunks of samples keep the memory in bounds without it.
+    """
+    kept = torch.utils.checkpoint.CheckpointFunction
+    torch.utils.checkpoint.CheckpointFunction = _Opened  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        torch.utils.checkpoint.CheckpointFunction = kept  # type: ignore[misc]
+
+
+class _Opened:
+    @staticmethod
+    def apply(function: Callable[..., Any], _preserve_random_state: bool, *inputs: Any) -> Any:
+        return function(*inputs)
 
 
 def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
