@@ -267,6 +267,11 @@ def test_runs_that_differ_in_seed_and_strength_train_together(store, side_by_sid
     assert not list(store.folder.glob("groups/*/*.safetensors"))
 
 
+def test_groups_are_as_large_as_each_other(store, side_by_side):
+    execute([small_spec(seed=seed) for seed in range(5)], store, side_by_side=4)
+    assert side_by_side == [3, 2]
+
+
 def test_what_was_begun_together_goes_on_together(store, side_by_side, alone):
     stop = StopAfter(5)
     specs = [small_spec(i) for i in range(4)]

@@ -1,6 +1,7 @@
 """Which runs train together: those that differ in nothing but seed and strength."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from holdfast.experiments.checkpoints import has_checkpoint
@@ -38,6 +39,8 @@ def plan(specs: Sequence[Spec], store: Store, side_by_side: int) -> list[Group]:
         alone = spec.engine == "plain" or has_checkpoint(store.run_folder(run))
         alike.setdefault(run if alone else dataclasses.replace(spec, seed=0, strength=0.0), []).append(spec)
     for found in alike.values():
-        chunks = [tuple(found[i : i + side_by_side]) for i in range(0, len(found), side_by_side)]
+        # Ten where eight fit are five and five: two by themselves would leave most of the device idle.
+        size = math.ceil(len(found) / math.ceil(len(found) / side_by_side))
+        chunks = [tuple(found[i : i + size]) for i in range(0, len(found), size)]
         groups += [Group(chunk, chunk) for chunk in chunks]
     return groups

@@ -26,14 +26,14 @@ class Results:
         """Return the results there are."""
         return [result for spec in specs if (result := self.store.get(spec.id)) is not None]
 
-    def accuracies(self, benchmark: Benchmark, algorithm: str, *, seeds: int | None = None) -> list[float]:
+    def accuracies(self, benchmark: Benchmark, algorithm: str) -> list[float]:
         """Return the average accuracy of each finished run of an algorithm, in per cent."""
-        specs = accuracy_runs(self.preset, benchmark, algorithm, seeds=seeds)
+        specs = accuracy_runs(self.preset, benchmark, algorithm)
         return [100 * result.average_accuracy for result in self.finished(specs)]
 
-    def accuracy(self, benchmark: Benchmark, algorithm: str, *, seeds: int | None = None) -> Estimate:
+    def accuracy(self, benchmark: Benchmark, algorithm: str) -> Estimate:
         """Return the mean of these, with its standard error."""
-        found = self.accuracies(benchmark, algorithm, seeds=seeds)
+        found = self.accuracies(benchmark, algorithm)
         if not found:
             raise NotMeasuredError(f"no run of {algorithm} on {benchmark} has finished")
         return estimate(found)

@@ -14,15 +14,13 @@ CONTROLS: tuple[Variant, ...] = ("no re-init", "c = 0")
 """What Figure 1 compares SI with on CIFAR: less regularisation."""
 
 
-def accuracy_runs(
-    preset: Preset, benchmark: Benchmark, algorithm: str | Algorithm, *, seeds: int | None = None
-) -> list[Spec]:
+def accuracy_runs(preset: Preset, benchmark: Benchmark, algorithm: str | Algorithm) -> list[Spec]:
     """Return the runs of one row of Table 1, or none if its strength is not known yet."""
     row = ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm
     if benchmark not in row.benchmarks or not preset.is_known(benchmark, row.measure, row.variant):
         return []
-    count = preset.stages[benchmark].seeds if seeds is None else seeds
-    return [preset.spec(benchmark, row.measure, row.variant, seed=seed) for seed in range(count)]
+    seeds = range(preset.seeds(benchmark, row.measure))
+    return [preset.spec(benchmark, row.measure, row.variant, seed=seed) for seed in seeds]
 
 
 def rows_of_runs(preset: Preset, algorithms: Sequence[Algorithm]) -> list[Spec]:

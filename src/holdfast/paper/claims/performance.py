@@ -19,8 +19,7 @@ def logits_p_value(benchmark: Benchmark) -> Statistic:
     """Return the p-value of the t-test between MAS on probabilities and on logits."""
 
     def statistic(results: Results) -> Estimate:
-        seeds = results.preset.logits_seeds
-        mas, logits = (results.accuracy(benchmark, name, seeds=seeds) for name in ("MAS", "MAS-logits"))
+        mas, logits = (results.accuracy(benchmark, name) for name in ("MAS", "MAS-logits"))
         return Estimate(welch_test(mas, logits).p, math.nan, min(mas.count, logits.count))
 
     return statistic

@@ -23,7 +23,7 @@ def runs(preset: Preset) -> list[Spec]:
     found = []
     for benchmark in BENCHMARKS:
         for name in ("MAS", "MAS-logits"):
-            found += accuracy_runs(preset, benchmark, name, seeds=preset.logits_seeds)
+            found += accuracy_runs(preset, benchmark, name)
         found += correlation_runs(preset, benchmark)
     return found
 
@@ -43,9 +43,9 @@ def draw(results: Results) -> Sequence[Item]:
 
 def _row(results: Results, benchmark: Benchmark) -> tuple[Cell, ...]:
     published = [str(ACCURACIES[benchmark, name]) for name in ("MAS", "MAS-logits")]
-    title, seeds = results.preset.stages[benchmark].title, results.preset.logits_seeds
+    title = results.preset.stages[benchmark].title
     try:
-        mas, logits = (results.accuracy(benchmark, name, seeds=seeds) for name in ("MAS", "MAS-logits"))
+        mas, logits = (results.accuracy(benchmark, name) for name in ("MAS", "MAS-logits"))
     except NotMeasuredError:
         return (title, None, None, None, *published, str(LOGITS_P_VALUE))
     shown = [Measured(e.mean, e.error, decimals=1) for e in (mas, logits)]

@@ -71,7 +71,12 @@ class Preset:
     repetitions: int
     """Of the runs behind correlations and summed importances."""
     logits_seeds: int
-    """Of MAS and MAS on logits, where a t-test compares them."""
+    """How many runs MAS and MAS on logits have at least: a t-test compares them."""
+
+    def seeds(self, benchmark: Benchmark, measure: str) -> int:
+        """Return how many runs the mean of a measure is of."""
+        usual = self.stages[benchmark].seeds
+        return max(usual, self.logits_seeds) if measure in ("MAS", "MAS-logits") else usual
 
     def is_known(self, benchmark: Benchmark, measure: str, variant: Variant = "usual") -> bool:
         """Whether a run's strength is known, rather than still to be searched for."""
