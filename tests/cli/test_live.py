@@ -11,7 +11,7 @@ from holdfast.cli.jsonlines import plain
 from holdfast.cli.labels import duration, label_in_search, label_of_group
 from holdfast.cli.lines import Lines, line_of
 from holdfast.cli.live import LiveDisplay
-from holdfast.experiments import CheckpointRejected, RunFailed, RunProgress, RunSkipped, RunStarted
+from holdfast.experiments import CheckpointRejected, RunFailed, RunFinished, RunProgress, RunSkipped, RunStarted
 from holdfast.training.progress import Outcome, Progress
 from tests.cli.small import small_spec, small_store
 
@@ -51,6 +51,23 @@ def test_a_search_does_not_know_how_many_runs_there_will_be(told):
     assert "SI seed 0, c = 20: " in shown
 
 
+def test_groups_that_train_at_once_have_a_bar_each(told):
+    console = terminal()
+    with LiveDisplay(console, runs=3) as display:
+        for event in (progress(small_spec("SI")), progress(small_spec("SOS")), progress(small_spec("SI"))):
+            display(event)
+        display._live.refresh()
+        shown = console.file.getvalue()
+        assert "2 runs at once   0 of 3 runs done" in shown
+        assert "SOS seed 0 " in shown.rpartition("SI seed 0 ")[2]
+        display(next(event for event in told if isinstance(event, RunFinished)))  # SI's
+        display(progress(small_spec("SOS")))
+        display._live.refresh()
+    last = console.file.getvalue().rpartition("2 runs at once")[2]
+    assert "SOS seed 0 " in last and "SI seed 0 " not in last
+    assert "task 1/2   epoch 1/1" in last  # of the one that is left
+
+
 def test_the_display_says_that_it_stops(told):
     console = terminal()
     with LiveDisplay(console, runs=1) as display:
@@ -83,7 +100,7 @@ def test_within_a_long_task_there_is_a_line_a_minute():
     lines = Lines(console, runs=3, clock=lambda: now[0])
     for seconds in range(0, 130, 5):
         now[0] = float(seconds)
-        lines(RunProgress((SPEC,), Progress(0, 2, seconds, 1000, 10, 0.0), (Outcome([0.1, 0.1]),)))
+        lines(RunProgress((SPEC,), Progress(0, 2, seconds, 1000, 10, float(seconds)), (Outcome([0.1, 0.1]),)))
     shown = console.file.getvalue().splitlines()
     assert len(shown) == 2
     assert shown[0].startswith("SI seed 0: task 1/2, epoch 1/10, 1 steps/s, ")

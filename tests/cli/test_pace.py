@@ -4,26 +4,37 @@ from holdfast.cli.pace import Pace
 from holdfast.training.progress import Progress
 
 
+def rates(*seen):
+    pace, found = Pace(), []
+    for task, step, seconds in seen:
+        pace.see(Progress(task, 2, step, 1000, 10, seconds))
+        found.append(pace.rate)
+    return found
+
+
 def test_the_rate_is_that_of_steps_within_a_task():
-    times = iter([0.0, 2.0, 4.0, 100.0, 101.0])
-    pace = Pace(clock=lambda: next(times))
-    seen = []
-    for task, step in [(0, 500), (0, 700), (0, 900), (1, 10), (1, 110)]:
-        pace.see(Progress(task, 2, step, 1000, 10, 0.0))
-        seen.append(pace.rate)
-    assert seen == [None, 100, 100, 100, 100]
-    assert str(pace) == "100 steps/s"
+    found = rates((0, 500, 3.0), (0, 700, 5.0), (0, 900, 7.0), (1, 10, 0.5), (1, 110, 1.5))
+    assert found == [None, 100, 100, 100, 100]
 
 
 def test_a_change_of_pace_is_taken_in_gradually():
-    times = iter([0.0, 1.0, 2.0])
-    pace = Pace(clock=lambda: next(times))
-    for step in (0, 100, 300):
-        pace.see(Progress(0, 2, step, 1000, 10, 0.0))
-    assert pace.rate == pytest.approx(150)
+    assert rates((0, 0, 0.0), (0, 100, 1.0), (0, 300, 2.0))[-1] == pytest.approx(150)
+
+
+def test_runs_that_go_on_from_an_earlier_moment_of_the_task_are_not_faster_or_slower():
+    # A run that is resumed within a task counts its seconds from there.
+    assert rates((0, 100, 1.0), (0, 200, 2.0), (0, 150, 0.1), (0, 250, 1.1)) == [None, 100, 100, 100]
+    assert rates((0, 100, 1.0), (0, 200, 2.0), (0, 210, 0.1))[-1] == 100
 
 
 def test_before_two_looks_there_is_no_rate():
     pace = Pace()
-    pace.see(Progress(0, 2, 500, 1000, 10, 0.0))
+    pace.see(Progress(0, 2, 500, 1000, 10, 1.0))
     assert pace.rate is None and str(pace) == ""
+
+
+def test_a_rate_is_easy_to_read():
+    pace = Pace()
+    for step in (0, 12345):
+        pace.see(Progress(0, 2, step, 20000, 10, step / 12345))
+    assert str(pace) == "12,345 steps/s"

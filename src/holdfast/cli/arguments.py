@@ -49,6 +49,11 @@ Assignments = Annotated[
 Precision = Annotated[str | None, _option(help="fp32, tf32 or bf16, of matrix products.", panel=_MACHINE)]
 EngineName = Annotated[str | None, _option(help="fast, or plain for the readable loop.", panel=_MACHINE)]
 Device = Annotated[str | None, _option(help="cpu, cuda, cuda:1, …; a GPU if there is one.", panel=_MACHINE)]
+ExecutorName = Annotated[str, _option("--executor", help="local, or ray for a Ray cluster.", panel=_MACHINE)]
+Address = Annotated[
+    str | None,
+    _option(help="Of the Ray cluster, HOST:PORT or auto; else $RAY_ADDRESS, else this machine.", panel=_MACHINE),
+]
 SideBySide = Annotated[
     int | None, _option(help="How many seeds and strengths train together; 8 on a GPU.", panel=_MACHINE, min=1)
 ]

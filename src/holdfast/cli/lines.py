@@ -6,9 +6,8 @@ from collections.abc import Callable
 from rich.console import Console
 
 from holdfast.cli.labels import Label, accuracy_so_far, duration, label_of_group, percent
-from holdfast.cli.left import TimeLeft
 from holdfast.cli.listener import Display
-from holdfast.cli.pace import Pace
+from holdfast.cli.underway import Course, UnderWay
 from holdfast.experiments import (
     CheckpointRejected,
     Event,
@@ -54,20 +53,21 @@ class Lines(Display):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
-        self._runs, self._done = runs, 0
+        self._done = 0
         self._label = label
-        self._pace, self._time_left = Pace(clock), TimeLeft(clock)
+        self._under_way = UnderWay(runs, clock)
         self._clock = clock
         self._last = clock()
 
     def __call__(self, event: Event) -> None:
         """Print what an event says, if it is worth a line."""
         self._done += isinstance(event, RunFinished | RunFailed | RunSkipped)
+        if isinstance(event, RunFinished | RunFailed):
+            self._under_way.end(event.result.spec if isinstance(event, RunFinished) else event.spec)
         if isinstance(event, RunProgress):
-            self._pace.see(event.progress)
-            left = self._seconds_left(event)
+            course = self._under_way.see(event, self._done)
             if event.progress.learned or self._clock() - self._last >= _EVERY:
-                self._print(f"{self._label(event.specs)}: {_where(event, self._pace, left)}", "")
+                self._print(f"{self._label(event.specs)}: {_where(event, course)}", "")
         elif isinstance(event, RunStarted) and not event.resumed:
             beside = f", {event.side_by_side} runs side by side" if event.side_by_side > 1 else ""
             said = f"starts, {event.steps:,} steps in {event.spec.tasks} tasks{beside}"
@@ -79,25 +79,20 @@ class Lines(Display):
         """Say that the runs stop at the next safe moment."""
         self._print("Stopping; Ctrl-C again to stop at once, without saving.", "yellow")
 
-    def _seconds_left(self, event: RunProgress) -> float | None:
-        together = len(event.specs)
-        left = together if self._runs is None else self._runs - self._done
-        return self._time_left.see(event.progress, event.specs, together, left)
-
     def _print(self, line: str, style: str) -> None:
         self._last = self._clock()
         self._console.print(line, style=style, soft_wrap=True)
 
 
-def _where(event: RunProgress, pace: Pace, seconds_left: float | None) -> str:
+def _where(event: RunProgress, course: Course) -> str:
     where, accuracy = event.progress, accuracy_so_far(event.outcomes)
     parts = [f"task {where.task + 1}/{where.tasks}"]
     if not where.learned:
         parts.append(f"epoch {where.epoch + 1}/{where.epochs}")
     if accuracy is not None:
         parts.append(f"accuracy so far {percent(accuracy)}")
-    if pace.rate is not None:
-        parts.append(str(pace))
-    if seconds_left is not None and seconds_left >= 1:
-        parts.append(f"{duration(seconds_left)} left")
+    if course.pace.rate is not None:
+        parts.append(str(course.pace))
+    if course.seconds_left is not None and course.seconds_left >= 1:
+        parts.append(f"{duration(course.seconds_left)} left")
     return ", ".join(parts)

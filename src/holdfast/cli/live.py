@@ -1,4 +1,4 @@
-"""Progress in a terminal: two quiet lines that move, and above them what is done."""
+"""Progress in a terminal: a few quiet lines that move, and above them what is done."""
 
 import time
 from collections.abc import Callable
@@ -10,15 +10,14 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from rich.text import Text
 
 from holdfast.cli.labels import Label, accuracy_so_far, duration, label_of_group, percent
-from holdfast.cli.left import TimeLeft
 from holdfast.cli.lines import line_of
 from holdfast.cli.listener import Display
-from holdfast.cli.pace import Pace
+from holdfast.cli.underway import Course, UnderWay
 from holdfast.experiments import Event, RunFailed, RunFinished, RunProgress, RunSkipped, Spec
 
 
 class LiveDisplay(Display):
-    """A bar for the runs that train together, and where they stand below it."""
+    """A bar for the runs that train together, or one for each such group, and where they stand below it."""
 
     def __init__(
         self,
@@ -38,10 +37,8 @@ class LiveDisplay(Display):
             expand=True,
         )
         self._live = Live(Text("loading", style="dim"), console=console, refresh_per_second=5, transient=True)
-        self._clock = clock
-        self._pace, self._time_left = Pace(clock), TimeLeft(clock)
-        self._specs: tuple[Spec, ...] = ()
-        self._bar: TaskID | None = None
+        self._under_way = UnderWay(runs, clock)
+        self._shown: dict[tuple[Spec, ...], TaskID] = {}
         self._stopping = False
 
     def __enter__(self) -> Self:
@@ -58,6 +55,8 @@ class LiveDisplay(Display):
             self._show(event)
             return
         self._done += isinstance(event, RunFinished | RunFailed | RunSkipped)
+        if isinstance(event, RunFinished | RunFailed):
+            self._under_way.end(event.result.spec if isinstance(event, RunFinished) else event.spec)
         if (line := line_of(event, self._label)) is not None:
             text, style = line
             self._live.console.print(text, style=style, soft_wrap=True)
@@ -67,32 +66,26 @@ class LiveDisplay(Display):
         self._stopping = True
 
     def _show(self, event: RunProgress) -> None:
-        if event.specs != self._specs:
-            if self._bar is not None:
-                self._bars.remove_task(self._bar)
-            self._specs, self._pace = event.specs, Pace(self._clock)
-            self._bar = self._bars.add_task(self._label(event.specs), total=1.0, left="")
-        assert self._bar is not None
-        self._pace.see(event.progress)
-        where = event.progress
+        course = self._under_way.see(event, self._done)
+        for specs in [specs for specs in self._shown if specs not in self._under_way.groups]:
+            self._bars.remove_task(self._shown.pop(specs))
+        if event.specs not in self._shown:
+            self._shown[event.specs] = self._bars.add_task(self._label(event.specs), total=1.0, left="")
+        where, seconds = event.progress, course.seconds_left
         share = (where.task + where.step / where.steps) / where.tasks
-        self._bars.update(self._bar, completed=share, left=self._left(event))
-        self._live.update(Group(self._bars, self._state(event)))
+        left = "" if seconds is None else f"{duration(seconds)} left"
+        self._bars.update(self._shown[event.specs], completed=share, left=left)
+        self._live.update(Group(self._bars, self._state(event, course)))
 
-    def _left(self, event: RunProgress) -> str:
-        """Return how long it will take until all runs are done."""
-        together = len(event.specs)
-        left = together if self._runs is None else self._runs - self._done
-        seconds = self._time_left.see(event.progress, event.specs, together, left)
-        return "" if seconds is None else f"{duration(seconds)} left"
-
-    def _state(self, event: RunProgress) -> Text:
+    def _state(self, event: RunProgress, course: Course) -> Text:
         where, accuracy = event.progress, accuracy_so_far(event.outcomes)
         parts = [f"task {where.task + 1}/{where.tasks}", f"epoch {where.epoch + 1}/{where.epochs}"]
-        if self._pace.rate is not None:
-            parts.append(str(self._pace))
+        if course.pace.rate is not None:
+            parts.append(str(course.pace))
         if accuracy is not None:
             parts.append(f"accuracy so far {percent(accuracy)}")
+        if len(self._shown) > 1:  # there is no one place where they all stand
+            parts = [f"{sum(map(len, self._shown))} runs at once"]
         if self._runs is None:
             parts.append(f"runs done: {self._done}")
         elif self._runs > 1:

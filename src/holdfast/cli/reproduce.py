@@ -31,6 +31,8 @@ def reproduce(
     ] = None,
     device: arguments.Device = None,
     side_by_side: arguments.SideBySide = None,
+    executor: arguments.ExecutorName = "local",
+    address: arguments.Address = None,
     data_dir: arguments.DataFolder = None,
     store: arguments.StoreFolder = arguments.DEFAULT_STORE,
     *,
@@ -70,6 +72,8 @@ def reproduce(
         data_dir=data_dir,
         device=device,
         side_by_side=side_by_side,
+        executor=executor,
+        address=address,
         retry=retry_failed,
     ) as execute:
         found = make(chosen, size, place, out, run=execute)

@@ -49,6 +49,8 @@ def run(
     engine: arguments.EngineName = None,
     device: arguments.Device = None,
     side_by_side: arguments.SideBySide = None,
+    executor: arguments.ExecutorName = "local",
+    address: arguments.Address = None,
     data_dir: arguments.DataFolder = None,
     store: arguments.StoreFolder = arguments.DEFAULT_STORE,
     *,
@@ -94,6 +96,8 @@ def run(
         data_dir=data_dir,
         device=device,
         side_by_side=side_by_side,
+        executor=executor,
+        address=address,
         retry=retry_failed,
     ) as execute:
         summary = execute(specs, place)

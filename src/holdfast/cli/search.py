@@ -48,6 +48,8 @@ def search(
     engine: arguments.EngineName = None,
     device: arguments.Device = None,
     side_by_side: arguments.SideBySide = None,
+    executor: arguments.ExecutorName = "local",
+    address: arguments.Address = None,
     data_dir: arguments.DataFolder = None,
     store: arguments.StoreFolder = arguments.DEFAULT_STORE,
     *,
@@ -86,6 +88,8 @@ def search(
         data_dir=data_dir,
         device=device,
         side_by_side=side_by_side,
+        executor=executor,
+        address=address,
         retry=retry_failed,
     ) as execute:
         outcome = search_for(

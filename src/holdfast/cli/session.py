@@ -16,6 +16,7 @@ from holdfast.cli.lines import Lines
 from holdfast.cli.listener import Display, Listener
 from holdfast.cli.live import LiveDisplay
 from holdfast.cli.log import TensorBoardLog
+from holdfast.cli.names import find_name
 from holdfast.cli.output import messages
 from holdfast.errors import ConfigurationError
 from holdfast.experiments import Event, Spec, Store, Summary, execute
@@ -32,6 +33,8 @@ def session(
     data_dir: Path | None = None,
     device: str | None = None,
     side_by_side: int | None = None,
+    executor: str = "local",
+    address: str | None = None,
     retry: bool = False,
 ) -> Iterator[Callable[[Sequence[Spec], Store], Summary]]:
     """Give a function that makes runs into a store, as often as it is called.
@@ -45,9 +48,15 @@ def session(
         data_dir: the folder of data sets.
         device: what to train on.
         side_by_side: how many runs train together.
+        executor: who makes the runs.
+        address: the Ray cluster's, if that does.
         retry: whether to try failed runs again.
     """
-    chosen = _usable(device)
+    executor = find_name("executor", executor, ("local", "ray"))
+    if address is not None and executor != "ray":
+        raise ConfigurationError(f"--address {address}: a Ray cluster's; expected --executor ray beside it.")
+    # On a cluster, the devices of this machine do not matter.
+    chosen = _usable(device) if executor == "local" else device
     deadline = math.inf if budget is None else time.monotonic() + budget
     with ExitStack() as open_now:
         display = open_now.enter_context(_display(runs, label, as_json=as_json))
@@ -56,7 +65,7 @@ def session(
             listeners.append(open_now.enter_context(TensorBoardLog(tensorboard)))
         interruption = open_now.enter_context(Interruption())
         yield partial(
-            execute,
+            open_now.enter_context(_on_ray(address)) if executor == "ray" else execute,
             data_dir=data_dir,
             device=chosen,
             side_by_side=side_by_side,
@@ -64,6 +73,16 @@ def session(
             stop=lambda: interruption.requested.is_set() or time.monotonic() >= deadline,
             retry=retry,
         )
+
+
+@contextmanager
+def _on_ray(address: str | None) -> Iterator[Callable[..., Summary]]:
+    """Give the executor for Ray, connected once for all that it will be asked for."""
+    from holdfast.experiments.ray_connection import connected  # noqa: PLC0415 (Ray is an extra, and slow to import)
+    from holdfast.experiments.ray_executor import execute_on_ray  # noqa: PLC0415
+
+    with connected(address):
+        yield execute_on_ray
 
 
 def _display(runs: int | None, label: Label, *, as_json: bool) -> Display:

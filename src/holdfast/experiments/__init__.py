@@ -5,6 +5,7 @@
 >>> store.frame()[["measure", "seed", "average_accuracy"]]
 """
 
+from holdfast.experiments.bookkeeping import Summary
 from holdfast.experiments.entries import Entry
 from holdfast.experiments.events import (
     CheckpointRejected,
@@ -15,7 +16,7 @@ from holdfast.experiments.events import (
     RunSkipped,
     RunStarted,
 )
-from holdfast.experiments.executor import Summary, execute
+from holdfast.experiments.executor import execute
 from holdfast.experiments.presets import paper_spec
 from holdfast.experiments.results import Failure, Result
 from holdfast.experiments.scenarios import SCENARIOS, ScenarioKind

@@ -110,6 +110,11 @@ class Checkpoints:
         return Checkpoint(**content["checkpoint"])
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a file is a checkpoint, by its name."""
+    return path.name in (_FINISHED + _SUFFIX, _WITHIN + _SUFFIX)
+
+
 def has_checkpoint(folder: Path) -> bool:
     """Whether a folder holds a checkpoint."""
     return any((folder / (name + _SUFFIX)).exists() for name in (_FINISHED, _WITHIN))

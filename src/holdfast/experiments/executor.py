@@ -3,34 +3,21 @@
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from holdfast.errors import ConfigurationError, DataError, HoldfastError, StoreError
+from holdfast.experiments.bookkeeping import Bookkeeping, Summary
 from holdfast.experiments.datasets import Datasets
-from holdfast.experiments.events import Event, RunFailed, RunFinished, RunSkipped
+from holdfast.experiments.events import Event, RunSkipped
 from holdfast.experiments.grouping import Group, plan
 from holdfast.experiments.job import Job, Surroundings
-from holdfast.experiments.results import Result
-from holdfast.experiments.scenarios import scenario_kind
 from holdfast.experiments.spec import Spec
 from holdfast.experiments.steps import StepCounts
 from holdfast.experiments.store import Claim, Store, as_store
 
 USUAL_SIDE_BY_SIDE = 8
 """How many runs train together on a GPU; on a CPU they would only wait for each other."""
-
-
-@dataclass
-class Summary:
-    """What became of the specs that were given."""
-
-    finished: list[Result] = field(default_factory=list)
-    failed: list[RunFailed] = field(default_factory=list)
-    skipped: list[RunSkipped] = field(default_factory=list)
-    interrupted: bool = False
-    """Whether there was a request to stop; what was under way goes on from its checkpoint next time."""
 
 
 def execute(
@@ -69,82 +56,49 @@ def execute(
         raise ConfigurationError(
             f"side_by_side={side_by_side} and checkpoint_seconds={checkpoint_seconds}: expected 1 or more, 0 or more."
         )
-    asked = stop.is_set if isinstance(stop, threading.Event) else stop
-    executor = _Executor(as_store(store), Datasets(data_dir), chosen, checkpoint_seconds, on_event, asked)
+    executor = _Executor(Bookkeeping(as_store(store), on_event, stop), Datasets(data_dir), chosen, checkpoint_seconds)
+    return executor.execute(distinct(specs), together, retry=retry)
+
+
+def distinct(specs: Spec | Iterable[Spec]) -> list[Spec]:
+    """Return every spec once, of which there may be only one."""
     wanted = [specs] if isinstance(specs, Spec) else specs
-    return executor.execute(list({spec.id: spec for spec in wanted}.values()), together, retry=retry)
+    return list({spec.id: spec for spec in wanted}.values())
 
 
 class _Executor:
-    def __init__(
-        self,
-        store: Store,
-        datasets: Datasets,
-        device: torch.device,
-        checkpoint_seconds: float,
-        on_event: Callable[[Event], None] | None,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        self.store = store
-        self.datasets = datasets
-        self.summary = Summary()
-        self.on_event = on_event
-        self.stop = stop
+    def __init__(self, books: Bookkeeping, datasets: Datasets, device: torch.device, checkpoint_seconds: float) -> None:
+        self.books = books
+        self.store = books.store
         self.counts = StepCounts(datasets)
         self.around = Surroundings(
-            store, datasets, device, checkpoint_seconds, self.counts.of, self._tell, self._should_stop
+            self.store, datasets, device, checkpoint_seconds, self.counts.of, books.tell, books.should_stop
         )
 
     def execute(self, specs: Sequence[Spec], together: int, *, retry: bool) -> Summary:
-        left = [spec for spec in specs if self._is_to_run(spec, retry=retry)]
-        for name in {name for spec in left for name in scenario_kind(spec.scenario).datasets}:
-            _ = self.datasets[name]  # one that is missing is noticed before anything runs,
+        left = [spec for spec in specs if self.books.is_to_run(spec, retry=retry)]
         for spec in left:
-            self.counts.of(spec)  # and so are settings that do not fit
+            self.counts.of(
+                spec
+            )  # data that is missing and settings that do not fit it are noticed before anything runs
         self.store.tidy_groups()
         # Runs that another process has are asked for again at the end, in case that it was killed.
         for _ in range(2):
             busy: list[Spec] = []
             for group in plan(left, self.store, together):
-                if not self._should_stop():
+                if not self.books.should_stop():
                     busy += self._run_group(group)
             left = busy
         for spec in left:
-            self._tell(RunSkipped(spec, "being run by another process"))
+            self.books.tell(RunSkipped(spec, "being run by another process"))
         self.store.tidy_groups()
-        return self.summary
-
-    def _is_to_run(self, spec: Spec, *, retry: bool) -> bool:
-        status = self.store.status(spec.id)
-        if status == "finished":
-            self.store.tidy(spec)
-            self._tell(RunSkipped(spec, "finished already"))
-        elif status == "failed" and not retry:
-            self._tell(RunSkipped(spec, "failed before", self.store.failures(spec.id)[-1].reason))
-        else:
-            return True
-        return False
+        return self.books.summary
 
     def _run_group(self, group: Group) -> list[Spec]:
         """Run what nobody else runs, and return the rest."""
-        claims: dict[str, Claim] = {}
-        busy = []
-        try:
-            for spec in group.wanted:
-                claim = self.store.claim(spec)
-                if claim is None:
-                    busy.append(spec)
-                    continue
-                claims[spec.id] = claim
-                # It may have finished between the look at the store and the claim.
-                if self.store.status(spec.id) == "finished":
-                    claims.pop(spec.id).release()
-                    self._tell(RunSkipped(spec, "finished already"))
+        with self.books.claimed(group.wanted) as (claims, busy):
             complete = len(claims) == len(group.wanted)
             self._run_claimed(group.members if complete else [claim.spec for claim in claims.values()], claims)
-        finally:
-            for claim in claims.values():
-                claim.release()
         return busy
 
     def _run_claimed(self, members: Sequence[Spec], claims: dict[str, Claim]) -> None:
@@ -163,14 +117,14 @@ class _Executor:
             return
         job.discard_checkpoints()
         for half in (left[: len(left) // 2], left[len(left) // 2 :]):
-            if not self._should_stop():
+            if not self.books.should_stop():
                 self._run_claimed([claim.spec for claim in half], {claim.spec.id: claim for claim in half})
 
     def _attempt(self, job: Job) -> str | None:
         """Return why a job failed, if it did. What failed is forgotten before anything else is tried."""
         try:
             if not job.run():
-                self.summary.interrupted = True
+                self.books.summary.interrupted = True
         except (StoreError, DataError):
             raise
         except HoldfastError as error:
@@ -183,22 +137,6 @@ class _Executor:
                 "hidden layers, fewer runs side by side, or a device with more memory."
             )
         return None
-
-    def _should_stop(self) -> bool:
-        if self.stop is not None and self.stop():
-            self.summary.interrupted = True
-        return self.summary.interrupted
-
-    def _tell(self, event: Event) -> None:
-        match event:
-            case RunFinished(result):
-                self.summary.finished.append(result)
-            case RunFailed():
-                self.summary.failed.append(event)
-            case RunSkipped():
-                self.summary.skipped.append(event)
-        if self.on_event is not None:
-            self.on_event(event)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

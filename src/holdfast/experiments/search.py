@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 from holdfast.errors import ConfigurationError
-from holdfast.experiments.executor import Summary, execute
+from holdfast.experiments.bookkeeping import Summary
+from holdfast.experiments.executor import execute
 from holdfast.experiments.grid import (
     DECADE,
     FURTHEST_DECADES,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from holdfast.experiments.executor import Summary
+from holdfast.experiments.bookkeeping import Summary
 from holdfast.experiments.search_outcome import Point, Stopped
 from holdfast.experiments.spec import JudgeBy, Spec
 from holdfast.experiments.store import Store

@@ -1,0 +1,97 @@
+"""The connection to Ray: a cluster that is there, or one on this machine that is started and ended again."""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from holdfast.errors import ConfigurationError, MissingExtraError
+
+try:
+    import ray
+    import ray.util.scheduling_strategies
+except ImportError as error:
+    raise MissingExtraError("Runs on Ray need Ray, which is not installed: pip install 'holdfast[ray]'") from error
+
+__all__ = ["connected", "ray"]
+
+_LOCAL = "local"
+
+
+@contextlib.contextmanager
+def connected(address: str | None = None) -> Iterator[None]:
+    """Be connected to Ray; a program that is already stays so, on the same terms.
+
+    Args:
+        address: a cluster's ``HOST:PORT``, or ``auto`` for the one that this machine is part of; ``$RAY_ADDRESS`` if
+            left out, and without that a Ray on this machine alone, for as long as it is needed.
+    """
+    if ray.is_initialized():
+        if address is not None:
+            raise ConfigurationError(
+                f"address={address!r}, but this program is connected to Ray already. Leave the address out to use "
+                "that, or call ray.shutdown() before."
+            )
+        yield
+        return
+    chosen = address or os.environ.get("RAY_ADDRESS") or _LOCAL
+    if chosen.startswith("ray://"):
+        raise ConfigurationError(
+            f"The Ray address {chosen!r} is one for clients outside of the cluster; expected HOST:PORT, or auto, on a "
+            "machine that is part of it."
+        )
+    with _patched(ray._private.worker, _worker_logs_enabled=False):  # noqa: SLF001 (it would print on stdout)
+        _connect(chosen)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A Ray on this machine alone is for nobody else: it listens on the loopback interface, not on all of them.
+    alone = {"ENABLE_RAY_CLUSTER": False} if address == _LOCAL else {}
+    options: dict[str, Any] = {"include_dashboard": False} if address == _LOCAL else {}
+    try:
+        with _patched(ray._private.ray_constants, **alone), _own_signals():  # noqa: SLF001 (there is no public way)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        if address == _LOCAL:
+            raise
+        raise ConfigurationError(
+            f"The Ray cluster at {address!r} cannot be joined: {' '.join(str(error).split())} Expected HOST:PORT as "
+            "`ray start --head` prints it, on a machine that is part of the cluster, and RAY_AUTH_MODE=token if "
+            "it asks for a token."
+        ) from error
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers of signals: Ray takes SIGTERM for itself, and a command could not save its runs any more."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _patched(module: ModuleType, **values: Any) -> Iterator[None]:
+    """Let names of a module have other values for a while; those that a version lacks are left alone."""
+    before = {name: getattr(module, name) for name in values if hasattr(module, name)}
+    for name in before:
+        setattr(module, name, values[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)

@@ -1,0 +1,101 @@
+"""A real Ray on this machine, and workers that wait to be killed."""
+
+import dataclasses
+import logging
+import os
+import secrets
+import signal
+from contextlib import contextmanager
+from unittest import mock
+
+import ray
+
+from holdfast.experiments import RunProgress, ray_executor
+from holdfast.experiments.ray_parcel import Parcel
+from holdfast.experiments.ray_worker import run_group
+
+
+@contextmanager
+def local_ray():
+    """Two cores, for as long as the tests of one process take."""
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())  # else Ray would write one into the home folder
+    before = signal.getsignal(signal.SIGTERM)
+    options = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    ray.init("local", num_cpus=2, num_gpus=0, **options)
+    signal.signal(signal.SIGTERM, before)
+    yield
+    ray.shutdown()
+
+
+def post_until_stopped(mailbox, moment=3):
+    """Return what posts messages, and at some progress waits until there is a request to stop."""
+    seen = 0
+
+    def post(message):
+        nonlocal seen
+        stop = ray.get(mailbox.post.remote(message))
+        seen += isinstance(message.event, RunProgress)
+        while seen == moment and not stop:
+            stop = ray.get(mailbox.post.remote(dataclasses.replace(message, parcel=Parcel(), event=None)))
+        return stop
+
+    return post
+
+
+class Killer:
+    """Kills the worker that makes a run, at some progress of each of its first attempts."""
+
+    def __init__(self, folder, spec, *, times=1, progress=4):
+        self.times, self.progress, self.run = times, progress, spec.id
+        self.killed = []
+        self.events = []
+        self._pipe = folder / "pid"
+        os.mkfifo(self._pipe)
+        self._seen = 0
+
+    def worker(self):
+        """Return what workers do instead: the same, but at that moment they tell their process's id, and wait."""
+        pipe, run, times, moment = self._pipe, self.run, self.times, self.progress
+
+        def run_until_killed(attempt, specs, parcel, work, mailbox):
+            seen = 0
+
+            def post(message):
+                nonlocal seen
+                stop = ray.get(mailbox.post.remote(message))
+                seen += isinstance(message.event, RunProgress)
+                if seen == moment and attempt_of_run < times:
+                    pipe.write_text(str(os.getpid()))
+                    signal.pause()
+                return stop
+
+            # Attempts are numbered over all runs; those of this one are counted in a file.
+            attempt_of_run = times
+            if any(spec.id == run for spec in specs):
+                with pipe.with_name("attempts").open("a") as attempts:
+                    attempt_of_run = attempts.tell()
+                    attempts.write("+")
+            return run_group(attempt, specs, parcel, work, post)
+
+        return run_until_killed
+
+    def on_event(self, event):
+        self.events.append(event)
+        if isinstance(event, RunProgress) and any(spec.id == self.run for spec in event.specs):
+            self._seen += 1
+            if len(self.killed) < self.times and self._seen == self.progress:
+                self._seen = 0
+                self.killed.append(int(self._pipe.read_text()))
+                os.kill(self.killed[-1], signal.SIGKILL)
+
+    def __enter__(self):
+        self._patch = mock.patch.object(ray_executor, "_run_and_post", self.worker())
+        self._patch.start()
+        return self
+
+    def __exit__(self, *_):
+        self._patch.stop()
