@@ -1,0 +1,39 @@
+"""Audit the libraries that are installed: ``python -m benchmarks.audit``."""
+
+import argparse
+import logging
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.audit.problem import digits_problem
+from benchmarks.audit.rows import adapter_names, library, rows
+from benchmarks.audit.table import markdown, write
+
+BATCHES = (1, 8, 32, 128, 512)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.audit", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="adapter", help="only these, printed and not written")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.INFO)
+    problem, found, batches = digits_problem(), [], list(BATCHES)
+    for name in options.names or adapter_names():
+        start = time.perf_counter()
+        audited = library(name)
+        if isinstance(audited, str):
+            print(audited, flush=True)
+            continue
+        found += rows(problem, audited.package, audited.version, audited.cases, batches)
+        print(f"{audited.package} {audited.version}: {time.perf_counter() - start:.0f} s", flush=True)
+    found.sort(key=lambda row: (row.library != "holdfast", row.library.lower()))
+    print("\n".join(markdown(found, batches)))
+    if not options.names:
+        write(options.results, found, batches)
+
+
+main()
