@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import fisher, plain_step, training
+from benchmarks.gpu import billion, fisher, plain_step, training
 from holdfast.experiments.datasets import Datasets
 
 BENCHMARKS = {
@@ -13,6 +13,7 @@ BENCHMARKS = {
     "split-cifar": training.split_cifar,
     "fisher": fisher.run,
     "plain-step": plain_step.run,
+    "billion": billion.run,
 }
 
 

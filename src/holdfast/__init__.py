@@ -5,7 +5,7 @@
 >>> guard.consolidate(batches)       # at the end of each task
 """
 
-from holdfast.consolidation import Consolidator, TaskImportance
+from holdfast.consolidation import Consolidator, TaskImportance, averaged_weights
 from holdfast.errors import (
     BatchError,
     ConfigurationError,
@@ -88,6 +88,7 @@ __all__ = [
     "StoreError",
     "TaskImportance",
     "WeightMeasure",
+    "averaged_weights",
     "measure",
     "measures",
     "sample_importance",

@@ -53,7 +53,7 @@ def test_compiled_model_is_measured_as_it_was_written():
     found = sample_importance(compiled, [inputs], LogLikelihood(), SQUARE)
     assert not found.fallback
     for name, value in expected.values.items():
-        assert torch.equal(found.values[f"_orig_mod.{name}"], value)
+        assert torch.equal(found.values[name], value)
 
 
 def test_autocast_around_the_call_makes_no_difference():

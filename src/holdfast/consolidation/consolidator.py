@@ -4,25 +4,38 @@ import os
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from holdfast.consolidation import files
-from holdfast.consolidation.ledger import Ledger, PathRecord, TaskImportance, state_dtype
+from holdfast.consolidation import amp, files
+from holdfast.consolidation.checkpoint import blank_state
+from holdfast.consolidation.distributed import is_fully_sharded
+from holdfast.consolidation.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.consolidation.measuring import measure_task
 from holdfast.consolidation.memory import Memory
+from holdfast.consolidation.optimizers import check_optimizer
 from holdfast.consolidation.penalty import penalty_value
+from holdfast.consolidation.rank_gradients import CommHook, RankGradients
 from holdfast.consolidation.selection import Protect, Selection
+from holdfast.consolidation.sharding import gradients_by_backward, local
 from holdfast.consolidation.state import from_state, to_state
-from holdfast.consolidation.watching import Observed, StepWatcher, check_optimizer
+from holdfast.consolidation.storage import Storage, running_dtype
+from holdfast.consolidation.watching import Observed, StepWatcher
+from holdfast.consolidation.wrappers import innermost
 from holdfast.errors import ConfigurationError, HoldfastWarning, NotFiniteError, OptimizerError, OrderError
 from holdfast.importance.batches import Forward
 from holdfast.importance.measures import Measure
 from holdfast.importance.measures import measure as measure_by_name
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.checkpoint.metadata import Metadata
 
 
 class Consolidator:
@@ -42,11 +55,16 @@ class Consolidator:
     Args:
         model: the network.
         measure: how importance is measured, a measure or its name in :func:`holdfast.measures`.
-        strength: c. What is right depends on the measure: search on a grid 1, 2, 5, 10, ….
+        strength: the c of the penalty. What is right depends on the measure: search on a grid 1, 2, 5, 10, ….
         protect: glob patterns, a predicate ``(name, parameter) -> bool``, or parameters; by default every trainable
             parameter. Leave out heads that belong to one task.
         decay: γ of online EWC: the total is multiplied by it before a task's importance is added.
         watch: further measures that observe the same run without holding it, as a list or by names of one's own.
+        group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
+            in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
+        state_dtype: of the anchor, Ω and θ(0), ``torch.bfloat16`` to halve them; by default as precise as the
+            parameters, and single at least. Running states are never kept in less, since averages freeze in 16 bits.
+        state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
     """
 
     def __init__(
@@ -58,9 +76,13 @@ class Consolidator:
         *,
         decay: float = 1.0,
         watch: Sequence[Measure | str] | Mapping[str, Measure | str] = (),
+        group: "ProcessGroup | None" = None,
+        state_dtype: torch.dtype | None = None,
+        state_device: torch.device | str | None = None,
     ) -> None:
+        storage = Storage(state_dtype, None if state_device is None else _device(state_device))
         driver = _as_measure(measure)
-        ledgers = {driver.name: Ledger(driver)}
+        ledgers = {driver.name: Ledger(driver, storage)}
         for name, watching in _named(watch):
             if name in ledgers:
                 raise ConfigurationError(
@@ -68,9 +90,16 @@ class Consolidator:
                 )
             if "/" in name:
                 raise ConfigurationError(f"A measure is called {name!r}; expected a name without '/'.")
-            ledgers[name] = Ledger(watching)
+            ledgers[name] = Ledger(watching, storage)
         self._memory = Memory(
-            model, Selection(protect), ledgers, driver.name, _checked_strength(strength), _checked_decay(decay)
+            model,
+            Selection(protect),
+            ledgers,
+            driver.name,
+            _checked_strength(strength),
+            _checked_decay(decay),
+            storage,
+            group,
         )
         self._watcher = StepWatcher(self._memory)
         self._hooks: list[tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = []
@@ -90,6 +119,16 @@ class Consolidator:
     @strength.setter
     def strength(self, value: float) -> None:
         self._memory.strength = _checked_strength(value)
+
+    @property
+    def group(self) -> "ProcessGroup | None":
+        """The processes that train this model together, ``None`` for one alone; may be set before training."""
+        return self._memory.ranks.group
+
+    @group.setter
+    def group(self, value: "ProcessGroup | None") -> None:
+        self._memory.group = value
+        self._memory.find_ranks()
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -132,25 +171,22 @@ class Consolidator:
         """Observe, and hold back, every step of these optimisers from now on.
 
         Args:
-            optimizers: every optimiser that trains protected parameters.
+            optimizers: every optimiser that trains protected parameters, or a wrapper of it.
             hold: whether to add the penalty's gradient before each step.
         """
         if not optimizers:
             raise OptimizerError("attach() was given no optimiser. Give every one that trains protected parameters.")
+        optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
         self._memory.refresh()
         protected = {id(p): name for name, p in self._memory.parameters.items()}
         for optimizer in optimizers:
-            check_optimizer(optimizer)
-            if not _ids(optimizer) & set(protected):
-                raise OptimizerError(
-                    f"This {type(optimizer).__name__} owns none of the {len(protected)} protected parameters (such as "
-                    f"{next(iter(protected.values()))!r}). Build it from this model's parameters, and after the model "
-                    "is on its device."
-                )
+            check_optimizer(optimizer, self._memory.parameters)
         live = [(ref, handles) for ref, handles in self._hooks if ref() is not None]
         known = {id(ref()) for ref, _ in live}
         live += [(weakref.ref(opt), self._watcher.hook(opt, hold=hold)) for opt in optimizers if id(opt) not in known]
         self._hooks = live
+        if self._watcher.rank_gradients is not None:
+            self._watcher.rank_gradients.active = True
         self._warn_of_unowned(protected)
 
     def detach(self) -> None:
@@ -159,31 +195,63 @@ class Consolidator:
             for handle in handles:
                 handle.remove()
         self._hooks = []
+        if self._watcher.rank_gradients is not None:
+            self._watcher.rank_gradients.active = False
 
-    def observe(self, loss: Tensor) -> None:
+    def observe(self, loss: Tensor, *, scaler: GradScaler | None = None, accumulate: bool = False) -> None:
         """Measure the coming step with the gradient of this loss, instead of the one in ``.grad``.
 
         The paper's own choice is the loss of the same batch with dropout off. Call it before ``optimizer.step()``.
+
+        Args:
+            loss: the task's loss, never scaled.
+            scaler: the ``GradScaler`` of a float16 loop: the gradient is taken at its scale, and unscaled.
+            accumulate: add to what was observed for this step, as ``backward()`` adds to ``.grad``, rather than
+                replace it: for all but the first of a step's micro-batches.
         """
         self._require_attached("observe")
         if self._watcher.path_measures:
-            self._watcher.observed.gradient = self._gradients_of(loss)
+            observed = Observed(gradient=self._gradients_of(loss, scaler))
+            if not accumulate:
+                self._watcher.observed.gradient = {}
+            self._watcher.observed.add(observed)
 
-    def observe_independent(self, loss: Tensor, samples: int | None = None) -> None:
+    def observe_independent(
+        self,
+        loss: Tensor,
+        samples: int | None = None,
+        *,
+        scaler: GradScaler | None = None,
+        accumulate: bool = False,
+    ) -> None:
         """Take the gradient of this loss as g′, an estimate that is independent of the coming step.
 
         It must come from a batch that takes no part in the step. Call it before ``optimizer.step()``.
 
         Args:
-            loss: the task's loss on a second batch.
-            samples: how many samples each of g and g′ is the mean of, for ``SOS(alpha="unbiased")``.
+            loss: the task's loss on a second batch, never scaled.
+            samples: how many samples each of g and g′ is the mean of, for ``SOS(alpha="unbiased")``; with
+                ``accumulate``, all micro-batches together.
+            scaler: as for :meth:`observe`.
+            accumulate: as for :meth:`observe`.
         """
         self._require_attached("observe_independent")
         if any(measure.needs_independent_gradient for measure in self._watcher.path_measures.values()):
-            self._watcher.observed.independent = self._gradients_of(loss)
-            self._watcher.observed.samples = samples
+            observed = Observed(independent=self._gradients_of(loss, scaler), samples=samples)
+            if not accumulate:
+                self._watcher.observed.independent = {}
+                self._watcher.observed.samples = None
+            self._watcher.observed.add(observed)
 
-    def backward_halves(self, first: Tensor, second: Tensor, samples: int | None = None) -> None:
+    def backward_halves(
+        self,
+        first: Tensor,
+        second: Tensor,
+        samples: int | None = None,
+        *,
+        scaler: GradScaler | None = None,
+        accumulate: bool = False,
+    ) -> None:
         r"""Run backward for the mean of two halves' losses, and let SOS see the two gradients apart.
 
         With α ≠ 0, SOS needs two estimates that are independent of *each other* only, so the halves of one batch do
@@ -192,7 +260,10 @@ class Consolidator:
         Args:
             first: the mean loss of the batch's first half.
             second: the mean loss of its second half.
-            samples: how many samples each half has, for ``SOS(alpha="unbiased")``.
+            samples: how many samples each half has, for ``SOS(alpha="unbiased")``; with ``accumulate``, all
+                micro-batches together.
+            scaler: the ``GradScaler`` of a float16 loop; ``.grad`` is then scaled, as its ``step`` expects.
+            accumulate: as for :meth:`observe`.
         """
         self._require_attached("backward_halves")
         for name, measure in self._watcher.path_measures.items():
@@ -201,8 +272,15 @@ class Consolidator:
                     f"{name} needs a gradient that took no part in the step; both halves of the batch do. Call "
                     "observe_independent() with the loss of a second batch."
                 )
+        if is_fully_sharded(self._memory.model):
+            raise OrderError(
+                "backward_halves() cannot take the gradients of a sharded model apart: FSDP brings them together in "
+                "backward() only. Call observe_independent() with the loss of a second batch."
+            )
         trained = [p for p in self._memory.model.parameters() if p.requires_grad]
-        halves = [torch.autograd.grad(loss, trained, allow_unused=True) for loss in (first, second)]
+        scaled = (first, second) if scaler is None else (scaler.scale(first), scaler.scale(second))
+        ranks = self._memory.ranks
+        halves = [ranks.mean(partial(_gradients, loss, trained), trained) for loss in scaled]
         names = {id(parameter): name for name, parameter in self._memory.parameters.items()}
         observed = Observed(samples=samples)
         for parameter, *pair in zip(trained, *halves, strict=True):
@@ -211,8 +289,38 @@ class Consolidator:
                 mean = sum(given[1:], start=given[0]) / 2
                 parameter.grad = mean if parameter.grad is None else parameter.grad + mean
             if id(parameter) in names:
-                observed.gradient[names[id(parameter)]], observed.independent[names[id(parameter)]] = pair
-        self._watcher.observed = observed
+                name = names[id(parameter)]
+                observed.gradient[name], observed.independent[name] = (amp.unscaled(half, scaler) for half in pair)
+        if accumulate:
+            self._watcher.observed.add(observed)
+        else:
+            self._watcher.observed = observed
+
+    def observe_ranks(
+        self, samples: int | None = None, *, comm_hook: CommHook | None = None, state: object = None
+    ) -> None:
+        r"""Let SOS see the gradients of a DDP job's ranks apart, from now on: its g and g′ at no extra pass.
+
+        With α ≠ 0, SOS needs two estimates that are independent of *each other* only. With R ranks there are R of
+        them, and v takes the mean of :math:`(g_r-\alpha g_s)^2` over all pairs, for one more sum over the ranks as long
+        as the gradient. SIU and SIB need one that is independent of the step, which is made of all of them. With
+        gradient accumulation, all but the last backward pass of a step go under ``no_sync()``.
+
+        Args:
+            samples: how many samples each *rank's* gradient is the mean of, for ``SOS(alpha="unbiased")``; with
+                accumulation, those of all its micro-batches.
+            comm_hook: a DDP communication hook of one's own that averages gradients. It must not be registered with
+                the model, which takes only one, and must return their mean, up to the rounding of compression.
+            state: what that hook is given as its state.
+        """
+        self._require_attached("observe_ranks")
+        for name, measure in self._watcher.path_measures.items():
+            if measure.needs_step and measure.needs_independent_gradient:
+                raise OrderError(
+                    f"{name} needs a gradient that took no part in the step; those of all ranks do. Call "
+                    "observe_independent() with the loss of a second batch."
+                )
+        self._watcher.rank_gradients = RankGradients(self._memory.wrapper, samples, comm_hook, state)
 
     @property
     def path(self) -> PathRecord:
@@ -235,12 +343,15 @@ class Consolidator:
 
     # Tasks
 
+    @torch.inference_mode(mode=False)  # what is kept has to serve in training, wherever this is called
     def consolidate(
         self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None
     ) -> dict[str, TaskImportance]:
         """End a task: fold its importance into the total, and make the current weights the anchor.
 
         If anything goes wrong, an exception is raised and nothing has changed.
+
+        With several processes, each of them calls this, with batches of its own.
 
         Args:
             batches: inputs, ``(inputs, targets)`` pairs or mappings with ``"labels"``, for measures that look at data
@@ -252,19 +363,14 @@ class Consolidator:
             What each measure found for this task, by the measure's name.
         """
         memory = self._memory
-        memory.refresh()
+        memory.ranks.together(memory.refresh)
+        memory.refuse_unless_ranks_agree()
         found = measure_task(memory, batches, forward)
-        for name, parameter in memory.parameters.items():
-            if not bool(parameter.detach().isfinite().all()):
-                raise NotFiniteError(
-                    f"The weights {name!r} are not finite, so nothing was consolidated; the previous anchor and "
-                    "importance still hold. Training has diverged: restore an earlier checkpoint."
-                )
-        totals = {name: memory.ledgers[name].new_total(task.importance, memory.decay) for name, task in found.items()}
+        totals = memory.ranks.together(lambda: self._new_totals(found))
         for name, total in totals.items():
             memory.ledgers[name].settle(total)
         for name, parameter in memory.parameters.items():
-            memory.anchor[name] = parameter.detach().to(state_dtype(parameter), copy=True)
+            memory.anchor[name] = memory.storage.resting(parameter.detach().clone(), parameter)
         memory.tasks += 1
         self.restart_task()
         return found
@@ -301,9 +407,26 @@ class Consolidator:
         from_state(self._memory, state)
         self._watcher.observed = Observed()
 
+    def blank_state_dict(self, metadata: "Metadata", prefix: str = "guard") -> dict[str, Any]:
+        """Return a state for ``torch.distributed.checkpoint.load`` to fill, whatever number of processes saved it.
+
+        >>> state = {"guard": guard.blank_state_dict(FileSystemReader(folder).read_metadata())}
+        >>> torch.distributed.checkpoint.load(state, checkpoint_id=folder)
+        >>> guard.load_state_dict(state["guard"])
+
+        Args:
+            metadata: what the checkpoint's reader says about it.
+            prefix: the key that :meth:`state_dict` was saved by; empty where it was saved by itself.
+        """
+        self._memory.refresh()
+        return blank_state(self._memory, metadata, prefix)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a safetensors file, whole or not at all."""
-        files.write(path, self.state_dict())
+        """Write the state to a safetensors file, whole or not at all.
+
+        Of several processes the first one writes. Only if the model is sharded do all of them have to call this.
+        """
+        files.write(path, self.state_dict(), self._memory.ranks)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take over the state of a file that :meth:`save` wrote."""
@@ -311,17 +434,36 @@ class Consolidator:
 
     # Helpers
 
-    def _gradients_of(self, loss: Tensor) -> dict[str, Tensor | None]:
+    def _new_totals(self, found: Mapping[str, TaskImportance]) -> dict[str, dict[str, Tensor]]:
+        """Return the totals with a task's importance taken in, or refuse what is not finite."""
+        memory = self._memory
+        for name, parameter in memory.parameters.items():
+            if not bool(local(parameter.detach()).isfinite().all()):
+                raise NotFiniteError(
+                    f"The weights {name!r} are not finite, so nothing was consolidated; the previous anchor and "
+                    "importance still hold. Training has diverged: restore an earlier checkpoint."
+                )
+        return {
+            name: memory.ledgers[name].new_total(task.importance, memory.decay, memory.parameters)
+            for name, task in found.items()
+        }
+
+    def _gradients_of(self, loss: Tensor, scaler: GradScaler | None) -> dict[str, Tensor | None]:
         """Return the gradients of a loss with respect to the protected parameters that are being trained."""
         trained = {name: p for name, p in self._memory.parameters.items() if p.requires_grad}
-        if not loss.requires_grad:
-            raise OrderError(
-                "The loss given has no gradient: it was computed under torch.no_grad() or from detached outputs. "
-                "Compute it from the model's outputs with gradients enabled."
-            )
-        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        parameters = list(trained.values())
+        if is_fully_sharded(self._memory.model):
+            self._memory.ranks.together(lambda: _require_gradient(loss))
+            gradients = gradients_by_backward(loss, parameters, self._memory.model, scaler)
+        else:
+
+            def own_gradients() -> list[Tensor | None]:
+                _require_gradient(loss)
+                return amp.gradients(loss, parameters, scaler)
+
+            gradients = self._memory.ranks.mean(own_gradients, parameters)
         return {
-            name: None if gradient is None else gradient.to(state_dtype(gradient))
+            name: None if gradient is None else gradient.to(running_dtype(gradient))
             for name, gradient in zip(trained, gradients, strict=True)
         }
 
@@ -345,6 +487,23 @@ class Consolidator:
                 HoldfastWarning,
                 stacklevel=3,
             )
+
+
+def _require_gradient(loss: Tensor) -> None:
+    if not loss.requires_grad:
+        raise OrderError(
+            "The loss given has no gradient: it was computed under torch.no_grad() or from detached outputs. Compute "
+            "it from the model's outputs with gradients enabled."
+        )
+
+
+def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    return list(torch.autograd.grad(loss, parameters, allow_unused=True))
+
+
+def _device(given: torch.device | str) -> torch.device:
+    """Return a device with its number, as tensors name theirs."""
+    return torch.empty(0, device=given).device
 
 
 def _ids(optimizer: Optimizer) -> set[int]:

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from holdfast.consolidation.distributed import Ranks
+from holdfast.consolidation.sharding import is_sharded, whole
 from holdfast.errors import StateError
 from holdfast.files import read_tensors, write_tensors
 
@@ -15,10 +19,32 @@ VERSION = 1
 _KEY = "holdfast"
 
 
-def write(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write a state; an interruption leaves the old file or the new one."""
+def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) -> None:
+    """Write a state, by the first of the ranks; an interruption leaves the old file or the new one.
+
+    Every rank has the whole state, unless it is sharded: only then must all of them take part.
+    """
     rest = {key: value for key, value in state.items() if key != "tensors"}
-    write_tensors(path, state["tensors"], {_KEY: json.dumps(rest)})
+    tensors = _gathered(state["tensors"], keep=ranks.rank == 0)
+
+    def write_first() -> None:
+        if ranks.rank == 0:
+            write_tensors(path, tensors, {_KEY: json.dumps(rest)})
+
+    if any(map(is_sharded, state["tensors"].values())):
+        ranks.each(write_first)
+    else:
+        write_first()
+
+
+def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """Return tensors whole, the sharded ones in the CPU's memory, and those that are not kept not at all."""
+    gathered = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor)
+        if keep:
+            gathered[name] = full.cpu() if is_sharded(tensor) else tensor
+    return gathered
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

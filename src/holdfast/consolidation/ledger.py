@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.consolidation.sharding import local, wrap_local
+from holdfast.consolidation.storage import Storage, at_hand, running_dtype
 from holdfast.errors import NotFiniteError
 from holdfast.importance.measures import Measure, PathMeasure
 
@@ -45,6 +47,7 @@ class Ledger:
     """The account of one measure."""
 
     measure: Measure
+    storage: Storage = field(default_factory=Storage)
     total: dict[str, Tensor] = field(default_factory=dict)
     running: dict[str, Tensor] = field(default_factory=dict)
     held: dict[str, Tensor] = field(default_factory=dict)
@@ -53,7 +56,8 @@ class Ledger:
     def running_for(self, name: str, parameter: Tensor) -> Tensor:
         """Return a parameter's running state, zeros at first, never in less than single precision."""
         if name not in self.running:
-            self.running[name] = torch.zeros_like(parameter, dtype=state_dtype(parameter), requires_grad=False)
+            nothing = torch.zeros_like(parameter, dtype=running_dtype(parameter), requires_grad=False)
+            self.running[name] = self.storage.running(nothing, parameter)
         return self.running[name]
 
     def task_importance(
@@ -65,21 +69,26 @@ class Ledger:
         for name, parameter in parameters.items():
             state = self.running.get(name)
             if state is None:
-                importance[name] = torch.zeros_like(parameter, dtype=state_dtype(parameter), requires_grad=False)
+                importance[name] = torch.zeros_like(parameter, dtype=running_dtype(parameter), requires_grad=False)
                 continue
-            moved = parameter.detach() - start[name] if name in start else torch.zeros_like(state)
-            importance[name] = self.measure.importance(state, moved.to(state.dtype), steps[name])
+            own = local(at_hand(state, parameter))
+            moved = torch.zeros_like(own)
+            if name in start:
+                moved = local(parameter.detach()).to(own.dtype) - local(at_hand(start[name], parameter))
+            importance[name] = wrap_local(self.measure.importance(own, moved, steps[name]), parameter)
         return TaskImportance(importance, raw=dict(self.running))
 
-    def new_total(self, importance: Mapping[str, Tensor], decay: float) -> dict[str, Tensor]:
+    def new_total(
+        self, importance: Mapping[str, Tensor], decay: float, parameters: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """Return the total with a task's importance taken in, changing nothing yet."""
         total = dict(self.total)
         for name, omega in importance.items():
+            added = omega
             if name in total and not self.measure.replaces_total:
-                total[name] = torch.add(omega, total[name], alpha=decay)
-            else:
-                total[name] = omega
-            if not bool(total[name].isfinite().all()):
+                added = torch.add(omega, at_hand(total[name], omega), alpha=decay)
+            total[name] = self.storage.resting(added, parameters[name])
+            if not bool(local(total[name]).isfinite().all()):
                 raise NotFiniteError(
                     f"{self.measure.name}: the importance of {name!r} is not finite, so nothing was consolidated; the "
                     "previous anchor and importance still hold. Look for NaN or overflow in this task's gradients and "
@@ -100,11 +109,3 @@ class Ledger:
     def settings(self) -> dict[str, Any]:
         """Return what identifies this account in a saved state."""
         return self.measure.settings()
-
-
-def state_dtype(parameter: Tensor) -> torch.dtype:
-    """Return the precision of a parameter's state: its own, but single at least.
-
-    In 16 bits, small additions to a running average fall below the rounding step and vanish.
-    """
-    return torch.float32 if parameter.dtype.itemsize < 4 else parameter.dtype

@@ -1,13 +1,22 @@
 """All that a Consolidator remembers, shared by the parts that read it, write it and save it."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
 from torch import Tensor, nn
 
+from holdfast.consolidation.distributed import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
 from holdfast.consolidation.ledger import Ledger
 from holdfast.consolidation.selection import Selection
+from holdfast.consolidation.sharding import is_sharded, like_parameter, local, reshard
+from holdfast.consolidation.storage import Storage
 from holdfast.errors import ProtectError
+from holdfast.importance.naming import named_parameters
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -15,6 +24,7 @@ class Memory:
     """The protected parameters of a model, what they are held to, and what is known about the current task."""
 
     model: nn.Module
+    """The network itself; given one in a DDP wrapper, what is inside: measuring must not wait for other ranks."""
     selection: Selection
     ledgers: dict[str, Ledger]
     """The account of every measure, by name."""
@@ -22,6 +32,11 @@ class Memory:
     """The name of the measure that drives the penalty."""
     strength: float
     decay: float
+    storage: Storage
+    group: "ProcessGroup | None" = None
+    """The processes that train the model, where the user has named them."""
+    ranks: Ranks = ALONE
+    """Those processes, named or found."""
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     anchor: dict[str, Tensor] = field(default_factory=dict)
     """θ*, the weights after the last consolidated task."""
@@ -32,7 +47,15 @@ class Memory:
     """How many steps each parameter has taken in the current task."""
 
     def __post_init__(self) -> None:
+        self.wrapper = ddp_wrapper(self.model)
+        if self.wrapper is not None:
+            self.model = self.wrapper.module
+        self.find_ranks()
         self.parameters = self.selection.find(self.model)
+
+    def find_ranks(self) -> None:
+        """Find out which processes train the model."""
+        self.ranks = ranks_of(self.wrapper or self.model, self.group)
 
     @property
     def importance(self) -> dict[str, Tensor]:
@@ -41,7 +64,9 @@ class Memory:
 
     def refresh(self) -> None:
         """Look at the model again: take in parameters that were added, unfrozen, replaced or moved."""
-        present = dict(self.model.named_parameters())
+        reshard(self.model)
+        self.find_ranks()
+        present = dict(named_parameters(self.model))
         found = self.selection.find(self.model)
         # A parameter that is held stays so when it is frozen, which the default selection would not see.
         self.parameters = {name: p for name, p in present.items() if name in found or name in self.anchor}
@@ -52,7 +77,7 @@ class Memory:
                     f"{name!r} was consolidated with shape {tuple(anchor.shape)} and now has {tuple(parameter.shape)}. "
                     f"Restore it, or call forget({name!r}) to let go of what was learned there."
                 )
-            self._follow(name, parameter.device)
+            self._follow(name, parameter)
 
     def restart_task(self) -> None:
         """Start the current task's account anew."""
@@ -69,16 +94,45 @@ class Memory:
             kept.pop(name, None)
         self.steps.pop(name, None)
 
-    def _follow(self, name: str, device: torch.device) -> None:
-        """Move what is kept about a parameter to where the parameter is."""
-        for kept in self._tensors():
-            if name in kept and kept[name].device != device:
-                kept[name] = kept[name].to(device)
+    def refuse_unless_ranks_agree(self) -> None:
+        """Raise on every rank unless all of them are at the same place of the same run."""
+        if self.ranks.size == 1:
+            return
+        facts: dict[str, object] = {
+            "the number of consolidated tasks": self.tasks,
+            "the measures": {name: ledger.settings() for name, ledger in self.ledgers.items()},
+            "the measure that drives the penalty": self.driver,
+            "the protected parameters": {name: tuple(p.shape) for name, p in self.parameters.items()},
+            "the steps of this task": self.steps,
+            "the strength and the decay": (self.strength, self.decay),
+        }
+        # Each rank has its own part of a sharded tensor; all others are copies.
+        for name, parameter in self.parameters.items():
+            if not is_sharded(parameter):
+                kept = [tensors[name] for tensors in self._tensors() if name in tensors]
+                facts[f"the weights {name!r} (by checksum)"] = checksum([parameter])
+                facts[f"what is known about {name!r} (by checksum)"] = checksum(local(tensor) for tensor in kept)
+        self.ranks.refuse_unless_equal(facts)
+
+    def every_ranks(self, found: list[T]) -> list[T]:
+        """Return what all ranks have found in their parts of the parameters; without sharding, all find the same."""
+        sharded = any(is_sharded(p) and p.device.type == "cpu" for p in self.parameters.values())
+        return [item for items in self.ranks.each(lambda: found) for item in items] if sharded else found
+
+    def _follow(self, name: str, parameter: Tensor) -> None:
+        """Move what is kept about a parameter to where it belongs now."""
+        for keep, tensors in ((self.storage.resting, self._resting()), (self.storage.running, self._running())):
+            for kept in tensors:
+                known = kept.get(name)
+                if known is not None and not self.storage.is_in_place(known, parameter):
+                    kept[name] = keep(like_parameter(known, parameter), parameter)
 
     def _tensors(self) -> list[dict[str, Tensor]]:
-        ledgers = self.ledgers.values()
-        return [
-            self.anchor,
-            self.start,
-            *(d for ledger in ledgers for d in (ledger.total, ledger.held, ledger.running)),
-        ]
+        return [*self._resting(), *self._running()]
+
+    def _resting(self) -> list[dict[str, Tensor]]:
+        totals = (tensors for ledger in self.ledgers.values() for tensors in (ledger.total, ledger.held))
+        return [self.anchor, self.start, *totals]
+
+    def _running(self) -> list[dict[str, Tensor]]:
+        return [ledger.running for ledger in self.ledgers.values()]

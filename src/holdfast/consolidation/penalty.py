@@ -8,21 +8,35 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from holdfast.consolidation.sharding import is_sharded, whole
+from holdfast.consolidation.storage import at_hand
+
 
 def penalty_value(
     parameters: Mapping[str, Tensor], importance: Mapping[str, Tensor], anchor: Mapping[str, Tensor], strength: float
 ) -> Tensor:
-    """Return the penalty, differentiable in the parameters."""
+    """Return the penalty, differentiable in the parameters; for sharded ones, that of all processes' parts."""
     terms = [
-        (importance[name] * (parameter - anchor[name]).square()).sum()
+        (at_hand(importance[name], parameter) * (parameter - at_hand(anchor[name], parameter)).square()).sum()
         for name, parameter in parameters.items()
         if name in anchor
     ]
     device = next(iter(parameters.values())).device
+    if not terms:
+        return torch.zeros((), device=device)
     # Parameters may lie on several devices; the few sums meet on the first one's.
-    return (
-        strength * torch.stack([term.to(device) for term in terms]).sum() if terms else torch.zeros((), device=device)
-    )
+    return strength * torch.stack([term.to(device) for term in _whole_sums(terms)]).sum()
+
+
+def _whole_sums(terms: list[Tensor]) -> list[Tensor]:
+    """Return terms of a sum with those of sharded parameters added up over the processes, in one go for each mesh."""
+    plain = [term for term in terms if not is_sharded(term)]
+    meshes: dict[object, Tensor] = {}
+    for term in terms:
+        if is_sharded(term):
+            mesh = term.device_mesh
+            meshes[mesh] = meshes[mesh] + term if mesh in meshes else term
+    return plain + [whole(term) for term in meshes.values()]
 
 
 def penalty_gradient(parameter: Tensor, importance: Tensor, anchor: Tensor, factor: float | Tensor) -> Tensor:
@@ -40,4 +54,5 @@ def add_penalty_gradient(
     if distance.dtype == gradient.dtype:
         torch.addcmul(gradient, importance, distance, value=factor, out=out)
     else:  # low-precision parameters are held with importances of full precision
-        out.copy_(gradient + penalty_gradient(parameter, importance, anchor, factor))
+        largest = torch.finfo(out.dtype).max  # beyond which float16, soon reached at a scaler's scale, is infinite
+        out.copy_((gradient + penalty_gradient(parameter, importance, anchor, factor)).clamp_(-largest, largest))

@@ -9,23 +9,30 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from holdfast.consolidation.sharding import local
+
 PIECE = 2**19
-"""Elements of a piece: half a dozen float32 tensors of this length fit a third-level cache, and each operation on one
-is long enough to be shared among threads.
+"""Elements of a piece on a CPU: half a dozen float32 tensors of this length fit a third-level cache, and each operation
+on one is long enough to be shared among threads.
+"""
+LARGE_PIECE = 2**24
+"""The same on an accelerator, which wants few large operations: small enough that temporary tensors cost no memory to
+speak of.
 """
 
 
 def in_pieces(tensors: Sequence[Tensor | None]) -> Iterator[Sequence[Tensor | None]]:
     """Yield matching pieces of equally shaped tensors; ``None`` stays ``None``.
 
-    An accelerator wants few large operations instead, and a tensor whose memory is laid out unlike the others' cannot
-    be cut alike: both are yielded whole.
+    Of sharded tensors, which all have to be spread alike, they are pieces of this process's own part. A tensor whose
+    memory is laid out unlike the others' cannot be cut alike, so all are yielded whole.
     """
+    tensors = [local(tensor) for tensor in tensors]
     given = [tensor for tensor in tensors if tensor is not None]
-    whole = given[0].device.type != "cpu" or given[0].numel() <= PIECE
-    if whole or not all(tensor.is_contiguous() for tensor in given):
+    length = PIECE if given[0].device.type == "cpu" else LARGE_PIECE
+    if given[0].numel() <= length or not all(tensor.is_contiguous() for tensor in given):
         yield tensors
         return
-    cut = [None if tensor is None else torch.split(tensor.view(-1), PIECE) for tensor in tensors]
-    for i in range(-(-given[0].numel() // PIECE)):
+    cut = [None if tensor is None else torch.split(tensor.view(-1), length) for tensor in tensors]
+    for i in range(-(-given[0].numel() // length)):
         yield [None if pieces is None else pieces[i] for pieces in cut]

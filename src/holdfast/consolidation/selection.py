@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from holdfast.errors import ProtectError
+from holdfast.importance.naming import named_parameters
 
 Protect = str | Iterable[str] | Callable[[str, nn.Parameter], bool] | Iterable[nn.Parameter] | None
 """What may be given as ``protect``; ``None`` stands for every trainable parameter."""
@@ -46,7 +47,7 @@ class Selection:
 
     def find(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """Return the chosen parameters by name, a tied one under its first name."""
-        every = list(model.named_parameters(remove_duplicate=False))
+        every = named_parameters(model, remove_duplicate=False)
         first_name: dict[int, str] = {}
         for name, parameter in every:
             first_name.setdefault(id(parameter), name)

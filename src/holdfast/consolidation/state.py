@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from holdfast.consolidation.files import VERSION
 from holdfast.consolidation.memory import Memory
+from holdfast.consolidation.sharding import like_parameter
 from holdfast.errors import StateError
 
 
@@ -29,25 +31,33 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     """Take over a state, if it is whole and of this model and these measures."""
     _check(memory, state)
     taken: dict[str, dict[str, Tensor]] = {kind: {} for kind in _groups(memory)}
-    for key, tensor in state["tensors"].items():
-        kind = next((kind for kind in taken if key.startswith(f"{kind}/")), None)
-        if kind is None:
-            raise StateError(f"The state holds {key!r}, which this version does not know.")
-        name = key[len(kind) + 1 :]
-        parameter = memory.parameters.get(name)
-        if parameter is None or parameter.shape != tensor.shape:
-            has = "none of that name" if parameter is None else f"one of shape {tuple(parameter.shape)}"
-            raise StateError(
-                f"The state was made for another model: it holds a parameter {name!r} of shape {tuple(tensor.shape)}, "
-                f"and this model has {has}."
-            )
-        taken[kind][name] = tensor.detach().to(parameter.device, copy=True)
+    places = {key: place_of(memory, key, tensor.shape) for key, tensor in state["tensors"].items()}
+    for key, (kind, name) in places.items():
+        parameter = memory.parameters[name]
+        keep = memory.storage.running if kind.startswith("running/") else memory.storage.resting
+        taken[kind][name] = keep(like_parameter(state["tensors"][key].detach(), parameter).clone(), parameter)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.steps = dict(state["steps"])
     memory.anchor, memory.start = taken["anchor"], taken["start"]
     for label, ledger in memory.ledgers.items():
         ledger.settle(taken[f"total/{label}"])
         ledger.running = taken[f"running/{label}"]
+
+
+def place_of(memory: Memory, key: str, shape: torch.Size) -> tuple[str, str]:
+    """Return what a tensor of a state is, and of which parameter, or refuse one that does not fit the model."""
+    kind = next((kind for kind in _groups(memory) if key.startswith(f"{kind}/")), None)
+    if kind is None:
+        raise StateError(f"The state holds {key!r}, which this version does not know.")
+    name = key[len(kind) + 1 :]
+    parameter = memory.parameters.get(name)
+    if parameter is None or parameter.shape != shape:
+        has = "none of that name" if parameter is None else f"one of shape {tuple(parameter.shape)}"
+        raise StateError(
+            f"The state was made for another model: it holds a parameter {name!r} of shape {tuple(shape)}, and this "
+            f"model has {has}."
+        )
+    return kind, name
 
 
 def _groups(memory: Memory) -> dict[str, dict[str, Tensor]]:

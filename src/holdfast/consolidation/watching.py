@@ -11,15 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer, SparseAdam
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from holdfast.consolidation.amp import read_scaling
-from holdfast.consolidation.ledger import state_dtype
 from holdfast.consolidation.memory import Memory
+from holdfast.consolidation.optimizers import refuse_sparse
+from holdfast.consolidation.overwriting import Lent, Overwriters
 from holdfast.consolidation.penalty import add_penalty_gradient, penalty_value
 from holdfast.consolidation.pieces import in_pieces
-from holdfast.errors import NotFiniteError, OptimizerError, OrderError
+from holdfast.consolidation.rank_gradients import RankGradients
+from holdfast.consolidation.sharding import local
+from holdfast.consolidation.storage import at_hand, put_back, running_dtype
+from holdfast.errors import NotFiniteError, OrderError
 from holdfast.importance.measures import PathMeasure
 
 Closure = Callable[[], Any]
@@ -33,6 +37,14 @@ class Observed:
     independent: dict[str, Tensor | None] = field(default_factory=dict)
     samples: int | None = None
 
+    def add(self, other: "Observed") -> None:
+        """Add the gradients of another part of the same step's batch."""
+        for mine, more in ((self.gradient, other.gradient), (self.independent, other.independent)):
+            for name, gradient in more.items():
+                known = mine.get(name)
+                mine[name] = gradient if known is None else known if gradient is None else known + gradient
+        self.samples = other.samples if other.samples is not None else self.samples
+
 
 @dataclass
 class Pending:
@@ -45,6 +57,8 @@ class Pending:
     before: Tensor
     task_gradient: Tensor | None
     """The user's own ``.grad``, to be put back after the step."""
+    lent: Lent | None = None
+    """The same, where the optimiser was given it rather than another tensor."""
 
 
 class StepWatcher:
@@ -53,10 +67,12 @@ class StepWatcher:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.observed = Observed()
+        self.rank_gradients: RankGradients | None = None
         self._pending: list[Pending] = []
         # Reused from step to step: the weights before it, and the gradient with the penalty's.
         self._before: dict[str, Tensor] = {}
         self._held_back: dict[str, Tensor] = {}
+        self._overwriters = Overwriters()
 
     @property
     def path_measures(self) -> dict[str, PathMeasure]:
@@ -66,9 +82,11 @@ class StepWatcher:
 
     def hook(self, optimizer: Optimizer, *, hold: bool) -> list[RemovableHandle]:
         """Watch an optimiser, and add the penalty's gradient to its steps if ``hold``."""
+        # A compiled step calls the hooks as they are: what they do differs from parameter to parameter, so tracing them
+        # would compile each anew.
         return [
-            optimizer.register_step_pre_hook(partial(self._pre_hook, hold)),
-            optimizer.register_step_post_hook(self._post_hook),
+            optimizer.register_step_pre_hook(torch.compiler.disable(partial(self._pre_hook, hold))),
+            optimizer.register_step_post_hook(torch.compiler.disable(self._post_hook)),
         ]
 
     def _pre_hook(
@@ -88,7 +106,8 @@ class StepWatcher:
         """Return a closure that gives the optimiser loss and gradient with the penalty's.
 
         An optimiser may evaluate it several times in one step. The first time is at the weights before the step, so
-        that gradient is the one that measures see.
+        that gradient is the one that measures see. A closure may return nothing, as those of Lightning's manual
+        optimisation do; one that leaves no gradient either has skipped this batch.
         """
         begun = False
 
@@ -96,6 +115,8 @@ class StepWatcher:
             nonlocal begun
             with torch.enable_grad():
                 loss = closure()
+            if loss is None and all(parameter.grad is None for parameter in self._owned(optimizer).values()):
+                return loss
             if not begun:
                 begun = True
                 self._begin(optimizer, hold=False, copy_gradients=True)
@@ -106,6 +127,8 @@ class StepWatcher:
             with torch.no_grad():
                 for name, parameter in owned.items():
                     self._before_step(name, parameter, None, None, hold=2 * memory.strength, in_place=True, measures={})
+                if loss is None:
+                    return loss
                 value = penalty_value(owned, memory.importance, memory.anchor, memory.strength)
             return loss + (value.to(loss.device) if isinstance(loss, Tensor) else float(value))
 
@@ -119,19 +142,22 @@ class StepWatcher:
             self._pending = []
         scaling = read_scaling(optimizer)
         if scaling.skipped:
-            self.observed = Observed()
             return
         memory = self.memory
         if not memory.steps:
             memory.refresh()
         owned = self._owned(optimizer)
-        _refuse_sparse(owned)
+        refuse_sparse(owned)
         measures = self.path_measures
+        waiting = any(measure.needs_step for measure in measures.values())
         seen = {}
         if measures:
             self._check_measures(measures, owned)
-            seen = {name: self._seen(name, p, scaling.factor, copy=copy_gradients) for name, p in owned.items()}
-        waiting = any(measure.needs_step for measure in measures.values())
+            # What is held goes to the optimiser as another tensor; the rest it might overwrite.
+            at_risk = waiting and self._overwriters.may_include(optimizer)
+            lent = {name for name in owned if at_risk and not (hold and name in memory.anchor)}
+            copied = owned.keys() if copy_gradients else lent
+            seen = {name: self._seen(name, p, scaling.factor, copy=name in copied) for name, p in owned.items()}
         at_once = any(not measure.needs_step for measure in measures.values())
         if at_once:  # measures that all wait for the step have no state to spoil yet: the walk itself looks
             self._refuse_unless_finite(seen)
@@ -145,12 +171,21 @@ class StepWatcher:
             finite &= self._before_step(
                 name, parameter, gradient, independent, hold=strength, in_place=not waiting, measures=measures
             )
-        if not finite:
+        if waiting and memory.every_ranks([] if finite else [True]):
             self._refuse_unless_finite(seen)
         for name in owned:
             if waiting and name not in memory.start:
-                memory.start[name] = self._before[name].clone()
+                memory.start[name] = memory.storage.resting(self._before[name].clone(), owned[name])
             memory.steps[name] = memory.steps.get(name, 0) + 1
+        self._lend(self._pending if not copy_gradients else [])
+
+    @staticmethod
+    def _lend(stepping: Iterable[Pending]) -> None:
+        """Note which gradients the optimiser is about to get as they are."""
+        for pending in stepping:
+            given = pending.task_gradient
+            if given is not None and pending.parameter.grad is given:
+                pending.lent = Lent(given, given._version, measured=pending.gradient is given)
 
     def _before_step(
         self,
@@ -168,8 +203,9 @@ class StepWatcher:
         Returns whether the gradients that are kept for after the step look finite, as far as that was looked at.
         """
         memory = self.memory
-        anchor = memory.anchor.get(name) if hold else None
-        importance = memory.importance[name] if anchor is not None else None
+        held = bool(hold) and name in memory.anchor
+        anchor = at_hand(memory.anchor[name], parameter) if held else None
+        importance = at_hand(memory.importance[name], parameter) if held else None
         if anchor is not None and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         grad = parameter.grad
@@ -183,18 +219,27 @@ class StepWatcher:
             for key, measure in measures.items()
             if not measure.needs_step and self._moves(key, name, gradient, independent)
         ]
+        running = [at_hand(state, parameter) for _, state in at_once]
         if at_once and gradient is None:
-            gradient = torch.zeros_like(at_once[0][1])
+            gradient = torch.zeros_like(running[0])
         samples = self.observed.samples
+        ranks = self.rank_gradients if name not in self.observed.independent else None
+        square = (
+            ranks.mean_square(parameter, gradient) if ranks is not None and at_once and gradient is not None else None
+        )
         look = not in_place and not at_once and parameter.device.type == "cpu"
         sums = []
-        tensors = [parameter.detach(), grad, out, gradient, independent, importance, anchor, before]
-        for theta, g_all, g_out, g, g_ind, omega, theta_star, kept, *states in in_pieces(
-            [*tensors, *(state for _, state in at_once)]
+        tensors = [parameter.detach(), grad, out, gradient, independent, square, importance, anchor, before]
+        for theta, g_all, g_out, g, g_ind, g_square, omega, theta_star, kept, *states in in_pieces(
+            [*tensors, *running]
         ):
             for (measure, _), state in zip(at_once, states, strict=True):
                 assert state is not None and g is not None
-                measure.update_(state, g, g_ind, None, samples)
+                g = g.to(state.dtype)  # noqa: PLW2901 (in 16 bits a difference of gradients would lose its digits)
+                if ranks is not None and g_square is not None and ranks.serves(measure):
+                    ranks.update_(measure, state, g, g_square)
+                else:
+                    measure.update_(state, g, g_ind, None, samples)
             if kept is not None:
                 assert theta is not None
                 kept.copy_(theta)
@@ -203,18 +248,24 @@ class StepWatcher:
             if theta_star is not None:
                 assert theta is not None and g_all is not None and g_out is not None and omega is not None
                 add_penalty_gradient(g_all, theta, omega, theta_star, factor=hold, out=g_out)
+        for (_, kept_state), used in zip(at_once, running, strict=True):
+            put_back(used, kept_state)
         return not sums or bool(torch.stack(sums).isfinite().all())
 
     @torch.no_grad()
     def _post_hook(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Do what comes after a step."""
+        self._overwriters.look(optimizer, [pending.lent for pending in self._pending if pending.lent is not None])
         for pending in self._pending:
             pending.parameter.grad = pending.task_gradient
             self._after_step(pending)
         self._pending = []
-        for name in self._owned(optimizer):
+        owned = self._owned(optimizer)
+        for name in owned:
             self.observed.gradient.pop(name, None)
             self.observed.independent.pop(name, None)
+        if self.rank_gradients is not None:
+            self.rank_gradients.clear(owned.values())
 
     def _after_step(self, pending: Pending) -> None:
         """Give Δ to the measures that wait for it."""
@@ -222,7 +273,8 @@ class StepWatcher:
         if gradient is None and independent is None:
             return
         measures = [(key, measure) for key, measure in self.path_measures.items() if measure.needs_step]
-        states = [self.memory.ledgers[key].running_for(pending.name, pending.parameter) for key, _ in measures]
+        kept = [self.memory.ledgers[key].running_for(pending.name, pending.parameter) for key, _ in measures]
+        states = [at_hand(state, pending.parameter) for state in kept]
         if gradient is None:
             gradient = torch.zeros_like(states[0])
         if independent is None and any(measure.needs_independent_gradient for _, measure in measures):
@@ -235,22 +287,23 @@ class StepWatcher:
             step = torch.sub(theta, before, out=before)  # the weights before the step are not needed again
             for (_, measure), state in zip(measures, pieces, strict=True):
                 assert state is not None
-                measure.update_(state, g, g_ind, step, samples)
+                measure.update_(state, g.to(state.dtype), g_ind, step, samples)
+        for used, state in zip(states, kept, strict=True):
+            put_back(used, state)
 
     def _seen(
         self, name: str, parameter: nn.Parameter, factor: float, *, copy: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradient that measures see and the independent one, in the precision of their state."""
+        """Return the gradient that measures see and the independent one."""
         independent = self.observed.independent.get(name)
         if name in self.observed.gradient:
             return self.observed.gradient[name], independent
         gradient = parameter.grad
         if gradient is None:
             return None, independent
-        gradient = gradient.to(state_dtype(parameter))
         if factor != 1.0:
-            gradient = gradient / factor
-        elif copy and gradient is parameter.grad:
+            gradient = gradient.to(running_dtype(parameter)) / factor
+        elif copy:
             gradient = gradient.clone()
         return gradient, independent
 
@@ -263,9 +316,13 @@ class StepWatcher:
         ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return {name: p for name, p in self.memory.parameters.items() if id(p) in ids and p.requires_grad}
 
-    def _check_measures(self, measures: dict[str, PathMeasure], owned: Iterable[str]) -> None:
+    def _check_measures(self, measures: dict[str, PathMeasure], owned: dict[str, nn.Parameter]) -> None:
         """Refuse a step for which some measure lacks what it needs."""
+        ranks = self.rank_gradients if not self.observed.independent else None
         for key, measure in measures.items():
+            if ranks is not None and ranks.serves(measure):
+                ranks.check_step(measure, owned, replaced=bool(self.observed.gradient))
+                continue
             measure.check_step(self.observed.samples)
             if measure.needs_independent_gradient and any(name not in self.observed.independent for name in owned):
                 how = "observe_independent(loss)" + ("" if measure.needs_step else " or backward_halves(first, second)")
@@ -279,45 +336,26 @@ class StepWatcher:
 
         An accelerator would have to be waited for at every step: there, the end of the task finds it.
         """
-        for name, gradients in seen.items():
-            for gradient in gradients:
-                # The sum is not finite if any element is not; the reverse is rare, and then looked into.
-                if gradient is None or gradient.device.type != "cpu" or bool(gradient.sum().isfinite()):
-                    continue
-                if not bool(gradient.isfinite().all()):
-                    for pending in self._pending:
-                        pending.parameter.grad = pending.task_gradient
-                    self._pending = []
-                    step = self.memory.steps.get(name, 0) + 1
-                    raise NotFiniteError(
-                        f"The gradient of {name!r} holds a NaN or an infinity at step {step} of this task. The step "
-                        "was not taken and nothing was recorded. Look at this batch and its loss; zero the "
-                        "gradients to go on without it."
-                    )
-
-
-def check_optimizer(optimizer: object) -> None:
-    """Refuse what cannot be observed."""
-    if not isinstance(optimizer, Optimizer):
-        raise OptimizerError(
-            f"attach() was given a {type(optimizer).__name__}; expected a torch.optim.Optimizer. For a wrapper, attach "
-            "the optimiser inside it."
-        )
-    if isinstance(optimizer, SparseAdam):
-        raise OptimizerError("SparseAdam takes sparse gradients only, and a penalty is dense. Use Adam.")
-    if any(group.get("maximize") for group in optimizer.param_groups):
-        raise OptimizerError(
-            "An optimiser with maximize=True would climb the penalty too. Minimise the negative objective instead."
-        )
-
-
-def _refuse_sparse(parameters: dict[str, nn.Parameter]) -> None:
-    for name, parameter in parameters.items():
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            raise OptimizerError(
-                f"{name!r} has a sparse gradient, which cannot be measured or held. Use Embedding(sparse=False), or "
-                "leave it out of protect."
+        spoilt = [name for name, pair in seen.items() if not all(_looks_finite(gradient) for gradient in pair)]
+        for name in self.memory.every_ranks(spoilt):
+            for pending in self._pending:
+                pending.parameter.grad = pending.task_gradient
+            self._pending = []
+            step = self.memory.steps.get(name, 0) + 1
+            raise NotFiniteError(
+                f"The gradient of {name!r} holds a NaN or an infinity at step {step} of this task. The step was not "
+                "taken and nothing was recorded. Look at this batch and its loss; zero the gradients to go on without "
+                "it."
             )
+
+
+def _looks_finite(gradient: Tensor | None) -> bool:
+    """Whether a gradient holds numbers alone, as far as can be seen without waiting for an accelerator."""
+    if gradient is None or gradient.device.type != "cpu":
+        return True
+    own = local(gradient)
+    # The sum is not finite if any element is not; the reverse is rare, and then looked into.
+    return bool(own.sum().isfinite()) or bool(own.isfinite().all())
 
 
 def _buffer(buffers: dict[str, Tensor], name: str, like: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Reading the batches that users give: inputs, targets, how many samples, and any part of them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from holdfast.errors import BatchError
+from holdfast.importance.next_token import next_token_labels, predicts_next_token
 
 Forward = Callable[[nn.Module, Any], Tensor]
 """How a model is called: ``forward(model, inputs)`` returns outputs of shape ``[N, ..., C]``."""
@@ -18,13 +19,15 @@ Forward = Callable[[nn.Module, Any], Tensor]
 class Batch:
     """Inputs of any structure, targets if there are any, and the number of samples in both.
 
-    ``shared`` holds the places, among the leaves of the inputs, of those that belong to no sample.
+    ``shared`` holds the places, among the leaves of the inputs, of those that belong to no sample; ``named`` tells that
+    the batch was a mapping, whose labels lie where the model's own loss wants them.
     """
 
     inputs: Any
     targets: Tensor | None
     size: int
     shared: frozenset[int] = frozenset()
+    named: bool = False
 
     def __getitem__(self, part: slice) -> "Batch":
         start, stop, _ = part.indices(self.size)
@@ -54,17 +57,19 @@ class Batch:
         leaves, structure = tree_flatten(self.inputs)
         chosen = [leaf if place in self.shared else choose(leaf) for place, leaf in enumerate(leaves)]
         targets = None if self.targets is None else choose(self.targets)
-        return Batch(tree_unflatten(chosen, structure), targets, size, self.shared)
+        return replace(self, inputs=tree_unflatten(chosen, structure), targets=targets, size=size)
 
 
 class BatchReader:
     """Reads one batch after another, and remembers which inputs were seen to belong to no sample.
 
-    A mask of ``[T, T]`` looks like T samples in a batch of T; it does not in a batch of another size.
+    A mask of ``[T, T]`` looks like T samples in a batch of T; it does not in a batch of another size. The labels of a
+    causal language model are brought to the positions that predict them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, model: nn.Module | None = None) -> None:
         self.device = device
+        self._shifts_labels = model is not None and predicts_next_token(model)
         self._structure: TreeSpec | None = None
         self._shared: frozenset[int] = frozenset()
 
@@ -75,7 +80,10 @@ class BatchReader:
         if structure != self._structure:
             self._structure, self._shared = structure, frozenset()
         self._shared |= read.shared
-        return Batch(read.inputs, read.targets, read.size, self._shared)
+        targets = read.targets
+        if read.named and self._shifts_labels:
+            targets = next_token_labels(read.inputs, targets)
+        return replace(read, targets=targets, shared=self._shared, named=False)
 
 
 def read_batch(batch: Any, device: torch.device) -> Batch:
@@ -96,7 +104,7 @@ def read_batch(batch: Any, device: torch.device) -> Batch:
         raise BatchError(f"{size} inputs but {len(targets)} targets; expected one target a sample.")
     moved = tree_map(lambda leaf: _usable(leaf, device) if isinstance(leaf, Tensor) else leaf, inputs)
     shared = frozenset(place for place, length in enumerate(lengths) if length != size)
-    return Batch(moved, None if targets is None else targets.to(device), size, shared)
+    return Batch(moved, None if targets is None else targets.to(device), size, shared, isinstance(batch, Mapping))
 
 
 def _usable(leaf: Tensor, device: torch.device) -> Tensor:

@@ -19,6 +19,7 @@ from holdfast.errors import BatchError, ModelError, NotFiniteError
 from holdfast.importance.batches import Batch, BatchReader, Forward, call_model
 from holdfast.importance.fallback import Fallback
 from holdfast.importance.isolation import isolated
+from holdfast.importance.naming import named_parameters
 from holdfast.importance.parts import Part, disjoint
 from holdfast.importance.phi import Phi
 from holdfast.importance.plan import Plan, Site, check_independent, make_plan, plan_for_one, record
@@ -99,7 +100,7 @@ class SampleAccumulator:
                 name: torch.zeros_like(p, dtype=_at_least_single(p.dtype), requires_grad=False)
                 for name, p in self.parameters.items()
             }
-        self._reader = BatchReader(self.device)
+        self._reader = BatchReader(self.device, model)
         self._plan: Plan | None = None
         self._planned_shapes: list[torch.Size] = []
         self._plan_is_new = False
@@ -112,6 +113,15 @@ class SampleAccumulator:
     def full(self) -> bool:
         """Whether as many samples have been seen as were asked for."""
         return self.limit is not None and self.seen >= self.limit
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """The sums over samples so far, by parameter.
+
+        Where several processes measure, each its own samples, their sums may be put here, and the numbers of their
+        samples into ``samples`` and ``seen``.
+        """
+        return self._totals
 
     def update(self, batch: Any) -> None:
         """Add a batch, or what is still wanted of it."""
@@ -324,7 +334,7 @@ def sample_importance(
 
 def _measurable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return all parameters that can have a gradient; quantised ones hold integers."""
-    return {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    return {name: p for name, p in named_parameters(model) if p.is_floating_point()}
 
 
 def _generator_from_global_state(device: torch.device) -> torch.Generator:

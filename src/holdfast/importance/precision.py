@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from holdfast.importance.batches import Forward
 from holdfast.importance.replacing import Replaceable
-from holdfast.importance.softmax import Softmax
+from holdfast.importance.softmax import PIECE, Softmax
 
 LARGEST_LOGIT = 8.0
 """Rounding of float32 logits up to about this size leaves the importance five digits with room to spare."""
@@ -37,10 +37,14 @@ def precise_outputs(model: nn.Module, forward: Forward, inputs: Any, outputs: Te
 
 def _is_amplified(outputs: Tensor) -> bool:
     """Whether the typical logit is large, where samples count by their share in the importance: by 1 − q."""
-    softmax = Softmax(outputs)
-    uncertainty = softmax.complement().gather(-1, softmax.top)
-    largest = outputs.double().masked_fill(outputs.isinf(), 0.0).abs().amax(-1, keepdim=True)
-    return float((uncertainty * largest).sum()) > LARGEST_LOGIT * float(uncertainty.sum())
+    weighted = total = 0.0
+    for some in outputs.reshape(-1, outputs.shape[-1]).split(max(1, PIECE // max(1, outputs.shape[-1]))):
+        softmax = Softmax(some)
+        uncertainty = softmax.complement().gather(-1, softmax.top)
+        largest = some.double().masked_fill(some.isinf(), 0.0).abs().amax(-1, keepdim=True)
+        weighted += float((uncertainty * largest).sum())
+        total += float(uncertainty.sum())
+    return weighted > LARGEST_LOGIT * total
 
 
 def _double(leaf: Any) -> Any:

@@ -23,6 +23,25 @@ def add_to_second_moment_(second_moment: Tensor, gradient: Tensor, beta2: float)
     second_moment.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
 
 
+def add_pairs_to_second_moment_(
+    second_moment: Tensor, mean: Tensor, mean_square: Tensor, estimates: int, alpha: float, beta2: float
+) -> None:
+    r"""Take one step of the running average with the mean of :math:`(g_r-\alpha g_s)^2` over all pairs r ≠ s.
+
+    With R independent estimates of the gradient each of them can be g and each other one g′. The mean over all
+    ordered pairs needs no pair, only the mean :math:`\bar g` of the estimates and the mean m of their squares:
+
+    .. math:: (1-\alpha)^2\,\bar g^2 + \left(1+\alpha^2+\frac{2\alpha}{R-1}\right)(m-\bar g^2)
+
+    In this form both terms are positive, and rounding errors are small against the first one.
+    """
+    signal = mean.square()
+    noise = mean_square.sub(signal).clamp_(min=0)  # a variance, which rounding might make negative
+    spread = 1 + alpha**2 + 2 * alpha / (estimates - 1)
+    second_moment.mul_(beta2).add_(signal, alpha=(1 - beta2) * (1 - alpha) ** 2)
+    second_moment.add_(noise, alpha=(1 - beta2) * spread)
+
+
 def rescaled(path: Tensor, displacement: Tensor, damping: float) -> Tensor:
     r"""Return :math:`\tilde\omega / ((\theta(T)-\theta(0))^2 + \xi)`."""
     return path / displacement.square().add_(damping)

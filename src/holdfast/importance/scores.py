@@ -7,7 +7,7 @@ them at once would not fit.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from holdfast.errors import BatchError, ConfigurationError
 from holdfast.importance.phi import Phi
-from holdfast.importance.softmax import Softmax
+from holdfast.importance.softmax import PIECE, Softmax
 
 IGNORED = -100
 """The label of a position that does not count, as in :func:`torch.nn.functional.cross_entropy`."""
@@ -127,10 +127,11 @@ class PositionScore(Score):
         separate = places > 1 and (self.positions == "separate" or additive)
 
         def block(start: int, stop: int) -> Tensor:
-            if not separate:
-                rows = make(start, stop, slice(None)) * counted.unsqueeze(-1)
-                return rows.to(z.dtype).reshape(stop - start, *outputs.shape)
             rows = z.new_zeros((stop - start, *z.shape))
+            if not separate:
+                for here in _pieces(z, stop - start):
+                    rows[:, :, here] = (make(start, stop, here) * counted[:, here, None]).to(z.dtype)
+                return rows.reshape(stop - start, *outputs.shape)
             for place in range(start // count, (stop - 1) // count + 1):
                 first, last = max(start, place * count), min(stop, (place + 1) * count)
                 here = slice(place, place + 1)
@@ -149,8 +150,10 @@ class PositionScore(Score):
                     f"{self!r} needs the true label of every sample and got none. Give batches of (inputs, targets)."
                 )
             return _checked_labels(targets, outputs)
-        if targets is None or targets.is_floating_point() or targets.shape != outputs.shape[:-1]:
+        if targets is None or targets.is_floating_point() or targets.ndim != outputs.ndim - 1:
             return None
+        if targets.shape != outputs.shape[:-1]:
+            return None if targets.ndim == 1 else _checked_labels(targets, outputs)  # which says what is wrong
         return targets.to(outputs.device).reshape(len(outputs), -1)
 
     @abstractmethod
@@ -210,9 +213,7 @@ class LogLikelihood(PositionScore):
 
             return classes, every_label, True
         if self.labels == "sampled":
-            flat = Softmax(z).q.reshape(-1, classes)
-            drawn = torch.multinomial(flat, self.draws, replacement=True, generator=generator)
-            chosen = drawn.view(*z.shape[:-1], self.draws)
+            chosen = torch.cat([self._drawn(z[:, here], generator) for here in _pieces(z)], dim=1)
         else:
             assert labels is not None
             chosen = labels.clamp(min=0).unsqueeze(-1)
@@ -223,6 +224,12 @@ class LogLikelihood(PositionScore):
             return gradients.mul_(weight).movedim(-2, 0)
 
         return chosen.shape[-1], chosen_labels, False
+
+    def _drawn(self, z: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return labels of every position, drawn from the model, as ``[N, P, draws]``."""
+        q = Softmax(z).q.flatten(0, 1)
+        drawn = torch.multinomial(q, self.draws, replacement=True, generator=generator)
+        return drawn.view(*z.shape[:-1], self.draws)
 
     def __repr__(self) -> str:
         return f"LogLikelihood(labels={self.labels!r}, positions={self.positions!r})"
@@ -255,18 +262,26 @@ class OutputNorm(PositionScore):
         self, z: Tensor, labels: Tensor | None, phi: Phi, generator: torch.Generator | None
     ) -> tuple[int, RowMaker, bool]:
         """Return one row: the score has no labels."""
+        return 1, lambda i, j, places: self._gradient(z[:, places]).unsqueeze(0)[i:j], False
+
+    def _gradient(self, z: Tensor) -> Tensor:
         if self.output == "probabilities":
             softmax = Softmax(z)
-            gradient = softmax.squared_maximum_gradient() if self.dominant else softmax.squared_norm_gradient()
-        elif self.dominant:
+            return softmax.squared_maximum_gradient() if self.dominant else softmax.squared_norm_gradient()
+        if self.dominant:
             top = z.argmax(-1, keepdim=True)
-            gradient = torch.zeros_like(z).scatter(-1, top, 2 * z.gather(-1, top))
-        else:
-            gradient = 2 * z
-        return 1, lambda i, j, places: gradient[:, places].unsqueeze(0)[i:j], False
+            return torch.zeros_like(z).scatter(-1, top, 2 * z.gather(-1, top))
+        return 2 * z
 
     def __repr__(self) -> str:
         return f"OutputNorm(output={self.output!r}, dominant={self.dominant})"
+
+
+def _pieces(z: Tensor, rows: int = 1) -> Iterator[slice]:
+    """Yield runs of positions of logits ``[N, P, C]``, so short that their softmax is small, ``rows`` times."""
+    across = max(1, PIECE // max(1, rows * len(z) * z.shape[-1]))
+    for first in range(0, z.shape[1], across):
+        yield slice(first, first + across)
 
 
 def _checked_labels(targets: Tensor, outputs: Tensor) -> Tensor:

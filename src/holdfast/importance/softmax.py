@@ -8,6 +8,11 @@ take logits of shape ``[..., C]`` and compute in float64 where the device has it
 import torch
 from torch import Tensor
 
+PIECE = 2**22
+"""How many logits a softmax is worked out for at once: in float64 and with its intermediates, those of a whole sequence
+over a large vocabulary would be many times as large as the network's output.
+"""
+
 
 def widened(logits: Tensor) -> Tensor:
     """Return the logits in float64, or in float32 on a device that has no float64."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from holdfast.errors import ConfigurationError
 from holdfast.importance.measures.base import PathMeasure, require
 from holdfast.importance.recurrences import (
+    add_pairs_to_second_moment_,
     add_to_second_moment_,
     bias_corrected,
     posterior_precision,
@@ -56,8 +57,9 @@ class SOS(SecondMoment):
 
     For large batches g² is mostly the mean gradient, not its noise. An independent estimate g′ removes it: with
     α = 1 approximately, with ``alpha="unbiased"`` exactly, such that v estimates :math:`(1-\alpha)^2` times the
-    empirical Fisher. g′ comes from :meth:`~holdfast.Consolidator.observe_independent` (a second batch) or
-    :meth:`~holdfast.Consolidator.backward_halves` (the two halves of one).
+    empirical Fisher. g′ comes from :meth:`~holdfast.Consolidator.observe_independent` (a second batch),
+    :meth:`~holdfast.Consolidator.backward_halves` (the two halves of one) or
+    :meth:`~holdfast.Consolidator.observe_ranks` (the processes of a DDP job).
 
     Args:
         beta2: the average's decay.
@@ -98,6 +100,21 @@ class SOS(SecondMoment):
             gradient = gradient.sub(independent, alpha=self.alpha_for(samples))
         super().update_(state, gradient, independent, step, samples)
 
+    def update_from_estimates_(
+        self, state: Tensor, mean: Tensor, mean_square: Tensor, estimates: int, samples: int | None
+    ) -> None:
+        """Add this step's difference of gradients, squared, given as many estimates of the gradient as there are.
+
+        Args:
+            state: the running state of some parameters.
+            mean: the mean of the estimates, which are independent of each other.
+            mean_square: the mean of their squares.
+            estimates: how many there are, at least two.
+            samples: how many samples each of them is the mean of, where known.
+        """
+        alpha = self.alpha_for(samples)
+        add_pairs_to_second_moment_(state, mean, mean_square, estimates, alpha, self.beta2)
+
     def importance(self, state: Tensor, displacement: Tensor, steps: int) -> Tensor:
         """Return √v."""
         return self.average(state, steps).sqrt()
@@ -110,7 +127,7 @@ class SOS(SecondMoment):
         if samples is None:
             raise ConfigurationError(
                 "SOS(alpha='unbiased') needs to know how many samples each gradient estimate has. Give SOS(..., "
-                "batch_size=b), or samples=b to observe_independent() or backward_halves()."
+                "batch_size=b), or samples=b to observe_independent(), backward_halves() or observe_ranks()."
             )
         return unbiased_alpha(samples)
 

@@ -1,0 +1,144 @@
+"""Fine-tuning a decoder of about a billion parameters, unprotected and with SOS: seconds a step, and memory."""
+
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+import holdfast
+from benchmarks.gpu.training import _synchronise
+from benchmarks.harness import Ratio, Report
+from holdfast.experiments.datasets import Datasets
+
+STRENGTH = 1.0
+ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Size:
+    """A decoder and its batches."""
+
+    width: int
+    layers: int
+    feed_forward: int
+    vocabulary: int
+    sequences: int
+    length: int
+    steps: int
+
+
+FULL = Size(width=2048, layers=16, feed_forward=6144, vocabulary=32_000, sequences=16, length=1024, steps=15)
+SMALL = Size(width=32, layers=2, feed_forward=64, vocabulary=100, sequences=2, length=16, steps=2)
+
+CASES: dict[str, dict[str, object] | None] = {
+    "unprotected": None,
+    "SOS, state in 16 bits": {"state_dtype": torch.bfloat16},
+    "SOS, state in 32 bits": {},
+    "SOS, state in 16 bits on the processor": {"state_dtype": torch.bfloat16, "state_device": "cpu"},
+}
+WEIGHTS = {"16-bit weights": torch.bfloat16, "32-bit weights, bf16 autocast": torch.float32}
+
+
+@dataclass
+class Loop:
+    """What one round of a case took."""
+
+    seconds: list[float]
+    peak: int
+    state: int
+    parameters: int
+
+
+def run(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Report]:
+    """Every case in turn, twice, each from a new model."""
+    del datasets
+    size = SMALL if quick else FULL
+    for weights, dtype in WEIGHTS.items():
+        rounds: dict[str, list[Loop]] = {case: [] for case in CASES}
+        for _ in range(ROUNDS):
+            for case, storage in CASES.items():
+                rounds[case].append(_loop(size, dtype, storage, device))
+                gc.collect()
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+        parameters = rounds["unprotected"][0].parameters
+        notes = [
+            (
+                f"A Llama of {parameters / 1e9:.2f} billion parameters (width {size.width}, {size.layers} layers,"
+                f" random weights), {weights}; {size.sequences} sequences of {size.length} tokens a step, fused AdamW."
+            ),
+            (
+                "Protected: SOS watches every step, and holds the model to an anchor of a task before. Times are of "
+                f"{size.steps} steps in each of {ROUNDS} rounds. Peak memory is all that torch had allocated; state is "
+                "what the guard keeps, in the middle of a task."
+            ),
+        ]
+        name = f"gpu-billion-{8 * dtype.itemsize}"
+        seconds = {case: [s for loop in loops for s in loop.seconds] for case, loops in rounds.items()}
+        report = Report(name, f"A billion parameters, {weights}: SOS against the unprotected step", notes, seconds)
+        peaks = {case: max(loop.peak for loop in loops) for case, loops in rounds.items()}
+        for case, loops in list(rounds.items())[1:]:
+            asked = case == "SOS, state in 16 bits"
+            report.ratio(f"step, {case} / unprotected", case, "unprotected", 1.10 if asked else None)
+            held = loops[0].state / parameters
+            report.ratios.append(Ratio(f"state, {case}", held, 8.0 if asked else None, unit=" bytes a parameter"))
+            more = (peaks[case] - peaks["unprotected"]) / parameters
+            report.ratios.append(Ratio(f"peak memory above the unprotected, {case}", more, unit=" bytes a parameter"))
+        report.notes += [f"peak memory, {case}: {peak / 2**30:.2f} GiB" for case, peak in peaks.items()]
+        yield report
+
+
+def _loop(size: Size, dtype: torch.dtype, storage: dict[str, object] | None, device: torch.device) -> Loop:
+    torch.manual_seed(0)
+    model = _decoder(size).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    guard = None
+    if storage is not None:
+        guard = holdfast.Consolidator(model, holdfast.SOS(), STRENGTH, **storage)  # type: ignore[arg-type]
+        guard.attach(optimizer)
+    batches = [torch.randint(size.vocabulary, (size.sequences, size.length), device=device) for _ in range(4)]
+
+    def step(i: int) -> None:
+        tokens = batches[i % len(batches)]
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.float32):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+
+    for i in range(3):
+        step(i)
+    if guard is not None:
+        guard.consolidate()
+    for i in range(2):
+        step(i)
+    _synchronise(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    seconds = []
+    for i in range(size.steps):
+        began = time.perf_counter()
+        step(i)
+        _synchronise(device)
+        seconds.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    state = 0 if guard is None else sum(tensor.nbytes for tensor in guard.state_dict()["tensors"].values())
+    return Loop(seconds, peak, state, sum(parameter.numel() for parameter in model.parameters()))
+
+
+def _decoder(size: Size) -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 (only this benchmark needs it)
+
+    config = LlamaConfig(
+        vocab_size=size.vocabulary,
+        hidden_size=size.width,
+        intermediate_size=size.feed_forward,
+        num_hidden_layers=size.layers,
+        num_attention_heads=max(1, size.width // 128),
+        max_position_embeddings=size.length,
+        use_cache=False,
+    )
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return LlamaForCausalLM(config)

@@ -1,0 +1,127 @@
+"""Measuring importance from data, in one process or with the samples split over several."""
+
+import warnings
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from holdfast.consolidation.distributed import Ranks, is_one_of_several
+from holdfast.consolidation.ledger import TaskImportance
+from holdfast.consolidation.memory import Memory
+from holdfast.consolidation.sharding import added_up_part, is_sharded, wrap_local
+from holdfast.consolidation.whole_model import whole_model
+from holdfast.errors import HoldfastWarning
+from holdfast.importance.batches import Batch, Forward, read_batch
+from holdfast.importance.engine import SampleAccumulator
+from holdfast.importance.measures import SampleMeasure
+from holdfast.importance.phi import Phi
+from holdfast.importance.scores import Score
+
+DRAWS_APART = 2**20
+"""What lies between the seeds of two ranks, which must not draw the same labels.
+
+It is more than there are tasks, and within the 32 bits that a generator on the CPU looks at.
+"""
+
+
+def measure_samples(
+    memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any], forward: Forward | None
+) -> dict[str, TaskImportance]:
+    """Give every batch to every measure that looks at data, so that all of them see the same samples."""
+    ranks = memory.ranks
+    model, parameters = whole_model(memory.model, memory.parameters, ranks.size)
+    _warn_if_alone_among_several(ranks)
+    # Measures that differ only in what they make of the mean, as the Fisher and its root do, share one collector.
+    means = {name: _mean_of(measure) for name, measure in sampled.items()}
+    draws = memory.tasks + DRAWS_APART * ranks.rank
+    collectors = {
+        means[name]: measure.accumulator(model, parameters, forward, task=draws) for name, measure in sampled.items()
+    }
+    _collect(ranks, collectors.values(), batches)
+    for collector in collectors.values():
+        _add_up(memory, collector)
+    results = ranks.together(lambda: {mean: collector.result() for mean, collector in collectors.items()})
+    # A rank that had no sample has not met the parameters that no rule covers.
+    ways = ranks.each(lambda: [result.fallback for result in results.values()])
+    fallback = {mean: dict(ChainMap(*theirs)) for mean, theirs in zip(results, zip(*ways, strict=True), strict=True)}
+    found = {}
+    for name, measure in sampled.items():
+        result = results[means[name]]
+        importance = {
+            key: wrap_local(measure.transform(mean), memory.parameters[key]) for key, mean in result.values.items()
+        }
+        found[name] = TaskImportance(importance, samples=result.samples, fallback=fallback[means[name]])
+    return found
+
+
+def _collect(ranks: Ranks, collectors: Iterable[SampleAccumulator], batches: Iterable[Any]) -> None:
+    """Give the batches to the collectors until there are no more, or enough.
+
+    The first batches of all ranks count as one large batch in the order of the ranks, then the second ones, and so on:
+    a limit takes the same samples as one process would that is given those. A rank that has no batch left waits for
+    the others.
+    """
+    collectors = list(collectors)
+    reader = _Reader(batches, collectors)
+    sizes = ranks.each(reader.read_next)
+    while any(sizes):
+        mine = sum(sizes[: ranks.rank])
+
+        def measure_and_read_on(before: int = mine, together: int = sum(sizes)) -> int:
+            for collector in collectors:
+                seen = collector.seen
+                collector.seen = seen + before
+                if reader.batch is not None:
+                    collector.update(reader.batch)
+                collector.seen = seen + together
+            return reader.read_next()
+
+        sizes = ranks.each(measure_and_read_on)
+
+
+class _Reader:
+    """Reads this rank's batches one by one, as long as a collector wants more."""
+
+    def __init__(self, batches: Iterable[Any], collectors: list[SampleAccumulator]) -> None:
+        self.batch: Batch | None = None
+        self._batches = batches
+        self._iterator: Iterator[Any] | None = None
+        self._collectors = collectors
+
+    def read_next(self) -> int:
+        """Read the next batch and return its size, 0 at the end."""
+        if self._iterator is None:
+            self._iterator = iter(self._batches)
+        self.batch = None
+        if not all(collector.full for collector in self._collectors):
+            for batch in self._iterator:
+                self.batch = read_batch(batch, self._collectors[0].device)
+                return self.batch.size
+        return 0
+
+
+def _add_up(memory: Memory, collector: SampleAccumulator) -> None:
+    """Put the sums of all ranks into a collector, of sharded parameters this rank's part of them."""
+    ranks = memory.ranks
+    if ranks.size == 1:
+        return
+    for name, own in collector.sums.items():
+        parameter = memory.parameters[name]
+        collector.sums[name] = added_up_part(own, parameter) if is_sharded(parameter) else ranks.add_up(own)
+    collector.samples = sum(ranks.each(lambda: collector.samples))
+
+
+def _mean_of(measure: SampleMeasure) -> tuple[Score, Phi, int | None, int | None]:
+    """Return what decides the mean that a measure is made of."""
+    return measure.score, measure.phi, measure.sample_limit, measure.draw_seed
+
+
+def _warn_if_alone_among_several(ranks: Ranks) -> None:
+    if ranks.group is None and is_one_of_several():
+        warnings.warn(
+            "torch.distributed runs several processes, but this Consolidator was given a bare model and no group, so "
+            "each process measures its own samples alone and they end up with different importances. Give it the "
+            "model wrapped in DDP, or Consolidator(..., group=torch.distributed.group.WORLD).",
+            HoldfastWarning,
+            stacklevel=5,
+        )

@@ -1,0 +1,52 @@
+"""Which label each position of a causal language model's output has: that of the token after it.
+
+Hugging Face's models take ``labels`` that lie where the tokens lie, and shift them inside their loss: the logits at
+position t are scored with the label at t + 1. A measure that looks at the logits has to do the same.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import BatchError
+from holdfast.importance.scores import IGNORED
+
+
+def predicts_next_token(model: nn.Module) -> bool:
+    """Whether this is a causal language model after Hugging Face's conventions.
+
+    Such a model generates, and has no encoder: with one, labels and logits lie side by side.
+    """
+    model = getattr(model, "module", model)  # out of DistributedDataParallel
+    can_generate = getattr(model, "can_generate", None)
+    if not callable(can_generate) or not can_generate():
+        return False
+    return not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+
+
+def next_token_labels(inputs: Mapping[str, Any], labels: Tensor | None) -> Tensor | None:
+    """Return the label of every position's logits, as ``[N, T]``, with −100 where none counts.
+
+    The last position has no next token. Padding has no part in it either: neither a padded token as a label, nor the
+    logits that were computed at one, which matters for the first token after padding on the left. Without labels, the
+    tokens themselves are the labels.
+    """
+    tokens = inputs.get("input_ids")
+    if labels is None:
+        labels = tokens if isinstance(tokens, Tensor) and tokens.ndim == 2 else None
+    elif isinstance(tokens, Tensor) and labels.shape != tokens.shape:
+        raise BatchError(
+            f"labels of shape {tuple(labels.shape)} for input_ids of shape {tuple(tokens.shape)}; a causal language "
+            "model wants one label a token, unshifted, with -100 where none counts."
+        )
+    if labels is None:
+        return None
+    shifted = torch.full_like(labels, IGNORED)
+    shifted[:, :-1] = labels[:, 1:]
+    mask = inputs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == labels.shape:
+        real = mask.to(labels.device) != 0
+        shifted[:, :-1].masked_fill_(~(real[:, 1:] & real[:, :-1]), IGNORED)
+    return shifted

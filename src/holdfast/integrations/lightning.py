@@ -1,0 +1,158 @@
+"""A callback for Lightning's Trainer, of either package: ``lightning`` or ``pytorch_lightning``.
+
+>>> guard = holdfast.Consolidator(module, holdfast.SOS(), strength=100.0)
+>>> trainer = L.Trainer(callbacks=[HoldfastCallback(guard)])
+>>> trainer.fit(module, first_task)
+>>> trainer.fit(module, second_task)
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from holdfast.consolidation import Consolidator, TaskImportance
+from holdfast.errors import BatchError, HoldfastWarning, MissingExtraError, OrderError
+from holdfast.importance.batches import Forward
+from holdfast.integrations.statistics import statistics
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError:
+    try:  # the same code under its other name
+        from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[assignment]
+    except ImportError as error:
+        raise MissingExtraError(
+            "The callback for Lightning's Trainer needs lightning, which is not installed: "
+            "pip install 'holdfast[lightning]'"
+        ) from error
+
+
+class HoldfastCallback(Callback):
+    """Lets a Consolidator watch, and hold back, every optimiser step of a Lightning Trainer.
+
+    It attaches the guard to those of the module's optimisers that train protected parameters, ends a task at the end
+    of each fit, logs ``holdfast/penalty``, ``holdfast/importance_mean`` and the like, and keeps the guard's state in
+    Lightning's checkpoints.
+
+    Args:
+        guard: the Consolidator of the module (or of a network inside it), or a function that makes one from the
+            module when training starts, for modules that build their layers in ``configure_model``.
+        consolidate_at_end: whether the end of a fit is the end of a task: ``True`` to consolidate then, with the
+            training data where the measure looks at data; or the batches to do so with, such as a DataLoader.
+        prepare: from a batch of the DataLoader to what :meth:`holdfast.Consolidator.consolidate` reads: inputs,
+            ``(inputs, targets)`` or a mapping with ``"labels"``. Needed where batches have another form.
+        forward: how the module is called while it is measured, ``forward(module, inputs)``; by default
+            ``module(inputs)``, so by its ``forward``.
+    """
+
+    def __init__(
+        self,
+        guard: Consolidator | Callable[[LightningModule], Consolidator],
+        consolidate_at_end: bool | Iterable[Any] = True,
+        *,
+        prepare: Callable[[Any], Any] | None = None,
+        forward: Forward | None = None,
+    ) -> None:
+        super().__init__()
+        self._guard = guard if isinstance(guard, Consolidator) else None
+        self._make_guard = None if isinstance(guard, Consolidator) else guard
+        self._restored: Mapping[str, Any] | None = None
+        self.consolidate_at_end = consolidate_at_end
+        self.prepare = prepare
+        self.forward = forward
+
+    @property
+    def guard(self) -> Consolidator:
+        """The Consolidator; one that a function makes is there from the start of training on."""
+        if self._guard is None:
+            raise OrderError("There is no guard yet: the function given makes it when training starts.")
+        return self._guard
+
+    def consolidate(self, trainer: Trainer, batches: Iterable[Any] | None = None) -> dict[str, TaskImportance]:
+        """End a task now: for tasks that end within a fit, or after one with ``consolidate_at_end=False``.
+
+        Args:
+            trainer: the Trainer, which knows how batches come to the device.
+            batches: the data to measure with; by default the training data of the fit.
+
+        Returns:
+            What each measure found for this task, by the measure's name.
+        """
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # a shuffling DataLoader draws from the state that training goes on with
+            found = self.guard.consolidate(self._batches(trainer, batches), forward=self.forward)
+        for logger in trainer.loggers:
+            logger.log_metrics(statistics(self.guard), step=trainer.global_step)
+        return found
+
+    # What Lightning calls
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Attach the fit's optimisers, which are new for every fit."""
+        if self._guard is None:
+            assert self._make_guard is not None
+            self._guard = self._make_guard(pl_module)
+        if self._restored is not None:
+            self._guard.load_state_dict(self._restored)
+            self._restored = None
+        self._guard.detach()
+        self._guard.refresh()
+        protected = {id(parameter) for parameter in self._guard.parameters.values()}
+        owning = [
+            optimizer
+            for optimizer in trainer.optimizers
+            if any(id(parameter) in protected for group in optimizer.param_groups for parameter in group["params"])
+        ]
+        self._guard.attach(*(owning or trainer.optimizers))  # which of them own none is the guard's to tell
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the penalty and the importances, as often as Lightning logs."""
+        often: int = getattr(trainer, "log_every_n_steps", 0)
+        if often and trainer.global_step % often == 0:
+            pl_module.log_dict(statistics(self.guard), on_step=True, on_epoch=False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the task, unless no step was taken since the last one ended."""
+        if self.consolidate_at_end is not False and self.guard.path.steps:
+            self.consolidate(trainer, None if self.consolidate_at_end is True else self.consolidate_at_end)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Notice a checkpoint that knows nothing of the guard."""
+        if self.state_key not in checkpoint.get("callbacks", {}):
+            warnings.warn(
+                "The checkpoint was made without this callback, so the guard goes on with what it had before: give it "
+                "the state that belongs to these weights, guard.load(path), or consolidate from data.",
+                HoldfastWarning,
+                stacklevel=2,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the guard's state: plain values and tensors, which load with ``weights_only=True`` too."""
+        return {} if self._guard is None else self._guard.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the guard's state, now or as soon as there is a guard."""
+        if self._guard is None:
+            self._restored = state_dict
+        else:
+            self._guard.load_state_dict(state_dict)
+
+    def _batches(self, trainer: Trainer, batches: Iterable[Any] | None) -> Iterator[Any]:
+        """Yield batches as the module's training step would get them, in the form that measures read."""
+        given = trainer.train_dataloader if batches is None else batches
+        if given is None or (batches is None and isinstance(given, list | tuple | Mapping)):
+            what = "no training data" if given is None else f"a {type(given).__name__} of training DataLoaders"
+            raise BatchError(
+                f"The Trainer has {what}; expected one DataLoader to measure with. Give the batches: "
+                "HoldfastCallback(guard, consolidate_at_end=batches), or consolidate(trainer, batches)."
+            )
+        for batch in given:
+            converted = trainer.precision_plugin.convert_input(batch)
+            converted = trainer.lightning_module._on_before_batch_transfer(converted)  # noqa: SLF001 (and its own order)
+            converted = trainer.strategy.batch_to_device(converted)
+            yield converted if self.prepare is None else self.prepare(converted)

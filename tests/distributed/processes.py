@@ -1,0 +1,77 @@
+"""Running checks in several processes that talk to each other, all of them started once.
+
+Starting a process takes seconds and a check milliseconds, so each process goes through all checks of a file, in order.
+"""
+
+import datetime as dt
+import traceback
+import warnings
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch import distributed, multiprocessing
+
+import holdfast
+
+
+@dataclass
+class Here:
+    """What a check knows about the process that it runs in."""
+
+    rank: int
+    size: int
+    folder: Path
+
+
+def run_checks(processes, modules, folder):
+    """Run the checks of some modules in so many processes; return what went wrong, by check and rank."""
+    folder.mkdir(exist_ok=True)
+    multiprocessing.spawn(_process, (processes, modules, folder), nprocs=processes)
+    return {
+        (name, rank): (folder / f"{name}.{rank}").read_text() if (folder / f"{name}.{rank}").exists() else "never ran"
+        for name in names(modules)
+        for rank in range(processes)
+    }
+
+
+def names(modules):
+    """The names of the checks in some modules."""
+    return [check.__name__ for module in modules for check in import_module(module).CHECKS]
+
+
+def _process(rank, size, modules, folder):
+    torch.set_num_threads(1)
+    warnings.simplefilter("error", holdfast.HoldfastWarning)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=rank,
+        world_size=size,
+        timeout=dt.timedelta(seconds=90),  # a check that waits for ever fails instead
+    )
+    for check in [check for module in modules for check in import_module(module).CHECKS]:
+        try:
+            check(Here(rank, size, folder))
+        except BaseException:  # noqa: BLE001
+            (folder / f"{check.__name__}.{rank}").write_text(traceback.format_exc())
+            return  # the other processes are somewhere else now; whatever they wait for will not come
+        (folder / f"{check.__name__}.{rank}").write_text("")
+    distributed.destroy_process_group()
+
+
+def everyones(value):
+    """What every process has."""
+    found = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return found
+
+
+def all_equal(tensors):
+    """Whether every process has the same named tensors, bit for bit."""
+    first, *others = everyones({name: tensor.detach() for name, tensor in tensors.items()})
+    return all(
+        other.keys() == first.keys() and all(torch.equal(other[name], first[name]) for name in first)
+        for other in others
+    )

@@ -1,0 +1,59 @@
+"""Several processes train and measure as one would: the checks of the other files here.
+
+Among them is the code of docs/guides/distributed.md.
+"""
+
+import sys
+
+import pytest
+import torch
+from torch.distributed import checkpoint
+
+import holdfast
+from tests.consolidation.helpers import net
+from tests.distributed import problem
+from tests.distributed.processes import run_checks
+
+TWO = ["tests.distributed.ddp_checks", "tests.distributed.mistake_checks", "tests.distributed.rank_checks"]
+TWO += ["tests.distributed.fsdp_checks", "tests.distributed.page_checks"]
+THREE = ["tests.distributed.three_checks"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+
+
+def passed(outcome):
+    failures = {place: text for place, text in outcome.items() if text}
+    assert not failures, "\n".join(f"{name} on rank {rank}: {text}" for (name, rank), text in failures.items())
+
+
+@pytest.mark.slow
+def test_one_two_and_three_processes(tmp_path):
+    """One test, since each of its parts goes on from the checkpoint of another, and so that it is run only once."""
+    problem.save_checkpoint(tmp_path / "from_one", net())
+    passed(run_checks(2, TWO, tmp_path / "two"))
+    passed(run_checks(3, THREE, tmp_path / "three"))
+    problem.check_checkpoint(tmp_path / "two" / "from_two", net())
+
+
+def test_what_is_no_checkpoint_of_this_guard_is_refused(tmp_path):
+    problem.save_checkpoint(tmp_path, net())
+    metadata = checkpoint.FileSystemReader(tmp_path).read_metadata()
+    guard = holdfast.Consolidator(net(), holdfast.SI())
+    with pytest.raises(holdfast.StateError, match="no state of a Consolidator under 'mine'; it has guard"):
+        guard.blank_state_dict(metadata, "mine")
+    wide = holdfast.Consolidator(torch.nn.Sequential(torch.nn.Linear(9, 9)), holdfast.SI())
+    with pytest.raises(holdfast.StateError, match=r"another model|does not know"):
+        wide.blank_state_dict(metadata)
+
+
+def test_nothing_of_torch_distributed_is_needed(monkeypatch):
+    """A build of torch without it, in which nothing could be imported."""
+    for module in ("torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed"):
+        monkeypatch.setitem(sys.modules, module, None)
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), watch=["SOS"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    problem.train_alone(model, optimizer, guard)
+    guard.consolidate([problem.batch(0)])
+    assert guard.penalty().item() == 0
