@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test quick lint bench bench-gpu clean
+.PHONY: demo test quick lint docs bench bench-gpu audit clean
 
 # One thread: the digits' networks are too small for more to pay.
 demo: .venv/demo
@@ -22,12 +22,20 @@ lint: .venv/test
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports
 
+docs: .venv/test
+	$(BIN)/python -m sphinx -W --keep-going -n -q docs build/docs
+	@echo The site: build/docs/index.html
+
 bench: .venv/bench
 	$(BIN)/python -m benchmarks
 
 # With the interpreter that is given, as it is: `make bench-gpu PYTHON=python3 DATA=folder BENCH="fisher plain-step"`.
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu $(BENCH) $(if $(DATA),--data-dir "$(DATA)")
+
+# What other libraries compute; CapyMOA's needs Java. About twenty minutes.
+audit: .venv/audit
+	OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore $(BIN)/python -m benchmarks.audit
 
 .venv/made:
 	PYTHON="$(PYTHON)" sh scripts/make_venv
@@ -38,13 +46,20 @@ bench-gpu:
 	@touch $@
 
 .venv/test: .venv/made pyproject.toml constraints.txt
-	$(INSTALL) --editable ".[test,lint,cli,experiments,report,tensorboard]"
+	$(INSTALL) --editable ".[test,lint,docs,cli,experiments,report,tensorboard,ray,lightning,huggingface]"
 	@touch $@
 
 .venv/bench: .venv/made pyproject.toml constraints.txt
 	$(INSTALL) --editable ".[bench]"
 # Each of the three asks for torchvision, which none of them needs for what is measured here.
 	$(INSTALL) --no-deps backpack-for-pytorch nngeometry avalanche-lib
+	@touch $@
+
+# None of them needs torchvision, or another torch, for what is measured here.
+.venv/audit: .venv/made pyproject.toml constraints.txt
+	$(INSTALL) --editable ".[audit]"
+	$(INSTALL) --no-deps asdfghjkl avalanche-lib backpack-for-pytorch capymoa cl-gym clarena curvlinops-for-pytorch \
+	  laplace-torch nngeometry posteriors sequel-core
 	@touch $@
 
 clean:

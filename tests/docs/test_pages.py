@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,25 +12,12 @@ from holdfast.cli.exits import ExitCode
 from holdfast.cli.jsonlines import plain
 from holdfast.experiments import SCENARIOS
 from tests.cli.small import small_spec, small_store
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def page(name):
-    return (DOCS / name).read_text(encoding="utf-8")
-
-
-def blocks(text, language):
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+from tests.docs.pages import blocks, page, run_page
 
 
 def test_the_scenarios_of_ones_own(capsys):
     torch.manual_seed(0)
-    scope = {}
-    found = blocks(page("scenarios.md"), "python")
-    assert len(found) == 5
-    for block in found:
-        exec(compile(block, "scenarios.md", "exec"), scope)
+    scope = run_page("scenarios.md")
     assert capsys.readouterr().out.count("task ") == 3
     last = scope["run"].outcomes[0].matrix[-1]
     assert last[-1] > 0.8  # it has learned something
@@ -42,11 +28,7 @@ def test_the_scenarios_of_ones_own(capsys):
 def test_experiments_in_python(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    scope = {}
-    found = blocks(page("experiments.md"), "python")
-    assert len(found) >= 7
-    for block in found:
-        exec(compile(block, "experiments.md", "exec"), scope)
+    scope = run_page("experiments.md")
     assert {"SI", "SOS", "fine-tune"} == set(scope["frame"].measure)
     assert scope["curves"].epochs.notna().all()
     assert scope["again"].outcomes[0].matrix == scope["whole"].outcomes[0].matrix

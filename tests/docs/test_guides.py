@@ -1,0 +1,47 @@
+"""The pages that a new user reads first do what they say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, blocks, page, run_page
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_start_shows_what_comes_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    scope = run_page("start.md")
+    unprotected, held = (scope["accuracies"](scope[name]) for name in ("unprotected", "model"))
+    assert held[0] > unprotected[0] + 0.2
+    shown = re.findall(r"(\d+)%", blocks(page("start.md"), "text")[1])
+    printed = re.findall(r"(\d+)%", capsys.readouterr().out)
+    assert len(shown) == len(printed) == 6
+    assert [int(accuracy) for accuracy in printed] == pytest.approx([int(accuracy) for accuracy in shown], abs=6)
+
+
+def test_ones_own_loop(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope = run_page("guides/own-loop.md")
+    assert scope["guard"].tasks == 2
+    assert scope["ewc"].tasks == 2
+    assert not any(name.startswith("heads") for name in scope["ewc"].importance)
+    assert min(omega.sum() for omega in scope["halved"].importance.values()) > 0
+
+
+def test_a_measure_of_ones_own():
+    run_page("guides/new-measure.md")
+
+
+def test_gotchas():
+    run_page("gotchas.md")
+
+
+def test_no_page_has_code_that_no_test_runs():
+    tests = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
+    with_code = [
+        path for path in DOCS.rglob("*.md") if path.parent.name != "measures" and "```python\n" in path.read_text()
+    ]
+    assert with_code
+    assert [path.name for path in with_code if path.name not in tests] == []

@@ -1,0 +1,96 @@
+"""Each measure has its page; code, names, strengths and sizes on them are right."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.experiments import paper_spec
+from tests.docs.pages import DOCS, page, run_page
+
+PAGES = sorted(path.stem for path in (DOCS / "measures").glob("*.md") if path.stem != "index")
+NAMES = {"Permuted MNIST": "permuted-mnist", "Split CIFAR": "split-cifar"}
+
+
+def row(name, title):
+    """Return what stands beside a title in the table at the head of a measure's page."""
+    (found,) = re.findall(rf"^\| {title} \| (.*) \|$", page(f"measures/{name}.md"), flags=re.MULTILINE)
+    return found
+
+
+def measures_of(name):
+    return re.findall(r"`([\w-]+)`", row(name, "names"))
+
+
+def bytes_of(measure):
+    """Return the bytes that a measure's state holds for each parameter in the middle of a task."""
+    model = nn.Linear(30, 5)
+    optimizer = torch.optim.Adam(model.parameters())
+    guard = holdfast.Consolidator(model, measure)
+    guard.attach(optimizer)
+    x, y = torch.randn(8, 30), torch.randint(0, 5, (8,))
+    for done in (False, True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        guard.observe_independent(nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+        if not done:
+            guard.consolidate([(x, y)])
+    kept = sum(tensor.nbytes for tensor in guard.state_dict()["tensors"].values())
+    return kept / sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_every_measure_has_its_page():
+    named = [measure for name in PAGES for measure in measures_of(name)]
+    assert sorted(named) == sorted(holdfast.measures())
+    overview = page("measures/index.md")
+    assert set(re.findall(r"\]\(([\w-]+)\.md\)", overview)) == set(PAGES)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_all_there_is_to_say(name):
+    text = page(f"measures/{name}.md")
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE)[0] == "Formula"
+    for heading in ("## When to use", "## Example", "## Gotchas"):
+        assert heading in text
+    for made in re.findall(r"`(holdfast\..*?)`", row(name, "class")):
+        assert eval(made, {"holdfast": holdfast}).name in measures_of(name)
+
+
+@pytest.mark.parametrize("name", [*PAGES, "index"])
+def test_its_code_runs(name):
+    run_page(f"measures/{name}.md")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_its_state_has_the_size_that_it_says(name):
+    (said,) = re.findall(r"^(\d+) bytes a parameter", row(name, "state"))
+    for measure in measures_of(name):
+        assert bytes_of(measure) == int(said)
+
+
+def test_the_overview_has_the_same_sizes():
+    overview = page("measures/index.md")
+    costs = overview[overview.index("## What they cost") :]
+    rows = re.findall(r"^\| ([\w, -]+) \| .* \| (\d+) \|$", costs, flags=re.MULTILINE)
+    said = {measure: int(size) for measures, size in rows for measure in measures.split(", ")}
+    assert len(said) == 13
+    for measure, size in said.items():
+        assert bytes_of(measure) == size
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_strengths_are_the_papers(name):
+    strength = row(name, "strength")
+    usual = measures_of(name)[0]
+    found = re.findall(r"([\d.]+) \((Permuted MNIST|Split CIFAR)\)", strength)
+    assert found or "the paper has no" in strength or "the paper gives none" in strength
+    for said, benchmark in found:
+        assert paper_spec(NAMES[benchmark], usual).strength == float(said)
+    for changed, changes in (("at batch 2048", {"batch_size": 2048}), ("on logits", {})):
+        for pair in re.findall(rf"{changed}: ([\d.]+), ([\d.]+)", strength):
+            measure = "MAS-logits" if changed == "on logits" else usual
+            specs = [paper_spec(benchmark, measure, **changes) for benchmark in NAMES.values()]
+            assert [spec.strength for spec in specs] == [float(said) for said in pair]
