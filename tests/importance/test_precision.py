@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from holdfast.importance import precision
 from holdfast.importance.engine import sample_importance
+from holdfast.importance.precision import precise_outputs
 from tests.importance.agreement import MEASURES, assert_agrees
 
 CERTAINTIES = [1e-3, 1e-8, 1e-15, 1e-22, 1e-100, 1e-160]
@@ -66,3 +68,12 @@ def test_outputs_in_float64_leave_the_rest_in_float32():
     found = sample_importance(model, [inputs], MEASURES["AF"].score, MEASURES["AF"].phi)
     assert torch.float64 in seen
     assert {p.dtype for p in model.parameters()} == {value.dtype for value in found.values.values()} == {torch.float32}
+
+
+def test_a_large_model_keeps_the_digits_it_has(monkeypatch):
+    """A copy of its weights in float64 would take more memory than the measuring itself."""
+    model, inputs, _ = _trained("mlp", torch.float32, 1e-8)
+    outputs = model(inputs)
+    assert precise_outputs(model, lambda net, x: net(x), inputs, outputs).dtype == torch.float64
+    monkeypatch.setattr(precision, "MOST_WEIGHTS", sum(p.numel() for p in model.parameters()) - 1)
+    assert precise_outputs(model, lambda net, x: net(x), inputs, outputs).dtype == torch.float32

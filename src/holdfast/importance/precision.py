@@ -3,7 +3,8 @@ r"""Outputs with more digits, for networks that are nearly certain.
 The gradients of a softmax score are proportional to :math:`1 - q \approx e^{-\text{margin}}`, so the *absolute*
 rounding error of a logit becomes the *relative* error of the importance. In float32 that is :math:`|z|` times 10⁻⁷ and
 more: too much where every sample is classified with large logits. There the outputs, and only they, are computed once
-more in float64; the backward pass has no such amplification.
+more in float64; the backward pass has no such amplification. For a large model that would take memory that its users
+have not got, and many GPUs are slow at it, so it keeps the digits that it has: five or so, less those of the logits.
 """
 
 from typing import Any
@@ -19,6 +20,9 @@ from holdfast.importance.softmax import PIECE, Softmax
 LARGEST_LOGIT = 8.0
 """Rounding of float32 logits up to about this size leaves the importance five digits with room to spare."""
 
+MOST_WEIGHTS = 2**26
+"""Of a model that is computed with in float64, half a gigabyte of them."""
+
 
 def precise_outputs(model: nn.Module, forward: Forward, inputs: Any, outputs: Tensor) -> Tensor:
     """Return the outputs, from a forward pass in float64 where the float32 one has too few digits for a softmax."""
@@ -26,6 +30,8 @@ def precise_outputs(model: nn.Module, forward: Forward, inputs: Any, outputs: Te
     if outputs.dtype != torch.float32 or outputs.device.type == "mps" or not _is_amplified(outputs):
         return outputs
     replaceable = Replaceable(model, forward)
+    if sum(tensor.numel() for _, tensor in replaceable.slots()) > MOST_WEIGHTS:
+        return outputs
     try:
         with torch.no_grad():
             doubled = {slot: _double(tensor) for slot, tensor in replaceable.slots()}

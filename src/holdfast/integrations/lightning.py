@@ -15,6 +15,7 @@ import torch
 from holdfast.consolidation import Consolidator, TaskImportance
 from holdfast.errors import BatchError, HoldfastWarning, MissingExtraError, OrderError
 from holdfast.importance.batches import Forward
+from holdfast.integrations.processes import join_processes
 from holdfast.integrations.statistics import statistics
 
 try:
@@ -80,9 +81,8 @@ class HoldfastCallback(Callback):
         Returns:
             What each measure found for this task, by the measure's name.
         """
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # a shuffling DataLoader draws from the state that training goes on with
+        # A shuffling DataLoader draws from the random state that training goes on with.
+        with torch.random.fork_rng(devices=[]):
             found = self.guard.consolidate(self._batches(trainer, batches), forward=self.forward)
         for logger in trainer.loggers:
             logger.log_metrics(statistics(self.guard), step=trainer.global_step)
@@ -99,6 +99,7 @@ class HoldfastCallback(Callback):
             self._guard.load_state_dict(self._restored)
             self._restored = None
         self._guard.detach()
+        join_processes(self._guard)
         self._guard.refresh()
         protected = {id(parameter) for parameter in self._guard.parameters.values()}
         owning = [

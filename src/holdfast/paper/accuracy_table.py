@@ -83,4 +83,4 @@ def _published(found: Published | None) -> Cell:
 def _measured(found: Estimate | None) -> Measured | None:
     if found is None:
         return None
-    return Measured(found.mean, None if math.isnan(found.error) else found.error, decimals=1)
+    return Measured(found.mean, None if math.isnan(found.error) else found.error, decimals=2)

@@ -1,0 +1,145 @@
+"""Loops as users of Accelerate write them, against plain ones."""
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.state import AcceleratorState, GradientState
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import holdfast
+from holdfast.integrations.accelerate import prepare_guard
+from holdfast.integrations.checkpoints import STATE_NAME
+
+
+def forget_settings():
+    """Forget an accelerator's settings, which its process keeps."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True)
+def settings_of_ones_own():
+    yield
+    forget_settings()
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def data(rows=16):
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(rows, 4, generator=generator), torch.randint(0, 3, (rows,), generator=generator))
+
+
+def guarded(model, strength=20.0):
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=strength, watch=[holdfast.SOS(), holdfast.SI()])
+    guard.consolidate([data().tensors])
+    return guard
+
+
+def epoch(accelerator, model, optimizer, loader, steps=None):
+    for step, (x, y) in enumerate(loader):
+        if step == steps:
+            return
+        with accelerator.accumulate(model):
+            accelerator.backward(nn.functional.cross_entropy(model(x), y))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.3)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def prepared(**settings):
+    accelerator = Accelerator(cpu=True, **settings)
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data(), batch_size=4))
+    guard = guarded(model)
+    prepare_guard(accelerator, guard, optimizer)
+    return accelerator, model, optimizer, loader, guard
+
+
+def state(guard):
+    return guard.state_dict()["tensors"]
+
+
+def assert_same(found, expected, tolerance=0.0):
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_prepared_loop_does_what_a_plain_one_does(accumulate):
+    accelerator, model, optimizer, loader, guard = prepared(gradient_accumulation_steps=accumulate)
+    assert isinstance(optimizer, AcceleratedOptimizer)
+    epoch(accelerator, model, optimizer, loader)
+    assert guard.path.steps == 4 // accumulate
+    other = net()
+    reference, plain = guarded(other), torch.optim.Adam(other.parameters(), lr=0.01)
+    reference.attach(plain)
+    batches = list(DataLoader(data(), batch_size=4))
+    for first in range(0, 4, accumulate):
+        plain.zero_grad()
+        for x, y in batches[first : first + accumulate]:
+            (nn.functional.cross_entropy(other(x), y) / accumulate).backward()
+        nn.utils.clip_grad_norm_(other.parameters(), 0.3)
+        plain.step()
+    assert_same(state(guard), state(reference), 1e-7)
+    assert_same(dict(model.named_parameters()), dict(other.named_parameters()), 1e-7)
+    guard.consolidate(loader)
+    reference.consolidate(batches)
+    assert_same(guard.importance, reference.importance, 1e-7)
+
+
+def test_half_precision_stays_near():
+    runs = {}
+    for precision in ("no", "bf16"):
+        accelerator, model, optimizer, loader, guard = prepared(mixed_precision=precision)
+        epoch(accelerator, model, optimizer, loader)
+        guard.consolidate(loader)
+        runs[precision] = guard.importance_of("SOS")
+        forget_settings()
+    for name, value in runs["bf16"].items():
+        assert (value - runs["no"][name]).norm() < 0.02 * runs["no"][name].norm(), name
+
+
+def test_checkpoints_resume_exactly(tmp_path):
+    accelerator, model, optimizer, loader, guard = prepared()
+    epoch(accelerator, model, optimizer, loader, steps=2)
+    accelerator.save_state(str(tmp_path / "state"))
+    assert (tmp_path / "state" / STATE_NAME).is_file()
+    assert not list(tmp_path.rglob("custom_checkpoint*"))
+    epoch(accelerator, model, optimizer, loader)
+    expected, weights = {k: v.clone() for k, v in state(guard).items()}, [p.clone() for p in model.parameters()]
+
+    accelerator, model, optimizer, loader, guard = prepared()
+    accelerator.load_state(str(tmp_path / "state"))
+    assert guard.path.steps == 2
+    epoch(accelerator, model, optimizer, loader)
+    assert_same(state(guard), expected)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), weights, strict=True))
+
+
+def test_a_checkpoint_without_the_guards_state_is_refused(tmp_path):
+    accelerator, *_, guard = prepared()
+    accelerator.save_state(str(tmp_path))
+    (tmp_path / STATE_NAME).unlink()
+    with pytest.raises(holdfast.StateError, match=STATE_NAME):
+        accelerator.load_state(str(tmp_path))
+    assert guard.tasks == 1
+
+
+def test_the_usual_registration_works_too(tmp_path):
+    accelerator, model, optimizer, loader, guard = prepared()
+    accelerator.register_for_checkpointing(guard)
+    epoch(accelerator, model, optimizer, loader)
+    accelerator.save_state(str(tmp_path))
+    before = {key: value.clone() for key, value in state(guard).items()}
+    epoch(accelerator, model, optimizer, loader)
+    accelerator.load_state(str(tmp_path))
+    assert_same(state(guard), before)

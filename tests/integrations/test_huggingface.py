@@ -1,0 +1,269 @@
+"""A Trainer with a guard, against a loop in plain PyTorch and against its own interruption."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
+
+import holdfast
+from holdfast.integrations.checkpoints import STATE_NAME
+from holdfast.integrations.huggingface import HoldfastCallback
+from tests.integrations import tiny
+
+LENGTH = 6
+
+SCRIPT = """
+import sys
+import holdfast
+assert "transformers" not in sys.modules and "accelerate" not in sys.modules
+for package, module in (("transformers", "huggingface"), ("accelerate", "accelerate")):
+    sys.modules[package] = None  # as if it were not installed
+    try:
+        __import__(f"holdfast.integrations.{module}")
+    except holdfast.MissingExtraError as error:
+        print(error)
+"""
+
+
+def texts(rows=16, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, tiny.TOKENS, (rows, LENGTH), generator=generator)
+    return [{"input_ids": row, "labels": row.clone()} for row in ids]
+
+
+def proxy(seed=9):
+    return list(DataLoader(texts(8, seed), batch_size=4))
+
+
+def arguments(folder, **changes):
+    settings = {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 3,
+        "dataloader_pin_memory": False,
+    }
+    return TrainingArguments(**{**settings, **changes})
+
+
+def train(folder, guard, model, *, data=None, callbacks=(), resume=None, at_end=False, **changes):
+    trainer = Trainer(
+        model,
+        arguments(folder, **changes),
+        train_dataset=data or texts(),
+        data_collator=default_data_collator,
+        callbacks=[HoldfastCallback(guard, consolidate_at_end=at_end), *callbacks],
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def model_without_dropout(**options):
+    return tiny.gpt2(layers=1, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **options)
+
+
+def guarded(measure, model=None, strength=50.0, **options):
+    model = model or model_without_dropout()
+    return model, holdfast.Consolidator(model, measure, strength=strength, **options)
+
+
+class Seen(TrainerCallback):
+    """Keeps what is logged."""
+
+    def __init__(self):
+        self.logs = []
+
+    def on_log(self, args, state, control, **kwargs):
+        self.logs.append(dict(kwargs["logs"]))
+
+
+def weights(model):
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def assert_same(found, expected, tolerance=0.0):
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: n + m)
+
+
+def plain_loop(model, guard, trainer, accumulate=1, clip=1.0):
+    """The same training without a Trainer: the same batches, AdamW, a linear schedule, clipping."""
+    steps = trainer.args.max_steps
+    optimizer = torch.optim.AdamW(model.parameters(), lr=trainer.args.learning_rate, weight_decay=0.0)
+    guard.attach(optimizer)
+    torch.manual_seed(trainer.args.seed)
+    batches = iter(trainer.get_train_dataloader())
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = trainer.args.learning_rate * (1 - step / steps)
+        optimizer.zero_grad()
+        parts = [next(batches) for _ in range(accumulate)]
+        for part in parts:
+            (model(**part).loss / accumulate).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("measure", [holdfast.SOS(), holdfast.SI()], ids=["SOS", "SI"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_trainer_does_what_a_plain_loop_does(measure, accumulate, tmp_path):
+    model, guard = guarded(holdfast.Fisher(), watch=[measure])
+    guard.consolidate(proxy())
+    trainer = train(tmp_path, guard, model, gradient_accumulation_steps=accumulate, max_grad_norm=0.5)
+    assert guard.path.steps == 4  # optimiser steps, not parts of batches
+    other, reference = guarded(holdfast.Fisher(), watch=[measure])
+    reference.consolidate(proxy())
+    plain_loop(other, reference, trainer, accumulate, clip=0.5)
+    # Adam makes a step of its own out of the rounding where a gradient is 0, as it is for the keys' biases.
+    assert_same(weights(model), weights(other), 1e-5)
+    assert_same(guard.path.running[measure.name], reference.path.running[measure.name], 1e-7)
+    assert guard.penalty().item() == pytest.approx(reference.penalty().item(), rel=1e-4)
+
+
+def test_a_model_is_protected_before_its_first_step(tmp_path):
+    moved = {}
+    for strength in (0.0, 1e4):
+        model, guard = guarded(holdfast.Fisher(labels="sampled", samples=8), strength=strength)
+        guard.consolidate(proxy())
+        before = weights(model)
+        train(tmp_path, guard, model, max_steps=8)
+        omega = guard.importance
+        moved[strength] = sum((omega[name] * (p - before[name]).square()).sum() for name, p in weights(model).items())
+    assert moved[1e4] < 0.2 * moved[0.0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"bf16": True}, {"gradient_checkpointing": True}, {"optim": "adamw_torch_fused"}, {"optim": "adafactor"}],
+    ids=["bf16", "checkpointing", "fused", "adafactor"],
+)
+def test_settings_of_the_trainer(changes, tmp_path):
+    model, guard = guarded(holdfast.SOS())
+    train(tmp_path, guard, model, at_end=True, **changes)
+    other, reference = guarded(holdfast.SOS())
+    same = {"optim": "adafactor"} if changes.get("optim") == "adafactor" else {}
+    train(tmp_path, reference, other, at_end=True, **same)
+    # bfloat16 has three digits; the others differ by rounding alone.
+    tolerance = 5e-2 if "bf16" in changes else 1e-4
+    for name, value in guard.importance.items():
+        expected = reference.importance[name]
+        assert (value - expected).norm() <= tolerance * expected.norm() + 1e-9, name
+    assert guard.tasks == 1
+
+
+def test_the_end_of_training_ends_the_task(tmp_path):
+    given = proxy(5)
+    for at_end, batches in ((True, None), (given, given)):
+        model, guard = guarded(holdfast.Fisher())
+        trainer = train(tmp_path, guard, model, at_end=at_end)
+        expected = holdfast.Fisher().measure(model, batches or trainer.get_train_dataloader())
+        assert_same(guard.importance, expected, 1e-5)
+        assert_same(guard.anchor, weights(model))
+    model, guard = guarded(holdfast.SOS())
+    train(tmp_path, guard, model)
+    assert guard.tasks == 0
+    train(tmp_path, guard, model, at_end=True)  # another Trainer, another optimiser, the same task
+    assert guard.tasks == 1
+
+
+def test_logs(tmp_path):
+    model, guard = guarded(holdfast.Fisher())
+    guard.consolidate(proxy())
+    seen = Seen()
+    trainer = train(tmp_path, guard, model, callbacks=[seen])
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(history) == 4
+    for logged in (history, seen.logs[:4]):
+        penalties = [entry["holdfast/penalty"] for entry in logged]
+        assert penalties[-1] == pytest.approx(guard.penalty().item())
+        assert len(set(penalties)) == 4
+        everything = torch.cat([omega.flatten() for omega in guard.importance.values()])
+        assert logged[0]["holdfast/importance_mean"] == pytest.approx(everything.mean().item())
+        assert logged[0]["holdfast/importance_max"] == pytest.approx(everything.max().item())
+        assert logged[0]["holdfast/tasks"] == 1
+    assert not any("holdfast/penalty" in entry for entry in trainer.state.log_history if "loss" not in entry)
+    json.dumps(trainer.state.log_history)
+
+
+def test_trackers_see_the_logs_of_a_callback_that_comes_first(tmp_path):
+    model, guard = guarded(holdfast.Fisher())
+    seen = Seen()
+    trainer = Trainer(model, arguments(tmp_path), train_dataset=texts(), callbacks=[seen])
+    trainer.callback_handler.callbacks.insert(0, HoldfastCallback(guard))
+    trainer.train()
+    assert all("holdfast/penalty" in entry for entry in seen.logs if "loss" in entry)
+    assert len(seen.logs) > 4
+
+
+class Interrupt(TrainerCallback):
+    """Ends the process's work in the middle, after the checkpoint of a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_ends_as_the_uninterrupted_one(tmp_path):
+    def start(folder, *, resume=None, callbacks=()):
+        model, guard = guarded(holdfast.Fisher(), tiny.gpt2(layers=1), watch=[holdfast.SOS(), holdfast.SI()])
+        if resume is None:  # otherwise all comes from the checkpoint
+            guard.consolidate(proxy())
+        saving = {"save_strategy": "steps", "save_steps": 3}
+        train(folder, guard, model, resume=resume, callbacks=callbacks, at_end=proxy(5), max_steps=6, **saving)
+        return model, guard
+
+    model, guard = start(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "cut", callbacks=[Interrupt(4)])
+    resumed, restored = start(tmp_path / "cut", resume=True)
+    assert_same(weights(resumed), weights(model))
+    assert_same(restored.anchor, guard.anchor)
+    for name in ("EWC", "SOS", "SI"):
+        assert_same(restored.importance_of(name), guard.importance_of(name))
+    assert restored.tasks == guard.tasks == 2
+
+
+def test_a_checkpoint_without_the_guards_state_is_refused(tmp_path):
+    model, guard = guarded(holdfast.SOS())
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    train(tmp_path / "a", guard, model, **saving)
+    train(tmp_path / "b", *reversed(guarded(holdfast.SOS())), data=texts(seed=5), **saving)
+    moved = tmp_path / "moved"
+    shutil.move(tmp_path / "a" / "checkpoint-2", moved)
+    shutil.copytree(tmp_path / "b" / "checkpoint-2", tmp_path / "a" / "checkpoint-2")
+    model, guard = guarded(holdfast.SOS())
+    with pytest.raises(holdfast.StateError, match="resume_from_checkpoint"):  # the other run's state is not taken
+        train(tmp_path / "a", guard, model, resume=str(moved), **saving)
+    assert guard.path.steps == 0
+    train(tmp_path / "a", guard, model, resume=str(moved), resume_from_checkpoint=str(moved), **saving)
+    assert guard.path.steps == 4
+    (moved / STATE_NAME).unlink()
+    with pytest.raises(holdfast.StateError, match="write a state into it"):
+        train(tmp_path / "a", guard, model, resume=str(moved), resume_from_checkpoint=str(moved), **saving)
+
+
+def test_another_model_than_the_guards_is_refused(tmp_path):
+    _, guard = guarded(holdfast.SOS())
+    with pytest.raises(holdfast.OptimizerError, match="owns none"):
+        train(tmp_path, guard, model_without_dropout())
+
+
+def test_whoever_lacks_a_package_is_told_how_to_get_it():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert done.stdout.count("pip install 'holdfast[huggingface]'") == 2

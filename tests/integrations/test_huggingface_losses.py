@@ -1,0 +1,190 @@
+"""Importances of transformers against brute force: one sequence, one token, one label at a time."""
+
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+import holdfast
+from holdfast.importance.next_token import predicts_next_token
+from tests import oracles
+from tests.integrations import tiny
+
+# Llama's norm rounds to float32 inside whatever the model's precision.
+CAUSAL = [(tiny.gpt2, 1e-10), (tiny.llama, 1e-5), (lambda: tiny.llama(tie_word_embeddings=True), 1e-5)]
+
+
+def double(model):
+    return model.double().eval()
+
+
+def masked_text():
+    """Padding on the right, padding on the left, and a prompt that does not count."""
+    batch = tiny.text()
+    ids, mask, labels = batch["input_ids"].clone(), batch["attention_mask"].clone(), batch["labels"].clone()
+    mask[1, :2], ids[1, :2], labels[1, :2] = 0, 0, -100
+    labels[2, :3] = -100
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def logits(model, inputs):
+    return model(**inputs).logits
+
+
+def one_by_one(batch):
+    """Each sequence alone, with the label of every position written out from the definition."""
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    labels = batch.get("labels", batch["input_ids"])
+    mask = batch.get("attention_mask", torch.ones_like(labels))
+    for n, length in enumerate(mask.sum(1)):
+        target = torch.full_like(labels[n], -100)
+        for t in range(labels.shape[1] - 1):
+            if mask[n, t] and mask[n, t + 1]:
+                target[t] = labels[n, t + 1]
+        assert length > 1
+        yield {key: value[n : n + 1] for key, value in inputs.items()}, target
+
+
+def assert_agrees(found, expected, tolerance):
+    assert found.keys() == expected.keys()
+    # A bias of attention's keys moves no output at all: what is found there is rounding, in both.
+    nothing = 1e-20 * max(float(value.norm()) for value in expected.values())
+    for name, value in found.items():
+        gap = float((value - expected[name]).norm())
+        assert gap < tolerance * float(expected[name].norm()) + nothing, name
+
+
+@pytest.mark.parametrize(("build", "tolerance"), CAUSAL)
+def test_exact_fisher_of_tokens(build, tolerance):
+    model, batch = double(build()), masked_text()
+    expected = oracles.importance(
+        model, one_by_one(batch), oracles.summed_over_positions(oracles.every_label), torch.square, logits
+    )
+    collector = holdfast.Fisher().accumulator(model)
+    result = collector.result_of([batch])
+    assert result.samples == 3
+    assert not result.fallback  # attention, Conv1D, RMSNorm, rotary and tied embeddings all have rules
+    assert_agrees(result.values, expected, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("measure", "scores", "phi"),
+    [
+        (holdfast.MAS(), oracles.squared_norm, torch.abs),
+        (holdfast.Fisher(labels="true"), oracles.joint_true_label, torch.square),
+        (holdfast.Fisher(positions="separate"), oracles.separately(oracles.every_label), torch.square),
+        (holdfast.AbsoluteFisher(positions="separate"), oracles.separately(oracles.every_label), torch.abs),
+    ],
+    ids=["MAS", "true", "separate", "AF"],
+)
+def test_other_measures_of_tokens(measure, scores, phi):
+    model, batch = double(tiny.gpt2(layers=1)), masked_text()
+    expected = oracles.importance(model, one_by_one(batch), scores, phi, logits)
+    assert_agrees(measure.measure(model, [batch]), expected, 1e-10)
+
+
+def test_the_joint_fisher_is_the_mean_over_every_continuation():
+    model = double(tiny.gpt2(vocabulary=5, layers=1))
+    batch = tiny.text(rows=2, length=4, vocabulary=5)
+    batch["labels"][1, :2] = -100
+    expected = oracles.importance(model, one_by_one(batch), oracles.every_joint_label, torch.square, logits)
+    assert_agrees(holdfast.Fisher().measure(model, [batch]), expected, 1e-10)
+
+
+def test_drawn_labels_have_the_exact_fisher_as_their_mean():
+    model, batch = double(tiny.gpt2(layers=1)), masked_text()
+    exact = holdfast.Fisher().measure(model, [batch])
+    sampled = holdfast.Fisher(labels="sampled", draws=4000).measure(model, [batch])
+    everything = torch.cat([(sampled[name] - exact[name]).flatten() for name in exact])
+    assert everything.norm() < 0.05 * torch.cat([value.flatten() for value in exact.values()]).norm()
+
+
+def test_true_labels_are_those_of_the_models_own_loss():
+    model, batch = double(tiny.gpt2()), tiny.text()
+    found = holdfast.Fisher(labels="true").measure(model, [batch])
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    totals = [torch.zeros_like(parameter) for parameter in parameters]
+    for n in range(3):
+        one = {key: value[n : n + 1] for key, value in batch.items()}
+        counted = (one["labels"][:, 1:] != -100).sum()
+        loss = model(**one).loss * counted  # the model's loss is the mean over its tokens
+        for total, gradient in zip(totals, torch.autograd.grad(loss, parameters), strict=True):
+            total.add_(gradient.square() / 3)
+    assert_agrees(found, dict(zip(names, totals, strict=True)), 1e-6)  # it is worked out in float32
+
+
+def test_without_labels_the_tokens_are_the_labels():
+    model, batch = double(tiny.gpt2(layers=1)), tiny.text()
+    alone = {key: value for key, value in batch.items() if key != "labels"}
+    for measure in (holdfast.Fisher(), holdfast.Fisher(labels="true"), holdfast.MAS()):
+        assert_agrees(measure.measure(model, [alone]), measure.measure(model, [batch]), 1e-12)
+
+
+def test_padding_makes_no_difference():
+    model, batch = double(tiny.gpt2(layers=1)), tiny.text(rows=1)
+    short = {key: value[:, :3] for key, value in batch.items()}
+    lazy = {**batch, "labels": batch["input_ids"]}  # labels at padded places too, which many scripts leave there
+    for measure in (holdfast.Fisher(), holdfast.Fisher(labels="true"), holdfast.MAS()):
+        expected = measure.measure(model, [short])
+        for padded in (batch, lazy):
+            found = measure.measure(model, [padded])
+            assert_agrees(found, expected, 1e-10)
+
+
+def test_pairs_of_inputs_and_targets_are_taken_as_they_are():
+    model, batch = double(tiny.gpt2(layers=1)), tiny.text()
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    targets = torch.stack([target for _, target in one_by_one(batch)])
+    measure = holdfast.Fisher(labels="true")
+    assert_agrees(measure.measure(model, [(inputs, targets)]), measure.measure(model, [batch]), 1e-12)
+
+
+def test_classification_of_sequences():
+    model = double(tiny.gpt2_classifier())
+    batch = {**tiny.text(), "labels": torch.tensor([0, 2, 1])}
+    samples = [
+        ({key: value[n : n + 1] for key, value in batch.items() if key != "labels"}, batch["labels"][n])
+        for n in range(3)
+    ]
+    for labels, scores in (("exact", oracles.every_label), ("true", oracles.true_label)):
+        measure = holdfast.Fisher(labels=labels)
+        expected = oracles.importance(model, samples, scores, torch.square, logits)
+        found = measure.measure(model, [batch])
+        assert_agrees(found, expected, 1e-10)
+
+
+def test_labels_of_a_tagger_are_not_shifted():
+    model, batch = double(tiny.bert_tagger()), tiny.text()
+    labels = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    samples = [({key: value[n : n + 1] for key, value in inputs.items()}, labels[n]) for n in range(3)]
+    expected = oracles.importance(model, samples, oracles.joint_true_label, torch.square, logits)
+    assert_agrees(holdfast.Fisher(labels="true").measure(model, [{**inputs, "labels": labels}]), expected, 1e-10)
+
+
+def test_which_models_shift_their_labels():
+    t5 = T5ForConditionalGeneration(T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
+    assert not predicts_next_token(t5)
+    assert not predicts_next_token(torch.nn.Linear(2, 2))
+    assert not predicts_next_token(tiny.gpt2_classifier())
+    assert predicts_next_token(tiny.gpt2())
+
+
+def test_labels_of_another_length_are_refused():
+    model, batch = tiny.gpt2(layers=1), tiny.text()
+    with pytest.raises(holdfast.BatchError, match="one label a token"):
+        holdfast.Fisher().measure(model, [{**batch, "labels": batch["labels"][:, 1:]}])
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    with pytest.raises(holdfast.BatchError, match="one for each position"):
+        holdfast.Fisher().measure(model, [(inputs, batch["labels"][:, 1:])])
+
+
+def test_a_large_vocabulary_is_gone_through_in_pieces(monkeypatch):
+    model, batch = double(tiny.gpt2(layers=1)), masked_text()
+    measures = [holdfast.Fisher(labels="true"), holdfast.MAS(), holdfast.MAS(dominant=True), holdfast.Fisher()]
+    whole = [measure.measure(model, [batch]) for measure in measures]
+    monkeypatch.setattr("holdfast.importance.scores.PIECE", 2 * 3 * tiny.TOKENS)  # two positions of three samples
+    for measure, expected in zip(measures, whole, strict=True):
+        assert_agrees(measure.measure(model, [batch]), expected, 1e-13)
+    exact = torch.cat([value.flatten() for value in whole[-1].values()])
+    drawn = holdfast.Fisher(labels="sampled", draws=4000).measure(model, [batch])
+    assert (torch.cat([value.flatten() for value in drawn.values()]) - exact).norm() < 0.05 * exact.norm()
