@@ -64,7 +64,7 @@ def test_the_bytes_of_a_16_bit_model(measure, bytes_a_parameter):
 
 
 def test_the_anchor_of_a_16_bit_model_is_exact():
-    model, guard, optimizer = learned("SOS", tasks=0, dtype=torch.bfloat16, state_dtype=torch.bfloat16)
+    model, guard, _ = learned("SOS", tasks=0, dtype=torch.bfloat16, state_dtype=torch.bfloat16)
     guard.consolidate()
     for name, parameter in model.named_parameters():
         assert torch.equal(guard.anchor[name], parameter)
