@@ -1,0 +1,72 @@
+"""Prepare the text, run the study, or draw what it found."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from benchmarks.language import corpus, report, study
+from benchmarks.language.english import new_model
+from benchmarks.language.frontier import points
+from benchmarks.language.settings import REHEARSAL, Settings
+from benchmarks.language.training import Device
+
+LINES = "language.jsonl"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = _options(arguments)
+    {"prepare": _prepare, "run": _run, "plot": _plot}[options.what](options)
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    corpus.prepare(options.corpus, options.packages)
+
+
+def _run(options: argparse.Namespace) -> None:
+    settings = REHEARSAL if options.rehearse else Settings()
+    if options.seeds:
+        settings = dataclasses.replace(settings, seeds=tuple(options.seeds))
+    device = Device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    text = corpus.load(options.corpus)
+    lines = options.results / LINES
+    done = study.run(settings, text.to(device.device), device, lines, options.work, options.seconds)
+    learned = study.read(lines)
+    if learned:
+        model = new_model(settings, device, seed=0)
+        report.write(options.results, learned, settings, text.digest(), sum(p.numel() for p in model.parameters()))
+    print(f"{len(learned)} lessons; " + ("done" if done else "time is up: the same command goes on"), flush=True)
+
+
+def _plot(options: argparse.Namespace) -> None:
+    learned = study.read(options.results / LINES)
+    if not learned:
+        raise SystemExit(f"There is nothing to draw in {options.results / LINES}. First: {report.COMMAND}")
+    from benchmarks.language import plot  # noqa: PLC0415 (the machine that runs the study need not be able to draw)
+
+    plot.draw(points(learned), options.picture)
+    print(options.picture)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.language", description=__doc__)
+    commands = parser.add_subparsers(dest="what", required=True)
+    prepare = commands.add_parser("prepare", help="make the corpus from Debian packages (needs apt and dpkg)")
+    prepare.add_argument("corpus", type=Path, help="the file to write")
+    prepare.add_argument("--packages", type=Path, default=Path("build/packages"), help="(default: %(default)s)")
+    run = commands.add_parser("run", help="learn and teach; what is finished is not run again")
+    run.add_argument("corpus", type=Path)
+    run.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
+    run.add_argument("--work", type=Path, default=Path("build/language"), help="(default: %(default)s)")
+    run.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
+    run.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after so many")
+    run.add_argument("--rehearse", action="store_true", help="at a size for a CPU; give --results of its own")
+    draw = commands.add_parser("plot", help="draw the frontier")
+    draw.add_argument("--results", type=Path, default=Path("results"), help="where the lines are")
+    draw.add_argument("--picture", type=Path, default=Path("docs/_static/english-to-python.png"))
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

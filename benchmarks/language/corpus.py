@@ -1,0 +1,146 @@
+"""The corpus: English and Python text as bytes, made from Debian packages, packed into one file."""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.language.sources import ENGLISH, NOT_PYTHON, PYTHON, Source
+from holdfast.files import whole_file, write_whole
+
+LANGUAGES = ("english", "python")
+PARTS = ("train", "validation")
+ONE_IN = 40
+"""One document in so many is kept for validation."""
+BETWEEN = b"\n\n\n"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Bytes of each language, to train on and to measure on."""
+
+    texts: dict[tuple[str, str], Tensor]
+
+    def of(self, language: str, part: str) -> Tensor:
+        """Return a language's text, as bytes."""
+        return self.texts[language, part]
+
+    def digest(self) -> str:
+        """Return a name for exactly this text."""
+        content = hashlib.sha256()
+        for key in sorted(self.texts):
+            content.update(self.texts[key].cpu().numpy().tobytes())
+        return content.hexdigest()
+
+    def to(self, device: torch.device) -> "Corpus":
+        """Return the corpus in a device's memory."""
+        return Corpus({key: text.to(device) for key, text in self.texts.items()})
+
+
+def load(path: Path) -> Corpus:
+    """Read a corpus that :func:`write` wrote."""
+    if not path.is_file():
+        raise SystemExit(f"There is no corpus at {path}. Make it with: python -m benchmarks.language prepare {path}")
+    with np.load(path) as file:
+        return Corpus({(a, b): torch.from_numpy(file[f"{a}_{b}"]) for a in LANGUAGES for b in PARTS})
+
+
+def write(path: Path, corpus: Corpus) -> None:
+    """Write a corpus, compressed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as file:
+        np.savez_compressed(file, **{"_".join(key): text.numpy() for key, text in corpus.texts.items()})
+
+
+def prepare(path: Path, packages: Path) -> None:
+    """Make a corpus and, beside it, a listing of where each part comes from.
+
+    Args:
+        path: the file to write.
+        packages: a folder for the packages, which are downloaded by apt unless they are there.
+    """
+    texts: dict[tuple[str, str], list[bytes]] = {(a, b): [] for a in LANGUAGES for b in PARTS}
+    listing = []
+    seen: set[bytes] = set()
+    for language, sources in zip(LANGUAGES, (ENGLISH, PYTHON), strict=True):
+        for source in sources:
+            package = _fetched(source.package, packages)
+            documents = [(name, _without_repetitions(text, seen)) for name, text in _documents(source, package)]
+            taken = _some(documents, source.at_most)
+            for name, text in taken:
+                texts[language, part_of(name)].append(text.encode())
+            _, version, _ = package.name.split("_")
+            size = sum(len(text) for _, text in taken)
+            entry = {"language": language, "package": source.package, "version": version.replace("%3a", ":")}
+            listing.append({**entry, "documents": len(taken), "bytes": size})
+            print(f"{language:8} {source.package:28} {listing[-1]['version']:22} {size / 1e6:6.2f} MB", flush=True)
+    corpus = Corpus({key: torch.from_numpy(_joined(found)) for key, found in texts.items()})
+    write(path, corpus)
+    sizes = {"_".join(key): len(text) for key, text in corpus.texts.items()}
+    document = {"sha256": corpus.digest(), "bytes": sizes, "sources": listing}
+    write_whole(path.with_suffix(".json"), (json.dumps(document, indent=2) + "\n").encode())
+    print(f"sha256 of the text {document['sha256']}, bytes {sizes}; {path}: {path.stat().st_size / 2**20:.1f} MiB")
+
+
+def part_of(document: str) -> str:
+    """Return whether a document is for training or for validation: always the same for the same name."""
+    return PARTS[_hash(document) % ONE_IN == 0]
+
+
+def _fetched(package: str, folder: Path) -> Path:
+    """Return a package's file, downloading it if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not list(folder.glob(f"{package}_*.deb")):
+        subprocess.run(["apt-get", "download", "-qq", package], cwd=folder, check=True)
+    return max(folder.glob(f"{package}_*.deb"))
+
+
+def _documents(source: Source, package: Path) -> Iterator[tuple[str, str]]:
+    """Yield the documents of a source, by names that stay the same."""
+    unpacked = package.with_suffix("")
+    if not unpacked.is_dir():
+        subprocess.run(["dpkg-deb", "--extract", package, unpacked], check=True)
+    for path in sorted(unpacked.rglob("*")):
+        name = str(path.relative_to(unpacked))
+        wanted = any(fnmatch(name, pattern) for pattern in source.files)
+        if not wanted or path.is_symlink() or not path.is_file() or any(fnmatch(name, p) for p in NOT_PYTHON):
+            continue
+        for number, text in enumerate(source.read(path.read_bytes())):
+            yield f"{source.package}/{name}/{number}", text
+
+
+def _without_repetitions(text: str, seen: set[bytes]) -> str:
+    """Return a text without the paragraphs that some document before had: licences, headers, whole copies."""
+    kept = []
+    for paragraph in text.split("\n\n"):
+        known = hashlib.sha256(paragraph.strip().encode()).digest()[:12]
+        if len(paragraph) < 60 or known not in seen:
+            kept.append(paragraph)
+        seen.add(known)
+    return "\n\n".join(kept)
+
+
+def _some(documents: Iterable[tuple[str, str]], at_most: int) -> list[tuple[str, str]]:
+    """Return as many documents as fit, in an order that has nothing to do with what they are about."""
+    taken, size = [], 0
+    for name, text in sorted(documents, key=lambda document: _hash(document[0] + "?")):
+        if len(text) >= 200 and size + len(text) <= at_most:
+            taken.append((name, text))
+            size += len(text)
+    return taken
+
+
+def _joined(documents: list[bytes]) -> np.ndarray:
+    # Packages follow each other in training as they do here, but windows are drawn from anywhere.
+    return np.frombuffer(BETWEEN.join(documents), dtype=np.uint8).copy()
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

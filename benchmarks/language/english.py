@@ -1,0 +1,154 @@
+"""The first part: learn English, and measure what each weight is worth for it."""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch.optim import SGD
+
+from benchmarks.language.corpus import Corpus
+from benchmarks.language.gpt import GPT
+from benchmarks.language.lora import adapt
+from benchmarks.language.settings import MEASURES, Settings
+from benchmarks.language.training import Device, batches, schedule
+from holdfast import L2, MAS, SOS, Consolidator, Fisher, Measure
+from holdfast.files import read_tensors, write_tensors
+from holdfast.seeding import derive_seed, generator_for
+
+DECAY = 0.1
+
+
+def measure(name: str, settings: Settings) -> Measure:
+    """Return a measure of the study.
+
+    The Fisher draws one label a position, which is unbiased; MAS takes the squared norms of a sample's outputs as one
+    score. Both so cost one backward pass a sample, where every label of every position would be 131,072.
+    """
+    samples = settings.measured
+    return {"L2": L2(), "EWC": Fisher(samples, labels="sampled"), "SOS": SOS(), "MAS": MAS(samples)}[name]
+
+
+def protected(way: str) -> str:
+    """Return the pattern of the weights that are held."""
+    return "*lora_*" if way == "lora" else "*"
+
+
+@dataclass
+class Taught:
+    """A network that has learned English, in one of the two ways of going on, and where its guards are."""
+
+    model: GPT
+    start: dict[str, torch.Tensor]
+    """Its weights now, to go back to after each run."""
+    guards: Path
+    network: str
+    """A name for exactly these weights and guards."""
+
+    def restart(self) -> None:
+        """Put the weights back."""
+        self.model.load_state_dict(self.start)
+
+    def guard(self, way: str, name: str, strength: float, settings: Settings) -> Consolidator:
+        """Return what a measure found for English, holding with a relative strength."""
+        guard = Consolidator(self.model, measure(name, settings), protect=protected(way))
+        guard.load(self.guards / f"{way}-{name}.safetensors")
+        importance = torch.cat([omega.flatten() for omega in guard.importance.values()])
+        guard.strength = strength / float(importance.mean())
+        return guard
+
+
+def learn_english(settings: Settings, corpus: Corpus, device: Device, seed: int, folder: Path) -> None:
+    """Train a network on English, measure with every measure, and leave all of it in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "complete").unlink(missing_ok=True)
+    model = new_model(settings, device, seed)
+    optimizer = device.optimizer(model, settings.english_rate, DECAY)
+    rates = schedule(optimizer, settings.english_steps)
+    guards = {name: Consolidator(model, measure(name, settings), protect=protected("full")) for name in MEASURES}
+    text = corpus.of("english", "train")
+    given = batches(text, settings.english_steps, settings.english_batch, settings.context, seed, "english")
+    for step, batch in enumerate(given):
+        if step == settings.english_steps - settings.watched:
+            guards["SOS"].attach(optimizer)
+        optimizer.zero_grad()
+        device.loss(model, batch).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        rates.step()
+    guards["SOS"].detach()
+    _consolidate("full", guards, settings, corpus, seed, folder)
+
+    write_tensors(folder / "model.safetensors", model.state_dict(), {"kind": kind_of(settings)})
+    adapted = start_python(settings, device, seed, folder, "lora").model
+    guards = {name: Consolidator(adapted, measure(name, settings), protect=protected("lora")) for name in MEASURES}
+    _watch_adapter(guards["SOS"], adapted, settings, corpus, device, seed)
+    _consolidate("lora", guards, settings, corpus, seed, folder)
+    (folder / "complete").touch()
+
+
+def start_python(settings: Settings, device: Device, seed: int, folder: Path, way: str) -> Taught:
+    """Return the network as it was after English, with an adapter if it goes on with one."""
+    model = new_model(settings, device, seed)
+    tensors, _ = read_tensors(folder / "model.safetensors")
+    model.load_state_dict(tensors)
+    weights = hashlib.sha256()
+    for name in sorted(tensors):
+        weights.update(tensors[name].numpy().tobytes())
+    if way == "lora":
+        adapt(model.cpu(), settings.rank, generator_for(seed, "adapter"))
+        model.to(device.device)
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return Taught(model, start, folder, f"{kind_of(settings)}-{weights.hexdigest()[:8]}")
+
+
+def is_learned(settings: Settings, folder: Path) -> bool:
+    """Whether a folder has a network that learned English with these settings."""
+    if not (folder / "complete").exists():
+        return False
+    _, metadata = read_tensors(folder / "model.safetensors")
+    return metadata.get("kind") == kind_of(settings)
+
+
+def new_model(settings: Settings, device: Device, seed: int) -> GPT:
+    """Return a network that has learned nothing."""
+    torch.manual_seed(derive_seed(seed, "model"))
+    return GPT(settings.width, settings.layers, settings.heads, settings.context).to(device.device)
+
+
+def _watch_adapter(
+    guard: Consolidator, model: GPT, settings: Settings, corpus: Corpus, device: Device, seed: int
+) -> None:
+    """Show SOS the English gradients of an adapter, which has no training behind it to watch.
+
+    With a learning rate of 0 the steps change nothing.
+    """
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
+    guard.attach(optimizer)
+    text = corpus.of("english", "train")
+    for batch in batches(text, settings.adapter_steps, settings.python_batch, settings.context, seed, "watched"):
+        optimizer.zero_grad()
+        device.loss(model, batch).backward()
+        optimizer.step()
+    guard.detach()
+
+
+def _consolidate(
+    way: str, guards: dict[str, Consolidator], settings: Settings, corpus: Corpus, seed: int, folder: Path
+) -> None:
+    """Let every measure look at the same English samples, and save what each found."""
+    text = corpus.of("english", "train")
+    samples = list(batches(text, -(-settings.measured // 64), 64, settings.context, seed, "measured"))
+    for name, guard in guards.items():
+        found = guard.consolidate([sample[:, :-1] for sample in samples])
+        slow = [parameter for task in found.values() for parameter in task.fallback]
+        if slow:
+            print(f"{name}: no layer rule covers {', '.join(slow)}; measuring them takes long", flush=True)
+        guard.save(folder / f"{way}-{name}.safetensors")
+
+
+def kind_of(settings: Settings) -> str:
+    """Return a name for the settings that make a network and its guards what they are."""
+    later = ("python_steps", "python_rate", "looks", "windows", "strengths", "seeds")
+    kept = {name: value for name, value in asdict(settings).items() if name not in later}
+    return hashlib.sha256(repr(kept).encode()).hexdigest()[:8]

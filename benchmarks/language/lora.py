@@ -1,0 +1,30 @@
+"""A LoRA adapter: what a layer learns is a product BA of low rank, added to weights that stay as they are."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+SCALE = 2.0
+ADAPTED = ("qkv", "attended", "wide", "narrow")
+
+
+class Adapted(nn.Module):
+    """A linear layer with an adapter. B starts at 0, so that nothing changes at first."""
+
+    def __init__(self, layer: nn.Linear, rank: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.layer = layer
+        a = torch.empty(rank, layer.in_features).normal_(std=layer.in_features**-0.5, generator=generator)
+        self.lora_a = nn.Parameter(a)
+        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + SCALE * linear(linear(x, self.lora_a), self.lora_b)
+
+
+def adapt(model: nn.Module, rank: int, generator: torch.Generator) -> None:
+    """Freeze a GPT and give every linear layer of its blocks an adapter."""
+    model.requires_grad_(False)
+    for block in model.blocks:
+        for name in ADAPTED:
+            setattr(block, name, Adapted(getattr(block, name), rank, generator))

@@ -1,0 +1,87 @@
+"""The study's tables, as Markdown and as data."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.harness import surroundings
+from benchmarks.language.frontier import Mean, Point, lost_at, points
+from benchmarks.language.python import FINE_TUNE, Learned
+from benchmarks.language.settings import MEASURES, WAYS, Settings
+
+TITLE = "English, then Python: what is lost and what is gained"
+COMMAND = "python -m benchmarks.language run english-python.npz"
+SHARES = (0.5, 0.75, 0.9)
+NAMES = {"full": "All weights trained", "lora": "A LoRA adapter trained"}
+
+
+def write(folder: Path, learned: Sequence[Learned], settings: Settings, corpus: str, parameters: int) -> None:
+    """Write ``language.md`` and ``language.json``."""
+    where = {**surroundings("gpu-language"), "command": COMMAND, "corpus": f"sha256 {corpus}"}
+    where["versions"] = ", ".join(where["versions"].split(", ")[:2])  # of the packages that took part
+    found = points(learned)
+    document = {**where, "title": TITLE, "settings": asdict(settings), "points": [asdict(point) for point in found]}
+    (folder / "language.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    lines = [f"# {TITLE}", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
+    lines += [f"- {note}" for note in _notes(learned, settings, parameters)]
+    for way in WAYS:
+        here = [point for point in found if point.way == way]
+        if here:
+            lines += ["", f"## {NAMES[way]}", "", f"<!-- {way} -->", "", *_table(here), "", *_at_equal_gain(here)]
+            lines += ["", f"<!-- end of {way} -->"]
+    (folder / "language.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def _notes(learned: Sequence[Learned], settings: Settings, parameters: int) -> list[str]:
+    before = {
+        language: Mean.over(list({found.lesson.seed: getattr(found, language)[0] for found in learned}.values()))
+        for language in ("english", "python")
+    }
+    rates = ", ".join(f"{rate:g} ({way})" for way, rate in settings.python_rate.items())
+    seeds = ", ".join(str(seed) for seed in sorted({found.lesson.seed for found in learned}))
+    return [
+        (
+            f"A GPT over bytes, {settings.layers} layers of width {settings.width}, {parameters / 1e6:.1f} million "
+            f"weights, context {settings.context}; English {settings.english_steps} steps of {settings.english_batch} "
+            f"samples, then Python {settings.python_steps} of {settings.python_batch} at learning rate {rates}; LoRA "
+            f"of rank {settings.rank}."
+        ),
+        f"Before Python: English {before['english']}, Python {before['python']} bits a byte, over seeds {seeds}.",
+        (
+            "Losses are bits a byte on text kept apart; ± is the standard error over seeds. s is the strength relative "
+            "to the measure's mean importance, c = s / mean Ω."
+        ),
+        f"A lesson took {statistics.median(found.seconds for found in learned):.1f} s (median), with its evaluations.",
+    ]
+
+
+def _table(here: Sequence[Point]) -> list[str]:
+    lines = ["| method | s | English lost | Python gained | seeds |", "|---|---|---|---|---|"]
+    for name in (FINE_TUNE, *MEASURES):
+        for point in (point for point in here if point.measure == name):
+            strength = "" if name == FINE_TUNE else f"{point.strength:g}"
+            lines.append(f"| {name} | {strength} | {point.lost} | {point.gained} | {len(point.seeds)} |")
+    return lines
+
+
+def _at_equal_gain(here: Sequence[Point]) -> list[str]:
+    """Return the English lost where each method has gained a share of what fine-tuning gains."""
+    free = next((point for point in here if point.measure == FINE_TUNE), None)
+    if free is None:
+        return []
+    lines = [
+        "English lost at equal gain, read off the straight lines between neighbouring strengths:",
+        "",
+        f"| Python gained, of fine-tuning's | {' | '.join(MEASURES)} |",
+        "|---|" + "---|" * len(MEASURES),
+    ]
+    for share in SHARES:
+        cells = []
+        for name in MEASURES:
+            line = [free, *(point for point in here if point.measure == name)]
+            lost = lost_at(line, share * free.gained.value)
+            cells.append("–" if lost is None else f"{lost:.3f}")
+        lines.append(f"| {share:.0%} | {' | '.join(cells)} |")
+    return [*lines, f"| fine-tuning: 100% | {' | '.join([f'{free.lost.value:.3f}'] * len(MEASURES))} |"]

@@ -1,0 +1,88 @@
+"""Training and measuring losses: the parts that English and Python share."""
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from benchmarks.language.gpt import GPT
+from holdfast.seeding import generator_for
+
+WARMUP = 0.1
+EVALUATED_TOGETHER = 64
+
+
+class Device:
+    """Where and how the network runs: bf16 and compiled blocks on a GPU, plainly on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.on_gpu = device.type == "cuda"
+        self._call = nn.Module.__call__
+        if self.on_gpu:
+            # One compiled block serves all blocks and runs, in a few variants: trained or evaluated, with an adapter
+            # or without. Beyond the limit it would fall back to eager, with no more than a warning.
+            torch._dynamo.config.recompile_limit = 16
+            torch._dynamo.config.fail_on_recompile_limit_hit = True
+            self._call = torch.compile(_call, dynamic=False)
+
+    def loss(self, model: GPT, text: Tensor) -> Tensor:
+        """Return the mean loss, in nats a byte, of predicting each byte of ``[N, T + 1]`` from those before."""
+        with self._precision():
+            logits = model(text[:, :-1], self._call)
+        return cross_entropy(logits.float().flatten(0, 1), text[:, 1:].flatten())
+
+    def optimizer(self, model: nn.Module, rate: float, decay: float) -> AdamW:
+        """Return AdamW over everything that is trained; only matrices decay."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        groups = [
+            {"params": [p for p in trained if p.ndim > 1], "weight_decay": decay},
+            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        return AdamW([group for group in groups if group["params"]], lr=rate, betas=(0.9, 0.99), fused=self.on_gpu)
+
+    def synchronise(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.on_gpu)
+
+
+def _call(block: nn.Module, x: Tensor) -> Tensor:
+    return block(x)
+
+
+def schedule(optimizer: AdamW, steps: int) -> LambdaLR:
+    """Let the learning rate rise in the first tenth of the steps and then fall to 0."""
+    warm = max(1, round(WARMUP * steps))
+    return LambdaLR(optimizer, lambda step: min((step + 1) / warm, (steps - step) / max(1, steps - warm)))
+
+
+def batches(text: Tensor, steps: int, size: int, context: int, *purpose: str | int) -> Iterator[Tensor]:
+    """Yield pieces of a text from anywhere, ``[size, context + 1]`` for each step, the same ones for one purpose."""
+    latest = len(text) - context - 1
+    starts = torch.randint(latest + 1, (steps, size), generator=generator_for(*purpose))
+    for chosen in starts.to(text.device):
+        yield _windows(text, chosen, context)
+
+
+@torch.no_grad()
+def bits_per_byte(device: Device, model: GPT, text: Tensor, windows: int, context: int) -> float:
+    """Return the mean loss over pieces that are spread evenly over a text."""
+    starts = torch.linspace(0, len(text) - context - 1, windows, dtype=torch.float64).long().to(text.device)
+    model.eval()
+    losses = [
+        device.loss(model, _windows(text, chosen, context)) * len(chosen) for chosen in starts.split(EVALUATED_TOGETHER)
+    ]
+    model.train()
+    return float(torch.stack(losses).sum()) / windows / math.log(2)
+
+
+def _windows(text: Tensor, starts: Tensor, context: int) -> Tensor:
+    return text[starts[:, None] + torch.arange(context + 1, device=text.device)].long()

@@ -1,0 +1,272 @@
+"""The study of English and Python: its text, its network, and the whole of it at a tiny size."""
+
+import contextlib
+import dataclasses
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast
+from benchmarks.language import __main__ as command
+from benchmarks.language import corpus, plot, reading, report, study
+from benchmarks.language.english import is_learned, learn_english, start_python
+from benchmarks.language.frontier import lost_at, points
+from benchmarks.language.gpt import GPT
+from benchmarks.language.lora import adapt
+from benchmarks.language.python import FINE_TUNE, Learned, Lesson
+from benchmarks.language.settings import MEASURES, Settings
+from benchmarks.language.sources import Source
+from benchmarks.language.training import Device, batches, bits_per_byte, schedule
+from holdfast.seeding import generator_for
+
+TINY = Settings(
+    width=16,
+    layers=2,
+    heads=2,
+    context=16,
+    rank=2,
+    english_steps=60,
+    english_batch=8,
+    english_rate=1e-2,
+    watched=20,
+    measured=4,
+    adapter_steps=3,
+    python_steps=12,
+    python_batch=8,
+    python_rate={"full": 1e-2, "lora": 3e-2},
+    looks=2,
+    windows=8,
+    strengths=dict.fromkeys(MEASURES, (1e-9, 1e2)),
+    seeds=(0,),
+)
+ENGLISH = "The people of the island were asked what they thought of the weather. "
+PYTHON = "def weather(island):\n    return [w for w in island.people() if w is not None]\n"
+
+
+@pytest.fixture(scope="module")
+def text():
+    parts = {("english", "train"): ENGLISH * 6, ("english", "validation"): ENGLISH * 2}
+    parts |= {("python", "train"): PYTHON * 6, ("python", "validation"): PYTHON * 2}
+    return corpus.Corpus({key: torch.tensor(list(part.encode()), dtype=torch.uint8) for key, part in parts.items()})
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    return Device(torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("language")
+
+
+@pytest.fixture(scope="module")
+def learned(text, cpu, folder):
+    """Every lesson of the tiny study."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        assert study.run(TINY, text, cpu, folder / "language.jsonl", folder / "work", seconds=1e9)
+    assert "no layer rule" not in told.getvalue() and told.getvalue().count("bits a byte") == 18
+    return study.read(folder / "language.jsonl")
+
+
+def test_every_method_strength_and_way_is_run(learned):
+    assert len(learned) == len({found.lesson for found in learned}) == 2 * (1 + 2 * len(MEASURES))
+    for found in learned:
+        assert found.at == [0, 6, 12] and len(found.english) == len(found.python) == 3
+        # English has been learned, of 8 bits a byte; both ways begin from the same network
+        assert found.english[0] == pytest.approx(learned[0].english[0], abs=1e-5) and found.english[0] < 5
+
+
+def test_strength_goes_from_no_effect_to_learning_nothing(learned):
+    for way in ("full", "lora"):
+        here = {(f.lesson.measure, f.lesson.strength): f for f in learned if f.lesson.way == way}
+        free = here[FINE_TUNE, 0.0]
+        assert free.gained > 0.2 and free.lost > 0.01
+        for measure in MEASURES:
+            weak, strong = (here[measure, strength] for strength in TINY.strengths[measure])
+            assert weak.python[-1] == pytest.approx(free.python[-1], abs=1e-3)
+            assert strong.gained < 0.7 * free.gained
+            assert strong.lost < free.lost
+
+
+def test_a_study_goes_on_where_it_was_cut_off(learned, text, cpu, folder, tmp_path):
+    lines = tmp_path / "language.jsonl"
+    whole = (folder / "language.jsonl").read_text().splitlines(keepends=True)
+    lines.write_text("".join(whole[:5]) + whole[5][:30])
+    assert not study.run(TINY, text, cpu, lines, folder / "work", seconds=0)
+    assert lines.read_text() == "".join(whole[:5])  # too late to start anything, and the broken line is gone
+    lines.write_text("".join(whole[:-2]) + whole[-2][:30])
+    assert study.run(TINY, text, cpu, lines, folder / "work", seconds=1e9)
+    again = study.read(lines)
+    assert [found.lesson for found in again] == [found.lesson for found in learned]
+    assert again[-2].python == learned[-2].python  # on a CPU, bit for bit
+    assert study.run(TINY, text, cpu, lines, tmp_path / "gone", seconds=0)  # all done: no network is needed
+    more = dataclasses.replace(TINY, seeds=(0, 1))
+    assert not study.run(more, text, cpu, lines, tmp_path / "gone", seconds=0)
+
+
+def test_other_settings_learn_english_anew(learned, folder):
+    assert is_learned(TINY, folder / "work" / "seed-0")
+    assert is_learned(dataclasses.replace(TINY, python_steps=3), folder / "work" / "seed-0")
+    assert not is_learned(dataclasses.replace(TINY, english_steps=61), folder / "work" / "seed-0")
+    assert not is_learned(TINY, folder / "work" / "seed-1")
+
+
+def test_guards_hold_what_the_plain_measures_find(learned, text, cpu, folder):
+    taught = start_python(TINY, cpu, 0, folder / "work" / "seed-0", "full")
+    samples = next(batches(text.of("english", "train"), 1, 64, TINY.context, 0, "measured"))[:4, :-1]
+    expected = holdfast.MAS().measure(taught.model, [samples])
+    guard = taught.guard("full", "MAS", 3.0, TINY)
+    for name, value in guard.importance.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-7)
+        assert torch.equal(guard.anchor[name], taught.start[name])
+    mean = torch.cat([value.flatten() for value in guard.importance.values()]).mean()
+    assert guard.strength * float(mean) == pytest.approx(3.0)
+    assert taught.guard("full", "L2", 3.0, TINY).strength == pytest.approx(3.0)
+
+
+def test_an_adapter_changes_nothing_at_first_and_only_b_is_important(learned, text, cpu, folder):
+    full, adapted = (start_python(TINY, cpu, 0, folder / "work" / "seed-0", way) for way in ("full", "lora"))
+    given = text.of("python", "validation")[None, :16].long()
+    torch.testing.assert_close(adapted.model(given), full.model(given))
+    trained = {name for name, p in adapted.model.named_parameters() if p.requires_grad}
+    assert len(trained) == 2 * 4 * TINY.layers and all("lora_" in name for name in trained)
+    for measure in ("EWC", "SOS", "MAS"):
+        found = adapted.guard("lora", measure, 1.0, TINY).importance
+        assert set(found) == trained
+        for name, value in found.items():
+            assert bool(value.any()) == name.endswith("lora_b"), (measure, name)
+
+
+def test_the_report_and_the_picture(learned, folder, capsys):
+    report.write(folder, learned, TINY, "abc", 12345)
+    said = (folder / "language.md").read_text()
+    assert said.count("| fine-tune |  |") == 2 and "sha256 abc" in said and "English lost at equal gain" in said
+    assert len(json.loads((folder / "language.json").read_text())["points"]) == len(learned)
+    command.main(["plot", "--results", str(folder), "--picture", str(folder / "p.png")])
+    picture = (folder / "p.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
+    plot.draw(points(learned), folder / "again.png")
+    assert (folder / "again.png").read_bytes() == picture
+
+
+def test_plotting_nothing_says_what_to_do(tmp_path):
+    with pytest.raises(SystemExit, match=r"First: python -m benchmarks\.language run"):
+        command.main(["plot", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"There is no corpus at .*prepare"):
+        command.main(["run", str(tmp_path / "corpus.npz"), "--rehearse"])
+
+
+def found(strength, english, python, seed=0, network="n", measure="L2"):
+    lesson = Lesson(seed, "full", measure, strength, network, 1, 1, 0.1)
+    return Learned(lesson, [0, 1], [2.0, 2.0 + english], [4.0, 4.0 - python], 1.0)
+
+
+def test_points_are_means_over_seeds_of_their_latest_networks():
+    lines = [found(1.0, 9.0, 9.0, network="old"), found(1.0, 0.1, 0.5), found(1.0, 0.3, 0.7, seed=1, network="other")]
+    (point,) = points(lines)
+    assert point.seeds == (0, 1)
+    assert (point.lost.value, point.lost.error) == (pytest.approx(0.2), pytest.approx(0.1))
+    assert point.gained.value == pytest.approx(0.6)
+    line = points([found(1.0, 0.1, 0.5), found(0.1, 0.5, 1.0)])
+    assert lost_at(line, 0.75) == pytest.approx(0.3)
+    assert lost_at(line, 1.1) is None
+
+
+def test_each_byte_is_predicted_from_those_before():
+    torch.manual_seed(0)
+    model = GPT(16, 2, 2, 12)
+    text = torch.randint(256, (1, 12))
+    other = text.clone()
+    other[0, 7] = (other[0, 7] + 1) % 256
+    differs = (model(text) - model(other)).abs().amax(-1)[0] > 1e-7
+    assert differs.tolist() == [False] * 7 + [True] * 5
+
+
+def test_losses_are_bits_a_byte_over_the_whole_text(cpu):
+    model = GPT(16, 1, 2, 8)
+    torch.nn.init.zeros_(model.logits.weight)
+    assert bits_per_byte(cpu, model, torch.arange(200, dtype=torch.uint8), 5, 8) == pytest.approx(8.0)
+
+
+def test_the_rate_rises_and_falls_to_nothing(cpu):
+    optimizer = cpu.optimizer(GPT(16, 1, 2, 8), 1.0, 0.1)
+    rates, seen = schedule(optimizer, 20), []
+    for _ in range(20):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        rates.step()
+    assert seen[:2] == [0.5, 1.0] and max(seen) == 1.0
+    assert seen[-1] == pytest.approx(1 / 18) and optimizer.param_groups[0]["lr"] == 0
+
+
+# Dynamo looks at the gradients of what enters a block.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_one_compiled_block_serves_every_block_and_network():
+    compiled = []
+
+    def backend(graph, _inputs):
+        compiled.append(graph)
+        return graph
+
+    call = torch.compile(lambda block, x: block(x), dynamic=False, backend=backend)
+    for seed in range(2):
+        GPT(16, 3, 2, 8)(torch.zeros(2, 8, dtype=torch.long), call)
+        assert len(compiled) == 1, seed
+    adapted = GPT(16, 3, 2, 8)
+    adapt(adapted, 2, generator_for(0, "adapter"))
+    adapted(torch.zeros(2, 8, dtype=torch.long), call)
+    assert len(compiled) <= 3  # what enters the first block needs no gradient there
+
+
+def test_text_is_read_from_pages_dictionaries_sayings_and_modules():
+    prose = "It is a truth universally acknowledged that somebody must be in want of something."
+    page = (
+        f"<html><head><title>{prose}</title></head><body><p>{prose}</p><pre>{prose}</pre><li>x = 1</li></body></html>"
+    )
+    assert reading.html(page.encode()) == [prose]
+    entry = f"Truth \\Truth\\, n.\n   {prose[:38]}\n   {prose[39:]}\n   [1913 Webster]\n\n0 1 2 3 4"
+    assert reading.dictionary(entry.encode()) == [f"Truth \\Truth\\, n. {prose}"]
+    assert reading.fortunes(f"{prose}\n%\n+--+ |  | +--+\n%\n{prose}".encode()) == [f"{prose}\n\n{prose}"]
+    module = b"import os\n" * 60
+    assert reading.python(module) == [module.decode()]
+    assert reading.python(module[:100]) == reading.python(module * 1000) == []
+
+
+def test_a_corpus_is_split_by_document_and_has_nothing_twice(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "stories_1%3a2.0-1_all"
+    (folder / "usr").mkdir(parents=True)
+    (tmp_path / "stories_1%3a2.0-1_all.deb").touch()
+    licence = "This file may be copied, changed and given to others by anybody who wants to do so. " * 2
+    for number in range(120):
+        own = f"Here begins story {number}, which no other story in the whole of this package begins like. " * 4
+        (folder / "usr" / f"{number}.txt").write_text(f"{licence}\n\n{own}")
+    (folder / "usr" / "copy.txt").write_text((folder / "usr" / "7.txt").read_text())
+    source = Source("stories", ("usr/*.txt",), lambda content: [content.decode()])
+    monkeypatch.setattr(corpus, "ENGLISH", (source,))
+    monkeypatch.setattr(corpus, "PYTHON", (dataclasses.replace(source, read=lambda content: [content.decode()[::-1]]),))
+    command.main(["prepare", str(tmp_path / "corpus.npz"), "--packages", str(tmp_path)])
+    made = corpus.load(tmp_path / "corpus.npz")
+    parts = {key: bytes(text.tolist()).decode() for key, text in made.texts.items()}
+    train, validation = parts["english", "train"], parts["english", "validation"]
+    assert (train + validation).count(licence.strip()) == 1
+    for number in range(120):
+        assert (f"story {number}," in train) != (f"story {number}," in validation)
+        assert (train + validation).count(f"story {number}, which") == 4
+    assert validation
+    listing = json.loads((tmp_path / "corpus.json").read_text())
+    assert listing["sources"][0]["version"] == "1:2.0-1" and listing["sha256"] == made.digest()
+    first = (tmp_path / "corpus.npz").read_bytes()
+    command.main(["prepare", str(tmp_path / "corpus.npz"), "--packages", str(tmp_path)])
+    assert (tmp_path / "corpus.npz").read_bytes() == first
+    with np.load(tmp_path / "corpus.npz") as file:
+        assert file["english_train"].dtype == np.uint8
+
+
+def test_a_network_is_the_same_for_the_same_seed(text, cpu, folder, learned, tmp_path):
+    learn_english(TINY, text, cpu, 0, tmp_path)
+    assert start_python(TINY, cpu, 0, tmp_path, "full").network == learned[0].lesson.network
