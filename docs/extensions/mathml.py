@@ -4,6 +4,7 @@ Sphinx's own renderers either fetch MathJax when a page is read or need a TeX in
 """
 # ruff: noqa: INP001 (Sphinx finds extensions on a path, not in a package)
 
+import re
 from html import escape
 from typing import Any
 
@@ -19,8 +20,12 @@ REPAIRS = {
     "<mi>&#x0007E;</mi>": "<mo>&#x0223C;</mo>",  # \sim is a relation, not a tilde from the keyboard
     "negativethinmathspace": "-0.167em",  # browsers know lengths alone, not MathML 3's names for them
     '<mo stretchy="false">&#x0007E;</mo></mover>': '<mo stretchy="false">&#x002DC;</mo></mover>',  # \tilde as an accent
+    "<mo>&#x0002A;</mo>": "<mo>&#x02217;</mo>",  # in a formula, a star stands in the middle and is not raised by itself
     "<mi>log</mi>": '<mo lspace="0.167em" rspace="0.167em">log</mo>',  # which stands apart from what it is applied to
 }
+
+# A prime is raised by itself. As an exponent it is drawn too small and too high by most fonts.
+PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")
 
 
 def to_mathml(node: nodes.math | nodes.math_block, display: str) -> str:
@@ -35,6 +40,7 @@ def to_mathml(node: nodes.math | nodes.math_block, display: str) -> str:
         logger.warning("formula %r: latex2mathml does not know all of it: %s", latex, made, location=node)
     for wrong, right in REPAIRS.items():
         made = made.replace(wrong, right)
+    made = PRIME.sub(r'<mrow>\1<mo lspace="0em" rspace="0em">&#x02032;</mo></mrow>', made)
     return made.replace("<math ", f'<math aria-label="{escape(latex)}" ', 1)
 
 

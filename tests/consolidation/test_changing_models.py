@@ -121,3 +121,21 @@ def test_a_module_that_is_replaced_by_one_of_the_same_shape_is_followed():
     (0 * loss(model, batch(0))).backward()
     optimizer.step()
     torch.testing.assert_close(model[0].weight, before - 0.1 * (before - guard.anchor["0.weight"]))
+
+
+def test_a_module_that_is_replaced_by_one_of_another_shape_within_its_first_task_starts_anew():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.SI(), watch=["SOS"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    train(model, optimizer)
+    model[2] = nn.Linear(5, 7).double()
+    fresh = model[2].weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    train(model, optimizer)
+    assert torch.equal(guard.path.start["2.weight"], fresh)
+    assert guard.path.running["SI"]["2.weight"].shape == (7, 5)
+    assert guard.path.steps == 6
+    guard.consolidate()
+    assert guard.importance["2.weight"].shape == (7, 5)

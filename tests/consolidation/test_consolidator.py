@@ -187,6 +187,10 @@ def test_what_cannot_be_attached():
     unchanged(guard, lambda: guard.attach(other), holdfast.OptimizerError, "owns none of the 4 protected")
     unchanged(guard, guard.attach, holdfast.OptimizerError, "given no optimiser")
     unchanged(guard, lambda: guard.attach(model), holdfast.OptimizerError, "given a Sequential")
+    frozen = net().requires_grad_(False)
+    adapter = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    held = holdfast.Consolidator(frozen, "L2", protect="*")
+    unchanged(held, lambda: held.attach(adapter), holdfast.OptimizerError, "All of them are frozen")
     climbing = torch.optim.SGD(model.parameters(), lr=0.1, maximize=True)
     unchanged(guard, lambda: guard.attach(climbing), holdfast.OptimizerError, "maximize=True")
     sparse = torch.optim.SparseAdam(model.parameters())
@@ -210,6 +214,30 @@ def test_a_parameter_that_no_optimizer_trains_is_warned_of():
     guard = holdfast.Consolidator(model, "SOS")
     with pytest.warns(holdfast.HoldfastWarning, match=r"trains '2.weight' and 1 other"):
         guard.attach(torch.optim.SGD(model[0].parameters(), lr=0.1))
+
+
+def test_a_second_consolidator_at_the_same_optimizer_is_warned_of():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first, second = (holdfast.Consolidator(model, "SOS") for _ in range(2))
+    first.attach(optimizer)
+    first.attach(optimizer)
+    with pytest.warns(holdfast.HoldfastWarning, match="SGD is attached to another Consolidator"):
+        second.attach(optimizer)
+    second.detach()
+    first.attach(optimizer, hold=False)  # which adds no penalty that another could see
+    second.attach(optimizer)
+    second.detach()
+    first.detach()
+    body, head = (holdfast.Consolidator(model, "SOS", protect=part) for part in ("0.*", "2.*"))
+    body.attach(optimizer)
+    head.attach(optimizer)
+
+
+def test_what_is_no_model():
+    model = net()
+    with pytest.raises(holdfast.ConfigurationError, match=r"model=SGD: expected a torch.nn.Module"):
+        holdfast.Consolidator(torch.optim.SGD(model.parameters(), lr=0.1), "SOS")
 
 
 def test_calls_out_of_order():

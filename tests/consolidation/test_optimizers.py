@@ -1,10 +1,12 @@
 """The hooks, with every optimiser of torch: a held step equals a step on loss + penalty."""
 
 import copy
+import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast
 from tests.consolidation.helpers import batch, consolidated, loss, net, weights
@@ -227,6 +229,85 @@ def test_detach_and_attach_again():
         torch.testing.assert_close(weights(model)[name], value)
 
 
+def test_an_optimizer_that_is_given_twice_holds_once_and_the_latest_word_counts():
+    model = net()
+    guard = consolidated(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for hold in (True, False):
+        guard.attach(optimizer, optimizer, hold=hold)
+        twin, total_loss = penalised_copy(guard, model)
+        optimizer.zero_grad()
+        loss(model, batch(0)).backward()
+        optimizer.step()
+        (total_loss(batch(0)) if hold else loss(twin, batch(0))).backward()
+        torch.optim.SGD(twin.parameters(), lr=0.1).step()
+        for name, value in weights(twin).items():
+            torch.testing.assert_close(weights(model)[name], value)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """An optimiser around another, as many are written, that moves the weights once more after the other's step."""
+
+    def __init__(self, optimizer):
+        super().__init__([p for group in optimizer.param_groups for p in group["params"]], {})
+        self.optimizer = optimizer
+        self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+        with torch.no_grad():
+            for slow, fast in zip(self.slow, self.param_groups[0]["params"], strict=True):
+                slow.lerp_(fast, 0.5)
+                fast.copy_(slow)
+
+
+def test_the_step_of_an_optimizer_around_another_is_the_whole_step():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.SI())
+    optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))
+    guard.attach(optimizer)
+    before = weights(model)
+    loss(model, batch(0)).backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    optimizer.step()
+    after = weights(model)
+    for name, path in guard.path.running["SI"].items():
+        torch.testing.assert_close(path, -gradients[name] * (after[name] - before[name]))
+
+
+class Copies(TorchDispatchMode):
+    """Counts the copies of whole parameters' gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.made += function is torch.ops.aten.clone.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_gradients_from_a_closure_are_copied_only_for_measures_that_wait_for_the_step():
+    made = {}
+    for measure in (holdfast.SOS(), holdfast.SI()):
+        model = net()
+        guard = holdfast.Consolidator(model, measure)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        guard.attach(optimizer)
+
+        def closure(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            value = loss(model, batch(0))
+            value.backward()
+            return value
+
+        optimizer.step(closure)
+        with Copies() as copies:
+            optimizer.step(closure)
+        made[measure.name] = copies.made
+    assert made == {"SOS": 0, "SI": 4}
+
+
 def test_the_penalty_in_ones_own_loss():
     model = net()
     guard = consolidated(model)
@@ -241,12 +322,37 @@ def test_the_penalty_in_ones_own_loss():
         torch.testing.assert_close(weights(model)[name], value)
 
 
+def test_detaching_frees_what_only_steps_need():
+    model = net()
+    guard = consolidated(model, watch=["SI"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    loss(model, batch(0)).backward()
+    optimizer.step()
+    buffers = [weakref.ref(t) for kept in (guard._watcher._before, guard._watcher._held_back) for t in kept.values()]
+    assert len(buffers) == 8
+    guard.detach()
+    assert not any(ref() is not None for ref in buffers)
+
+
 def test_an_optimizer_that_is_gone_is_let_go():
     model = net()
     guard = consolidated(model)
     for _ in range(3):
         guard.attach(torch.optim.Adam(model.parameters()))
     assert len([ref for ref, _ in guard._hooks if ref() is not None]) <= 1
+
+
+def test_the_penalty_in_pieces_is_the_penalty(monkeypatch):
+    """Where it is not differentiated it is computed piece by piece."""
+    monkeypatch.setattr("holdfast.consolidation.pieces.PIECE", 3)
+    guard = consolidated(net())
+    differentiable = guard.penalty()
+    with torch.no_grad():
+        value = guard.penalty()
+    assert differentiable.requires_grad
+    assert value.item() > 0
+    torch.testing.assert_close(value, differentiable.detach(), rtol=1e-12, atol=0)
 
 
 def test_pieces_and_odd_memory_layouts_give_the_same(monkeypatch):

@@ -44,6 +44,8 @@ def test_a_tied_parameter_is_one_parameter_under_any_of_its_names():
         ("bdoy.*", "matches no parameter"),
         (["body.*", "haed.weight"], "Did you mean 'head.weight'"),
         ("body", r"Did you mean 'body\.\*'"),
+        ("weight", r"has to match the whole name. Did you mean '\*weight\*', which matches "),
+        (nn.Linear(2, 2), r"protect is a module, a Linear.*module.parameters\(\)"),
         ([], "empty list"),
         ([3], "holds a int"),
         (lambda name, p: False, "No parameter of the model was selected"),

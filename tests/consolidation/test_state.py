@@ -168,3 +168,31 @@ def test_tied_and_transposed_weights_are_saved(tmp_path):
     anchor = guard.anchor["0.weight"].clone()
     guard.load(tmp_path / "tied.safetensors")
     assert torch.equal(guard.anchor["0.weight"], anchor)
+
+
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_a_layer_that_was_frozen_before_the_state_was_saved_is_no_other_model(tmp_path, consolidated):
+    """The default protects what is trainable, and what was held before it was frozen."""
+    model = net()
+    guard, optimizer = make_guard(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    steps(model, guard, optimizer, [0])
+    if consolidated:
+        guard.consolidate([batch(0)])
+    model[0].requires_grad_(False)
+    guard.refresh()
+    guard.save(tmp_path / "guard.safetensors")
+    again = copy.deepcopy(model)
+    resumed = make_guard(again)
+    resumed.load(tmp_path / "guard.safetensors")
+    assert list(resumed.parameters) == list(guard.parameters)
+    expected = guard.state_dict()["tensors"]
+    assert resumed.state_dict()["tensors"].keys() == expected.keys()
+    assert all(torch.equal(resumed.state_dict()["tensors"][key], value) for key, value in expected.items())
+
+
+def test_a_state_that_is_loaded_in_inference_mode_serves_in_training(saved):
+    guard, path = saved
+    with torch.inference_mode():
+        guard.load(path)
+    assert not any(tensor.is_inference() for tensor in guard.state_dict()["tensors"].values())

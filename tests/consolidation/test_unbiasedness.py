@@ -128,3 +128,17 @@ def test_halves_are_refused_where_the_step_is_made_of_both(net, data, measure):
     guard.attach(torch.optim.SGD(net.parameters(), lr=0.1))
     with pytest.raises(holdfast.OrderError, match="took no part in the step"):
         guard.backward_halves(loss(net, data, [0]), loss(net, data, [1]))
+
+
+def test_halves_of_one_forward_pass_are_those_of_two(net, data):
+    def at_once(model, guard):
+        outputs = model(data[0])
+        losses = [nn.functional.cross_entropy(outputs[half], data[1][half]) for half in (slice(0, 2), slice(2, 4))]
+        guard.backward_halves(*losses, samples=2)
+
+    def apart(model, guard):
+        guard.backward_halves(loss(model, data, [0, 1]), loss(model, data, [2, 3]), samples=2)
+
+    once, twice = (raw_after_one_step(net, holdfast.SOS(alpha="unbiased"), act) for act in (at_once, apart))
+    for name, value in twice.items():
+        torch.testing.assert_close(once[name], value)

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import holdfast
+from holdfast.integrations.statistics import statistics
 from tests.consolidation.helpers import batch, loss, net, weights
 from tests.distributed.problem import (
     SIZE,
@@ -64,6 +65,33 @@ def fsdp_the_penalty_is_that_of_all_parts(here):
     for name, parameter in plain.named_parameters():
         gradient = dict(model.named_parameters())[name].grad
         torch.testing.assert_close(whole(gradient), parameter.grad, rtol=1e-8, atol=1e-12)
+
+
+def fsdp_what_is_logged_is_that_of_all_parts(here):
+    """Also of a bias with fewer elements than there are processes."""
+    torch.manual_seed(0)
+    model = sharded(here, nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double())
+    guard = holdfast.Consolidator(model, "magnitude")
+    assert statistics(guard)["holdfast/importance_max"] == 0
+    guard.consolidate()
+    found = statistics(guard)
+    every = torch.cat([whole(omega).flatten() for omega in guard.importance.values()])
+    assert found["holdfast/importance_mean"] == pytest.approx(every.mean().item())
+    assert found["holdfast/importance_max"] == pytest.approx(every.max().item())
+    assert everyones(found) == [found] * here.size
+
+
+def fsdp_the_first_version_is_refused(here):
+    """Its parameters are pieces of one flat tensor, cut wherever a process's share ends."""
+    options = {"device_id": torch.device("cpu"), "sharding_strategy": ShardingStrategy.FULL_SHARD}
+    model = FullyShardedDataParallel(net(), use_orig_params=True, **options)
+    with pytest.raises(holdfast.ModelError, match=r"'.*0.weight' was flattened by FullyShardedDataParallel"):
+        holdfast.Consolidator(model, "SOS")
+    inner = net()
+    guard = holdfast.Consolidator(inner, "SOS")
+    wrapped = FullyShardedDataParallel(inner, **options)  # later, as Trainers do
+    with pytest.raises(holdfast.ModelError, match="flattened"):
+        guard.attach(torch.optim.SGD(wrapped.parameters(), lr=0.1))
 
 
 def fsdp_parameters_left_whole_by_a_forward_pass_are_found(here):

@@ -173,4 +173,17 @@ def ranks_are_missed_where_they_were_not_seen(here):
         optimizer.step()
 
 
+def ranks_need_not_zero_the_gradients_of_what_nobody_trains(here):
+    """A layer before the trained ones, of no optimiser, gathers gradients for ever; nothing is kept of the others."""
+    network = net()
+    model = DistributedDataParallel(network)
+    guard = holdfast.Consolidator(model, MEASURE, strength=0.0, protect="2.weight")
+    optimizer = torch.optim.SGD(network[2].parameters(), lr=0.1)
+    guard.attach(optimizer)
+    guard.observe_ranks(SIZE // here.size)
+    steps(here, model, optimizer, range(3))
+    assert guard.path.steps == 3
+    assert id(network[2].bias) not in guard._watcher.rank_gradients._squares
+
+
 CHECKS = [check for name, check in list(globals().items()) if name.startswith("ranks_")]

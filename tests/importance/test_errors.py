@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+import holdfast
 from holdfast.errors import BatchError, HoldfastError, ModelError, NotFiniteError
 from holdfast.importance.engine import sample_importance
 from holdfast.importance.phi import SQUARE
@@ -96,6 +98,31 @@ def test_gradients_that_overflow():
         model.weight.mul_(1e30)
     with pytest.raises(NotFiniteError, match="importance of 'weight' is not finite after 3 samples"):
         sample_importance(model, [X], OutputNorm("logits"), SQUARE)
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        (X, r"Batches of type Tensor; expected an iterable.*\[batch\]"),
+        ({"x": X}, "Batches of type dict"),
+        (5, "Batches of type int"),
+        (TensorDataset(X, Y), r"TensorDataset, a data set of single samples.*DataLoader\(dataset"),
+    ],
+)
+def test_batches_that_are_none(batches, message):
+    with pytest.raises(BatchError, match=message):
+        sample_importance(nn.Linear(4, 2), batches, LogLikelihood(), SQUARE)
+    guard = holdfast.Consolidator(nn.Linear(4, 2), holdfast.Fisher())
+    with pytest.raises(BatchError, match=message):
+        guard.consolidate(batches)
+    assert guard.tasks == 0
+
+
+def test_an_error_of_the_models_own_says_what_it_was_called_with():
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as raised:
+        sample_importance(nn.Linear(5, 2), [{"input": X}], LogLikelihood(), SQUARE)
+    (note,) = raised.value.__notes__
+    assert "3 samples as inputs of shape {'input': (3, 4)}" in note and "forward=lambda model, inputs" in note
 
 
 def test_forward_that_returns_no_tensor():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.errors import BatchError, ConfigurationError
+from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning
 from holdfast.importance.engine import sample_importance
 from holdfast.importance.phi import ABSOLUTE, SQUARE
 from holdfast.importance.scores import CustomScore, LogLikelihood, OutputNorm
@@ -118,7 +118,8 @@ def test_regression_of_one_value():
 
 
 def test_one_class_has_no_information():
-    found = sample_importance(nn.Linear(4, 1), [torch.randn(3, 4)], LogLikelihood(), SQUARE)
+    with pytest.warns(HoldfastWarning, match=r"one output, .* nothing is held"):
+        found = sample_importance(nn.Linear(4, 1), [torch.randn(3, 4)], LogLikelihood(), SQUARE)
     assert not found.values["weight"].any()
 
 

@@ -143,3 +143,42 @@ def test_the_usual_registration_works_too(tmp_path):
     epoch(accelerator, model, optimizer, loader)
     accelerator.load_state(str(tmp_path))
     assert_same(state(guard), before)
+
+
+def test_every_guard_has_a_file_of_its_own(tmp_path):
+    """Two guards of the same kind: either would take the other's state for its own."""
+    accelerator = Accelerator(cpu=True)
+    guards = []
+    for seed in range(2):
+        model, optimizer, loader = prepared_with(accelerator, seed)
+        guards.append(holdfast.Consolidator(model, holdfast.SOS(), strength=1.0))
+        for _ in range(2):  # as for a new optimiser
+            prepare_guard(accelerator, guards[-1], optimizer)
+        epoch(accelerator, model, optimizer, loader)
+        guards[-1].consolidate()
+    accelerator.save_state(tmp_path)
+    expected = [guard.anchor for guard in guards]
+    assert not torch.equal(expected[0]["0.weight"], expected[1]["0.weight"])
+    accelerator.load_state(tmp_path)
+    for guard, anchor in zip(guards, expected, strict=True):
+        torch.testing.assert_close(guard.anchor, anchor, rtol=0, atol=0)
+    assert sorted(path.name for path in tmp_path.glob("holdfast*")) == [STATE_NAME, "holdfast_1.safetensors"]
+
+
+def prepared_with(accelerator, seed):
+    model = net()
+    with torch.no_grad():
+        model[0].weight.add_(seed)
+    return accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data(), batch_size=4))
+
+
+def test_mistakes_are_explained(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, _ = prepared_with(accelerator, 0)
+    guard = holdfast.Consolidator(model, holdfast.SOS())
+    with pytest.raises(holdfast.ConfigurationError, match="A guard of type AcceleratedOptimizer; expected a Consolida"):
+        prepare_guard(accelerator, optimizer, guard)
+    accelerator.save_state(tmp_path)
+    prepare_guard(accelerator, guard, optimizer)
+    with pytest.raises(holdfast.StateError, match=r"made without prepare_guard\(\). Nothing was loaded"):
+        accelerator.load_state(tmp_path)

@@ -267,3 +267,13 @@ def test_another_model_than_the_guards_is_refused(tmp_path):
 def test_whoever_lacks_a_package_is_told_how_to_get_it():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert done.stdout.count("pip install 'holdfast[huggingface]'") == 2
+
+
+def test_what_is_no_guard_and_two_of_them(tmp_path):
+    model = tiny.gpt2()
+    with pytest.raises(holdfast.ConfigurationError, match="A guard of type GPT2LMHeadModel; expected a Consolidator"):
+        HoldfastCallback(model)
+    first, second = (holdfast.Consolidator(model, "SOS", protect=part) for part in ("*attn*", "*mlp*"))
+    with pytest.raises(holdfast.ConfigurationError, match="two callbacks of type HoldfastCallback"):
+        train(tmp_path, first, model, callbacks=[HoldfastCallback(second)])
+    train(tmp_path, first, model)  # a train() of its own has no memory of that

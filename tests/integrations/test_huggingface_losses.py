@@ -167,6 +167,8 @@ def test_which_models_shift_their_labels():
     assert not predicts_next_token(torch.nn.Linear(2, 2))
     assert not predicts_next_token(tiny.gpt2_classifier())
     assert predicts_next_token(tiny.gpt2())
+    assert predicts_next_token(torch.nn.Sequential(tiny.gpt2()))  # as in a module of one's own
+    assert not predicts_next_token(torch.nn.Sequential(t5))
 
 
 def test_labels_of_another_length_are_refused():

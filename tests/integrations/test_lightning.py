@@ -229,6 +229,25 @@ def test_a_checkpoint_without_the_guard_is_noticed(tmp_path):
         trainer(callbacks=[callback]).fit(module, loader(1), ckpt_path=tmp_path / "bare.ckpt")
 
 
+def test_a_checkpoint_that_is_only_evaluated_leaves_the_guard_as_it_is(tmp_path):
+    """The best checkpoint of a fit is from before the task was consolidated."""
+    module = make_module()
+    module.test_step = lambda batch, batch_idx: None
+    guard = holdfast.Consolidator(module, holdfast.SOS())
+    callback = HoldfastCallback(guard)
+    options = {"enable_checkpointing": True, "callbacks": [callback, ModelCheckpoint(tmp_path, filename="best")]}
+    fit = trainer(max_epochs=1, **options)
+    fit.fit(module, loader(1))
+    best = tmp_path / "best.ckpt"
+    fit.test(module, loader(1), ckpt_path=best, verbose=False)
+    assert guard.tasks == 1
+    assert guard.path.steps == 0
+    callback.consolidate_at_end = False
+    trainer(max_epochs=2, **options).fit(module, loader(1), ckpt_path=best)
+    assert guard.tasks == 0  # the task goes on where the checkpoint left it
+    assert guard.path.steps == 12
+
+
 def test_what_is_logged(tmp_path):
     module = make_module()
     guard = holdfast.Consolidator(module, holdfast.L2(), strength=2.0)
@@ -382,6 +401,19 @@ def test_mistakes_are_explained():
     stranger = HoldfastCallback(holdfast.Consolidator(network(), holdfast.SOS()))
     with pytest.raises(holdfast.OptimizerError, match="owns none"):
         trainer(callbacks=[stranger]).fit(make_module(), loader(1))
+    module = make_module()
+    for given in (module, holdfast.SOS(), "SOS"):
+        with pytest.raises(
+            holdfast.ConfigurationError, match=rf"A guard of type {type(given).__name__}; expected a Con"
+        ):
+            HoldfastCallback(given)
+    with pytest.raises(holdfast.ConfigurationError, match="A guard of type NoneType"):
+        trainer(callbacks=[HoldfastCallback(lambda module: None)]).fit(module, loader(1))
+    callback = HoldfastCallback(holdfast.Consolidator(module, holdfast.Fisher()))
+    with pytest.raises(holdfast.OrderError, match="has not met its module yet"):
+        callback.consolidate(trainer(callbacks=[callback]), loader(1))
+    with pytest.raises(holdfast.ConfigurationError, match="given a DataLoader as the trainer"):
+        callback.consolidate(loader(1))
 
 
 class _TwoLoaders(lightning_pytorch.LightningModule):

@@ -55,7 +55,7 @@ Address = Annotated[
     _option(help="Of the Ray cluster, HOST:PORT or auto; else $RAY_ADDRESS, else this machine.", panel=_MACHINE),
 ]
 SideBySide = Annotated[
-    int | None, _option(help="How many seeds and strengths train together; 8 on a GPU.", panel=_MACHINE, min=1)
+    int | None, _option(help="How many seeds and strengths train together; 10 on a GPU.", panel=_MACHINE, min=1)
 ]
 DataFolder = Annotated[
     Path | None,

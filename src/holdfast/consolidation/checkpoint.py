@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holdfast.consolidation.memory import Memory
-from holdfast.consolidation.state import place_of
+from holdfast.consolidation.state import parameters_of, place_of
 from holdfast.errors import StateError
 
 if TYPE_CHECKING:
@@ -28,15 +28,16 @@ def blank_state(memory: Memory, metadata: "Metadata", prefix: str) -> dict[str, 
             f"The checkpoint holds no state of a Consolidator under {prefix!r}; it has {there or 'nothing'}. "
             "Give the key that guard.state_dict() was saved by as prefix."
         )
+    tensors = [str(path[-1]) for path in kept.values() if path[0] == "tensors"]
+    parameters = parameters_of(memory, tensors)
     # A checkpoint has no place for empty mappings.
     state: dict[str, Any] = {"steps": {}, "tensors": {}}
     for key, path in kept.items():
         stored = metadata.state_dict_metadata[key]
         value = None
         if isinstance(stored, TensorStorageMetadata):
-            _, name = place_of(memory, str(path[-1]), stored.size)
-            parameter = memory.parameters[name]
-            value = torch.empty_like(parameter, dtype=stored.properties.dtype, requires_grad=False)
+            _, name = place_of(memory, parameters, str(path[-1]), stored.size)
+            value = torch.empty_like(parameters[name], dtype=stored.properties.dtype, requires_grad=False)
         inner = state
         for part in path[:-1]:
             inner = inner.setdefault(part, {})

@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from holdfast.consolidation import amp, files
+from holdfast.consolidation import amp, files, neighbours
 from holdfast.consolidation.checkpoint import blank_state
 from holdfast.consolidation.distributed import is_fully_sharded
 from holdfast.consolidation.ledger import Ledger, PathRecord, TaskImportance
@@ -80,6 +80,10 @@ class Consolidator:
         state_dtype: torch.dtype | None = None,
         state_device: torch.device | str | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigurationError(
+                f"model={type(model).__name__}: expected a torch.nn.Module, as in Consolidator(model, SOS(), strength)."
+            )
         storage = Storage(state_dtype, None if state_device is None else _device(state_device))
         driver = _as_measure(measure)
         ledgers = {driver.name: Ledger(driver, storage)}
@@ -172,7 +176,8 @@ class Consolidator:
 
         Args:
             optimizers: every optimiser that trains protected parameters, or a wrapper of it.
-            hold: whether to add the penalty's gradient before each step.
+            hold: whether to add the penalty's gradient before each step; of an optimiser that is attached already, the
+                latest call counts.
         """
         if not optimizers:
             raise OptimizerError("attach() was given no optimiser. Give every one that trains protected parameters.")
@@ -181,9 +186,17 @@ class Consolidator:
         protected = {id(p): name for name, p in self._memory.parameters.items()}
         for optimizer in optimizers:
             check_optimizer(optimizer, self._memory.parameters)
-        live = [(ref, handles) for ref, handles in self._hooks if ref() is not None]
-        known = {id(ref()) for ref, _ in live}
-        live += [(weakref.ref(opt), self._watcher.hook(opt, hold=hold)) for opt in optimizers if id(opt) not in known]
+        given = {id(optimizer): optimizer for optimizer in optimizers}
+        live = []
+        for ref, handles in self._hooks:
+            if id(ref()) in given:
+                _remove(handles)
+            elif ref() is not None:
+                live.append((ref, handles))
+        for optimizer in given.values():
+            handles = self._watcher.hook(optimizer, hold=hold)
+            neighbours.meet(optimizer, handles[0], protected, hold=hold)
+            live.append((weakref.ref(optimizer), handles))
         self._hooks = live
         if self._watcher.rank_gradients is not None:
             self._watcher.rank_gradients.active = True
@@ -192,9 +205,9 @@ class Consolidator:
     def detach(self) -> None:
         """Stop observing: remove every hook. What was consolidated stays, and attach() goes on from there."""
         for _, handles in self._hooks:
-            for handle in handles:
-                handle.remove()
+            _remove(handles)
         self._hooks = []
+        self._watcher.release()
         if self._watcher.rank_gradients is not None:
             self._watcher.rank_gradients.active = False
 
@@ -259,7 +272,7 @@ class Consolidator:
 
         Args:
             first: the mean loss of the batch's first half.
-            second: the mean loss of its second half.
+            second: the mean loss of its second half; both may come from one forward pass.
             samples: how many samples each half has, for ``SOS(alpha="unbiased")``; with ``accumulate``, all
                 micro-batches together.
             scaler: the ``GradScaler`` of a float16 loop; ``.grad`` is then scaled, as its ``step`` expects.
@@ -280,7 +293,12 @@ class Consolidator:
         trained = [p for p in self._memory.model.parameters() if p.requires_grad]
         scaled = (first, second) if scaler is None else (scaler.scale(first), scaler.scale(second))
         ranks = self._memory.ranks
-        halves = [ranks.mean(partial(_gradients, loss, trained), trained) for loss in scaled]
+        # Both may come from one forward pass, which the first backward pass must then leave for the second.
+        keep = (True, False)
+        halves = [
+            ranks.mean(partial(_gradients, loss, trained, kept), trained)
+            for loss, kept in zip(scaled, keep, strict=True)
+        ]
         names = {id(parameter): name for name, parameter in self._memory.parameters.items()}
         observed = Observed(samples=samples)
         for parameter, *pair in zip(trained, *halves, strict=True):
@@ -320,7 +338,11 @@ class Consolidator:
                     f"{name} needs a gradient that took no part in the step; those of all ranks do. Call "
                     "observe_independent() with the loss of a second batch."
                 )
-        self._watcher.rank_gradients = RankGradients(self._memory.wrapper, samples, comm_hook, state)
+        owned = self._owned()
+        trained = (p for p in self._memory.parameters.values() if id(p) in owned and p.requires_grad)
+        self._watcher.rank_gradients = RankGradients(
+            self._memory.wrapper, samples, comm_hook, state, watched=next(trained, None)
+        )
 
     @property
     def path(self) -> PathRecord:
@@ -367,10 +389,10 @@ class Consolidator:
         memory.refuse_unless_ranks_agree()
         found = measure_task(memory, batches, forward)
         totals = memory.ranks.together(lambda: self._new_totals(found))
+        anchor = memory.ranks.together(self._new_anchor)
         for name, total in totals.items():
             memory.ledgers[name].settle(total)
-        for name, parameter in memory.parameters.items():
-            memory.anchor[name] = memory.storage.resting(parameter.detach().clone(), parameter)
+        memory.anchor.update(anchor)
         memory.tasks += 1
         self.restart_task()
         return found
@@ -401,6 +423,7 @@ class Consolidator:
         """
         return to_state(self._memory)
 
+    @torch.inference_mode(mode=False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state, after checking that it is whole and of this model and these measures."""
         self._memory.refresh()
@@ -433,6 +456,10 @@ class Consolidator:
         self.load_state_dict(files.read(path))
 
     # Helpers
+
+    def _new_anchor(self) -> dict[str, Tensor]:
+        storage = self._memory.storage
+        return {name: storage.resting(p.detach().clone(), p) for name, p in self._memory.parameters.items()}
 
     def _new_totals(self, found: Mapping[str, TaskImportance]) -> dict[str, dict[str, Tensor]]:
         """Return the totals with a task's importance taken in, or refuse what is not finite."""
@@ -471,12 +498,14 @@ class Consolidator:
         if not self._hooks:
             raise OrderError(f"{call}() before attach(): no optimiser is being observed. Call attach(optimizer) first.")
 
+    def _owned(self) -> set[int]:
+        """Return the ids of all parameters that attached optimisers train."""
+        live = [optimizer for ref, _ in self._hooks if (optimizer := ref()) is not None]
+        return {key for optimizer in live for key in _ids(optimizer)}
+
     def _warn_of_unowned(self, protected: Mapping[int, str]) -> None:
         """Warn of protected parameters that are trainable but that no attached optimiser moves."""
-        owned: set[int] = set()
-        for ref, _ in self._hooks:
-            optimizer = ref()
-            owned |= _ids(optimizer) if optimizer is not None else set()
+        owned = self._owned()
         parameters = self._memory.parameters
         unowned = [name for key, name in protected.items() if key not in owned and parameters[name].requires_grad]
         if unowned:
@@ -497,8 +526,8 @@ def _require_gradient(loss: Tensor) -> None:
         )
 
 
-def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    return list(torch.autograd.grad(loss, parameters, allow_unused=True))
+def _gradients(loss: Tensor, parameters: Sequence[Tensor], retain_graph: bool) -> list[Tensor | None]:
+    return list(torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=retain_graph))
 
 
 def _device(given: torch.device | str) -> torch.device:
@@ -508,6 +537,11 @@ def _device(given: torch.device | str) -> torch.device:
 
 def _ids(optimizer: Optimizer) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _checked_strength(value: float) -> float:

@@ -8,7 +8,7 @@ from holdfast.consolidation.memory import Memory
 from holdfast.consolidation.sampling import measure_samples
 from holdfast.consolidation.storage import running_dtype
 from holdfast.errors import BatchError, OrderError
-from holdfast.importance.batches import Forward
+from holdfast.importance.batches import Forward, check_batches
 from holdfast.importance.measures import PathMeasure, SampleMeasure, WeightMeasure
 
 
@@ -52,4 +52,4 @@ def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) 
             f"{next(iter(sampled))} measures importance from data: call consolidate(batches) with the task's inputs or "
             "(inputs, targets), such as its DataLoader."
         )
-    return batches
+    return check_batches(batches)

@@ -1,5 +1,6 @@
 """All that a Consolidator remembers, shared by the parts that read it, write it and save it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from holdfast.consolidation.distributed import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
 from holdfast.consolidation.ledger import Ledger
 from holdfast.consolidation.selection import Selection
-from holdfast.consolidation.sharding import is_sharded, like_parameter, local, reshard
+from holdfast.consolidation.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
 from holdfast.consolidation.storage import Storage
 from holdfast.errors import ProtectError
 from holdfast.importance.naming import named_parameters
@@ -55,6 +56,7 @@ class Memory:
 
     def find_ranks(self) -> None:
         """Find out which processes train the model."""
+        refuse_flattened(self.model)
         self.ranks = ranks_of(self.wrapper or self.model, self.group)
 
     @property
@@ -72,12 +74,21 @@ class Memory:
         self.parameters = {name: p for name, p in present.items() if name in found or name in self.anchor}
         for name, parameter in self.parameters.items():
             anchor = self.anchor.get(name)
-            if anchor is not None and anchor.shape != parameter.shape:
+            if anchor is None and any(kept[name].shape != parameter.shape for kept in self._tensors() if name in kept):
+                self.forget(name)  # another parameter, which takes its first step of this task from here
+            elif anchor is not None and anchor.shape != parameter.shape:
                 raise ProtectError(
                     f"{name!r} was consolidated with shape {tuple(anchor.shape)} and now has {tuple(parameter.shape)}. "
                     f"Restore it, or call forget({name!r}) to let go of what was learned there."
                 )
             self._follow(name, parameter)
+
+    def parameters_with(self, names: Collection[str]) -> dict[str, nn.Parameter]:
+        """Return the protected parameters and those of these names that, by default, only freezing has left out."""
+        if not self.selection.default:
+            return self.parameters
+        present = named_parameters(self.model)
+        return {name: p for name, p in present if name in self.parameters or (name in names and not p.requires_grad)}
 
     def restart_task(self) -> None:
         """Start the current task's account anew."""

@@ -31,6 +31,12 @@ def check_optimizer(optimizer: object, protected: Mapping[str, nn.Parameter]) ->
 
 def _advice(trained: Iterable[Tensor], protected: Iterable[nn.Parameter]) -> str:
     """Tell how an optimiser comes to own a model's parameters."""
+    protected = list(protected)
+    if not any(parameter.requires_grad for parameter in protected):
+        return (
+            "All of them are frozen (requires_grad=False), so no step moves them and there is nothing to hold. Protect "
+            "what is trained: protect='*lora_*' for an adapter, for instance."
+        )
     sixteen_bit = {parameter.shape for parameter in protected if parameter.dtype.itemsize < 4}
     if any(parameter.dtype.itemsize >= 4 and parameter.shape in sixteen_bit for parameter in trained):
         return (

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from holdfast.consolidation.sharding import is_sharded, whole
+from holdfast.consolidation.pieces import in_pieces
+from holdfast.consolidation.sharding import is_sharded, whole_sums
 from holdfast.consolidation.storage import at_hand
 
 
@@ -17,7 +18,7 @@ def penalty_value(
 ) -> Tensor:
     """Return the penalty, differentiable in the parameters; for sharded ones, that of all processes' parts."""
     terms = [
-        (at_hand(importance[name], parameter) * (parameter - at_hand(anchor[name], parameter)).square()).sum()
+        _term(parameter, at_hand(importance[name], parameter), at_hand(anchor[name], parameter))
         for name, parameter in parameters.items()
         if name in anchor
     ]
@@ -25,18 +26,22 @@ def penalty_value(
     if not terms:
         return torch.zeros((), device=device)
     # Parameters may lie on several devices; the few sums meet on the first one's.
-    return strength * torch.stack([term.to(device) for term in _whole_sums(terms)]).sum()
+    return strength * torch.stack([term.to(device) for term in whole_sums(terms)]).sum()
 
 
-def _whole_sums(terms: list[Tensor]) -> list[Tensor]:
-    """Return terms of a sum with those of sharded parameters added up over the processes, in one go for each mesh."""
-    plain = [term for term in terms if not is_sharded(term)]
-    meshes: dict[object, Tensor] = {}
-    for term in terms:
-        if is_sharded(term):
-            mesh = term.device_mesh
-            meshes[mesh] = meshes[mesh] + term if mesh in meshes else term
-    return plain + [whole(term) for term in meshes.values()]
+def _term(parameter: Tensor, importance: Tensor, anchor: Tensor) -> Tensor:
+    if torch.is_grad_enabled() or is_sharded(parameter):
+        return _weighted_squares(parameter, importance, anchor)
+    # Closures want the value at every step, and whole temporaries would be new memory every time.
+    sums = []
+    for theta, omega, theta_star in in_pieces([parameter.detach(), importance, anchor]):
+        assert theta is not None and omega is not None and theta_star is not None
+        sums.append(_weighted_squares(theta, omega, theta_star))
+    return torch.stack(sums).sum()
+
+
+def _weighted_squares(parameter: Tensor, importance: Tensor, anchor: Tensor) -> Tensor:
+    return (importance * (parameter - anchor).square()).sum()
 
 
 def penalty_gradient(parameter: Tensor, importance: Tensor, anchor: Tensor, factor: float | Tensor) -> Tensor:

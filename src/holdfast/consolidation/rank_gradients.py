@@ -33,10 +33,17 @@ class RankGradients:
         samples: how many samples each rank's gradient is the mean of, where known.
         comm_hook: the hook that averages; by default DDP's usual sum over the ranks.
         state: what that hook wants to be given.
+        watched: a parameter that an attached optimiser trains, to notice backward passes by; the gradients of others
+            may never be zeroed.
     """
 
     def __init__(
-        self, model: DistributedDataParallel | None, samples: int | None, comm_hook: CommHook | None, state: object
+        self,
+        model: DistributedDataParallel | None,
+        samples: int | None,
+        comm_hook: CommHook | None,
+        state: object,
+        watched: nn.Parameter | None,
     ) -> None:
         if model is None:
             raise OrderError(
@@ -47,6 +54,11 @@ class RankGradients:
             raise OrderError(
                 "observe_ranks() in a group of one process, which has one estimate of the gradient; expected two or "
                 "more. Call observe_independent() or backward_halves()."
+            )
+        if watched is None:
+            raise OrderError(
+                "observe_ranks() while every protected parameter of the attached optimisers is frozen. Call it once "
+                "one of them is trained."
             )
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415 (not in every build)
 
@@ -60,7 +72,7 @@ class RankGradients:
         self._sizes: dict[int, Tensor] = {}
         """The squared norm of each averaged gradient, to tell by which factor it has been scaled since."""
         self.active = True
-        self._watched = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+        self._watched = watched
         self._summed = False
         self._summed_twice = False
         try:

@@ -26,6 +26,11 @@ class Selection:
             self.patterns = [protect]
         elif isinstance(protect, nn.Parameter):
             self.chosen = [protect]
+        elif isinstance(protect, nn.Module):
+            raise ProtectError(
+                f"protect is a module, a {type(protect).__name__}; expected glob patterns, a predicate or parameters. "
+                "Give its parameters: protect=module.parameters()."
+            )
         elif callable(protect):
             self.predicate = protect
         else:
@@ -89,10 +94,20 @@ class Selection:
     def _refuse(self, pattern: str, names: list[str]) -> None:
         close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
         hint = f"Did you mean {_listing(close)}?" if close else f"The parameters are {_listing(names)}."
-        module = f"{pattern}.*"
+        module, anywhere = f"{pattern}.*", f"*{pattern.strip('*')}*"
         if any(fnmatchcase(name, module) for name in names):
             hint = f"Did you mean {module!r}, all parameters of that module?"
+        elif matching := [name for name in names if fnmatchcase(name, anywhere)]:
+            hint = (
+                f"A pattern has to match the whole name. Did you mean {anywhere!r}, which matches {_listing(matching)}?"
+            )
+        elif not close and (alike := difflib.get_close_matches(pattern.strip("*."), _parts(names), n=1)):
+            hint = f"Did you mean '*{alike[0]}*', which is part of some names?"
         raise ProtectError(f"protect={pattern!r} matches no parameter of the model. {hint}")
+
+
+def _parts(names: list[str]) -> list[str]:
+    return sorted({part for name in names for part in name.split(".")})
 
 
 def _listing(names: list[str]) -> str:

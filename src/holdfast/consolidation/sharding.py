@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from holdfast.consolidation.amp import unscaled
+from holdfast.errors import ModelError
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
@@ -38,6 +40,35 @@ def local(tensor: MaybeTensor) -> MaybeTensor:
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor. For a sharded one, every process has to ask for it at the same time."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def whole_sums(sums: Sequence[Tensor]) -> list[Tensor]:
+    """Return sums over tensors with those of sharded ones added up over the processes, in one go for each mesh."""
+    plain = [own for own in sums if not is_sharded(own)]
+    meshes: dict[object, Tensor] = {}
+    for own in sums:
+        if is_sharded(own):
+            mesh = own.device_mesh
+            meshes[mesh] = meshes[mesh] + own if mesh in meshes else own
+    return plain + [whole(own) for own in meshes.values()]
+
+
+def whole_maxima(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the largest elements of tensors, of sharded ones that over all processes, one for each mesh."""
+    plain = [tensor.max() for tensor in tensors if not is_sharded(tensor)]
+    meshes: dict[DeviceMesh, list[Tensor]] = {}
+    for tensor in tensors:
+        if is_sharded(tensor):
+            own = local(tensor)  # nothing, where there are fewer rows than processes
+            most = own.max() if own.numel() else own.new_full((), -torch.inf)
+            meshes.setdefault(tensor.device_mesh, []).append(most.float())
+    return plain + [whole(_largest_of_all(torch.stack(parts).max(), mesh)) for mesh, parts in meshes.items()]
+
+
+def _largest_of_all(own: Tensor, mesh: "DeviceMesh") -> Tensor:
+    from torch.distributed.tensor import DTensor, Partial  # noqa: PLC0415 (not in every build of torch)
+
+    return DTensor.from_local(own, mesh, [Partial("max")] * mesh.ndim, run_check=False)
 
 
 def like_parameter(tensor: Tensor, parameter: Tensor) -> Tensor:
@@ -98,6 +129,17 @@ def gradients_by_backward(
     finally:
         for parameter, grad in kept:
             parameter.grad = grad
+
+
+def refuse_flattened(model: nn.Module) -> None:
+    """Refuse a model of the first FSDP, each of whose processes sees pieces of parameters as if they were whole."""
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "_fsdp_flattened", False):  # torch's own mark
+            raise ModelError(
+                f"{name!r} was flattened by FullyShardedDataParallel, and each process has some piece of it under its "
+                "name, which can be neither measured nor saved. Use FSDP2, which is fully_shard (fsdp_version=2 in "
+                "Accelerate, ModelParallelStrategy in Lightning), or DDP."
+            )
 
 
 def reshard(model: nn.Module) -> None:

@@ -1,10 +1,11 @@
 """Turning what a Consolidator remembers into a state and back, with every check made before anything changes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.consolidation.files import VERSION
 from holdfast.consolidation.memory import Memory
@@ -29,35 +30,51 @@ def to_state(memory: Memory) -> dict[str, Any]:
 
 def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     """Take over a state, if it is whole and of this model and these measures."""
-    _check(memory, state)
+    _check_contents(memory, state)
+    tensors: Mapping[str, Tensor] = state["tensors"]
+    parameters = parameters_of(memory, tensors, state["parameters"])
+    _check_names(parameters, state)
     taken: dict[str, dict[str, Tensor]] = {kind: {} for kind in _groups(memory)}
-    places = {key: place_of(memory, key, tensor.shape) for key, tensor in state["tensors"].items()}
+    places = {key: place_of(memory, parameters, key, tensor.shape) for key, tensor in tensors.items()}
     for key, (kind, name) in places.items():
-        parameter = memory.parameters[name]
+        parameter = parameters[name]
         keep = memory.storage.running if kind.startswith("running/") else memory.storage.resting
-        taken[kind][name] = keep(like_parameter(state["tensors"][key].detach(), parameter).clone(), parameter)
+        taken[kind][name] = keep(like_parameter(tensors[key].detach(), parameter).clone(), parameter)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.steps = dict(state["steps"])
     memory.anchor, memory.start = taken["anchor"], taken["start"]
+    memory.parameters = {
+        name: p for name, p in parameters.items() if name in memory.parameters or name in memory.anchor
+    }
     for label, ledger in memory.ledgers.items():
         ledger.settle(taken[f"total/{label}"])
         ledger.running = taken[f"running/{label}"]
 
 
-def place_of(memory: Memory, key: str, shape: torch.Size) -> tuple[str, str]:
+def parameters_of(memory: Memory, keys: Iterable[str], names: Iterable[str] = ()) -> dict[str, nn.Parameter]:
+    """Return the protected parameters, and those of a state that have been frozen since, by its tensors' keys."""
+    return memory.parameters_with({*names, *(name for _, name in map(partial(_parts, memory), keys))})
+
+
+def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, shape: torch.Size) -> tuple[str, str]:
     """Return what a tensor of a state is, and of which parameter, or refuse one that does not fit the model."""
-    kind = next((kind for kind in _groups(memory) if key.startswith(f"{kind}/")), None)
-    if kind is None:
-        raise StateError(f"The state holds {key!r}, which this version does not know.")
-    name = key[len(kind) + 1 :]
-    parameter = memory.parameters.get(name)
+    kind, name = _parts(memory, key)
+    parameter = parameters.get(name)
     if parameter is None or parameter.shape != shape:
         has = "none of that name" if parameter is None else f"one of shape {tuple(parameter.shape)}"
         raise StateError(
             f"The state was made for another model: it holds a parameter {name!r} of shape {tuple(shape)}, and this "
-            f"model has {has}."
+            f"model has {has}. For a layer that was taken away on purpose, call forget({name!r}) before saving."
         )
     return kind, name
+
+
+def _parts(memory: Memory, key: str) -> tuple[str, str]:
+    """Return what a tensor of a state is, and the name of its parameter."""
+    kind = next((kind for kind in _groups(memory) if key.startswith(f"{kind}/")), None)
+    if kind is None:
+        raise StateError(f"The state holds {key!r}, which this version does not know.")
+    return kind, key[len(kind) + 1 :]
 
 
 def _groups(memory: Memory) -> dict[str, dict[str, Tensor]]:
@@ -73,7 +90,7 @@ def _settings(memory: Memory) -> dict[str, dict[str, Any]]:
     return {label: ledger.measure.settings() for label, ledger in memory.ledgers.items()}
 
 
-def _check(memory: Memory, state: Mapping[str, Any]) -> None:
+def _check_contents(memory: Memory, state: Mapping[str, Any]) -> None:
     if state.get("version") != VERSION:
         raise StateError(
             f"The state has version {state.get('version')!r}; this holdfast reads version {VERSION}. Use the holdfast "
@@ -87,7 +104,10 @@ def _check(memory: Memory, state: Mapping[str, Any]) -> None:
             f"The state was made with {state['measures']}, driven by {state['driver']!r}; this Consolidator has "
             f"{_settings(memory)}, driven by {memory.driver!r}. Make one with the same measures and settings."
         )
-    missing = sorted(set(state["parameters"]) - set(memory.parameters))
+
+
+def _check_names(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
+    missing = sorted(set(state["parameters"]) - set(parameters))
     if missing:
         raise StateError(
             f"The state protects {missing[0]!r}{f' and {len(missing) - 1} more' if missing[1:] else ''}, which this "

@@ -89,6 +89,12 @@ class StepWatcher:
             optimizer.register_step_post_hook(torch.compiler.disable(self._post_hook)),
         ]
 
+    def release(self) -> None:
+        """Let go of what is reused from step to step, as large as two copies of the parameters."""
+        self._before = {}
+        self._held_back = {}
+        self._pending = []
+
     def _pre_hook(
         self, hold: bool, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -156,7 +162,7 @@ class StepWatcher:
             # What is held goes to the optimiser as another tensor; the rest it might overwrite.
             at_risk = waiting and self._overwriters.may_include(optimizer)
             lent = {name for name in owned if at_risk and not (hold and name in memory.anchor)}
-            copied = owned.keys() if copy_gradients else lent
+            copied = owned.keys() if copy_gradients and waiting else lent
             seen = {name: self._seen(name, p, scaling.factor, copy=name in copied) for name, p in owned.items()}
         at_once = any(not measure.needs_step for measure in measures.values())
         if at_once:  # measures that all wait for the step have no state to spoil yet: the walk itself looks
@@ -265,7 +271,7 @@ class StepWatcher:
             self.observed.gradient.pop(name, None)
             self.observed.independent.pop(name, None)
         if self.rank_gradients is not None:
-            self.rank_gradients.clear(owned.values())
+            self.rank_gradients.clear(parameter for group in optimizer.param_groups for parameter in group["params"])
 
     def _after_step(self, pending: Pending) -> None:
         """Give Δ to the measures that wait for it."""

@@ -16,7 +16,7 @@ from holdfast.experiments.spec import Spec
 from holdfast.experiments.steps import StepCounts
 from holdfast.experiments.store import Claim, Store, as_store
 
-USUAL_SIDE_BY_SIDE = 8
+USUAL_SIDE_BY_SIDE = 10
 """How many runs train together on a GPU; on a CPU they would only wait for each other."""
 
 
@@ -43,7 +43,7 @@ def execute(
         store: where results go, or its folder.
         data_dir: the folder of data sets, as in :func:`holdfast.data.load`.
         device: what to train on; a GPU by default, if there is one.
-        side_by_side: how many runs that differ in seed and strength alone train together; 8 on a GPU by default. Those
+        side_by_side: how many runs that differ in seed and strength alone train together; 10 on a GPU by default. Those
             that were begun together go on together, whatever the number.
         checkpoint_seconds: how often to write a checkpoint within a task; there is one after each task in any case.
         on_event: is told of everything that happens.

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from types import ModuleType
@@ -20,6 +21,9 @@ except ImportError as error:
 __all__ = ["connected", "ray"]
 
 _LOCAL = "local"
+_LOOPBACK = ("localhost", "127.0.0.1")
+_ANSWER_SECONDS = 10
+"""How long a cluster may take to answer; Ray by itself would go on asking for minutes."""
 
 
 @contextlib.contextmanager
@@ -58,16 +62,34 @@ def _connect(address: str) -> None:
     alone = {"ENABLE_RAY_CLUSTER": False} if address == _LOCAL else {}
     options: dict[str, Any] = {"include_dashboard": False} if address == _LOCAL else {}
     try:
+        _call_on(address)
         with _patched(ray._private.ray_constants, **alone), _own_signals():  # noqa: SLF001 (there is no public way)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         if address == _LOCAL:
             raise
         raise ConfigurationError(
-            f"The Ray cluster at {address!r} cannot be joined: {' '.join(str(error).split())} Expected HOST:PORT as "
-            "`ray start --head` prints it, on a machine that is part of the cluster, and RAY_AUTH_MODE=token if "
-            "it asks for a token."
+            f"The Ray cluster at {address!r} cannot be joined: {' '.join(str(error).split()).rstrip('.')}. Expected "
+            "HOST:PORT as `ray start --head` prints it, on a machine that is part of the cluster, and "
+            "RAY_AUTH_MODE=token if it asks for a token."
         ) from error
+
+
+def _call_on(address: str) -> None:
+    """Find out whether anything answers at HOST:PORT; what is written otherwise is Ray's to read."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        return
+    # Ray takes this machine's name for itself to mean its address in the network, where a head may listen alone.
+    own: list[str] = [ray.util.get_node_ip_address()] if host in _LOOPBACK else []  # type: ignore[no-untyped-call]
+    for place in [host.strip("[]"), *own]:
+        try:
+            socket.create_connection((place, int(port)), timeout=_ANSWER_SECONDS).close()
+        except OSError as error:
+            refused = error
+        else:
+            return
+    raise refused
 
 
 @contextlib.contextmanager

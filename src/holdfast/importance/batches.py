@@ -1,12 +1,14 @@
 """Reading the batches that users give: inputs, targets, how many samples, and any part of them."""
 
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.utils.data import Dataset
 
 from holdfast.errors import BatchError
 from holdfast.importance.next_token import next_token_labels, predicts_next_token
@@ -105,6 +107,29 @@ def read_batch(batch: Any, device: torch.device) -> Batch:
     moved = tree_map(lambda leaf: _usable(leaf, device) if isinstance(leaf, Tensor) else leaf, inputs)
     shared = frozenset(place for place, length in enumerate(lengths) if length != size)
     return Batch(moved, None if targets is None else targets.to(device), size, shared, isinstance(batch, Mapping))
+
+
+def check_batches(batches: object) -> Iterable[Any]:
+    """Return batches that can be gone through, or say what was given in their place."""
+    given = type(batches).__name__
+    if isinstance(batches, Dataset) and not hasattr(batches, "__iter__"):
+        raise BatchError(
+            f"Batches of type {given}, a data set of single samples; expected batches of them: DataLoader(dataset, "
+            "batch_size=32), or batch_size=None for a data set of batches."
+        )
+    is_one = isinstance(batches, Tensor | Mapping | str)
+    if is_one or not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        raise BatchError(
+            f"Batches of type {given}; expected an iterable of batches, such as a DataLoader. Put a single batch into "
+            "a list: [batch]."
+        )
+    return cast("Iterable[Any]", batches)
+
+
+def describe_inputs(inputs: Any) -> str:
+    """Return the shapes of a batch's inputs, for a message."""
+    shapes = tree_map(lambda leaf: tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__, inputs)
+    return textwrap.shorten(str(shapes), 200, placeholder=" …")
 
 
 def _usable(leaf: Tensor, device: torch.device) -> Tensor:

@@ -7,16 +7,17 @@ and at each place where a parameter is used, a rule turns what arrives there int
 covers goes to :mod:`holdfast.importance.fallback`.
 """
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.errors import BatchError, ModelError, NotFiniteError
-from holdfast.importance.batches import Batch, BatchReader, Forward, call_model
+from holdfast.errors import BatchError, HoldfastError, ModelError, NotFiniteError
+from holdfast.importance.batches import Batch, BatchReader, Forward, call_model, check_batches, describe_inputs
 from holdfast.importance.fallback import Fallback
 from holdfast.importance.isolation import isolated
 from holdfast.importance.naming import named_parameters
@@ -131,14 +132,15 @@ class SampleAccumulator:
             read = self._reader.read(batch)
             if self.limit is not None:
                 read = read[: self.limit - self.seen]
-            step = self._samples_per_chunk(read)
-            for first in range(0, read.size, step):
-                self._add_chunk(read[first : first + step])
+            with _explaining(read):
+                step = self._samples_per_chunk(read)
+                for first in range(0, read.size, step):
+                    self._add_chunk(read[first : first + step])
         self.seen += read.size
 
     def result_of(self, batches: Iterable[Any]) -> SampleImportance:
         """Add batches until there are no more or enough samples have been seen, and return the mean."""
-        for batch in batches:
+        for batch in check_batches(batches):
             self.update(batch)
             if self.full:
                 break
@@ -330,6 +332,22 @@ def sample_importance(
         generator=generator,
     )
     return accumulator.result_of(batches)
+
+
+@contextlib.contextmanager
+def _explaining(batch: Batch) -> Iterator[None]:
+    """Add to an error of the model's own what it was called with."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as error:
+        error.add_note(
+            f"This happened while importance was measured, with {batch.size} samples as inputs of shape "
+            f"{describe_inputs(batch.inputs)}. Batches are inputs, (inputs, targets) or mappings with 'labels', as a "
+            "DataLoader gives them; forward=lambda model, inputs: ... says how the model is called with the inputs."
+        )
+        raise
 
 
 def _measurable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -15,15 +15,16 @@ from holdfast.importance.scores import IGNORED
 
 
 def predicts_next_token(model: nn.Module) -> bool:
-    """Whether this is a causal language model after Hugging Face's conventions.
+    """Whether this is a causal language model after Hugging Face's conventions, or holds one, as a LightningModule may.
 
-    Such a model generates, and has no encoder: with one, labels and logits lie side by side.
+    Such a model generates, and has no encoder: with one, labels and logits lie side by side. Of several that lie within
+    each other, the outermost tells.
     """
-    model = getattr(model, "module", model)  # out of DistributedDataParallel
-    can_generate = getattr(model, "can_generate", None)
-    if not callable(can_generate) or not can_generate():
-        return False
-    return not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    for module in model.modules():
+        can_generate = getattr(module, "can_generate", None)
+        if callable(can_generate) and can_generate():
+            return not getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    return False
 
 
 def next_token_labels(inputs: Mapping[str, Any], labels: Tensor | None) -> Tensor | None:

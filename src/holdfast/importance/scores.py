@@ -6,6 +6,7 @@ answer is a block of rows, each an output gradient with the weight folded in, so
 them at once would not fit.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from holdfast.errors import BatchError, ConfigurationError
+from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning
 from holdfast.importance.phi import Phi
 from holdfast.importance.softmax import PIECE, Softmax
 
@@ -23,6 +24,12 @@ IGNORED = -100
 
 RowMaker = Callable[[int, int, slice], Tensor]
 """``make(start, stop, places)`` returns rows ``start`` to ``stop`` of some positions, as ``[k, N, places, C]``."""
+
+_ONE_OUTPUT = (
+    "The model has one output, whose softmax is 1 whatever the weights, so every importance is 0 and nothing is held. "
+    "For a regression take MAS(output='logits'). For the logit of one of two classes give the other one too: "
+    "forward=lambda model, inputs: torch.nn.functional.pad(model(inputs), (1, 0))."
+)
 
 Labels = Literal["exact", "sampled", "true"]
 Positions = Literal["joint", "separate"]
@@ -119,6 +126,8 @@ class PositionScore(Score):
                 f"The model's outputs have shape {tuple(outputs.shape)}; expected [N, ..., C] with one row a sample. "
                 "Give a `forward` that returns outputs of that shape (a regression of one value: [N, 1])."
             )
+        if self.softmax and outputs.shape[-1] == 1:
+            warnings.warn(_ONE_OUTPUT, HoldfastWarning, stacklevel=1)  # from one place, so that it is shown once
         z = outputs.reshape(len(outputs), -1, outputs.shape[-1])
         labels = self._labels(targets, outputs)
         counted = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device) if labels is None else labels != IGNORED
@@ -147,7 +156,8 @@ class PositionScore(Score):
         if self.needs_targets:
             if targets is None:
                 raise BatchError(
-                    f"{self!r} needs the true label of every sample and got none. Give batches of (inputs, targets)."
+                    f"{self!r} needs the true label of every sample and got none. Give batches of (inputs, targets), "
+                    "or mappings with 'labels'."
                 )
             return _checked_labels(targets, outputs)
         if targets is None or targets.is_floating_point() or targets.ndim != outputs.ndim - 1:

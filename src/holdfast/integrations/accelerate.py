@@ -8,12 +8,14 @@
 import os
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
 
 from holdfast.consolidation import Consolidator
-from holdfast.errors import MissingExtraError
+from holdfast.errors import MissingExtraError, StateError
 from holdfast.integrations.checkpoints import STATE_NAME
+from holdfast.integrations.guards import checked_guard
 from holdfast.integrations.processes import join_processes
 
 try:
@@ -24,25 +26,43 @@ except ImportError as error:
     ) from error
 
 
+_prepared: WeakKeyDictionary[Accelerator, list[Consolidator]] = WeakKeyDictionary()
+"""The guards whose states go into an accelerator's checkpoints, in their order."""
+
+
 def prepare_guard(accelerator: Accelerator, guard: Consolidator, *optimizers: Optimizer) -> None:
     """Attach a guard to prepared optimisers, and keep its state with the accelerator's checkpoints.
 
     ``accelerator.save_state(folder)`` then writes it beside the model's, and ``load_state(folder)`` reads it: as
-    safetensors, where ``register_for_checkpointing`` would write a pickle.
+    safetensors, where ``register_for_checkpointing`` would write a pickle. Where there are several guards, prepare them
+    in the same order each time. For a new optimiser, call it again with the same guard.
 
     Args:
         accelerator: the accelerator that prepared the optimisers.
         guard: the Consolidator of the model, as it is or prepared.
         optimizers: every optimiser that trains protected parameters.
     """
-    join_processes(guard)
+    join_processes(checked_guard(guard))
     guard.attach(*optimizers)
+    prepared = _prepared.setdefault(accelerator, [])
+    if any(guard is known for known in prepared):
+        return
+    # As Accelerate calls its own files: model.safetensors, model_1.safetensors, …
+    name = STATE_NAME if not prepared else f"_{len(prepared)}.".join(STATE_NAME.rsplit(".", 1))
+    prepared.append(guard)
 
     def save(_models: list[Any], _weights: list[Any], folder: str | os.PathLike[str]) -> None:
-        guard.save(Path(folder) / STATE_NAME)
+        guard.save(Path(folder) / name)
 
     def load(_models: list[Any], folder: str | os.PathLike[str]) -> None:
-        guard.load(Path(folder) / STATE_NAME)
+        path = Path(folder) / name
+        if not path.is_file():
+            raise StateError(
+                f"There is no guard's state at {str(path)!r}: the checkpoint was made without prepare_guard(). Nothing "
+                "was loaded. Write the state that belongs to it there, guard.save(path), or call load_state() before "
+                "prepare_guard()."
+            )
+        guard.load(path)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)

@@ -12,9 +12,10 @@ from typing import Any
 from torch.optim import Optimizer
 
 from holdfast.consolidation import Consolidator
-from holdfast.errors import MissingExtraError, StateError
+from holdfast.errors import ConfigurationError, MissingExtraError, StateError
 from holdfast.importance.batches import Forward
 from holdfast.integrations.checkpoints import STATE_NAME
+from holdfast.integrations.guards import checked_guard
 from holdfast.integrations.processes import join_processes
 from holdfast.integrations.statistics import statistics
 
@@ -46,7 +47,7 @@ class HoldfastCallback(TrainerCallback):
     def __init__(
         self, guard: Consolidator, consolidate_at_end: bool | Iterable[Any] = True, forward: Forward | None = None
     ) -> None:
-        self.guard = guard
+        self.guard = checked_guard(guard)
         self.consolidate_at_end = consolidate_at_end
         self.forward = forward
 
@@ -58,6 +59,12 @@ class HoldfastCallback(TrainerCallback):
             self.guard.load(_resumed_from(args, state) / STATE_NAME)
         join_processes(self.guard)
         optimizer: Optimizer = kwargs["optimizer"]
+        # The state is new for every train(), and all that callbacks have in common.
+        if vars(state).setdefault("holdfast_guard", self.guard) is not self.guard:
+            raise ConfigurationError(
+                f"The Trainer has two callbacks of type {type(self).__name__} with different guards, whose states "
+                "would go to one file of a checkpoint. Give it one; a guard takes several measures: watch=[...]."
+            )
         self.guard.attach(optimizer)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

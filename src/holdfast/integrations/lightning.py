@@ -1,9 +1,8 @@
 """A callback for Lightning's Trainer, of either package: ``lightning`` or ``pytorch_lightning``.
 
 >>> guard = holdfast.Consolidator(module, holdfast.SOS(), strength=100.0)
->>> trainer = L.Trainer(callbacks=[HoldfastCallback(guard)])
->>> trainer.fit(module, first_task)
->>> trainer.fit(module, second_task)
+>>> for task in tasks:
+...     L.Trainer(callbacks=[HoldfastCallback(guard)]).fit(module, task)
 """
 
 import warnings
@@ -13,8 +12,9 @@ from typing import Any
 import torch
 
 from holdfast.consolidation import Consolidator, TaskImportance
-from holdfast.errors import BatchError, HoldfastWarning, MissingExtraError, OrderError
+from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, MissingExtraError, OrderError
 from holdfast.importance.batches import Forward
+from holdfast.integrations.guards import checked_guard
 from holdfast.integrations.processes import join_processes
 from holdfast.integrations.statistics import statistics
 
@@ -57,9 +57,12 @@ class HoldfastCallback(Callback):
         forward: Forward | None = None,
     ) -> None:
         super().__init__()
+        if not callable(guard) or isinstance(guard, torch.nn.Module):
+            checked_guard(guard)
         self._guard = guard if isinstance(guard, Consolidator) else None
         self._make_guard = None if isinstance(guard, Consolidator) else guard
         self._restored: Mapping[str, Any] | None = None
+        self._only_evaluating = False
         self.consolidate_at_end = consolidate_at_end
         self.prepare = prepare
         self.forward = forward
@@ -81,6 +84,11 @@ class HoldfastCallback(Callback):
         Returns:
             What each measure found for this task, by the measure's name.
         """
+        if not hasattr(trainer, "lightning_module"):
+            raise ConfigurationError(
+                f"consolidate() was given a {type(trainer).__name__} as the trainer; expected a Trainer first, then "
+                "batches: consolidate(trainer, batches)."
+            )
         # A shuffling DataLoader draws from the random state that training goes on with.
         with torch.random.fork_rng(devices=[]):
             found = self.guard.consolidate(self._batches(trainer, batches), forward=self.forward)
@@ -94,7 +102,7 @@ class HoldfastCallback(Callback):
         """Attach the fit's optimisers, which are new for every fit."""
         if self._guard is None:
             assert self._make_guard is not None
-            self._guard = self._make_guard(pl_module)
+            self._guard = checked_guard(self._make_guard(pl_module))
         if self._restored is not None:
             self._guard.load_state_dict(self._restored)
             self._restored = None
@@ -123,8 +131,13 @@ class HoldfastCallback(Callback):
             self.consolidate(trainer, None if self.consolidate_at_end is True else self.consolidate_at_end)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Notice a checkpoint that knows nothing of the guard."""
-        if self.state_key not in checkpoint.get("callbacks", {}):
+        """Notice a checkpoint that knows nothing of the guard, and one that is loaded for its weights alone.
+
+        Lightning gives callbacks their states also when ``test()`` or ``validate()`` loads a checkpoint, which may be
+        from before the task was consolidated.
+        """
+        self._only_evaluating = trainer.state.fn != "fit"
+        if not self._only_evaluating and self.state_key not in checkpoint.get("callbacks", {}):
             warnings.warn(
                 "The checkpoint was made without this callback, so the guard goes on with what it had before: give it "
                 "the state that belongs to these weights, guard.load(path), or consolidate from data.",
@@ -137,8 +150,10 @@ class HoldfastCallback(Callback):
         return {} if self._guard is None else self._guard.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the guard's state, now or as soon as there is a guard."""
-        if self._guard is None:
+        """Take over the guard's state, now or as soon as there is a guard, if training goes on from it."""
+        if self._only_evaluating:
+            self._only_evaluating = False
+        elif self._guard is None:
             self._restored = state_dict
         else:
             self._guard.load_state_dict(state_dict)
@@ -151,6 +166,11 @@ class HoldfastCallback(Callback):
             raise BatchError(
                 f"The Trainer has {what}; expected one DataLoader to measure with. Give the batches: "
                 "HoldfastCallback(guard, consolidate_at_end=batches), or consolidate(trainer, batches)."
+            )
+        if trainer.lightning_module is None:
+            raise OrderError(
+                "The Trainer has not met its module yet. Call this during or after fit(); guard.consolidate(batches) "
+                "needs no Trainer."
             )
         for batch in given:
             converted = trainer.precision_plugin.convert_input(batch)

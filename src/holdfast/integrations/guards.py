@@ -1,0 +1,14 @@
+"""Whether what a user gives as the guard is one."""
+
+from holdfast.consolidation import Consolidator
+from holdfast.errors import ConfigurationError
+
+
+def checked_guard(given: object) -> Consolidator:
+    """Return the guard, or say what was given in its place."""
+    if not isinstance(given, Consolidator):
+        raise ConfigurationError(
+            f"A guard of type {type(given).__name__}; expected a Consolidator: "
+            "guard = holdfast.Consolidator(model, holdfast.SOS(), strength=...)."
+        )
+    return given
