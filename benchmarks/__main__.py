@@ -12,7 +12,7 @@ USUAL = NAMES[:-1]
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="name", help=f"any of {', '.join(NAMES)}; the first four by default"
+        "names", nargs="*", metavar="name", help=f"any of {', '.join(NAMES)}; by default all but the last"
     )
     parser.add_argument(
         "--quick", action="store_true", help="a rehearsal: small sizes, one repetition, nothing written"

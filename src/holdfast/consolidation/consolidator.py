@@ -294,10 +294,9 @@ class Consolidator:
         scaled = (first, second) if scaler is None else (scaler.scale(first), scaler.scale(second))
         ranks = self._memory.ranks
         # Both may come from one forward pass, which the first backward pass must then leave for the second.
-        keep = (True, False)
         halves = [
-            ranks.mean(partial(_gradients, loss, trained, kept), trained)
-            for loss, kept in zip(scaled, keep, strict=True)
+            ranks.mean(partial(_gradients, loss, trained, retain_graph), trained)
+            for loss, retain_graph in zip(scaled, (True, False), strict=True)
         ]
         names = {id(parameter): name for name, parameter in self._memory.parameters.items()}
         observed = Observed(samples=samples)
