@@ -1,5 +1,13 @@
+import signal
+
 import pytest
 import torch
+
+
+def pytest_configure():
+    """In the background of a script an interrupt is ignored, which the processes that tests interrupt would inherit."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
