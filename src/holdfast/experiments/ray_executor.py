@@ -71,7 +71,7 @@ def execute_on_ray(
         data_dir: the folder of data sets, which is on every node; ``$HOLDFAST_DATA`` here, else each node's own usual
             one.
         device: ``"cuda"``, one GPU for each task, or ``"cpu"``, one core for each; GPUs by default, if there are any.
-        side_by_side: how many runs that differ in seed and strength alone train together in a task; on GPUs, up to 8
+        side_by_side: how many runs that differ in seed and strength alone train together in a task; on GPUs, up to 10
             by default, and no more than keep all of them busy.
         checkpoint_seconds: how often a worker sends a checkpoint.
         on_event: is told of everything that happens.
