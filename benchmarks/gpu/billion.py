@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ class Size:
 FULL = Size(width=2048, layers=16, feed_forward=6144, vocabulary=32_000, sequences=16, length=1024, steps=15)
 SMALL = Size(width=32, layers=2, feed_forward=64, vocabulary=100, sequences=2, length=16, steps=2)
 
-CASES: dict[str, dict[str, object] | None] = {
+CASES: dict[str, dict[str, Any] | None] = {
     "unprotected": None,
     "SOS, state in 16 bits": {"state_dtype": torch.bfloat16},
     "SOS, state in 32 bits": {},
@@ -90,13 +91,13 @@ def run(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Repor
         yield report
 
 
-def _loop(size: Size, dtype: torch.dtype, storage: dict[str, object] | None, device: torch.device) -> Loop:
+def _loop(size: Size, dtype: torch.dtype, storage: dict[str, Any] | None, device: torch.device) -> Loop:
     torch.manual_seed(0)
     model = _decoder(size).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     guard = None
     if storage is not None:
-        guard = holdfast.Consolidator(model, holdfast.SOS(), STRENGTH, **storage)  # type: ignore[arg-type]
+        guard = holdfast.Consolidator(model, holdfast.SOS(), STRENGTH, **storage)
         guard.attach(optimizer)
     batches = [torch.randint(size.vocabulary, (size.sequences, size.length), device=device) for _ in range(4)]
 

@@ -3,12 +3,11 @@
 import re
 
 import pytest
-import torch
-from torch import nn
 
 import holdfast
 from holdfast.experiments import paper_spec
 from tests.docs.pages import DOCS, page, run_page
+from tests.docs.sizes import held
 
 PAGES = sorted(path.stem for path in (DOCS / "measures").glob("*.md") if path.stem != "index")
 NAMES = {"Permuted MNIST": "permuted-mnist", "Split CIFAR": "split-cifar"}
@@ -26,20 +25,8 @@ def measures_of(name):
 
 def bytes_of(measure):
     """Return the bytes that a measure's state holds for each parameter in the middle of a task."""
-    model = nn.Linear(30, 5)
-    optimizer = torch.optim.Adam(model.parameters())
-    guard = holdfast.Consolidator(model, measure)
-    guard.attach(optimizer)
-    x, y = torch.randn(8, 30), torch.randint(0, 5, (8,))
-    for done in (False, True):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        guard.observe_independent(nn.functional.cross_entropy(model(x), y))
-        optimizer.step()
-        if not done:
-            guard.consolidate([(x, y)])
-    kept = sum(tensor.nbytes for tensor in guard.state_dict()["tensors"].values())
-    return kept / sum(parameter.numel() for parameter in model.parameters())
+    state, _buffers = held(measure)
+    return state
 
 
 def test_every_measure_has_its_page():

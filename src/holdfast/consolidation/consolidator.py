@@ -4,7 +4,6 @@ import os
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,21 +12,21 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from holdfast.consolidation import amp, files, neighbours
+from holdfast.consolidation import files, neighbours
 from holdfast.consolidation.checkpoint import blank_state
 from holdfast.consolidation.distributed import is_fully_sharded
+from holdfast.consolidation.gradients import gradients_of_halves, protected_gradients, unscaled
 from holdfast.consolidation.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.consolidation.measuring import measure_task
 from holdfast.consolidation.memory import Memory
-from holdfast.consolidation.optimizers import check_optimizer
+from holdfast.consolidation.optimizers import check_optimizer, ids, innermost, trained_by
 from holdfast.consolidation.penalty import penalty_value
 from holdfast.consolidation.rank_gradients import CommHook, RankGradients
 from holdfast.consolidation.selection import Protect, Selection
-from holdfast.consolidation.sharding import gradients_by_backward, local
+from holdfast.consolidation.sharding import local
 from holdfast.consolidation.state import from_state, to_state
-from holdfast.consolidation.storage import Storage, running_dtype
+from holdfast.consolidation.storage import Storage
 from holdfast.consolidation.watching import Observed, StepWatcher
-from holdfast.consolidation.wrappers import innermost
 from holdfast.errors import ConfigurationError, HoldfastWarning, NotFiniteError, OptimizerError, OrderError
 from holdfast.importance.batches import Forward
 from holdfast.importance.measures import Measure
@@ -224,7 +223,7 @@ class Consolidator:
         """
         self._require_attached("observe")
         if self._watcher.path_measures:
-            observed = Observed(gradient=self._gradients_of(loss, scaler))
+            observed = Observed(gradient=protected_gradients(self._memory, loss, scaler))
             if not accumulate:
                 self._watcher.observed.gradient = {}
             self._watcher.observed.add(observed)
@@ -250,7 +249,7 @@ class Consolidator:
         """
         self._require_attached("observe_independent")
         if any(measure.needs_independent_gradient for measure in self._watcher.path_measures.values()):
-            observed = Observed(independent=self._gradients_of(loss, scaler), samples=samples)
+            observed = Observed(independent=protected_gradients(self._memory, loss, scaler), samples=samples)
             if not accumulate:
                 self._watcher.observed.independent = {}
                 self._watcher.observed.samples = None
@@ -291,13 +290,7 @@ class Consolidator:
                 "backward() only. Call observe_independent() with the loss of a second batch."
             )
         trained = [p for p in self._memory.model.parameters() if p.requires_grad]
-        scaled = (first, second) if scaler is None else (scaler.scale(first), scaler.scale(second))
-        ranks = self._memory.ranks
-        # Both may come from one forward pass, which the first backward pass must then leave for the second.
-        halves = [
-            ranks.mean(partial(_gradients, loss, trained, retain_graph), trained)
-            for loss, retain_graph in zip(scaled, (True, False), strict=True)
-        ]
+        halves = gradients_of_halves(self._memory, first, second, trained, scaler)
         names = {id(parameter): name for name, parameter in self._memory.parameters.items()}
         observed = Observed(samples=samples)
         for parameter, *pair in zip(trained, *halves, strict=True):
@@ -307,7 +300,7 @@ class Consolidator:
                 parameter.grad = mean if parameter.grad is None else parameter.grad + mean
             if id(parameter) in names:
                 name = names[id(parameter)]
-                observed.gradient[name], observed.independent[name] = (amp.unscaled(half, scaler) for half in pair)
+                observed.gradient[name], observed.independent[name] = (unscaled(half, scaler) for half in pair)
         if accumulate:
             self._watcher.observed.add(observed)
         else:
@@ -474,25 +467,6 @@ class Consolidator:
             for name, task in found.items()
         }
 
-    def _gradients_of(self, loss: Tensor, scaler: GradScaler | None) -> dict[str, Tensor | None]:
-        """Return the gradients of a loss with respect to the protected parameters that are being trained."""
-        trained = {name: p for name, p in self._memory.parameters.items() if p.requires_grad}
-        parameters = list(trained.values())
-        if is_fully_sharded(self._memory.model):
-            self._memory.ranks.together(lambda: _require_gradient(loss))
-            gradients = gradients_by_backward(loss, parameters, self._memory.model, scaler)
-        else:
-
-            def own_gradients() -> list[Tensor | None]:
-                _require_gradient(loss)
-                return amp.gradients(loss, parameters, scaler)
-
-            gradients = self._memory.ranks.mean(own_gradients, parameters)
-        return {
-            name: None if gradient is None else gradient.to(running_dtype(gradient))
-            for name, gradient in zip(trained, gradients, strict=True)
-        }
-
     def _require_attached(self, call: str) -> None:
         if not self._hooks:
             raise OrderError(f"{call}() before attach(): no optimiser is being observed. Call attach(optimizer) first.")
@@ -500,7 +474,7 @@ class Consolidator:
     def _owned(self) -> set[int]:
         """Return the ids of all parameters that attached optimisers train."""
         live = [optimizer for ref, _ in self._hooks if (optimizer := ref()) is not None]
-        return {key for optimizer in live for key in _ids(optimizer)}
+        return {key for optimizer in live for key in ids(trained_by(optimizer))}
 
     def _warn_of_unowned(self, protected: Mapping[int, str]) -> None:
         """Warn of protected parameters that are trainable but that no attached optimiser moves."""
@@ -517,25 +491,9 @@ class Consolidator:
             )
 
 
-def _require_gradient(loss: Tensor) -> None:
-    if not loss.requires_grad:
-        raise OrderError(
-            "The loss given has no gradient: it was computed under torch.no_grad() or from detached outputs. Compute "
-            "it from the model's outputs with gradients enabled."
-        )
-
-
-def _gradients(loss: Tensor, parameters: Sequence[Tensor], retain_graph: bool) -> list[Tensor | None]:
-    return list(torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=retain_graph))
-
-
 def _device(given: torch.device | str) -> torch.device:
     """Return a device with its number, as tensors name theirs."""
     return torch.empty(0, device=given).device
-
-
-def _ids(optimizer: Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _remove(handles: Iterable[RemovableHandle]) -> None:

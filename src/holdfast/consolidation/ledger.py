@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +104,3 @@ class Ledger:
     def restart(self) -> None:
         """Forget the running state; the tensors themselves belong to whoever was given them."""
         self.running = {}
-
-    def settings(self) -> dict[str, Any]:
-        """Return what identifies this account in a saved state."""
-        return self.measure.settings()

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -64,6 +64,11 @@ class Memory:
         """The total importance Ω that the penalty uses."""
         return self.ledgers[self.driver].held
 
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """What identifies every measure in a saved state."""
+        return {name: ledger.measure.settings() for name, ledger in self.ledgers.items()}
+
     def refresh(self) -> None:
         """Look at the model again: take in parameters that were added, unfrozen, replaced or moved."""
         reshard(self.model)
@@ -111,7 +116,7 @@ class Memory:
             return
         facts: dict[str, object] = {
             "the number of consolidated tasks": self.tasks,
-            "the measures": {name: ledger.settings() for name, ledger in self.ledgers.items()},
+            "the measures": self.settings,
             "the measure that drives the penalty": self.driver,
             "the protected parameters": {name: tuple(p.shape) for name, p in self.parameters.items()},
             "the steps of this task": self.steps,

@@ -1,11 +1,41 @@
-"""Which optimisers can be watched, and why the others cannot."""
+"""Which optimisers can be watched, and why the others cannot; what they train."""
 
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
 from holdfast.errors import OptimizerError
+
+T = TypeVar("T")
+
+
+def trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of an optimiser's groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def ids(parameters: Iterable[Tensor]) -> set[int]:
+    """Return what tells parameters apart, whatever their values."""
+    return {id(parameter) for parameter in parameters}
+
+
+def innermost(optimizer: T) -> T | Optimizer:
+    """Return the optimiser that takes the steps, out of wrappers such as Accelerate's and Lightning's.
+
+    Accelerate's wrapper is an ``Optimizer`` itself, but one whose hooks never run. One whose hooks do run, such as
+    Lookahead around another optimiser, takes steps of its own.
+    """
+    found: T | Optimizer = optimizer
+    while not _runs_hooks(found) and isinstance(inner := getattr(found, "optimizer", None), Optimizer):
+        found = inner
+    return found
+
+
+def _runs_hooks(optimizer: object) -> bool:
+    """Whether torch has seen to it, when the optimiser was made, that its ``step`` calls hooks."""
+    return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
 
 
 def check_optimizer(optimizer: object, protected: Mapping[str, nn.Parameter]) -> None:
@@ -21,8 +51,8 @@ def check_optimizer(optimizer: object, protected: Mapping[str, nn.Parameter]) ->
         raise OptimizerError(
             "An optimiser with maximize=True would climb the penalty too. Minimise the negative objective instead."
         )
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not {id(parameter) for parameter in trained} & {id(parameter) for parameter in protected.values()}:
+    trained = trained_by(optimizer)
+    if not ids(trained) & ids(protected.values()):
         raise OptimizerError(
             f"This {type(optimizer).__name__} owns none of the {len(protected)} protected parameters (such as "
             f"{next(iter(protected))!r}). {_advice(trained, protected.values())}"

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
 
-from holdfast.consolidation.amp import unscaled
 from holdfast.errors import ModelError
 
 if TYPE_CHECKING:
@@ -109,26 +107,6 @@ def added_up_part(tensor: Tensor, parameter: Tensor) -> Tensor:
     mesh = parameter.device_mesh
     summands = DTensor.from_local(tensor, mesh, [Partial()] * mesh.ndim, run_check=False)
     return local(summands.redistribute(placements=parameter.placements))
-
-
-def gradients_by_backward(
-    loss: Tensor, parameters: Sequence[nn.Parameter], model: nn.Module, scaler: GradScaler | None
-) -> list[Tensor | None]:
-    """Return the gradients of a sharded model's loss, averaged over the ranks, and leave every ``.grad`` as it is.
-
-    The parameters that FSDP calculates with are none of the model's own, so ``torch.autograd.grad`` would not find
-    them; only ``backward()`` brings their gradients home.
-    """
-    reshard(model)  # backward() gathers again what it needs
-    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
-    try:
-        for parameter, _ in kept:
-            parameter.grad = None
-        (loss if scaler is None else scaler.scale(loss)).backward()
-        return [unscaled(parameter.grad, scaler) for parameter in parameters]
-    finally:
-        for parameter, grad in kept:
-            parameter.grad = grad
 
 
 def refuse_flattened(model: nn.Module) -> None:

@@ -20,7 +20,7 @@ def to_state(memory: Memory) -> dict[str, Any]:
         "strength": memory.strength,
         "decay": memory.decay,
         "driver": memory.driver,
-        "measures": _settings(memory),
+        "measures": memory.settings,
         "tasks": memory.tasks,
         "steps": dict(memory.steps),
         "parameters": sorted(memory.parameters),
@@ -86,10 +86,6 @@ def _groups(memory: Memory) -> dict[str, dict[str, Tensor]]:
     return groups
 
 
-def _settings(memory: Memory) -> dict[str, dict[str, Any]]:
-    return {label: ledger.measure.settings() for label, ledger in memory.ledgers.items()}
-
-
 def _check_contents(memory: Memory, state: Mapping[str, Any]) -> None:
     if state.get("version") != VERSION:
         raise StateError(
@@ -99,10 +95,10 @@ def _check_contents(memory: Memory, state: Mapping[str, Any]) -> None:
     absent = {"strength", "decay", "driver", "measures", "tasks", "steps", "parameters", "tensors"} - set(state)
     if absent:
         raise StateError(f"The state lacks {sorted(absent)}: it is not whole. Use another copy.")
-    if (state["driver"], state["measures"]) != (memory.driver, _settings(memory)):
+    if (state["driver"], state["measures"]) != (memory.driver, memory.settings):
         raise StateError(
             f"The state was made with {state['measures']}, driven by {state['driver']!r}; this Consolidator has "
-            f"{_settings(memory)}, driven by {memory.driver!r}. Make one with the same measures and settings."
+            f"{memory.settings}, driven by {memory.driver!r}. Make one with the same measures and settings."
         )
 
 

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast.consolidation.amp import read_scaling
 from holdfast.consolidation.memory import Memory
-from holdfast.consolidation.optimizers import refuse_sparse
+from holdfast.consolidation.optimizers import ids, refuse_sparse, trained_by
 from holdfast.consolidation.overwriting import Lent, Overwriters
 from holdfast.consolidation.penalty import add_penalty_gradient, penalty_value
 from holdfast.consolidation.pieces import in_pieces
@@ -271,7 +271,7 @@ class StepWatcher:
             self.observed.gradient.pop(name, None)
             self.observed.independent.pop(name, None)
         if self.rank_gradients is not None:
-            self.rank_gradients.clear(parameter for group in optimizer.param_groups for parameter in group["params"])
+            self.rank_gradients.clear(trained_by(optimizer))
 
     def _after_step(self, pending: Pending) -> None:
         """Give Δ to the measures that wait for it."""
@@ -319,8 +319,8 @@ class StepWatcher:
 
     def _owned(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
         """Return the protected parameters that this optimiser trains."""
-        ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        return {name: p for name, p in self.memory.parameters.items() if id(p) in ids and p.requires_grad}
+        trained = ids(trained_by(optimizer))
+        return {name: p for name, p in self.memory.parameters.items() if id(p) in trained and p.requires_grad}
 
     def _check_measures(self, measures: dict[str, PathMeasure], owned: dict[str, nn.Parameter]) -> None:
         """Refuse a step for which some measure lacks what it needs."""

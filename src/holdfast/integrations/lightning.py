@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from holdfast.consolidation import Consolidator, TaskImportance
+from holdfast.consolidation.optimizers import ids, trained_by
 from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, MissingExtraError, OrderError
 from holdfast.importance.batches import Forward
 from holdfast.integrations.guards import checked_guard
@@ -109,12 +110,8 @@ class HoldfastCallback(Callback):
         self._guard.detach()
         join_processes(self._guard)
         self._guard.refresh()
-        protected = {id(parameter) for parameter in self._guard.parameters.values()}
-        owning = [
-            optimizer
-            for optimizer in trainer.optimizers
-            if any(id(parameter) in protected for group in optimizer.param_groups for parameter in group["params"])
-        ]
+        protected = ids(self._guard.parameters.values())
+        owning = [optimizer for optimizer in trainer.optimizers if ids(trained_by(optimizer)) & protected]
         self._guard.attach(*(owning or trainer.optimizers))  # which of them own none is the guard's to tell
 
     def on_train_batch_end(

@@ -1,0 +1,26 @@
+"""How many bytes a guard holds for each parameter."""
+
+import torch
+from torch import nn
+
+import holdfast
+
+
+def held(measure, weights=torch.float32, state_dtype=None):
+    """Return the bytes a parameter of a guard's state in the middle of a task, and of its working buffers."""
+    model = nn.Linear(30, 5).to(weights)
+    optimizer = torch.optim.Adam(model.parameters())
+    guard = holdfast.Consolidator(model, measure, state_dtype=state_dtype)
+    guard.attach(optimizer)
+    x, y = torch.randn(8, 30, dtype=weights), torch.randint(0, 5, (8,))
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        guard.observe_independent(nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+        if not guard.tasks:
+            guard.consolidate([(x, y)])
+    state = guard.state_dict()["tensors"].values()
+    buffers = [*guard._watcher._before.values(), *guard._watcher._held_back.values()]
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return tuple(sum(tensor.nbytes for tensor in tensors) / count for tensors in (state, buffers))
