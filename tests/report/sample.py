@@ -17,7 +17,7 @@ def accuracies():
             (
                 label(name),
                 Measured(mnist, 0.12),
-                Measured(mnist + 0.1, 0.1, decimals=1),
+                Measured(mnist + 0.1, 0.1, decimals=1) if name != "EWC" else "<95",
                 0.7,
                 Measured(cifar, 0.23),
                 Measured(cifar - 0.4, 0.2, decimals=1),
@@ -103,7 +103,7 @@ def provenance():
         ("run", "scenario", "measure", "seed", "accuracy", "seconds", "device", "commit", "finished"),
         [
             (f"{name.lower()}-{seed:012x}", "permuted-mnist", name, seed, 97.0 + seed / 10, 10.5, "NVIDIA H200",
-             "0123456789abcdef", "2026-11-15T12:00:00+00:00")
+             "0123456789abcdef0123456789abcdef01234567", "2026-11-15T12:00:00+00:00")
             for name in ALGORITHMS
             for seed in range(3)
         ],

@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from holdfast.report import write_report
@@ -89,6 +90,55 @@ def test_tables_sort_by_mouse_and_keyboard(browser, index):
     assert_quiet(browser, index)
 
 
+def test_a_bound_sorts_among_numbers(browser, index):
+    browser.open(index, width=1600)
+    browser.click(f"{TABLE} th:nth-child(3) button")
+    assert column(browser, 2)[0] == "<95"
+    browser.click(f"{TABLE} th:nth-child(3) button")
+    assert column(browser, 2)[-1] == "<95"
+    assert browser.evaluate(f"getComputedStyle(document.querySelector('{TABLE} td:nth-child(3)')).textAlign") == "right"
+
+
+@pytest.mark.parametrize("width", [390, 1600])
+def test_every_arrow_stands_right_behind_its_own_heading(browser, index, width):
+    browser.open(index, width=width)
+    found = browser.evaluate(
+        "[...document.querySelectorAll('th button')].map(button => { const words = document.createRange();"
+        " button.scrollIntoView({block: 'center', inline: 'center'}); words.selectNodeContents(button);"
+        " const line = [...words.getClientRects()].at(-1);"
+        " return document.elementFromPoint(line.right + 6, (line.top + line.bottom) / 2) === button; })"
+    )
+    assert len(found) == 16 and all(found)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 800, 1600])
+def test_an_edge_is_shaded_where_and_only_where_something_is_hidden(browser, index, width, dark):
+    browser.open(index, width=width, dark=dark)
+    paper = (22, 24, 27) if dark else (255, 255, 255)
+    boxes = browser.evaluate("document.querySelectorAll('.scroll').length")
+    assert boxes == 7
+    scrolling = 0
+    for place in range(boxes):
+        hidden = browser.evaluate(f"{box(place)}.scrollWidth - {box(place)}.clientWidth")
+        for scrolled in {0, hidden // 2, hidden}:
+            expected = (scrolled > 8, scrolled < hidden)
+            assert shades(browser, place, scrolled, paper) == expected, (place, scrolled, hidden)
+        scrolling += hidden > 0
+    assert scrolling == {390: 5, 800: 2, 1600: 1}[width]
+
+
+def test_the_name_of_a_row_stays_in_sight(browser, index):
+    browser.open(index, width=390)
+    row = browser.evaluate(
+        f"(() => {{ const box = document.querySelector('{TABLE} .scroll'); box.scrollLeft = 1e6;"
+        " const at = box.getBoundingClientRect(), cells = box.querySelector('tbody tr').cells;"
+        " const first = cells[0].getBoundingClientRect(), last = cells[cells.length - 1].getBoundingClientRect();"
+        " return [first.left - at.left, last.right - at.right, last.left - first.right]; })()"
+    )
+    assert row[0] == pytest.approx(0, abs=0.6) and row[1] == pytest.approx(0, abs=0.6) and row[2] > 0
+
+
 def test_what_is_missing_stays_last_both_ways(browser, index):
     browser.open(index, width=1600)
     for _ in range(2):
@@ -109,6 +159,28 @@ def test_without_a_browser_the_command_that_brings_one_is_named(tmp_path):
     done = subprocess.run(["/bin/sh", ENSURE], env=empty, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "sudo apt-get install -y --no-install-recommends chromium" in done.stderr
+
+
+def box(place):
+    return f"document.querySelectorAll('.scroll')[{place}]"
+
+
+def shades(browser, place, scrolled, paper):
+    """Return whether a box that was scrolled has a shadow on its left and on its right."""
+    at = browser.evaluate(
+        f"new Promise(done => {{ const box = {box(place)}, first = box.querySelector('td');"
+        f" box.scrollLeft = {scrolled}; box.scrollIntoView({{block: 'start', behavior: 'instant'}});"
+        " const {left, right, top, height} = box.getBoundingClientRect(); const page = {right, y: top + scrollY + 4,"
+        " left: first ? first.getBoundingClientRect().right : left, height: Math.min(height - 12, 400)};"
+        # A frame is drawn before and after, so that the scrolling has had its effects.
+        " requestAnimationFrame(() => requestAnimationFrame(() => done(page))); })"
+    )
+    # Of a column of pixels most have the background's colour, whatever else is in it.
+    strips = (at["left"] + 1, at["right"] - 3)
+    backgrounds = [
+        np.median(browser.pixels(x=x, y=at["y"], width=2, height=at["height"]).reshape(-1, 3), axis=0) for x in strips
+    ]
+    return tuple(bool(np.abs(found - paper).max() > 20) for found in backgrounds)
 
 
 def requests(browser):

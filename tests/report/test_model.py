@@ -1,7 +1,7 @@
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.report import Figure, Report, Section, Table, Text, Verdict
+from holdfast.report import Figure, Measured, Report, Section, Table, Text, Verdict
 
 
 def table(name="runs", columns=("a", "b"), rows=((1, 2),)):
@@ -30,6 +30,18 @@ def test_a_table_whose_rows_do_not_fit_is_refused():
 def test_lists_are_as_good_as_tuples():
     assert table(columns=["a", "b"], rows=[[1, 2]]) == table()
     assert hash(table(columns=["a", "b"], rows=[[1, 2]])) == hash(table())
+
+
+def test_decimals_are_none_or_some():
+    assert Measured(88.0, decimals=0).decimals == 0
+    with pytest.raises(ConfigurationError, match="cannot be shown with -1 decimals"):
+        Measured(88.0, decimals=-1)
+
+
+@pytest.mark.parametrize("path", ["", "/etc/runs.csv", "../runs.csv", "a//b", "a\\b", "./a", "https://x.org/a", "C:a"])
+def test_a_file_that_does_not_lie_beside_the_page_is_refused(path):
+    with pytest.raises(ConfigurationError, match="give a path below the page's own folder"):
+        Report("Title", Text(""), (), provenance=table(), files=((path, "All runs."),))
 
 
 def test_a_verdict_that_was_not_checked_says_why():

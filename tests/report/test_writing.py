@@ -19,7 +19,8 @@ def report(word="Rhabarber"):
         Figure("figure", f"{word} figure", draw, data=data, alt=f"{word} alt", size=(2, 2)),
     )
     sections = (Section(f"{word} title", items),)
-    return Report(f"{word} report", Text(f"{word} lead"), sections, Table("runs", word, ("run",), [(1,)]))
+    files = (("runs.csv", f"{word} runs"), ("more/a table #1.csv", f"{word} table"))
+    return Report(f"{word} report", Text(f"{word} lead"), sections, Table("runs", word, ("run",), [(1,)]), files)
 
 
 class Page(HTMLParser):
@@ -63,7 +64,17 @@ def test_every_link_leads_somewhere_and_nothing_leads_away(folder):
     inside = [link[1:] for link in links if link.startswith("#")]
     beside = [link for link in links if not link.startswith(("#", "data:"))]
     assert inside and all(f'id="{name}"' in text for name in inside)
-    assert len(beside) == 7 and all((folder / link).is_file() for link in beside)
+    ours = [link for link in beside if link.startswith(("data/", "figures/"))]
+    assert len(ours) == 7 and all((folder / link).is_file() for link in ours)
+    # What others write is linked to as it is called, whatever its name means in an address.
+    assert [link for link in beside if link not in ours] == ["runs.csv", "more/a%20table%20%231.csv"]
+
+
+def test_files_are_listed_only_where_there_are_any(folder, tmp_path):
+    with_files = Page((folder / "index.html").read_text(encoding="utf-8")).words
+    assert re.search(r"Files\s+runs\.csv Rhabarber runs\s+more/a table #1\.csv Rhabarber table", with_files)
+    without = Report("Title", Text(""), (), Table("runs", "", ("run",), [(1,)]))
+    assert "Files" not in Page(write_report(without, tmp_path).read_text(encoding="utf-8")).words
 
 
 def test_the_same_report_is_the_same_files(folder, tmp_path):

@@ -14,15 +14,20 @@ from holdfast.errors import ConfigurationError
 class Measured:
     """A mean with its standard error, shown as ``97.2 ± 0.1``; without an error, as the mean alone.
 
-    The error decides how many decimals are shown, unless ``decimals`` does.
+    The error decides how many decimals are shown, unless ``decimals`` does; with 0 of them, a mean of 88 is ``88``.
     """
 
     mean: float
     error: float | None = None
     decimals: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.decimals is not None and self.decimals < 0:
+            raise ConfigurationError(f"A number cannot be shown with {self.decimals} decimals; give 0 or more.")
+
 
 Cell = str | int | float | Measured | None
+"""What stands in a table. Text that is a bound, such as ``<95`` or ``≈0.9``, counts as a number among numbers."""
 
 
 @dataclass(frozen=True)
@@ -119,14 +124,27 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole report: a lead, sections, and at the end where everything comes from."""
+    """A whole report: a lead, sections, and at the end where everything comes from.
+
+    Args:
+        title: What stands above everything.
+        lead: What to know before anything else.
+        sections: The report itself.
+        provenance: Where it comes from, as a table.
+        files: What else lies beside the page, to link to: pairs of a path from the page's folder and what the file
+            holds. The report names these files and leaves it to whoever made it to write them.
+    """
 
     title: str
     lead: Text
     sections: tuple[Section, ...]
     provenance: Table
+    files: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "files", tuple((path, holds) for path, holds in self.files))
+        for path, _ in self.files:
+            _check_beside(path)
         for kind, names in (
             ("figures", [figure.name for figure in self.figures()]),
             ("tables", [*(table.name for table in self.tables()), *(["verdicts"] if self.verdicts() else [])]),
@@ -160,4 +178,11 @@ def _check_name(kind: str, name: str) -> None:
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
         raise ConfigurationError(
             f"A {kind} is called {name!r}; its files take that name, so use small letters, digits, '-' and '_'."
+        )
+
+
+def _check_beside(path: str) -> None:
+    if not path or ":" in path or "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise ConfigurationError(
+            f"The report is to link to {path!r}; give a path below the page's own folder, such as 'runs.csv'."
         )

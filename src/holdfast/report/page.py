@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from holdfast.report.cells import is_long, is_numeric, shown, sort_key
+from holdfast.report.cells import is_long, is_numeric, is_unbroken, shown, sort_key
 from holdfast.report.model import Figure, Item, Report, Table, Verdict
 from holdfast.report.pictures import Pictures
 
@@ -96,11 +96,16 @@ def _breadth(figure: Figure) -> str:
 
 
 def _column_classes(table: Table) -> list[str]:
-    """Return for each column whether it holds numbers, or text so long that it has to wrap."""
-    return [
-        "number" if is_numeric(table, place) else "long" if is_long(table, place) else ""
-        for place in range(len(table.columns))
-    ]
+    """Return for each column whether it holds numbers, or text so long that it has to wrap, within words even."""
+    return [_column_class(table, place) for place in range(len(table.columns))]
+
+
+def _column_class(table: Table, place: int) -> str:
+    if is_numeric(table, place):
+        return "number"
+    if is_long(table, place):
+        return "long"
+    return "unbroken" if is_unbroken(table, place) else ""
 
 
 def _tally(verdicts: Sequence[Verdict]) -> list[tuple[str, int, str]]:
