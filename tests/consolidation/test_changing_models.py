@@ -139,3 +139,146 @@ def test_a_module_that_is_replaced_by_one_of_another_shape_within_its_first_task
     assert guard.path.steps == 6
     guard.consolidate()
     assert guard.importance["2.weight"].shape == (7, 5)
+
+
+def importance_after(protect, measure, train_task):
+    """What a measure finds for a task with this ``protect``."""
+    model = net()
+    guard = holdfast.Consolidator(model, measure, protect=protect)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    guard.attach(optimizer)
+    train_task(model, optimizer, guard)
+    return guard.consolidate()[measure.name].importance
+
+
+def unfreezing(model, optimizer, guard):
+    """The first layer is trained from the third step on."""
+    for i in range(5):
+        model[0].requires_grad_(i >= 2)
+        train(model, optimizer, steps=1, seed=i)
+
+
+def freezing(model, optimizer, guard):
+    """The first layer is trained for two steps only."""
+    for i in range(5):
+        model[0].requires_grad_(i < 2)
+        train(model, optimizer, steps=1, seed=i)
+
+
+def taking_turns(model, optimizer, guard):
+    for i in range(6):
+        for turn, layer in enumerate((model[0], model[2])):
+            layer.requires_grad_(turn == i % 2)
+        train(model, optimizer, steps=1, seed=i)
+
+
+@pytest.mark.parametrize("task", [unfreezing, freezing, taking_turns])
+@pytest.mark.parametrize("measure", [holdfast.SI(), holdfast.SOS()], ids=lambda measure: measure.name)
+def test_what_is_frozen_for_a_part_of_a_task_is_measured_as_if_it_had_been_named(measure, task):
+    """The default is a selection of what can be trained; when it is asked must not matter."""
+    named, found = (importance_after(protect, measure, task) for protect in ("*", None))
+    assert float(found["0.weight"].max()) > 0
+    assert found.keys() == named.keys()
+    for name, omega in named.items():
+        assert torch.equal(found[name], omega)
+
+
+def test_an_independent_gradient_is_taken_of_what_was_just_unfrozen():
+    def task(model, optimizer, guard):
+        for i in range(4):
+            model[0].requires_grad_(i >= 2)
+            optimizer.zero_grad()
+            guard.observe(loss(model, batch(20 + i)))
+            guard.observe_independent(loss(model, batch(10 + i)))
+            loss(model, batch(i)).backward()
+            optimizer.step()
+
+    named, found = (importance_after(protect, holdfast.SIB(), task) for protect in ("*", None))
+    assert float(found["0.weight"].max()) > 0
+    for name, omega in named.items():
+        assert torch.equal(found[name], omega)
+
+
+def test_steps_while_frozen_are_none():
+    """So the average over steps is one over those that a parameter took."""
+
+    def task(model, optimizer, guard):
+        model[0].requires_grad_(False)
+        train(model, optimizer, steps=2)
+        model[0].requires_grad_(True)
+        train(model, optimizer, steps=1)
+        gradients.append(model[0].weight.grad.clone())
+        assert guard.state_dict()["steps"]["0.weight"] == 1
+
+    gradients = []
+    found = importance_after(None, holdfast.SOS(), task)
+    torch.testing.assert_close(found["0.weight"], gradients[0].abs())  # the root of one square, bias-corrected
+
+
+def test_a_task_in_which_a_frozen_layer_took_part_goes_on_from_its_state(tmp_path):
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.SOS())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    freezing(model, optimizer, guard)
+    guard.save(tmp_path / "guard.safetensors")
+    again = holdfast.Consolidator(model, holdfast.SOS())
+    assert "0.weight" not in again.parameters
+    again.load(tmp_path / "guard.safetensors")
+    expected, found = guard.consolidate()["SOS"].importance, again.consolidate()["SOS"].importance
+    assert found.keys() == expected.keys() == set(weights(model))
+    for name, omega in expected.items():
+        assert torch.equal(found[name], omega)
+
+
+def test_an_optimiser_of_frozen_parameters_may_come_with_others():
+    model = net()
+    model[0].requires_grad_(False)
+    guard = holdfast.Consolidator(model, holdfast.SOS())
+    body, head = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))
+    with pytest.raises(holdfast.OptimizerError, match="owns none of the 2 protected parameters"):
+        guard.attach(body)
+    guard.attach(body, head)
+    train(model, head, steps=1)
+    model[0].requires_grad_(True)
+    train(model, body, steps=1)
+    assert float(guard.consolidate()["SOS"].importance["0.weight"].max()) > 0
+
+
+def test_what_an_attached_optimiser_has_not_moved_is_told():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.SOS())
+    body, head = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))
+    guard.attach(body, head)
+    train(model, head)
+    with pytest.warns(
+        holdfast.HoldfastWarning, match="SOS saw no step of '0.weight' and 1 other protected parameter in"
+    ):
+        guard.consolidate()
+
+
+def test_a_guard_whose_parameters_are_all_frozen_says_that_it_holds_nothing():
+    """As a guard of a base model does, when an adapter is trained on top of it."""
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.L2(), strength=1e4)
+    guard.consolidate()
+    model.requires_grad_(False)
+    model.add_module("adapter", nn.Linear(3, 3).double())
+    optimizer = torch.optim.SGD(model.adapter.parameters(), lr=0.1)
+    with pytest.warns(holdfast.HoldfastWarning, match=r"than the 4 consolidated ones.*holds nothing back.*lora_"):
+        guard.attach(optimizer)
+    guard.attach(optimizer, hold=False)  # which never held
+    guard.strength = 0.0
+    guard.attach(optimizer)
+
+
+def test_a_layer_that_has_another_name_now_is_told():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.L2())
+    guard.consolidate()
+    model[0] = nn.Sequential(model[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(holdfast.HoldfastWarning, match="no longer has '0.weight' and 1 other protected parameter under"):
+        guard.attach(optimizer)
+    guard.forget("0.weight", "0.bias")
+    guard.attach(optimizer)

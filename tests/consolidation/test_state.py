@@ -106,6 +106,12 @@ def test_files_of_no_use_are_refused_and_nothing_is_lost(saved, tmp_path):
     refused(guard, broken, "not one that a Consolidator wrote")
 
 
+def test_a_folder_that_is_missing_is_named(saved, tmp_path):
+    guard, _ = saved
+    with pytest.raises(holdfast.StateError, match=r"There is no folder '.*nowhere', so no state was written"):
+        guard.save(tmp_path / "nowhere" / "guard.safetensors")
+
+
 def rewritten(path, tmp_path, change):
     tensors = load_file(path)
     with safe_open(path, framework="pt") as file:

@@ -20,7 +20,9 @@ def held(measure, weights=torch.float32, state_dtype=None):
         optimizer.step()
         if not guard.tasks:
             guard.consolidate([(x, y)])
-    state = guard.state_dict()["tensors"].values()
+    # A total that is clamped only where it is used is held twice.
+    known = [*guard.state_dict()["tensors"].values(), *guard.importance.values()]
+    state = {tensor.data_ptr(): tensor for tensor in known}.values()
     buffers = [*guard._watcher._before.values(), *guard._watcher._held_back.values()]
     count = sum(parameter.numel() for parameter in model.parameters())
     return tuple(sum(tensor.nbytes for tensor in tensors) / count for tensors in (state, buffers))

@@ -9,9 +9,9 @@ import holdfast
 from tests.docs.pages import page, run_page
 from tests.docs.sizes import held
 
-ROWS = re.findall(
-    r"^\| ([\w, -]+) \| (\d+) \| (\d+) \| (\d+) / (\d+) \|$", page("guides/memory.md"), flags=re.MULTILINE
-)
+PAIR = r" \| (\d+) / (\d+)"
+ROWS = re.findall(rf"^\| ([\w, -]+){3 * PAIR} \|$", page("guides/memory.md"), flags=re.MULTILINE)
+CLAMPED = re.findall(rf'^\| the same with `clamp="total"`{3 * PAIR} \|$', page("guides/memory.md"), flags=re.MULTILINE)
 
 
 def test_its_code_runs():
@@ -25,8 +25,18 @@ def test_every_measure_has_its_row():
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_the_bytes_are_those_of_real_guards(row, weights):
-    names, usual, small, *buffers = row
-    working = int(buffers[weights is torch.bfloat16])
-    for name in names.split(", "):
-        assert held(name, weights, None) == (int(usual), working)
-        assert held(name, weights, torch.bfloat16) == (int(small), working)
+    for name in row[0].split(", "):
+        assert_holds(name, weights, row[1:])
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("measure", [holdfast.SI, holdfast.SIU, holdfast.SIB])
+def test_a_total_that_is_clamped_in_the_end_has_its_own_row(measure, weights):
+    (row,) = CLAMPED
+    assert_holds(measure(clamp="total"), weights, row)
+
+
+def assert_holds(measure, weights, row):
+    usual, small, working = (int(pair[weights is torch.bfloat16]) for pair in (row[:2], row[2:4], row[4:]))
+    assert held(measure, weights, None) == (usual, working)
+    assert held(measure, weights, torch.bfloat16) == (small, working)

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
+from torch.multiprocessing import ProcessRaisedException
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
@@ -402,6 +403,10 @@ def test_mistakes_are_explained():
     with pytest.raises(holdfast.OptimizerError, match="owns none"):
         trainer(callbacks=[stranger]).fit(make_module(), loader(1))
     module = make_module()
+    with pytest.raises(holdfast.ConfigurationError, match="A guard of the class SOS; expected a Consolidator: guard ="):
+        HoldfastCallback(holdfast.SOS)
+    with pytest.raises(holdfast.ConfigurationError, match="A guard of type function; expected"):
+        HoldfastCallback(lambda: holdfast.Consolidator(module, holdfast.SOS()))
     for given in (module, holdfast.SOS(), "SOS"):
         with pytest.raises(
             holdfast.ConfigurationError, match=rf"A guard of type {type(given).__name__}; expected a Con"
@@ -414,6 +419,71 @@ def test_mistakes_are_explained():
         callback.consolidate(trainer(callbacks=[callback]), loader(1))
     with pytest.raises(holdfast.ConfigurationError, match="given a DataLoader as the trainer"):
         callback.consolidate(loader(1))
+
+
+def test_no_more_batches_are_measured_than_were_trained_with():
+    module = make_module()
+    guard = holdfast.Consolidator(module, holdfast.Fisher())
+    callback = HoldfastCallback(guard, consolidate_at_end=False)
+    fit = trainer(callbacks=[callback], limit_train_batches=2)
+    fit.fit(module, loader(1))
+    assert callback.consolidate(fit)["EWC"].samples == 8
+    assert callback.consolidate(fit, loader(1))["EWC"].samples == 24
+
+
+def test_training_is_not_disturbed_by_a_guard_that_holds_nothing_yet():
+    """A DataLoader draws from the random state each time that somebody starts to read it."""
+
+    def fitted(with_guard):
+        module = make_module()
+        guard = holdfast.Consolidator(module, holdfast.Fisher())
+        torch.manual_seed(3)
+        shuffled = DataLoader(loader(1).dataset, batch_size=4, shuffle=True)
+        trainer(callbacks=[HoldfastCallback(guard)] if with_guard else []).fit(module, shuffled)
+        return module.net[0].weight
+
+    assert torch.equal(fitted(with_guard=True), fitted(with_guard=False))
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Data that never end."""
+
+    def __iter__(self):
+        while True:
+            yield from loader(1).dataset
+
+
+@pytest.mark.parametrize(
+    ("measure", "options", "samples"),
+    [(holdfast.Fisher(samples=10), {}, 10), (holdfast.Fisher(), {"limit_train_batches": 3}, 12)],
+)
+def test_a_stream_without_end_is_measured_as_far_as_was_said(measure, options, samples):
+    module = make_module()
+    guard = holdfast.Consolidator(module, measure)
+    callback = HoldfastCallback(guard, consolidate_at_end=False)
+    fit = trainer(callbacks=[callback], max_steps=4, **options)
+    fit.fit(module, DataLoader(Stream(), batch_size=4))
+    assert callback.consolidate(fit)["EWC"].samples == samples
+
+
+def test_a_stream_without_end_is_refused_before_training():
+    module = make_module()
+    before = module.net[0].weight.detach().clone()
+    callback = HoldfastCallback(holdfast.Consolidator(module, holdfast.SOS(), watch=["EWC"]))
+    with pytest.raises(holdfast.BatchError, match=r"EWC measures with all of the training data, which has no length"):
+        trainer(callbacks=[callback], max_steps=4).fit(module, DataLoader(Stream(), batch_size=4))
+    assert torch.equal(module.net[0].weight, before)
+
+
+@pytest.mark.parametrize("strategy", ["ddp_notebook", "ddp_spawn"])
+def test_fits_in_other_processes_are_refused(strategy):
+    """Their guard would be another one, and end with them."""
+    module = _TwoLoaders()
+    guard = holdfast.Consolidator(module, holdfast.SOS(), protect="*")
+    fit = trainer(strategy=strategy, devices=1, callbacks=[HoldfastCallback(guard)])
+    # A forked process has its error told by torch, with its text.
+    with pytest.raises((holdfast.ConfigurationError, ProcessRaisedException), match=r"Use strategy='ddp'"):
+        fit.fit(module, {"a": loader(1)})
 
 
 class _TwoLoaders(lightning_pytorch.LightningModule):

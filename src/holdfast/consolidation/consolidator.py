@@ -1,9 +1,8 @@
 """The two lines that a user adds to a training loop."""
 
 import os
-import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +19,7 @@ from holdfast.consolidation.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.consolidation.measuring import measure_task
 from holdfast.consolidation.memory import Memory
 from holdfast.consolidation.optimizers import check_optimizer, ids, innermost, trained_by
+from holdfast.consolidation.oversights import warn_of_unobserved, warn_of_unowned, warn_unless_anchored_is_trained
 from holdfast.consolidation.penalty import penalty_value
 from holdfast.consolidation.rank_gradients import CommHook, RankGradients
 from holdfast.consolidation.selection import Protect, Selection
@@ -27,7 +27,7 @@ from holdfast.consolidation.sharding import local
 from holdfast.consolidation.state import from_state, to_state
 from holdfast.consolidation.storage import Storage
 from holdfast.consolidation.watching import Observed, StepWatcher
-from holdfast.errors import ConfigurationError, HoldfastWarning, NotFiniteError, OptimizerError, OrderError
+from holdfast.errors import ConfigurationError, NotFiniteError, OptimizerError, OrderError
 from holdfast.importance.batches import Forward
 from holdfast.importance.measures import Measure
 from holdfast.importance.measures import measure as measure_by_name
@@ -61,8 +61,8 @@ class Consolidator:
         watch: further measures that observe the same run without holding it, as a list or by names of one's own.
         group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
             in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
-        state_dtype: of the anchor, Ω and θ(0), ``torch.bfloat16`` to halve them; by default as precise as the
-            parameters, and single at least. Running states are never kept in less, since averages freeze in 16 bits.
+        state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
+            and single at least. Running states are never kept in less, since averages freeze in 16 bits.
         state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
     """
 
@@ -183,8 +183,10 @@ class Consolidator:
         optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
         self._memory.refresh()
         protected = {id(p): name for name, p in self._memory.parameters.items()}
+        # An optimiser all of whose parameters are frozen for now may come along with others, not by itself.
+        frozen = self._memory.frozen if any(_trains(optimizer, protected) for optimizer in optimizers) else {}
         for optimizer in optimizers:
-            check_optimizer(optimizer, self._memory.parameters)
+            check_optimizer(optimizer, self._memory.parameters, frozen)
         given = {id(optimizer): optimizer for optimizer in optimizers}
         live = []
         for ref, handles in self._hooks:
@@ -199,7 +201,14 @@ class Consolidator:
         self._hooks = live
         if self._watcher.rank_gradients is not None:
             self._watcher.rank_gradients.active = True
-        self._warn_of_unowned(protected)
+        warn_of_unowned(self._memory, self._owned())
+        if hold and self._memory.anchor and self._memory.strength:
+            warn_unless_anchored_is_trained(self._memory, self._owned())
+
+    def may_attach(self, optimizer: Optimizer) -> bool:
+        """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
+        memory = self._memory
+        return _trains(optimizer, ids([*memory.parameters.values(), *memory.frozen.values()]))
 
     def detach(self) -> None:
         """Stop observing: remove every hook. What was consolidated stays, and attach() goes on from there."""
@@ -222,6 +231,7 @@ class Consolidator:
                 replace it: for all but the first of a step's micro-batches.
         """
         self._require_attached("observe")
+        self._take_in_new()
         if self._watcher.path_measures:
             observed = Observed(gradient=protected_gradients(self._memory, loss, scaler))
             if not accumulate:
@@ -248,6 +258,7 @@ class Consolidator:
             accumulate: as for :meth:`observe`.
         """
         self._require_attached("observe_independent")
+        self._take_in_new()
         if any(measure.needs_independent_gradient for measure in self._watcher.path_measures.values()):
             observed = Observed(independent=protected_gradients(self._memory, loss, scaler), samples=samples)
             if not accumulate:
@@ -278,6 +289,7 @@ class Consolidator:
             accumulate: as for :meth:`observe`.
         """
         self._require_attached("backward_halves")
+        self._take_in_new()
         for name, measure in self._watcher.path_measures.items():
             if measure.needs_step and measure.needs_independent_gradient:
                 raise OrderError(
@@ -379,6 +391,8 @@ class Consolidator:
         memory = self._memory
         memory.ranks.together(memory.refresh)
         memory.refuse_unless_ranks_agree()
+        if self._watcher.path_measures:
+            warn_of_unobserved(memory, self._owned(), self._watcher.path_measures)
         found = measure_task(memory, batches, forward)
         totals = memory.ranks.together(lambda: self._new_totals(found))
         anchor = memory.ranks.together(self._new_anchor)
@@ -397,7 +411,8 @@ class Consolidator:
     def refresh(self) -> None:
         """Look at the model again, and take in parameters that were added, unfrozen or replaced.
 
-        This happens by itself when an optimiser is attached, at a task's first step and at its end.
+        This happens by itself when an optimiser is attached, at a task's first step and at its end, and as soon as an
+        attached optimiser trains a parameter that it did not train before.
         """
         self._memory.refresh()
 
@@ -471,29 +486,28 @@ class Consolidator:
         if not self._hooks:
             raise OrderError(f"{call}() before attach(): no optimiser is being observed. Call attach(optimizer) first.")
 
+    def _attached(self) -> list[Optimizer]:
+        """Return the optimisers that are attached and still exist."""
+        return [optimizer for ref, _ in self._hooks if (optimizer := ref()) is not None]
+
     def _owned(self) -> set[int]:
         """Return the ids of all parameters that attached optimisers train."""
-        live = [optimizer for ref, _ in self._hooks if (optimizer := ref()) is not None]
-        return {key for optimizer in live for key in ids(trained_by(optimizer))}
+        return {key for optimizer in self._attached() for key in ids(trained_by(optimizer))}
 
-    def _warn_of_unowned(self, protected: Mapping[int, str]) -> None:
-        """Warn of protected parameters that are trainable but that no attached optimiser moves."""
-        owned = self._owned()
-        parameters = self._memory.parameters
-        unowned = [name for key, name in protected.items() if key not in owned and parameters[name].requires_grad]
-        if unowned:
-            warnings.warn(
-                f"No attached optimiser trains {unowned[0]!r}"
-                + (f" and {len(unowned) - 1} other protected parameters" if len(unowned) > 1 else "")
-                + ". Give attach() all optimisers at once; freeze what none trains, or leave it out of protect.",
-                HoldfastWarning,
-                stacklevel=3,
-            )
+    def _take_in_new(self) -> None:
+        """Begin to watch parameters that were unfrozen or added since the last step."""
+        for optimizer in self._attached():
+            self._watcher.take_in_new(optimizer)
 
 
 def _device(given: torch.device | str) -> torch.device:
     """Return a device with its number, as tensors name theirs."""
     return torch.empty(0, device=given).device
+
+
+def _trains(optimizer: object, parameters: Collection[int]) -> bool:
+    """Whether an optimiser trains any of the parameters that have these ids."""
+    return isinstance(optimizer, Optimizer) and not ids(trained_by(optimizer)).isdisjoint(parameters)
 
 
 def _remove(handles: Iterable[RemovableHandle]) -> None:

@@ -29,6 +29,12 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) 
 
     def write_first() -> None:
         if ranks.rank == 0:
+            folder = Path(path).parent
+            if not folder.is_dir():
+                raise StateError(
+                    f"There is no folder {str(folder)!r}, so no state was written to {str(path)!r}. Make the folder "
+                    "first."
+                )
             write_tensors(path, tensors, {_KEY: json.dumps(rest)})
 
     if any(map(is_sharded, state["tensors"].values())):

@@ -43,9 +43,9 @@ class Memory:
     """θ*, the weights after the last consolidated task."""
     tasks: int = 0
     start: dict[str, Tensor] = field(default_factory=dict)
-    """θ(0), the weights just before the current task's first step: after any re-initialisation, so not the anchor."""
+    """θ(0), each parameter just before its first step of the current task: after any re-initialisation, so not θ*."""
     steps: dict[str, int] = field(default_factory=dict)
-    """How many steps each parameter has taken in the current task."""
+    """How many steps each parameter has taken in the current task; those during which it was frozen are none."""
 
     def __post_init__(self) -> None:
         self.wrapper = ddp_wrapper(self.model)
@@ -75,8 +75,10 @@ class Memory:
         self.find_ranks()
         present = dict(named_parameters(self.model))
         found = self.selection.find(self.model)
-        # A parameter that is held stays so when it is frozen, which the default selection would not see.
-        self.parameters = {name: p for name, p in present.items() if name in found or name in self.anchor}
+        # What is held, or has been watched in this task, stays so when it is frozen: by default, the selection is of
+        # what can be trained at this moment.
+        kept = self.anchor.keys() | self.steps.keys()
+        self.parameters = {name: p for name, p in present.items() if name in found or name in kept}
         for name, parameter in self.parameters.items():
             anchor = self.anchor.get(name)
             if anchor is None and any(kept[name].shape != parameter.shape for kept in self._tensors() if name in kept):
@@ -88,12 +90,19 @@ class Memory:
                 )
             self._follow(name, parameter)
 
+    @property
+    def frozen(self) -> dict[str, nn.Parameter]:
+        """The parameters that, by default, only freezing has left out of the protected ones."""
+        if not self.selection.default:
+            return {}
+        present = named_parameters(self.model)
+        return {name: p for name, p in present if name not in self.parameters and not p.requires_grad}
+
     def parameters_with(self, names: Collection[str]) -> dict[str, nn.Parameter]:
         """Return the protected parameters and those of these names that, by default, only freezing has left out."""
-        if not self.selection.default:
-            return self.parameters
+        frozen = self.frozen
         present = named_parameters(self.model)
-        return {name: p for name, p in present if name in self.parameters or (name in names and not p.requires_grad)}
+        return {name: p for name, p in present if name in self.parameters or (name in names and name in frozen)}
 
     def restart_task(self) -> None:
         """Start the current task's account anew."""
@@ -130,25 +139,27 @@ class Memory:
                 facts[f"what is known about {name!r} (by checksum)"] = checksum(local(tensor) for tensor in kept)
         self.ranks.refuse_unless_equal(facts)
 
-    def every_ranks(self, found: list[T]) -> list[T]:
+    def found_by_any_rank(self, found: list[T]) -> list[T]:
         """Return what all ranks have found in their parts of the parameters; without sharding, all find the same."""
         sharded = any(is_sharded(p) and p.device.type == "cpu" for p in self.parameters.values())
         return [item for items in self.ranks.each(lambda: found) for item in items] if sharded else found
 
     def _follow(self, name: str, parameter: Tensor) -> None:
         """Move what is kept about a parameter to where it belongs now."""
-        for keep, tensors in ((self.storage.resting, self._resting()), (self.storage.running, self._running())):
+        storage = self.storage
+        kinds = ((storage.resting, self._resting()), (storage.exact, [self.start]), (storage.running, self._running()))
+        for keep, tensors in kinds:
             for kept in tensors:
                 known = kept.get(name)
                 if known is not None and not self.storage.is_in_place(known, parameter):
                     kept[name] = keep(like_parameter(known, parameter), parameter)
 
     def _tensors(self) -> list[dict[str, Tensor]]:
-        return [*self._resting(), *self._running()]
+        return [*self._resting(), self.start, *self._running()]
 
     def _resting(self) -> list[dict[str, Tensor]]:
         totals = (tensors for ledger in self.ledgers.values() for tensors in (ledger.total, ledger.held))
-        return [self.anchor, self.start, *totals]
+        return [self.anchor, *totals]
 
     def _running(self) -> list[dict[str, Tensor]]:
         return [ledger.running for ledger in self.ledgers.values()]

@@ -38,8 +38,10 @@ def _runs_hooks(optimizer: object) -> bool:
     return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
 
 
-def check_optimizer(optimizer: object, protected: Mapping[str, nn.Parameter]) -> None:
-    """Refuse what cannot be observed, or trains none of the protected parameters."""
+def check_optimizer(
+    optimizer: object, protected: Mapping[str, nn.Parameter], frozen: Mapping[str, nn.Parameter]
+) -> None:
+    """Refuse what cannot be observed, or trains none of the protected parameters nor of the frozen ones given."""
     if not isinstance(optimizer, Optimizer):
         raise OptimizerError(
             f"attach() was given a {type(optimizer).__name__}; expected a torch.optim.Optimizer. For a wrapper, attach "
@@ -52,7 +54,7 @@ def check_optimizer(optimizer: object, protected: Mapping[str, nn.Parameter]) ->
             "An optimiser with maximize=True would climb the penalty too. Minimise the negative objective instead."
         )
     trained = trained_by(optimizer)
-    if not ids(trained) & ids(protected.values()):
+    if not ids(trained) & (ids(protected.values()) | ids(frozen.values())):
         raise OptimizerError(
             f"This {type(optimizer).__name__} owns none of the {len(protected)} protected parameters (such as "
             f"{next(iter(protected))!r}). {_advice(trained, protected.values())}"

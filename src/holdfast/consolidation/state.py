@@ -1,6 +1,6 @@
 """Turning what a Consolidator remembers into a state and back, with every check made before anything changes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from holdfast.consolidation.files import VERSION
 from holdfast.consolidation.memory import Memory
 from holdfast.consolidation.sharding import like_parameter
+from holdfast.consolidation.storage import Storage
 from holdfast.errors import StateError
 
 
@@ -38,14 +39,13 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     places = {key: place_of(memory, parameters, key, tensor.shape) for key, tensor in tensors.items()}
     for key, (kind, name) in places.items():
         parameter = parameters[name]
-        keep = memory.storage.running if kind.startswith("running/") else memory.storage.resting
+        keep = _keeper(memory.storage, kind)
         taken[kind][name] = keep(like_parameter(tensors[key].detach(), parameter).clone(), parameter)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.steps = dict(state["steps"])
     memory.anchor, memory.start = taken["anchor"], taken["start"]
-    memory.parameters = {
-        name: p for name, p in parameters.items() if name in memory.parameters or name in memory.anchor
-    }
+    kept = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
+    memory.parameters = {name: p for name, p in parameters.items() if name in kept}
     for label, ledger in memory.ledgers.items():
         ledger.settle(taken[f"total/{label}"])
         ledger.running = taken[f"running/{label}"]
@@ -67,6 +67,13 @@ def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, s
             f"model has {has}. For a layer that was taken away on purpose, call forget({name!r}) before saving."
         )
     return kind, name
+
+
+def _keeper(storage: Storage, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return how tensors of this kind are kept."""
+    if kind == "start":
+        return storage.exact
+    return storage.running if kind.startswith("running/") else storage.resting
 
 
 def _parts(memory: Memory, key: str) -> tuple[str, str]:

@@ -21,8 +21,9 @@ def running_dtype(parameter: Tensor) -> torch.dtype:
 class Storage:
     """How to keep tensors about parameters.
 
-    What rests from one task to the next, the anchor, Ω and θ(0), may be kept in another precision than the running
-    state of the current task, which would freeze in 16 bits; all of it may lie on another device.
+    What rests from one task to the next, the anchor and Ω, may be kept in another precision than the running state of
+    the current task, which would freeze in 16 bits. θ(0) has the precision of the parameter: it is subtracted from it,
+    and a rounding error would soon be larger than the difference. All of it may lie on another device.
     """
 
     dtype: torch.dtype | None = None
@@ -45,6 +46,10 @@ class Storage:
     def running(self, tensor: Tensor, parameter: Tensor) -> Tensor:
         """Return a tensor as a running state is kept."""
         return self._placed(tensor.to(running_dtype(parameter)), parameter)
+
+    def exact(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        """Return weights of a parameter as they are kept without rounding; they may share memory with those given."""
+        return self._placed(tensor.to(parameter.dtype), parameter)
 
     def is_in_place(self, kept: Tensor, parameter: Tensor) -> bool:
         """Whether a tensor lies where it should."""

@@ -73,6 +73,7 @@ class StepWatcher:
         self._before: dict[str, Tensor] = {}
         self._held_back: dict[str, Tensor] = {}
         self._overwriters = Overwriters()
+        self._passed_over: set[int] = set()
 
     @property
     def path_measures(self) -> dict[str, PathMeasure]:
@@ -121,6 +122,7 @@ class StepWatcher:
             nonlocal begun
             with torch.enable_grad():
                 loss = closure()
+            self.take_in_new(optimizer)
             if loss is None and all(parameter.grad is None for parameter in self._owned(optimizer).values()):
                 return loss
             if not begun:
@@ -140,6 +142,19 @@ class StepWatcher:
 
         return evaluate
 
+    def take_in_new(self, optimizer: Optimizer) -> None:
+        """Begin to watch what an optimiser trains that was not there before, or frozen.
+
+        Layers are unfrozen in the middle of a task, and Lightning freezes all but one optimiser's for its step.
+        """
+        known = ids(self.memory.parameters.values()) | self._passed_over
+        new = [parameter for parameter in trained_by(optimizer) if id(parameter) not in known]
+        trainable = ids(parameter for parameter in new if parameter.requires_grad)
+        if trainable:
+            self.memory.refresh()
+            # What the selection leaves out need not be looked up at every step.
+            self._passed_over |= trainable - ids(self.memory.parameters.values())
+
     @torch.no_grad()
     def _begin(self, optimizer: Optimizer, *, hold: bool, copy_gradients: bool = False) -> None:
         """Do what comes before a step, or raise before anything has changed."""
@@ -152,6 +167,8 @@ class StepWatcher:
         memory = self.memory
         if not memory.steps:
             memory.refresh()
+            self._passed_over = set()
+        self.take_in_new(optimizer)
         owned = self._owned(optimizer)
         refuse_sparse(owned)
         measures = self.path_measures
@@ -177,11 +194,11 @@ class StepWatcher:
             finite &= self._before_step(
                 name, parameter, gradient, independent, hold=strength, in_place=not waiting, measures=measures
             )
-        if waiting and memory.every_ranks([] if finite else [True]):
+        if waiting and memory.found_by_any_rank([] if finite else [True]):
             self._refuse_unless_finite(seen)
         for name in owned:
             if waiting and name not in memory.start:
-                memory.start[name] = memory.storage.resting(self._before[name].clone(), owned[name])
+                memory.start[name] = memory.storage.exact(self._before[name].clone(), owned[name])
             memory.steps[name] = memory.steps.get(name, 0) + 1
         self._lend(self._pending if not copy_gradients else [])
 
@@ -343,7 +360,7 @@ class StepWatcher:
         An accelerator would have to be waited for at every step: there, the end of the task finds it.
         """
         spoilt = [name for name, pair in seen.items() if not all(_looks_finite(gradient) for gradient in pair)]
-        for name in self.memory.every_ranks(spoilt):
+        for name in self.memory.found_by_any_rank(spoilt):
             for pending in self._pending:
                 pending.parameter.grad = pending.task_gradient
             self._pending = []

@@ -7,8 +7,9 @@ from holdfast.errors import ConfigurationError
 def checked_guard(given: object) -> Consolidator:
     """Return the guard, or say what was given in its place."""
     if not isinstance(given, Consolidator):
+        name = f"the class {given.__name__}" if isinstance(given, type) else f"type {type(given).__name__}"
         raise ConfigurationError(
-            f"A guard of type {type(given).__name__}; expected a Consolidator: "
+            f"A guard of {name}; expected a Consolidator: "
             "guard = holdfast.Consolidator(model, holdfast.SOS(), strength=...)."
         )
     return given

@@ -5,16 +5,20 @@
 ...     L.Trainer(callbacks=[HoldfastCallback(guard)]).fit(module, task)
 """
 
+import inspect
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
 
 from holdfast.consolidation import Consolidator, TaskImportance
-from holdfast.consolidation.optimizers import ids, trained_by
 from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, MissingExtraError, OrderError
 from holdfast.importance.batches import Forward
+from holdfast.importance.measures import SampleMeasure
 from holdfast.integrations.guards import checked_guard
 from holdfast.integrations.processes import join_processes
 from holdfast.integrations.statistics import statistics
@@ -58,7 +62,7 @@ class HoldfastCallback(Callback):
         forward: Forward | None = None,
     ) -> None:
         super().__init__()
-        if not callable(guard) or isinstance(guard, torch.nn.Module):
+        if not _makes_guards(guard):
             checked_guard(guard)
         self._guard = guard if isinstance(guard, Consolidator) else None
         self._make_guard = None if isinstance(guard, Consolidator) else guard
@@ -99,6 +103,19 @@ class HoldfastCallback(Callback):
 
     # What Lightning calls
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a fit in processes that end with it, and the guard's state with them."""
+        # Lightning's own name for those who start such processes; their class is not public.
+        kinds = {kind.__name__ for kind in type(trainer.strategy.launcher).__mro__}
+        if stage == "fit" and "_MultiProcessingLauncher" in kinds:
+            raise ConfigurationError(_OTHER_PROCESSES)
+
+    def __getstate__(self) -> object:
+        """Refuse to be sent to such processes; copies are for others to make."""
+        if get_spawning_popen() is not None:
+            raise ConfigurationError(_OTHER_PROCESSES)
+        return super().__getstate__()
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach the fit's optimisers, which are new for every fit."""
         if self._guard is None:
@@ -110,8 +127,9 @@ class HoldfastCallback(Callback):
         self._guard.detach()
         join_processes(self._guard)
         self._guard.refresh()
-        protected = ids(self._guard.parameters.values())
-        owning = [optimizer for optimizer in trainer.optimizers if ids(trained_by(optimizer)) & protected]
+        if self.consolidate_at_end is True and self._sampled:
+            self._training_data(trainer)  # what the end would refuse is better refused now
+        owning = [optimizer for optimizer in trainer.optimizers if self._guard.may_attach(optimizer)]
         self._guard.attach(*(owning or trainer.optimizers))  # which of them own none is the guard's to tell
 
     def on_train_batch_end(
@@ -157,20 +175,61 @@ class HoldfastCallback(Callback):
 
     def _batches(self, trainer: Trainer, batches: Iterable[Any] | None) -> Iterator[Any]:
         """Yield batches as the module's training step would get them, in the form that measures read."""
-        given = trainer.train_dataloader if batches is None else batches
-        if given is None or (batches is None and isinstance(given, list | tuple | Mapping)):
-            what = "no training data" if given is None else f"a {type(given).__name__} of training DataLoaders"
-            raise BatchError(
-                f"The Trainer has {what}; expected one DataLoader to measure with. Give the batches: "
-                "HoldfastCallback(guard, consolidate_at_end=batches), or consolidate(trainer, batches)."
-            )
         if trainer.lightning_module is None:
             raise OrderError(
                 "The Trainer has not met its module yet. Call this during or after fit(); guard.consolidate(batches) "
                 "needs no Trainer."
             )
-        for batch in given:
+        if batches is None:
+            given, count = self._training_data(trainer)
+            batches = itertools.islice(given, count)
+        for batch in batches:
             converted = trainer.precision_plugin.convert_input(batch)
             converted = trainer.lightning_module._on_before_batch_transfer(converted)  # noqa: SLF001 (and its own order)
             converted = trainer.strategy.batch_to_device(converted)
             yield converted if self.prepare is None else self.prepare(converted)
+
+    def _training_data(self, trainer: Trainer) -> tuple[Iterable[Any], int | None]:
+        """Return the training data and how many of its batches to take, or refuse what cannot be measured with."""
+        given, count = trainer.train_dataloader, trainer.num_training_batches
+        if given is None or isinstance(given, list | tuple | Mapping):
+            what = "no training data" if given is None else f"a {type(given).__name__} of training DataLoaders"
+            raise BatchError(
+                f"The Trainer has {what}; expected one DataLoader to measure with. Give the batches: {_AS_BATCHES}."
+            )
+        if not math.isinf(count):
+            return given, int(count)  # with limit_train_batches, fewer than there are
+        for name, measure in self._sampled.items():
+            if measure.sample_limit is None:
+                raise BatchError(
+                    f"{name} measures with all of the training data, which has no length and may never end. Say how "
+                    "many samples to take, as in Fisher(samples=500), set limit_train_batches, or give the batches: "
+                    f"{_AS_BATCHES}."
+                )
+        return given, None
+
+    @property
+    def _sampled(self) -> dict[str, SampleMeasure]:
+        """The measures that look at data."""
+        return {name: m for name, m in self.guard.measures.items() if isinstance(m, SampleMeasure)}
+
+
+_AS_BATCHES = "HoldfastCallback(guard, consolidate_at_end=batches) or consolidate(trainer, batches)"
+_OTHER_PROCESSES = (
+    "This strategy (ddp_spawn, ddp_notebook and the like) fits a copy of the module and of the guard in other "
+    "processes, and what the guard learns there would be lost with them. Use strategy='ddp', which starts the script "
+    "once for each device; in a notebook, one device."
+)
+
+
+def _makes_guards(given: object) -> bool:
+    """Whether this may be a function that makes a guard from a module: not a module, a measure's class, or the like."""
+    if not callable(given) or isinstance(given, torch.nn.Module | type):
+        return False
+    try:
+        inspect.signature(given).bind(None)
+    except TypeError:  # it takes no single argument
+        return False
+    except ValueError:  # it does not say what it takes
+        return True
+    return True
