@@ -105,6 +105,11 @@ def test_gradients_that_overflow():
     [
         (X, r"Batches of type Tensor; expected an iterable.*\[batch\]"),
         ({"x": X}, "Batches of type dict"),
+        ((X, Y), r"Batches of type tuple of Tensor, Tensor; expected.*\[batch\]"),
+        ((X, X), "Batches of type tuple of Tensor, Tensor"),
+        ((X[:, :-1], X[:, 1:]), "Batches of type tuple of Tensor, Tensor"),
+        ((X, X + 1, Y), "Batches of type tuple of Tensor, Tensor, Tensor"),
+        (({"x": X}, Y), "Batches of type tuple of dict, Tensor"),
         (5, "Batches of type int"),
         (TensorDataset(X, Y), r"TensorDataset, a data set of single samples.*DataLoader\(dataset"),
     ],
@@ -116,6 +121,14 @@ def test_batches_that_are_none(batches, message):
     with pytest.raises(BatchError, match=message):
         guard.consolidate(batches)
     assert guard.tasks == 0
+
+
+@pytest.mark.parametrize("batches", [(X[:2], X[2:]), X.split(1), (X,), ((X, Y), (X, Y)), [X, X]], ids=range(5))
+def test_tuples_that_are_batches(batches):
+    model = nn.Linear(4, 2)
+    found = sample_importance(model, batches, LogLikelihood(), SQUARE)
+    assert found.samples == (6 if isinstance(batches[-1], tuple) or isinstance(batches, list) else 3)
+    torch.testing.assert_close(found.values, sample_importance(model, [X], LogLikelihood(), SQUARE).values)
 
 
 def test_an_error_of_the_models_own_says_what_it_was_called_with():

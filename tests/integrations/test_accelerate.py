@@ -145,6 +145,17 @@ def test_the_usual_registration_works_too(tmp_path):
     assert_same(state(guard), before)
 
 
+def test_importances_are_measured_in_float32_where_training_is_in_16_bits():
+    expected = holdfast.Fisher().measure(net(), [data().tensors])
+    _, model, _, loader, _ = prepared(mixed_precision="bf16")
+    assert model(data().tensors[0]).dtype == torch.float32  # what comes out is converted back
+    found = holdfast.Fisher().measure(model, [data().tensors])
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard.consolidate(loader)
+    torch.testing.assert_close(guard.importance, expected, rtol=1e-6, atol=0)
+
+
 def test_every_guard_has_a_file_of_its_own(tmp_path):
     """Two guards of the same kind: either would take the other's state for its own."""
     accelerator = Accelerator(cpu=True)

@@ -1,5 +1,6 @@
 """A Trainer with a guard, against a loop in plain PyTorch and against its own interruption."""
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -256,6 +257,79 @@ def test_a_checkpoint_without_the_guards_state_is_refused(tmp_path):
     (moved / STATE_NAME).unlink()
     with pytest.raises(holdfast.StateError, match="write a state into it"):
         train(tmp_path / "a", guard, model, resume=str(moved), resume_from_checkpoint=str(moved), **saving)
+
+
+QUIET = {"save_strategy": "steps", "save_steps": 2, "logging_strategy": "no"}
+
+
+def test_runs_without_logs_are_told_apart(tmp_path):
+    for folder, seed in (("a", 0), ("b", 5)):
+        train(tmp_path / folder, *reversed(guarded(holdfast.SOS())), data=texts(seed=seed), **QUIET)
+    model, guard = guarded(holdfast.SOS())
+    first = str(tmp_path / "a" / "checkpoint-2")
+    with pytest.raises(holdfast.StateError, match=r"no guard's state of this run at .*b/checkpoint-2"):
+        train(tmp_path / "b", guard, model, resume=first, **QUIET)
+    with pytest.raises(holdfast.StateError, match="no guard's state of this run"):  # another step of the right run
+        train(tmp_path / "c", guard, model, resume=first, resume_from_checkpoint=first[:-1] + "4", **QUIET)
+    assert guard.path.steps == 0
+    same = [HoldfastCallback(guard, consolidate_at_end=False)]  # one guard in two callbacks is resumed once
+    train(tmp_path / "b", guard, model, resume=first, resume_from_checkpoint=first, callbacks=same, **QUIET)
+    whole, expected = guarded(holdfast.SOS())
+    train(tmp_path / "c", expected, whole, **QUIET)
+    assert_same(guard.path.running["SOS"], expected.path.running["SOS"])
+    # What was resumed from the one run and saved in the folder of the other goes on from there.
+    model, guard = guarded(holdfast.SOS())
+    train(tmp_path / "b", guard, model, resume=True, max_steps=6, **QUIET)
+    assert guard.path.steps == 6
+
+
+def test_a_checkpoint_that_was_written_over_in_part_is_refused(tmp_path):
+    train(tmp_path / "a", *reversed(guarded(holdfast.SOS())), **QUIET)
+    train(tmp_path / "b", *reversed(guarded(holdfast.SOS())), **QUIET)
+    shutil.copy(tmp_path / "a" / "checkpoint-4" / STATE_NAME, tmp_path / "b" / "checkpoint-4" / STATE_NAME)
+    model, guard = guarded(holdfast.SOS())
+    with pytest.raises(holdfast.StateError, match=r"not that of the Trainer's state beside it"):
+        train(tmp_path / "b", guard, model, resume=True, max_steps=6, **QUIET)
+    assert guard.path.steps == 0
+
+
+def test_a_checkpoint_without_a_guard_takes_a_state_that_is_written_into_it(tmp_path):
+    model, guard = guarded(holdfast.Fisher())
+    guard.consolidate(proxy())
+    Trainer(model, arguments(tmp_path, **QUIET), train_dataset=texts()).train()
+    checkpoint = tmp_path / "checkpoint-4"
+    guard.save(checkpoint / STATE_NAME)
+    model, restored = guarded(holdfast.Fisher())
+    with pytest.raises(holdfast.StateError, match="and name it there"):  # there is nothing to tell it from others by
+        train(tmp_path, restored, model, resume=True, max_steps=6, **QUIET)
+    train(tmp_path, restored, model, resume=True, max_steps=6, resume_from_checkpoint=str(checkpoint), **QUIET)
+    assert_same(restored.importance, guard.importance)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Texts without end."""
+
+    def __iter__(self):
+        yield from itertools.cycle(texts())
+
+
+def test_training_data_without_end(tmp_path):
+    model, guard = guarded(holdfast.Fisher())
+    with pytest.raises(holdfast.BatchError, match=r"EWC measures with all of the training data.*Fisher\(samples=500\)"):
+        train(tmp_path, guard, model, data=Stream(), at_end=True)
+    assert guard.path.steps == 0  # told before training, not after it
+    for measure, at_end in ((holdfast.Fisher(samples=8), True), (holdfast.SOS(), True), (holdfast.Fisher(), proxy())):
+        model, guard = guarded(measure)
+        train(tmp_path, guard, model, data=Stream(), at_end=at_end)
+        assert guard.tasks == 1
+
+
+def test_bf16_training_is_measured_in_float32(tmp_path):
+    model, guard = guarded(holdfast.Fisher())
+    train(tmp_path, guard, model, at_end=proxy(), bf16=True)
+    twin = model_without_dropout()
+    twin.load_state_dict(model.state_dict())
+    assert_same(guard.importance, holdfast.Fisher().measure(twin, proxy()), 1e-7)
 
 
 def test_another_model_than_the_guards_is_refused(tmp_path):

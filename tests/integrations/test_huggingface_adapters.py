@@ -3,7 +3,7 @@
 import pytest
 import torch
 from datasets import Dataset, disable_progress_bars
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
@@ -82,6 +82,25 @@ def test_an_adapters_run_resumes_exactly(tmp_path):
     assert_same(restored.anchor, guard.anchor)
     assert_same(restored.importance, guard.importance)
     assert_same(restored.importance_of("SI"), guard.importance_of("SI"))
+
+
+def test_a_learned_prompt():
+    torch.manual_seed(1)
+    prompt = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model, batch = get_peft_model(tiny.gpt2(layers=1), prompt).double().eval(), tiny.text()
+    with pytest.raises(holdfast.BatchError, match=r'learned prompt.*\.logits\[:, -inputs\["input_ids"\].shape\[1\]:\]'):
+        holdfast.Fisher().measure(model, [batch])
+
+    def without_prompt(model, inputs):
+        return model(**inputs).logits[:, -inputs["input_ids"].shape[1] :]
+
+    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard.consolidate([batch], forward=without_prompt)
+    expected = oracles.importance(
+        model, one_by_one(batch), oracles.summed_over_positions(oracles.every_label), torch.square, without_prompt
+    )
+    assert guard.parameters.keys() == {"prompt_encoder.default.embedding.weight"}
+    assert_agrees(guard.importance, {name: expected[name] for name in guard.parameters}, 1e-10)
 
 
 def test_supervised_fine_tuning_with_trl(tmp_path):

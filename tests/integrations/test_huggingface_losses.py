@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from torch.utils.data import DataLoader
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import holdfast
 from holdfast.importance.next_token import predicts_next_token
@@ -169,6 +177,94 @@ def test_which_models_shift_their_labels():
     assert predicts_next_token(tiny.gpt2())
     assert predicts_next_token(torch.nn.Sequential(tiny.gpt2()))  # as in a module of one's own
     assert not predicts_next_token(torch.nn.Sequential(t5))
+
+
+def bart(kind=BartForConditionalGeneration, config=BartConfig):
+    torch.manual_seed(0)
+    sizes = {f"{part}_{what}": value for part in ("encoder", "decoder") for what, value in
+             (("layers", 1), ("attention_heads", 2), ("ffn_dim", 12))}  # fmt: skip
+    return kind(config(vocab_size=8, d_model=8, max_position_embeddings=16, forced_eos_token_id=None,
+                       decoder_start_token_id=2, **sizes, **tiny.SPECIAL))  # fmt: skip
+
+
+def t5():
+    torch.manual_seed(0)
+    return T5ForConditionalGeneration(
+        T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    )
+
+
+def translations():
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(3, 8, (3, 6), generator=generator)
+    labels = torch.randint(3, 8, (3, 4), generator=generator)
+    labels[0, 3:] = -100
+    return {"input_ids": source, "attention_mask": torch.ones_like(source), "labels": labels}
+
+
+@pytest.mark.parametrize("build", [bart, t5])
+def test_the_decoder_reads_what_the_models_own_loss_lets_it_read(build):
+    model, batch = double(build()), translations()
+    found = holdfast.Fisher(labels="true").measure(model, [batch])
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    totals = [torch.zeros_like(parameter) for parameter in parameters]
+    for n in range(3):
+        one = {key: value[n : n + 1] for key, value in batch.items()}
+        loss = model(**one).loss * (one["labels"] != -100).sum()  # the model's loss is the mean over its tokens
+        for total, gradient in zip(totals, torch.autograd.grad(loss, parameters), strict=True):
+            total.add_(gradient.square() / 3)
+    assert_agrees(found, dict(zip(names, totals, strict=True)), 1e-6)
+    given = {**batch, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])}
+    assert_agrees(holdfast.Fisher(labels="true").measure(model, [given]), found, 1e-12)
+    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"))
+    guard.consolidate([batch])
+    assert_agrees(guard.importance, found, 1e-12)
+
+
+def test_a_model_that_cannot_prepare_its_decoders_inputs():
+    model, batch = bart(BlenderbotForConditionalGeneration, BlenderbotConfig), translations()
+    with pytest.raises(holdfast.BatchError, match=r"without decoder_input_ids.*DataCollatorForSeq2Seq\(tokenizer, mod"):
+        holdfast.Fisher().measure(model, [batch])
+    given = {**batch, "decoder_input_ids": torch.tensor([[2, 3, 4, 5]] * 3)}
+    assert holdfast.Fisher().measure(model, [given])
+
+
+def test_a_module_that_gives_the_decoder_its_inputs_itself():
+    class Around(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = bart()
+
+        def forward(self, input_ids, attention_mask):
+            return self.inner(input_ids, attention_mask, decoder_input_ids=input_ids[:, :4]).logits
+
+    assert holdfast.Fisher().measure(Around(), [translations()])
+
+
+def test_rows_that_are_no_batches_are_refused():
+    model, batch = tiny.gpt2(layers=1), tiny.text()
+    rows = [{key: value[n] for key, value in batch.items()} for n in range(3)]
+    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="sampled"))
+    for given in (rows, [{"input_ids": row["input_ids"]} for row in rows]):
+        with pytest.raises(holdfast.BatchError, match=r"input_ids of shape \(5,\).*DataLoader\(dataset, batch_size"):
+            guard.consolidate(given)
+    with pytest.raises(holdfast.BatchError, match=r"labels of shape \(5,\)"):
+        guard.consolidate([{"inputs_embeds": torch.randn(5, 8), "labels": rows[0]["labels"]}])
+    guard.consolidate(DataLoader(rows, batch_size=2))
+
+
+def test_every_label_of_a_large_vocabulary_is_refused_before_anything_is_done():
+    model = tiny.gpt2(vocabulary=50_257, layers=1)
+    passes = []
+    model.transformer.h[0].register_full_backward_hook(lambda *_: passes.append(1))
+    batch = tiny.text(rows=2)
+    for measure in (holdfast.Fisher(), holdfast.RootFisher(), holdfast.Fisher(positions="separate")):
+        with pytest.raises(holdfast.ConfigurationError, match=r"takes 251,280 backward passes .*labels='sampled'"):
+            measure.measure(model, [batch])
+        with pytest.raises(holdfast.ConfigurationError, match="50,257 labels at 5 positions"):
+            measure.measure(model, [{key: value[:1] for key, value in batch.items()}])  # one sample takes another way
+    assert not passes
+    assert holdfast.Fisher(labels="sampled").measure(model, [batch])
 
 
 def test_labels_of_another_length_are_refused():

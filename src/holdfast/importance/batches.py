@@ -1,5 +1,6 @@
 """Reading the batches that users give: inputs, targets, how many samples, and any part of them."""
 
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import Dataset
 
 from holdfast.errors import BatchError
-from holdfast.importance.next_token import next_token_labels, predicts_next_token
+from holdfast.importance.decoder_inputs import with_decoder_inputs
+from holdfast.importance.next_token import has_encoder, next_token_labels, text_writer
 
 Forward = Callable[[nn.Module, Any], Tensor]
 """How a model is called: ``forward(model, inputs)`` returns outputs of shape ``[N, ..., C]``."""
@@ -66,26 +68,35 @@ class BatchReader:
     """Reads one batch after another, and remembers which inputs were seen to belong to no sample.
 
     A mask of ``[T, T]`` looks like T samples in a batch of T; it does not in a batch of another size. The labels of a
-    causal language model are brought to the positions that predict them.
+    causal language model are brought to the positions that predict them, and the decoder of an encoder-decoder model is
+    given what it reads.
     """
 
     def __init__(self, device: torch.device, model: nn.Module | None = None) -> None:
         self.device = device
-        self._shifts_labels = model is not None and predicts_next_token(model)
+        self._model = model
+        self._writer = None if model is None else text_writer(model)
         self._structure: TreeSpec | None = None
         self._shared: frozenset[int] = frozenset()
 
     def read(self, batch: Any) -> Batch:
         """Return a batch with all that is known of its inputs."""
-        read = read_batch(batch, self.device)
+        read = self._completed(read_batch(batch, self.device))
         structure = tree_flatten(read.inputs)[1]
         if structure != self._structure:
             self._structure, self._shared = structure, frozenset()
         self._shared |= read.shared
-        targets = read.targets
-        if read.named and self._shifts_labels:
-            targets = next_token_labels(read.inputs, targets)
-        return replace(read, targets=targets, shared=self._shared, named=False)
+        return replace(read, shared=self._shared, named=False)
+
+    def _completed(self, batch: Batch) -> Batch:
+        """Return a batch as it is measured, given one whose labels lie where a language model's own loss wants them."""
+        if not batch.named or self._model is None or self._writer is None:
+            return batch
+        if not has_encoder(self._writer):
+            return replace(batch, targets=next_token_labels(batch.inputs, batch.targets))
+        if batch.targets is None:
+            return batch
+        return replace(batch, inputs=with_decoder_inputs(self._model, self._writer, batch.inputs, batch.targets))
 
 
 def read_batch(batch: Any, device: torch.device) -> Batch:
@@ -117,13 +128,32 @@ def check_batches(batches: object) -> Iterable[Any]:
             f"Batches of type {given}, a data set of single samples; expected batches of them: DataLoader(dataset, "
             "batch_size=32), or batch_size=None for a data set of batches."
         )
-    is_one = isinstance(batches, Tensor | Mapping | str)
+    is_one = isinstance(batches, Tensor | Mapping | str) or (isinstance(batches, tuple) and _is_one_batch(batches))
     if is_one or not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        of = f" of {', '.join(type(part).__name__ for part in batches[:3])}" if isinstance(batches, tuple) else ""
         raise BatchError(
-            f"Batches of type {given}; expected an iterable of batches, such as a DataLoader. Put a single batch into "
-            "a list: [batch]."
+            f"Batches of type {given}{of}; expected an iterable of batches, such as a DataLoader. Put a single batch "
+            "into a list: [batch]."
         )
     return cast("Iterable[Any]", batches)
+
+
+def _is_one_batch(given: tuple[Any, ...]) -> bool:
+    """Whether a tuple is a single batch such as (inputs, targets).
+
+    One that holds a tensor is, unless all of it is one tensor cut into pieces, as by ``split`` and ``chunk``.
+    """
+    if len(given) < 2 or not any(isinstance(part, Tensor) for part in given):
+        return False
+    return not all(itertools.starmap(_follows, itertools.pairwise(given)))
+
+
+def _follows(first: Any, second: Any) -> bool:
+    """Whether the second of two tensors begins in memory where the first one ends."""
+    if not all(isinstance(part, Tensor) and part.ndim > 0 for part in (first, second)) or first.dtype != second.dtype:
+        return False
+    same = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    return same and bool(second.storage_offset() == first.storage_offset() + len(first) * first.stride(0))
 
 
 def describe_inputs(inputs: Any) -> str:

@@ -14,6 +14,8 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from holdfast.importance.autocast import autocast_off
+
 
 @contextlib.contextmanager
 def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
@@ -25,8 +27,7 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
         stack.enter_context(_random_state_kept(parameters))
         # Autocast would round to 16 bits what is measured, a compiled model hides its layers, and a fused attention
         # hides its backward pass from vmap.
-        for device_type in {parameter.device.type for parameter in parameters}:
-            stack.enter_context(torch.autocast(device_type, enabled=False))
+        stack.enter_context(autocast_off(model))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_reentrant_checkpoints_opened())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))

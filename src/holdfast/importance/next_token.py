@@ -14,17 +14,27 @@ from holdfast.errors import BatchError
 from holdfast.importance.scores import IGNORED
 
 
-def predicts_next_token(model: nn.Module) -> bool:
-    """Whether this is a causal language model after Hugging Face's conventions, or holds one, as a LightningModule may.
+def text_writer(model: nn.Module) -> nn.Module | None:
+    """Return the model that generates, after Hugging Face's conventions: this one, or one in it.
 
-    Such a model generates, and has no encoder: with one, labels and logits lie side by side. Of several that lie within
-    each other, the outermost tells.
+    A LightningModule may hold one. Of several that lie within each other, the outermost counts.
     """
     for module in model.modules():
         can_generate = getattr(module, "can_generate", None)
         if callable(can_generate) and can_generate():
-            return not getattr(getattr(module, "config", None), "is_encoder_decoder", False)
-    return False
+            return module
+    return None
+
+
+def has_encoder(writer: nn.Module) -> bool:
+    """Whether a model that generates has an encoder of its own: labels and logits then lie side by side."""
+    return bool(getattr(getattr(writer, "config", None), "is_encoder_decoder", False))
+
+
+def predicts_next_token(model: nn.Module) -> bool:
+    """Whether this is, or holds, a causal language model: one that generates and has no encoder."""
+    writer = text_writer(model)
+    return writer is not None and not has_encoder(writer)
 
 
 def next_token_labels(inputs: Mapping[str, Any], labels: Tensor | None) -> Tensor | None:
@@ -35,6 +45,13 @@ def next_token_labels(inputs: Mapping[str, Any], labels: Tensor | None) -> Tenso
     tokens themselves are the labels.
     """
     tokens = inputs.get("input_ids")
+    for name, given in (("input_ids", tokens), ("labels", labels)):
+        if isinstance(given, Tensor) and given.ndim == 1:
+            raise BatchError(
+                f"{name} of shape {tuple(given.shape)}: a single text, such as a row of a data set; expected batches "
+                "of them, [N, T]. Give DataLoader(dataset, batch_size=8), with the collator that pads if the texts "
+                "differ in length."
+            )
     if labels is None:
         labels = tokens if isinstance(tokens, Tensor) and tokens.ndim == 2 else None
     elif isinstance(tokens, Tensor) and labels.shape != tokens.shape:

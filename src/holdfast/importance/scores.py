@@ -22,6 +22,9 @@ from holdfast.importance.softmax import PIECE, Softmax
 IGNORED = -100
 """The label of a position that does not count, as in :func:`torch.nn.functional.cross_entropy`."""
 
+MOST_PASSES = 100_000
+"""Backward passes that the exact score of a sample may take: minutes for a small model, days for a large one."""
+
 RowMaker = Callable[[int, int, slice], Tensor]
 """``make(start, stop, places)`` returns rows ``start`` to ``stop`` of some positions, as ``[k, N, places, C]``."""
 
@@ -29,6 +32,11 @@ _ONE_OUTPUT = (
     "The model has one output, whose softmax is 1 whatever the weights, so every importance is 0 and nothing is held. "
     "For a regression take MAS(output='logits'). For the logit of one of two classes give the other one too: "
     "forward=lambda model, inputs: torch.nn.functional.pad(model(inputs), (1, 0))."
+)
+
+_LEARNED_PROMPT = (
+    " If the model puts a learned prompt before its inputs, as PEFT's prompt tuning does, leave out the outputs there: "
+    'forward=lambda model, inputs: model(**inputs).logits[:, -inputs["input_ids"].shape[1]:].'
 )
 
 Labels = Literal["exact", "sampled", "true"]
@@ -206,6 +214,7 @@ class LogLikelihood(PositionScore):
         """Return rows over labels; the exact Fisher of several positions is the sum of theirs."""
         classes = z.shape[-1]
         if self.labels == "exact":
+            _refuse_endless(z.shape[1], classes, classes - (phi.name == "square"))
             if phi.name == "square":
                 # Cross terms of different positions have mean 0, so the joint Fisher is the sum over positions.
                 return classes - 1, lambda i, j, places: Softmax(z[:, places]).factor(i, j).movedim(-2, 0), True
@@ -287,6 +296,17 @@ class OutputNorm(PositionScore):
         return f"OutputNorm(output={self.output!r}, dominant={self.dominant})"
 
 
+def _refuse_endless(places: int, classes: int, rows: int) -> None:
+    """Refuse to go through every label of every position, in so many rows each, where there is no end to them."""
+    passes = places * rows
+    if passes > MOST_PASSES:
+        raise ConfigurationError(
+            f"Every one of {classes:,} labels at {places:,} position{'s' if places > 1 else ''}, as labels='exact' has "
+            f"it, takes {passes:,} backward passes for each sample; {MOST_PASSES:,} is the most that is begun. Use "
+            "labels='sampled', which takes one and is the same on average."
+        )
+
+
 def _pieces(z: Tensor, rows: int = 1) -> Iterator[slice]:
     """Yield runs of positions of logits ``[N, P, C]``, so short that their softmax is small, ``rows`` times."""
     across = max(1, PIECE // max(1, rows * len(z) * z.shape[-1]))
@@ -298,9 +318,11 @@ def _checked_labels(targets: Tensor, outputs: Tensor) -> Tensor:
     """Return integer labels as ``[N, P]``, or say what is wrong with them."""
     expected = tuple(outputs.shape[:-1])
     if targets.is_floating_point() or tuple(targets.shape) != expected:
+        longer = targets.ndim == 2 and outputs.ndim == 3 and outputs.shape[1] > targets.shape[1]
         raise BatchError(
             f"Labels of shape {tuple(targets.shape)} and type {targets.dtype}; the outputs {tuple(outputs.shape)} "
             f"want integer labels of shape {expected}, one for each position before the last dimension (classes)."
+            + (_LEARNED_PROMPT if longer else "")
         )
     labels = targets.to(outputs.device).reshape(len(outputs), -1).long()
     bad = (labels != IGNORED) & ((labels < 0) | (labels >= outputs.shape[-1]))

@@ -4,16 +4,18 @@
 >>> trainer = Trainer(model, args, train_dataset=..., callbacks=[HoldfastCallback(guard)])
 """
 
-import json
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch.optim import Optimizer
 
-from holdfast.consolidation import Consolidator
-from holdfast.errors import ConfigurationError, MissingExtraError, StateError
+from holdfast.consolidation import Consolidator, files
+from holdfast.consolidation.distributed import Ranks
+from holdfast.errors import BatchError, ConfigurationError, MissingExtraError, StateError
 from holdfast.importance.batches import Forward
+from holdfast.importance.measures import SampleMeasure
 from holdfast.integrations.checkpoints import STATE_NAME
 from holdfast.integrations.guards import checked_guard
 from holdfast.integrations.processes import join_processes
@@ -22,12 +24,15 @@ from holdfast.integrations.statistics import statistics
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer import TRAINER_STATE_NAME
-    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 except ImportError as error:
     raise MissingExtraError(
         "The callback for Hugging Face's Trainer needs transformers and accelerate, and one of them is not installed: "
         "pip install 'holdfast[huggingface]'"
     ) from error
+
+_KEY = "holdfast"
+"""Where the Trainer's state says which ``train()`` it is of; and in a guard's file, which checkpoint."""
 
 
 class HoldfastCallback(TrainerCallback):
@@ -55,16 +60,22 @@ class HoldfastCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Take over the checkpoint's state, if training resumes from one, and attach the optimiser."""
-        if state.global_step > 0:
-            self.guard.load(_resumed_from(args, state) / STATE_NAME)
-        join_processes(self.guard)
-        optimizer: Optimizer = kwargs["optimizer"]
         # The state is new for every train(), and all that callbacks have in common.
-        if vars(state).setdefault("holdfast_guard", self.guard) is not self.guard:
+        met = vars(state).get("holdfast_guard")
+        if met not in (None, self.guard):
             raise ConfigurationError(
                 f"The Trainer has two callbacks of type {type(self).__name__} with different guards, whose states "
                 "would go to one file of a checkpoint. Give it one; a guard takes several measures: watch=[...]."
             )
+        if self.consolidate_at_end is True:
+            self._check_training_data(kwargs["train_dataloader"])
+        if met is None:
+            if state.global_step > 0:
+                self.guard.load_state_dict(_state_to_resume(args, state))
+            vars(state)["holdfast_guard"] = self.guard
+            _notes(state)[_KEY] = {"args": {}, "attributes": {"run": secrets.token_hex(8)}}
+        join_processes(self.guard)
+        optimizer: Optimizer = kwargs["optimizer"]
         self.guard.attach(optimizer)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -77,7 +88,8 @@ class HoldfastCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the guard's state into the checkpoint."""
-        self.guard.save(_checkpoint(args, state) / STATE_NAME)
+        marked = {**self.guard.state_dict(), _KEY: _mark(state)}
+        files.write(_checkpoint(args, state) / STATE_NAME, marked, Ranks(self.guard.group))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -88,31 +100,72 @@ class HoldfastCallback(TrainerCallback):
         batches = kwargs["train_dataloader"] if self.consolidate_at_end is True else self.consolidate_at_end
         self.guard.consolidate(batches, forward=self.forward)
 
+    def _check_training_data(self, loader: Iterable[Any]) -> None:
+        """Refuse, before training, data that the end of training would measure with for ever."""
+        measures = self.guard.measures.items()
+        unlimited = [name for name, m in measures if isinstance(m, SampleMeasure) and m.sample_limit is None]
+        if unlimited and not has_length(loader):
+            raise BatchError(
+                f"{unlimited[0]} measures with all of the training data, which has no length and may never end. Say "
+                "how many samples to take, as in Fisher(samples=500), or give the batches to measure with: "
+                "HoldfastCallback(guard, consolidate_at_end=batches), or False to leave it."
+            )
+
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
     """Return the folder where the Trainer keeps the checkpoint of this step."""
     return Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
 
 
-def _resumed_from(args: TrainingArguments, state: TrainerState) -> Path:
-    """Return the checkpoint that training resumed from, which the Trainer does not tell its callbacks.
+def _notes(state: TrainerState) -> dict[str, Any]:
+    """Return what callbacks write into the Trainer's state; it takes a list of them, and makes a mapping of it."""
+    return cast("dict[str, Any]", state.stateful_callbacks)
 
-    A folder of the right name may be another run's; the Trainer's state in it tells.
+
+def _mark(state: TrainerState) -> str | None:
+    """Return what tells the checkpoint of this state from all others, or ``None`` if it was made without a guard."""
+    run = _notes(state).get(_KEY)
+    return None if run is None else f"{run['attributes']['run']}-{state.global_step}"
+
+
+def _state_to_resume(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
+    """Return the guard's state in the checkpoint that training resumes from, which the Trainer does not name to us.
+
+    The Trainer has read its own state from there, so the folder is the one that holds the same.
     """
     given = args.resume_from_checkpoint
     candidates = [Path(given)] if given else []
     candidates.append(_checkpoint(args, state))
     for folder in candidates:
-        if (folder / STATE_NAME).is_file() and _history(folder) == json.dumps(state.log_history):
-            return folder
+        path = folder / STATE_NAME
+        if not path.is_file() or not _is_of(state, folder, named=bool(given) and folder == candidates[0]):
+            continue
+        found = files.read(path)
+        if _KEY in found and found[_KEY] != _mark(state):
+            raise StateError(
+                f"The guard's state at {str(path)!r} is not that of the Trainer's state beside it, but of another run "
+                "or step: the checkpoint was written over, and that was interrupted, or files were copied into it. "
+                "Resume from another checkpoint."
+            )
+        return found
     wanted = candidates[0] / STATE_NAME
     raise StateError(
         f"Training resumes at step {state.global_step}, and there is no guard's state of this run at {str(wanted)!r}. "
         "If the checkpoint lies elsewhere, name its folder in TrainingArguments(resume_from_checkpoint=...). If it was "
-        f"made without this callback, write a state into it: guard.save(folder / {STATE_NAME!r})."
+        f"made without this callback, write a state into it, guard.save(folder / {STATE_NAME!r}), and name it there."
     )
 
 
-def _history(folder: Path) -> str | None:
+def _is_of(state: TrainerState, folder: Path, *, named: bool) -> bool:
+    """Whether a checkpoint holds this state of the Trainer.
+
+    One that was made without a guard has no mark: it is told by its logs, and without any only by being named.
+    """
     path = folder / TRAINER_STATE_NAME
-    return json.dumps(TrainerState.load_from_json(str(path)).log_history) if path.is_file() else None
+    if not path.is_file():
+        return False
+    there = TrainerState.load_from_json(str(path))
+    if _mark(there) is not None or _mark(state) is not None:
+        return _mark(there) == _mark(state)
+    same = (there.global_step, there.log_history) == (state.global_step, state.log_history)
+    return same and (named or bool(state.log_history))

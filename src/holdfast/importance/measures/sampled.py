@@ -16,7 +16,8 @@ class LikelihoodMeasure(SampleMeasure):
 
     Args:
         samples: how many samples to use, the first ones that are given (so shuffle them); ``None`` for all.
-        labels: ``"exact"`` sums over every label, weighted by the model's probability; ``"sampled"`` draws labels
+        labels: ``"exact"`` sums over every label, weighted by the model's probability, and is refused where that takes
+            more than 100,000 backward passes for each sample, as with a large vocabulary; ``"sampled"`` draws labels
             from the model; ``"true"`` takes the data's own.
         positions: for outputs ``[N, *positions, C]``, whether a sample is scored jointly over its positions or each
             position is a sample of its own (``"separate"``).
