@@ -1,4 +1,4 @@
-"""Audit the libraries that are installed: ``python -m benchmarks.audit``."""
+"""Audit other libraries: ``python -m benchmarks.audit``, in an environment that ``make audit`` has made."""
 
 import argparse
 import logging
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.audit.problem import digits_problem
-from benchmarks.audit.rows import adapter_names, library, rows
+from benchmarks.audit.rows import Library, adapter_names, library, rows
 from benchmarks.audit.table import markdown, write
 
 BATCHES = (1, 8, 32, 128, 512)
@@ -21,13 +21,16 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.INFO)
+    wanted = [library(name) for name in options.names or adapter_names()]
+    libraries = [one for one in wanted if isinstance(one, Library)]
+    if len(libraries) < len(wanted):  # a table without them would take the place of one that has them
+        missing = "\n".join(why for why in wanted if isinstance(why, str))
+        parser.exit(
+            1, f"{missing}\nNothing was measured or written. To install all libraries and audit them: make audit\n"
+        )
     problem, found, batches = digits_problem(), [], list(BATCHES)
-    for name in options.names or adapter_names():
+    for audited in libraries:
         start = time.perf_counter()
-        audited = library(name)
-        if isinstance(audited, str):
-            print(audited, flush=True)
-            continue
         found += rows(problem, audited.package, audited.version, audited.cases, batches)
         print(f"{audited.package} {audited.version}: {time.perf_counter() - start:.0f} s", flush=True)
     found.sort(key=lambda row: (row.library != "holdfast", row.library.lower()))

@@ -19,9 +19,9 @@ NOTES = [
         " SI and RWalk follow the library's own training of a fresh network: Adam, learning rate 0.001, 10 epochs."
     ),
     (
-        "r: Pearson's correlation with the definition over all weights. size: the norm of the library's importance,"
-        " divided by that of the definition. – where an importance is the same for all weights, or the batch size was"
-        " not run."
+        "For each batch size, r: Pearson's correlation with the definition over all weights; and below it, after the ×,"
+        " the size: the norm of the library's importance, divided by that of the definition. – where an importance is"
+        " the same for all weights, or the batch size was not run."
     ),
     (
         "Labels: the Fisher information takes them from the model, each weighted by its probability; the empirical"
@@ -66,11 +66,9 @@ def write(folder: Path, rows: list[Row], batches: list[int]) -> None:
 
 def markdown(rows: list[Row], batches: list[int]) -> list[str]:
     """Return the table as lines of Markdown."""
-    sizes = ", ".join(map(str, batches))
-    lines = [
-        f"| library | method | beside | r at batch {sizes} | size at the same | what it computes |",
-        "|---|---|---|---|---|---|",
-    ]
+    first, *others = batches
+    heads = ("library", "method", "beside", f"batch {first}", *map(str, others), "what it computes")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     before = None
     for row in rows:
         said = (row.library, row.method) == before
@@ -80,8 +78,7 @@ def markdown(rows: list[Row], batches: list[int]) -> list[str]:
             f"{row.library} {row.version}",
             row.method,
             row.against,
-            " · ".join(_correlation(row, batch) for batch in batches),
-            " · ".join(_size(row, batch) for batch in batches),
+            *(f"{_correlation(row, batch)}<br>{_size(row, batch)}" for batch in batches),
             "as above" if said else row.why + mark,
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -98,7 +95,7 @@ def _size(row: Row, batch: int) -> str:
     if batch not in row.agreements:
         return "–"
     value = row.agreements[batch].scale
-    return "NaN" if math.isnan(value) else f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+    return "NaN" if math.isnan(value) else f"×{value:.0f}" if value >= 10 else f"×{value:.2g}"
 
 
 def _number(value: float) -> float | None:

@@ -24,6 +24,8 @@ REPAIRS = {
     "<mi>log</mi>": '<mo lspace="0.167em" rspace="0.167em">log</mo>',  # which stands apart from what it is applied to
 }
 
+# Bars around something stand close to it. Between two things, a browser takes them for a relation, with room around it.
+BAR = re.compile(r"<mo(?P<how>(?: (?!form=)[^> ]+)*)>(?P<bar>&#x0007C;|&#x02016;)</mo>")
 # A prime is raised by itself. As an exponent it is drawn too small and too high by most fonts.
 PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")
 
@@ -41,6 +43,7 @@ def to_mathml(node: nodes.math | nodes.math_block, display: str) -> str:
     for wrong, right in REPAIRS.items():
         made = made.replace(wrong, right)
     made = PRIME.sub(r'<mrow>\1<mo lspace="0em" rspace="0em">&#x02032;</mo></mrow>', made)
+    made = BAR.sub(r'<mo\g<how> lspace="0em" rspace="0em">\g<bar></mo>', made)
     return made.replace("<math ", f'<math aria-label="{escape(latex)}" ', 1)
 
 

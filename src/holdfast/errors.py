@@ -49,6 +49,14 @@ class StoreError(HoldfastError, OSError):
     """A store of results that cannot be written or read: full, read-only, or damaged from outside."""
 
 
+class DamagedError(StoreError):
+    """A file in a store that cannot be used: it was changed, cut short or copied there from outside."""
+
+
+class ClusterError(HoldfastError, RuntimeError):
+    """A Ray cluster that ended while runs were under way; what had arrived of them is in the store."""
+
+
 class MissingExtraError(HoldfastError, ImportError):
     """Something that needs a package which holdfast does not install by itself."""
 

@@ -1,7 +1,9 @@
 """The audit's own code: its metric, its definitions and its formulas, on holdfast's results and on wrong ones."""
 
 import json
+import logging
 import math
+import runpy
 import sys
 
 import pytest
@@ -158,11 +160,12 @@ def test_a_right_and_a_wrong_library_in_one_table(problem, tmp_path):
     assert found[0].agreements[16].correlation == pytest.approx(1, abs=1e-6)
     assert found[1].agreements[16].correlation < 0.99
     lines = markdown(found, [1, 16])
-    assert lines[2].startswith("| library 1.0 | right | empirical Fisher | 1.00 · 1.00 | 1 · 1 | The definition. ✓ |")
+    assert lines[0] == "| library | method | beside | batch 1 | 16 | what it computes |"
+    assert lines[2] == "| library 1.0 | right | empirical Fisher | 1.00<br>×1 | 1.00<br>×1 | The definition. ✓ |"
     assert lines[3].endswith("Squares means. ✓ |")
     assert lines[4].endswith("| as above |")
     assert lines[5].endswith("The definition. |")  # a formula that does not give the numbers earns no mark
-    assert lines[6] == "| library 1.0 | nothing | Fisher | – · – | – · 0 | Nothing. |"
+    assert lines[6] == "| library 1.0 | nothing | Fisher | –<br>– | –<br>×0 | Nothing. |"
     write(tmp_path, found, [1, 16])
     assert "library 1.0" in (tmp_path / "audit.md").read_text(encoding="utf-8")
     document = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
@@ -184,6 +187,21 @@ def test_a_library_that_is_missing_is_said_to_be(monkeypatch):
     assert missing.startswith("avalanche: not installed")
     assert library("holdfast").package == "holdfast"
     assert {"avalanche", "capymoa", "laplace", "nngeometry", "backpack", "holdfast"} <= set(adapter_names())
+
+
+@pytest.mark.parametrize("names", [[], ["holdfast", "avalanche"]])
+def test_nothing_is_measured_or_written_while_a_library_is_missing(monkeypatch, capsys, tmp_path, names):
+    for name in adapter_names():
+        if name != "holdfast":  # loading those that are here would take long
+            monkeypatch.setitem(sys.modules, f"benchmarks.audit.adapters.{name}", None)
+    monkeypatch.setattr(logging, "disable", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["audit", *names, "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as ending:
+        runpy.run_module("benchmarks.audit", run_name="__main__")
+    told = capsys.readouterr()
+    assert (ending.value.code, told.out) == (1, "")
+    assert "avalanche: not installed" in told.err and "make audit" in told.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_page_that_explains_it():

@@ -77,7 +77,7 @@ def test_the_guide(call, on_ray, tmp_path, monkeypatch, capsys):
     assert "--address 10.0.0.1:6379" in by_address
     for command in (local, by_address.partition(" --address")[0]):  # an address is tested in a process of its own
         assert call(*shlex.split(command)).exit_code == 0
-    assert len(Store("holdfast-runs").results()) == 6
+    assert len(Store("holdfast-runs").results()) == 5
     scope = {}
     for block in re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL):
         exec(compile(block, "ray.md", "exec"), scope)

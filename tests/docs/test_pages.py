@@ -12,7 +12,7 @@ from holdfast.cli.exits import ExitCode
 from holdfast.cli.jsonlines import plain
 from holdfast.experiments import SCENARIOS
 from tests.cli.small import small_spec, small_store
-from tests.docs.pages import blocks, page, run_page
+from tests.docs.pages import DOCS, blocks, page, run_page
 
 
 def test_the_scenarios_of_ones_own(capsys):
@@ -33,6 +33,12 @@ def test_experiments_in_python(tmp_path, monkeypatch, capsys):
     assert scope["curves"].epochs.notna().all()
     assert scope["again"].outcomes[0].matrix == scope["whole"].outcomes[0].matrix
     assert "c = " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")))
+def test_comments_stay_within_the_page(name):
+    for block in re.findall(r"```(?:python|sh|text)\n(.*?)```", page(name), flags=re.DOTALL):
+        assert [line for line in block.splitlines() if "  # " in line and len(line) > 98] == []
 
 
 def test_the_table_of_scenarios_is_complete():

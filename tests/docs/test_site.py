@@ -81,6 +81,39 @@ def test_formulas_are_drawn(browser, site, width, dark):
     assert_quiet(browser)
 
 
+BARS = """[...document.querySelectorAll('article math mrow > mo')].filter(mo => '|‖'.includes(mo.textContent)).flatMap(
+  bar => {
+    const box = element => element.getBoundingClientRect();
+    const [before, after] = [bar.previousElementSibling, bar.nextElementSibling].map(e => e?.localName === 'mi' && e);
+    const gaps = [before && box(bar).left - box(before).right, after && box(after).left - box(bar).right];
+    return gaps.filter(gap => typeof gap === 'number').map(gap => gap / parseFloat(getComputedStyle(bar).fontSize));
+  }
+)"""
+
+
+@pytest.mark.parametrize("name", ["why-our-ewc-differs", "api/measures"])
+def test_bars_stand_close_to_what_they_enclose(browser, site, name):
+    browser.open(site / f"{name}.html", width=1400)
+    gaps = browser.evaluate(BARS)
+    assert gaps and max(gaps) < 0.1  # in em; around a relation there is more
+
+
+NUMBERS = """[...document.querySelectorAll('article table')].filter(table => table.rows[0].cells.length > 6).flatMap(
+  table => [...table.rows].slice(1).flatMap(row => [...row.cells].slice(3, -1)).map(cell => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return new Set([...range.getClientRects()].map(box => Math.round(box.top))).size;
+  })
+)"""
+
+
+@pytest.mark.parametrize("width", [375, 1400])
+def test_the_audits_numbers_are_not_broken(browser, site, width):
+    browser.open(site / "why-our-ewc-differs.html", width=width)
+    lines = browser.evaluate(NUMBERS)
+    assert lines and max(lines) <= 3  # a correlation and a size below it, and the cell's own paragraph
+
+
 @pytest.mark.parametrize("name", ["index", "start", "measures/index", "guides/own-loop", "api/consolidator", "gotchas"])
 def test_pages_fit_a_phone_and_throw_nothing(browser, site, name):
     browser.open(site / f"{name}.html", width=375)

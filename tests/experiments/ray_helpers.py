@@ -10,7 +10,8 @@ from unittest import mock
 
 import ray
 
-from holdfast.experiments import RunProgress, ray_executor
+from holdfast.experiments import RunFinished, RunProgress, ray_executor
+from holdfast.experiments.ray_mailbox import empty_mailbox
 from holdfast.experiments.ray_parcel import Parcel
 from holdfast.experiments.ray_worker import run_group
 
@@ -91,6 +92,59 @@ class Killer:
                 self._seen = 0
                 self.killed.append(int(self._pipe.read_text()))
                 os.kill(self.killed[-1], signal.SIGKILL)
+
+    def __enter__(self):
+        self._patch = mock.patch.object(ray_executor, "_run_and_post", self.worker())
+        self._patch.start()
+        return self
+
+    def __exit__(self, *_):
+        self._patch.stop()
+
+
+def kill_mailbox():
+    """Kill the process of this connection's mailbox."""
+    os.kill(ray.get(empty_mailbox().__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+
+class MailboxKiller:
+    """Kills the mailbox when one run has finished and another, whose worker waits, is at its fourth progress."""
+
+    def __init__(self, folder, finishing, waiting):
+        self.events = []
+        self._folder, self._finishing, self._waiting = folder, finishing, waiting
+        self._killed = False
+
+    def worker(self):
+        """Return what workers do instead: the same, but the first of the waiting run is at no end of its messages."""
+        begun, waiting, run_and_post = self._folder / "begun", self._waiting.id, ray_executor._run_and_post
+
+        class Patient:
+            def __init__(self, mailbox):
+                self.post, self._post, self._seen = self, mailbox.post, 0
+
+            def remote(self, message):
+                sent = self._post.remote(message)
+                self._seen += isinstance(message.event, RunProgress)
+                while self._seen == 4:
+                    ray.get(self._post.remote(dataclasses.replace(message, parcel=Parcel(), event=None)))
+                return sent
+
+        def run_until_it_is_dead(attempt, specs, parcel, work, mailbox):
+            first = specs[0].id == waiting and not begun.exists()
+            if first:
+                begun.touch()
+            return run_and_post(attempt, specs, parcel, work, Patient(mailbox) if first else mailbox)
+
+        return run_until_it_is_dead
+
+    def on_event(self, event):
+        self.events.append(event)
+        finished = any(isinstance(e, RunFinished) and e.result.spec == self._finishing for e in self.events)
+        progress = sum(isinstance(e, RunProgress) and e.specs[0] == self._waiting for e in self.events)
+        if finished and progress == 4 and not self._killed:
+            self._killed = True
+            kill_mailbox()
 
     def __enter__(self):
         self._patch = mock.patch.object(ray_executor, "_run_and_post", self.worker())

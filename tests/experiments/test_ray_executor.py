@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from holdfast.errors import ConfigurationError, DataError
+from holdfast.errors import ClusterError, ConfigurationError, DataError
 from holdfast.experiments import (
     CheckpointRejected,
     RunFailed,
@@ -21,7 +21,7 @@ from holdfast.experiments import (
 from holdfast.experiments.ray_executor import execute_on_ray
 from holdfast.experiments.ray_worker import run_group
 from tests.experiments.helpers import StopAfter, same_result, small_spec
-from tests.experiments.ray_helpers import Killer, local_ray, post_until_stopped
+from tests.experiments.ray_helpers import Killer, MailboxKiller, kill_mailbox, local_ray, post_until_stopped
 
 pytestmark = pytest.mark.slow  # a Ray takes seconds to start, and so does every worker after one was killed
 
@@ -127,6 +127,31 @@ def test_runs_over_which_workers_die_again_and_again_fail_and_the_others_go_on(s
     # It had sent no checkpoint in that time, so it begins anew.
     (result,) = execute_on_ray(small_spec(0), store, retry=True).finished
     assert result.resumed == 0 and same_result(result, local(small_spec(0)))
+
+
+def test_a_killed_mailbox_costs_a_retry_and_no_result(store, tmp_path, local):
+    done, under_way = small_spec(0), small_spec(1)
+    with MailboxKiller(tmp_path, done, under_way) as killer:
+        summary = execute_on_ray([done, under_way], store, on_event=killer.on_event, checkpoint_seconds=0)
+    assert len(summary.finished) == 2 and not summary.failed
+    assert all(same_result(store.get(spec), local(spec)) for spec in (done, under_way))
+    started = [(event.spec, event.resumed) for event in killer.events if isinstance(event, RunStarted)]
+    assert sorted(started, key=lambda of: (of[0].seed, of[1])) == [(done, False), (under_way, False), (under_way, True)]
+    assert not list(store.folder.rglob("*.safetensors"))
+    kill_mailbox()  # and one that dies between two calls costs nothing
+    assert len(execute_on_ray(small_spec(2), store).finished) == 1
+
+
+def test_mailboxes_that_die_again_and_again_end_the_call_and_the_next_goes_on(store, tmp_path, local, monkeypatch):
+    monkeypatch.setattr(ray_executor, "_DEATHS", 1)
+    done, under_way = small_spec(0), small_spec(1)
+    with MailboxKiller(tmp_path, done, under_way) as killer, pytest.raises(ClusterError) as ending:
+        execute_on_ray([done, under_way], store, on_event=killer.on_event, checkpoint_seconds=0)
+    assert "Ray has ended while runs were under way: The actor died" in str(ending.value)
+    assert "\n" not in str(ending.value)
+    assert store.status(under_way) == "started" and store.failures(under_way) == []
+    (result,) = execute_on_ray([done, under_way], store).finished
+    assert result.resumed == 1 and same_result(result, local(under_way))
 
 
 def test_a_run_that_diverges_is_written_down_and_the_others_go_on(store):

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from holdfast.cli.interrupt import Interruption
 from holdfast.cli.output import messages
-from holdfast.errors import DataError, HoldfastError, StoreError
+from holdfast.errors import ClusterError, DataError, HoldfastError, StoreError
 
 
 class ExitCode(IntEnum):
@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
 
     DONE = 0
     FAILED = 1
-    """Some runs have no result: they failed, or another process is at them."""
+    """Some runs have no result: they failed, another process is at them, or the cluster ended."""
     USAGE = 2
     """Something that was asked for makes no sense."""
     DATA = 3
@@ -41,6 +41,8 @@ def code_of(error: HoldfastError) -> ExitCode:
     """Return the exit code for an error."""
     if isinstance(error, DataError):
         return ExitCode.DATA
+    if isinstance(error, ClusterError):
+        return ExitCode.FAILED
     return ExitCode.STORE if isinstance(error, StoreError) else ExitCode.USAGE
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from holdfast.errors import ConfigurationError, MissingExtraError
+from holdfast.errors import ClusterError, ConfigurationError, MissingExtraError
 
 try:
     import ray
@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("Runs on Ray need Ray, which is not installed: pip install 'holdfast[ray]'") from error
 
-__all__ = ["connected", "ray"]
+__all__ = ["cluster_errors", "connected", "ray"]
 
 _LOCAL = "local"
 _LOOPBACK = ("localhost", "127.0.0.1")
@@ -54,6 +54,20 @@ def connected(address: str | None = None) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def cluster_errors() -> Iterator[None]:
+    """Say in one line that Ray has ended; an error within a task stays what it is."""
+    try:
+        yield
+    except ray.exceptions.RayTaskError:
+        raise
+    except ray.exceptions.RayError as error:
+        raise ClusterError(
+            f"Ray has ended while runs were under way: {str(error).splitlines()[0].rstrip('.')}. What had arrived of "
+            "them is in the store; the same command goes on from the checkpoints."
+        ) from error
 
 
 def _connect(address: str) -> None:

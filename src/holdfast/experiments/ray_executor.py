@@ -6,8 +6,8 @@ runs of a task travels to a worker, which makes them in a store of its own, and 
 results and failures at once, checkpoints every two minutes and at the end.
 """
 
+import contextlib
 import dataclasses
-import functools
 import os
 import threading
 from collections import deque
@@ -21,14 +21,14 @@ from typing import Any
 
 import torch
 
-from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.errors import ClusterError, ConfigurationError, HoldfastError
 from holdfast.experiments.bookkeeping import Bookkeeping, Summary
 from holdfast.experiments.events import CheckpointRejected, Event, RunFailed, RunFinished, RunSkipped
 from holdfast.experiments.executor import USUAL_SIDE_BY_SIDE, distinct
 from holdfast.experiments.grouping import Group, plan
 from holdfast.experiments.provenance import source_commit, versions
-from holdfast.experiments.ray_connection import connected, ray
-from holdfast.experiments.ray_mailbox import Mailbox, Message
+from holdfast.experiments.ray_connection import cluster_errors, connected, ray
+from holdfast.experiments.ray_mailbox import Message, empty_mailbox
 from holdfast.experiments.ray_parcel import Parcel, pack
 from holdfast.experiments.ray_worker import Work, check, run_group
 from holdfast.experiments.results import Failure
@@ -38,7 +38,8 @@ from holdfast.experiments.store import Claim, Store, as_store
 _CPUS = 1
 """Of a task, and its threads; a GPU's task has this many beside the GPU."""
 _DEATHS = 4
-"""How many workers may die over the same runs, one after another and without a new checkpoint."""
+"""How many workers may die over the same runs, one after another and without a new checkpoint; of mailboxes, how many
+without a message."""
 _LOOK_EVERY = 0.2
 """Seconds between looks at the mailbox while nothing ends."""
 _ATTEMPTS = count()
@@ -61,7 +62,8 @@ def execute_on_ray(
     """Make all runs whose results the store lacks, on a Ray cluster.
 
     Does what :func:`~holdfast.experiments.execute` does, with equal results. A worker that dies costs a new attempt
-    from the last checkpoint that it sent; runs over which four die in a row are written down as failed.
+    from the last checkpoint that it sent; runs over which four die in a row are written down as failed. A cluster that
+    ends as a whole is a :class:`~holdfast.errors.ClusterError`.
 
     Args:
         specs: the runs, or one of them.
@@ -90,7 +92,7 @@ def execute_on_ray(
     left = [spec for spec in distinct(specs) if books.is_to_run(spec, retry=retry)]
     if not left or books.should_stop():
         return books.summary
-    with connected(address):
+    with connected(address), cluster_errors():
         chosen = chosen or ("cuda" if _slots("cuda") else "cpu")
         slots = _slots(chosen)
         if not slots:
@@ -120,7 +122,8 @@ class _Task:
 class _Spreader:
     def __init__(self, books: Bookkeeping, work: Work) -> None:
         self.books, self.store, self.work = books, books.store, work
-        self.mailbox = _mailbox(ray.get_runtime_context().get_worker_id())
+        self.mailbox = empty_mailbox()
+        self.mailboxes_lost = 0
         # Ray's own retries would begin with what was sent first, not with the last checkpoint.
         gpus = int(work.device == "cuda")
         self.remote: Any = ray.remote(num_cpus=_CPUS, num_gpus=gpus, max_retries=0)(_run_and_post)
@@ -129,7 +132,6 @@ class _Spreader:
         self.asked_to_stop = False
 
     def execute(self, specs: list[Spec]) -> Summary:
-        ray.get(self.mailbox.clear.remote())
         try:
             problem = ray.get(ray.remote(num_cpus=0)(check).remote(specs, self.work.data_dir))
             if problem is not None:
@@ -188,8 +190,13 @@ class _Spreader:
         """Take in what workers have sent, and who has ended."""
         ended, _ = ray.wait(list(self.under_way), timeout=_LOOK_EVERY)
         tasks = {task.attempt: task for task in self.under_way.values()}
-        # A worker that has ended has sent all it had before.
-        for message in ray.get(self.mailbox.take.remote()):
+        try:
+            # A worker that has ended has sent all it had before.
+            messages = ray.get(self.mailbox.take.remote())
+        except ray.exceptions.RayActorError as error:
+            self._replace_mailbox(error)
+            return
+        for message in messages:
             if message.attempt in tasks:
                 self._receive(message, tasks[message.attempt])
         for ref in ended:
@@ -197,6 +204,7 @@ class _Spreader:
 
     def _receive(self, message: Message, task: _Task) -> None:
         task.heard = True
+        self.mailboxes_lost = 0
         message.parcel.unpack(self.store)
         if message.parcel.has_checkpoint:
             task.deaths = 0
@@ -216,10 +224,15 @@ class _Spreader:
         except ray.exceptions.RayTaskError as error:  # a bug: it ends everything, as it does without Ray
             problem = error
         except ray.exceptions.RayError as error:
-            if self._try_again(task, error):
+            problem = ClusterError(str(error))
+        if isinstance(problem, ClusterError):
+            if self._try_again(task, problem):
                 return
             problem = None
         self.problem = self.problem or problem
+        self._close(task)
+
+    def _close(self, task: _Task) -> None:
         task.claims.close()
         for spec in task.members:
             if self.store.status(spec.id) == "finished":
@@ -244,13 +257,28 @@ class _Spreader:
             self.books.tell(RunFailed(claim.spec, reason))
         return False
 
+    def _replace_mailbox(self, error: Exception) -> None:
+        """Go on with a new mailbox after the last one died, from what had arrived: the rest died with it."""
+        self.mailboxes_lost += 1
+        if self.mailboxes_lost == _DEATHS:
+            raise error
+        self.mailbox = empty_mailbox()
+        for ref in list(self.under_way):
+            ray.cancel(ref, force=True)
+            task = self.under_way.pop(ref)
+            if task.open and not self._should_stop():
+                self._submit(task)
+            else:
+                self._close(task)
+
     def _should_stop(self) -> bool:
         """Whether to stop; what has not begun yet is called off, and the others are asked to save."""
         if self.problem is None and not self.books.should_stop():
             return False
         if not self.asked_to_stop:
             self.asked_to_stop = True
-            ray.get(self.mailbox.ask_to_stop.remote())
+            with contextlib.suppress(ray.exceptions.RayActorError):  # noticed, too, when its messages are taken
+                ray.get(self.mailbox.ask_to_stop.remote())
             for ref, task in self.under_way.items():
                 if not task.heard:
                     ray.cancel(ref)
@@ -266,17 +294,10 @@ class _Spreader:
 def _run_and_post(
     attempt: int, specs: Sequence[Spec], parcel: Parcel, work: Work, mailbox: Any
 ) -> HoldfastError | None:
-    return run_group(attempt, specs, parcel, work, lambda message: bool(ray.get(mailbox.post.remote(message))))
-
-
-@functools.lru_cache(maxsize=1)
-def _mailbox(connection: str) -> Any:
-    """Return the mailbox of this process's connection to Ray: one, since it takes seconds to start."""
-    del connection
-    # On this machine, so that the two live and die together.
-    node = ray.get_runtime_context().get_node_id()
-    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
+    try:
+        return run_group(attempt, specs, parcel, work, lambda message: bool(ray.get(mailbox.post.remote(message))))
+    except ray.exceptions.RayActorError as error:  # returned, since Ray prints what is raised and not asked for
+        return ClusterError(str(error))
 
 
 def _slots(device: str) -> int:

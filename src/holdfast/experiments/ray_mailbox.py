@@ -1,9 +1,15 @@
 """What workers and the process that waits for them tell each other."""
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.experiments.events import Event
+from holdfast.experiments.ray_connection import ray
 from holdfast.experiments.ray_parcel import Parcel
+
+_START_SECONDS = 120
+"""How long a mailbox may take to answer. One that Ray cannot start any more would be waited for without end."""
 
 
 @dataclass(frozen=True)
@@ -41,3 +47,31 @@ class Mailbox:
     def ask_to_stop(self) -> None:
         """Let workers hear that they should save and stop."""
         self._stopping = True
+
+
+def empty_mailbox() -> Any:
+    """Return the mailbox of this process's connection to Ray, as new: another one only if the last has died."""
+    context = ray.get_runtime_context()
+    try:
+        return _cleared(_of_connection(context.get_worker_id()))
+    except ray.exceptions.RayActorError:
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        if not any(node["NodeID"] == context.get_node_id() and node["Alive"] for node in nodes):
+            raise  # the node died with it, and another one would be waited for in vain
+        _of_connection.cache_clear()
+        return _cleared(_of_connection(context.get_worker_id()))
+
+
+@functools.lru_cache(maxsize=1)
+def _of_connection(connection: str) -> Any:
+    """Make one for a connection, and remember it, since it takes seconds to start."""
+    del connection
+    # On this machine, so that the two live and die together.
+    node = ray.get_runtime_context().get_node_id()
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
+
+
+def _cleared(mailbox: Any) -> Any:
+    ray.get(mailbox.clear.remote(), timeout=_START_SECONDS)
+    return mailbox
