@@ -75,6 +75,34 @@ def test_mistakes_are_explained_in_a_line(call, tmp_path, arguments, message):
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.parametrize("only_report", [(), ("--only-report",)])
+def test_a_report_that_cannot_be_written_is_refused_in_a_line_before_anything_runs(call, tmp_path, only_report):
+    (tmp_path / "file").write_text("something of value")
+    options = ("--preset", "digits", "--device", "cpu", "--store", tmp_path / "store", "--out", tmp_path / "file")
+    shown = call("reproduce", "long-training", *options, *only_report)
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert shown.stderr.startswith(f"error: The report cannot be written to {tmp_path / 'file'}: it is a file.")
+    assert len(shown.stderr.splitlines()) == 1
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_damaged_result_is_named_after_the_report(reproduce, tmp_path):
+    reproduce("long-training")
+    path = next((tmp_path / "store").glob("runs/*/result.json"))
+    path.write_text("{")
+    for options in (("--only-report",), ()):
+        shown = reproduce("long-training", *options)
+        assert shown.exit_code == 4
+        assert shown.stdout.splitlines()[-1] == f"The report: {tmp_path / 'report' / 'index.html'}"
+        assert shown.stderr.startswith(f"error: {path} is damaged (") and shown.stderr.endswith(
+            "Restore or remove it.\n"
+        )
+    told = json.loads(reproduce("long-training", "--only-report", "--json").stdout.splitlines()[-1])
+    assert (told["finished"], len(told["damaged"]), path.read_text()) == (3, 1, "{")
+    path.unlink()
+    assert reproduce("long-training").exit_code == 0
+
+
 def test_missing_data_names_the_command_that_gets_it(call, tmp_path):
     folders = ("--data-dir", tmp_path / "nothing", "--store", tmp_path / "store", "--out", tmp_path / "report")
     shown = call("reproduce", "table1", "--preset", "quick", "--device", "cpu", *folders)

@@ -30,12 +30,15 @@ def test_the_grid_the_choice_and_its_test_are_shown(find, tmp_path):
     assert shown.exit_code == 0
     found = search("permuted-digits", "SI", Store(tmp_path / "store"), low=10, high=20, seeds=range(2), **CHANGES)
     title, header, *lines = shown.stdout.splitlines()
-    assert title == "SI on permuted-digits: accuracy in % on validation data"
+    judged = "accuracy in % on validation data, of one seed where no number is given"
+    assert title == f"SI on permuted-digits: {judged}"
     assert header.split() == ["c", "no", "re-init", "re-init"]
     rows = {float(line.split()[0]): line for line in lines if line.split()[:1] and line.split()[0][0].isdigit()}
     assert set(rows) == {point.strength for point in found.points}
     for point in found.points:
-        assert f"{100 * point.accuracy:.1f}" in rows[point.strength]
+        shown_error = f" ± {100 * point.error:.1f} (3 seeds)" if point.seeds == 3 else "  "
+        assert f"{100 * point.accuracy:.1f}{shown_error}" in f"{rows[point.strength]}  "
+    assert "\n".join(rows.values()).count("(3 seeds)") == 4
     assert [strength for strength, row in rows.items() if "← chosen" in row] == [found.choice.strength]
     assert found.why in shown.stdout
     assert f"over 2 other seeds: {100 * found.test.accuracy:.1f} ± " in lines[-1]
@@ -61,7 +64,8 @@ def test_json_ends_with_the_whole_search(find, tmp_path):
     choices = {"seeds": range(2), "search_seeds": (1000, 1001), "reinitialise": False}
     found = search("permuted-digits", "SI", store, low=10, high=20, **choices, **CHANGES)
     assert told == {"event": "search", **found.to_dict(), "store": str(store.folder)}
-    assert len(told["points"][0]["accuracies"]) == 2
+    assert sorted(point["seeds"] for point in told["points"])[-4:] == [2, 2, 2, 2]
+    assert all(len(point["accuracies"]) == point["seeds"] for point in told["points"])
     started = [json.loads(line) for line in shown.stdout.splitlines() if '"started"' in line]
     assert {event["strength"] for event in started} == {point["strength"] for point in told["points"]}
 
@@ -90,6 +94,12 @@ def test_runs_of_another_process_are_named_as_the_reason(find, tmp_path):
     assert "chosen" not in shown.stdout
 
 
+def test_with_one_seed_the_table_names_none(find):
+    shown = find("permuted-digits", "-m", "SI", *RANGE, "--no-reinit", "--search-seeds", "1")
+    assert shown.stdout.splitlines()[0] == "SI on permuted-digits: accuracy in % on validation data"
+    assert "seeds)" not in shown.stdout and "← chosen" in shown.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -116,7 +126,7 @@ def test_runs_in_a_search_have_short_names():
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_choice(call, tmp_path):
-    long = ("--epochs", "30", "--batch-size", "256")
+    long = ("--epochs", "30", "--batch-size", "256", "--search-seeds", "1")
     arguments = ("search", "permuted-digits", "-m", "SI", *RANGE, "--no-reinit", *OPTIONS, *long, "--json", "--store")
     with subprocess.Popen(
         [sys.executable, "-m", "holdfast", *arguments, str(tmp_path / "stopped")],

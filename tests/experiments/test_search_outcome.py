@@ -6,7 +6,7 @@ from holdfast.experiments import Point, SearchOutcome
 
 def test_a_point_has_the_mean_and_its_error():
     point = Point(1.0, True, (0.5, 0.7))
-    assert (point.accuracy, point.failed) == (0.6, 0)
+    assert (point.accuracy, point.failed, point.seeds) == (0.6, 0, 2)
     assert math.isclose(point.error, 0.1)
     assert math.isnan(Point(1.0, True, (0.5,)).error)
 
@@ -41,7 +41,7 @@ def test_an_outcome_is_written_as_json_knows_it():
     point = Point(1.0, True, (0.5,))
     outcome = SearchOutcome("permuted-digits", "SI", (point, Point(2.0, True, (None,))), point, "the best", point)
     written = json.loads(json.dumps(outcome.to_dict(), allow_nan=False))
-    shown = {"strength": 1.0, "reinitialise": True, "accuracy": 0.5, "error": None, "accuracies": [0.5]}
+    shown = {"strength": 1.0, "reinitialise": True, "seeds": 1, "accuracy": 0.5, "error": None, "accuracies": [0.5]}
     assert written["choice"] == written["test"] == written["points"][0] == shown
     assert written["points"][1]["accuracy"] is None
     assert SearchOutcome("permuted-digits", "SI", (), None, "stopped", stopped="waiting").to_dict()["choice"] is None

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import re
 import sys
 
 import pandas as pd
 import pytest
 
-from holdfast.errors import ConfigurationError, HoldfastWarning, MissingExtraError, StoreError
-from holdfast.experiments import Failure, Result, Store
+from holdfast.errors import ConfigurationError, DamagedError, HoldfastWarning, MissingExtraError, StoreError
+from holdfast.experiments import Failure, Result, Store, execute
 from tests.experiments.helpers import small_spec
 
 
@@ -87,14 +88,58 @@ def test_what_a_killed_process_was_writing_is_removed_by_the_next(store):
     assert sorted(path.name for path in folder.iterdir()) == ["lock", "spec.json"]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '"text"', '{"spec": 1}'])
-def test_a_damaged_result_is_named(store, content):
+def damaged_by(change):
+    """Return a result's file with something in it that does not belong there."""
+
+    def changed(content):
+        values = json.loads(content)
+        change(values)
+        return json.dumps(values)
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(
+            lambda _, content=content: content
+            for content in ("", "{", "[]", "{}", "1", "null", '"text"', '{"spec": 1}')
+        ),
+        lambda content: content[:100],
+        damaged_by(lambda values: values.update(colour="red")),
+        damaged_by(lambda values: values.update(matrix=5)),
+        damaged_by(lambda values: values.update(matrix=[])),
+        damaged_by(lambda values: values["matrix"][1].pop()),
+        damaged_by(lambda values: values["untrained"].__setitem__(0, "a")),
+        damaged_by(lambda values: values.update(training_seconds=None)),
+        damaged_by(lambda values: values.update(versions=[], finished_at=3)),
+        damaged_by(lambda values: values.update(spec=1)),
+    ],
+)
+def test_a_damaged_result_is_named_with_its_remedy(store, damage):
     spec = small_spec()
     store.claim(spec).finish(make_result(spec))
     path = store.run_folder(spec.id) / "result.json"
-    path.write_text(content)
-    with pytest.raises(StoreError, match=str(path)):
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(DamagedError) as error:
         store.results()
+    first = str(error.value).splitlines()[0]
+    assert first.startswith(f"{path} is damaged (") and first.endswith(". Restore or remove it.")
+    for field in dataclasses.fields(Result):
+        assert len(re.findall(rf"\b{field.name}\b", first.removeprefix(str(path)))) <= 1
+    path.unlink()
+    assert store.status(spec) == "started"  # so that it is made again
+
+
+def test_a_damaged_result_is_not_made_again_over(store):
+    spec, other = small_spec(), small_spec(seed=1, epochs=1)
+    store.claim(spec).finish(make_result(spec))
+    path = store.run_folder(spec.id) / "result.json"
+    path.write_text("{")
+    summary = execute([spec, other], store, device="cpu")
+    assert ([result.spec for result in summary.finished], path.read_text()) == ([other], "{")
+    assert [skipped.spec for skipped in summary.skipped] == [spec]
 
 
 def test_a_file_of_another_run_is_refused(store):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from holdfast.cli.damage import complain
 from holdfast.cli.exits import ExitCode
 from holdfast.cli.output import messages, print_json, results, table
 
@@ -24,6 +25,7 @@ def report_reproduction(found: "Reproduction", *, as_json: bool, only_report: bo
                 "runs": len(found.specs),
                 "finished": found.finished,
                 "failed": found.failed,
+                "damaged": list(found.damaged),
                 "searches_left": found.searches_left,
                 "interrupted": found.interrupted,
                 "verdicts": [dataclasses.asdict(verdict) for verdict in found.verdicts],
@@ -31,6 +33,7 @@ def report_reproduction(found: "Reproduction", *, as_json: bool, only_report: bo
         )
     else:
         _show(found)
+    complain(found.damaged)
     if only_report or found.complete:
         return
     left = f"{found.finished} of {len(found.specs)} runs finished"

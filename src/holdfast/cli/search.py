@@ -13,7 +13,7 @@ from holdfast.cli.search_report import report_search
 from holdfast.cli.session import session
 from holdfast.experiments import SCENARIOS, Store
 from holdfast.experiments import search as search_for
-from holdfast.experiments.search import SEARCH_SEEDS, TEST_SEEDS
+from holdfast.experiments.search import FINALISTS, SEARCH_SEEDS, TEST_SEEDS
 
 
 def search(
@@ -32,7 +32,12 @@ def search(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs to test: seeds 0, 1, …")] = len(TEST_SEEDS),
     search_seeds: Annotated[
-        int, typer.Option(min=1, help=f"How many runs to judge each strength by: seeds {SEARCH_SEEDS[0]}, …")
+        int,
+        typer.Option(
+            min=1,
+            help=f"How many runs to judge the {FINALISTS} best strengths by: seeds {SEARCH_SEEDS[0]}, …; the first "
+            "judges all of them.",
+        ),
     ] = len(SEARCH_SEEDS),
     tasks: arguments.Tasks = None,
     epochs: arguments.Epochs = None,
@@ -60,6 +65,7 @@ def search(
     """Find the best strength of a measure on validation data, then test it with other seeds.
 
     Strengths are 1, 2 and 5 times powers of ten. Where the best one lies at an end, the grid is extended.
+    The few that do best with one seed are repeated with others, and the best mean is chosen.
 
     Every run is kept: a search that was stopped goes on when asked for again, and one that is done costs nothing.
     """

@@ -19,13 +19,15 @@ def report_search(outcome: SearchOutcome, store: Store, *, as_json: bool) -> Non
         console = results()
         if outcome.points:
             title = f"{outcome.measure} on {outcome.scenario}: accuracy in % on validation data"
+            if len({point.seeds for point in outcome.points}) > 1:
+                title += ", of one seed where no number is given"
             console.print(title, style="bold", soft_wrap=True)
             console.print(grid_table(outcome))
         if outcome.choice is not None:
             console.print(f"\n{outcome.why}", soft_wrap=True)
         if outcome.test is not None:
-            seeds = len(outcome.test.accuracies)
-            console.print(f"On test data, over {seeds} other seed{'s' * (seeds > 1)}: {_cell(outcome.test)} %")
+            others = f"{outcome.test.seeds} other seed{'s' * (outcome.test.seeds > 1)}"
+            console.print(f"On test data, over {others}: {_figure(outcome.test)} %")
     if outcome.stopped == "interrupted":
         messages().print(f"Stopped with {len(outcome.points)} points of the grid tried. The same command goes on.")
         raise typer.Exit(ExitCode.INTERRUPTED)
@@ -45,7 +47,8 @@ def grid_table(outcome: SearchOutcome) -> Table:
     cells: dict[float, dict[bool, str]] = {}
     for point in outcome.points:
         chosen = " ← chosen" if point == outcome.choice else ""
-        cells.setdefault(point.strength, {})[point.reinitialise] = _cell(point) + chosen
+        seeds = f" ({point.seeds} seeds)" if point.seeds > 1 and not point.failed else ""
+        cells.setdefault(point.strength, {})[point.reinitialise] = _figure(point) + seeds + chosen
     tried = [name for choice, name in _COLUMNS.items() if any(choice in row for row in cells.values())]
     shown = table("c", *tried, right=("c",))
     for strength, row in cells.items():
@@ -53,9 +56,9 @@ def grid_table(outcome: SearchOutcome) -> Table:
     return shown
 
 
-def _cell(point: Point) -> str:
+def _figure(point: Point) -> str:
     """Return accuracy and error, and how many runs failed."""
     if not point.finished:
         return "failed"
-    failed = f" ({point.failed} of {len(point.accuracies)} failed)" if point.failed else ""
+    failed = f" ({point.failed} of {point.seeds} failed)" if point.failed else ""
     return mean_and_error(point.finished) + failed

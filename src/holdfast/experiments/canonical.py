@@ -37,14 +37,18 @@ def digest_of(value: Any) -> str:
 
 
 def check_keys(given: Mapping[str, Any], expected: Iterable[str], what: str) -> None:
-    """Refuse a mapping that lacks a key or has one too many."""
+    """Refuse a mapping that lacks a key or has one too many, and whatever is no mapping."""
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{what} is of type {type(given).__name__}; expected names with their values.")
     wanted = set(expected)
     missing, unknown = sorted(wanted - set(given)), sorted(set(given) - wanted)
-    if missing or unknown:
-        found = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has an unknown {', '.join(unknown)}"] * bool(
-            unknown
+    if missing:
+        too_many = f" and has an unknown {', '.join(unknown)}" if unknown else ""
+        raise ConfigurationError(f"{what} lacks {', '.join(missing)}{too_many}.")
+    if unknown:
+        raise ConfigurationError(
+            f"{what} has an unknown {', '.join(unknown)}; expected exactly {', '.join(sorted(wanted))}."
         )
-        raise ConfigurationError(f"{what} {' and '.join(found)}; expected exactly {', '.join(sorted(wanted))}.")
 
 
 def _canonical(value: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.errors import ConfigurationError
 from holdfast.experiments.canonical import check_keys
 from holdfast.experiments.spec import Spec
 from holdfast.training.metrics import average_accuracy, backward_transfer, forgetting, forward_transfer
@@ -85,7 +86,24 @@ class Result:
             matrix=tuple(tuple(row) for row in given["matrix"]),
             untrained=tuple(given["untrained"]),
         )
-        return cls(**values)
+        result = cls(**values)
+        result._check_types()
+        return result
+
+    def _check_types(self) -> None:
+        """Refuse what could not be shown later: a file may have been changed since it was written."""
+        count = self.spec.tasks
+        rows = (*self.matrix, self.untrained)
+        whole = len(self.matrix) == count and all(len(row) == count and all(map(_is_number, row)) for row in rows)
+        if not whole:
+            raise ConfigurationError(f"The result's accuracies are not {count} numbers for each of {count} tasks.")
+        numbers = ("training_seconds", "total_seconds", "side_by_side", "resumed")
+        texts = ("state_digest", "device", "finished_at")
+        wrong = [name for name in numbers if not _is_number(getattr(self, name))]
+        wrong += [name for name in texts if not isinstance(getattr(self, name), str)]
+        wrong += ["versions"] * (not isinstance(self.versions, Mapping))
+        if wrong:
+            raise ConfigurationError(f"The result has {', '.join(wrong)} of the wrong type.")
 
 
 @dataclass(frozen=True)
@@ -108,3 +126,7 @@ class Failure:
         """Return the failure of :meth:`to_dict`."""
         check_keys(given, [f.name for f in dataclasses.fields(cls)], "The failure")
         return cls(**given)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -10,7 +10,6 @@ from holdfast.experiments.bookkeeping import Summary
 from holdfast.experiments.executor import execute
 from holdfast.experiments.grid import (
     DECADE,
-    FURTHEST_DECADES,
     numbers_around,
     numbers_between,
     numbers_to_try,
@@ -24,8 +23,10 @@ from holdfast.experiments.store import Store, as_store
 from holdfast.importance.measures import FineTune
 
 TEST_SEEDS = range(3)
-SEARCH_SEEDS = range(1000, 1001)
+SEARCH_SEEDS = range(1000, 1003)
 """Far from those that people take for tests, so that no run is judged by what it was chosen for."""
+FINALISTS = 4
+"""How many points are judged by all search seeds; the others by the first alone."""
 
 _USUAL = (0.001, 1000.0)
 """The range of powers of ten for a measure about whose strength nothing is known."""
@@ -47,10 +48,13 @@ def search(
     """Find the strength c of a measure, and whether to re-initialise; then test them with fresh seeds.
 
     Strengths are a·10ⁱ with a of 1, 2 or 5. Where the best lies at an end of those tried, the grid is extended by a
-    decade at that end, up to three times; with re-initialisation and without are searched each for itself. Every run
-    is in the store, so the same search goes on where it was stopped, and costs nothing once it is done.
+    decade at that end, up to three times; with re-initialisation and without are searched each for itself. All this is
+    judged by the first search seed alone. The four points that do best with it, over both, are then repeated with the
+    other search seeds, and the one with the best mean over all of them is chosen.
 
-    >>> search("permuted-digits", "SI", Store("results"), search_seeds=range(1000, 1003), epochs=3)
+    Every run is in the store, so the same search goes on where it was stopped, and costs nothing once it is done.
+
+    >>> search("permuted-digits", "SI", Store("results"), epochs=3).choice
 
     Args:
         scenario: a name in :data:`~holdfast.experiments.SCENARIOS`.
@@ -62,7 +66,8 @@ def search(
         high: the largest one.
         reinitialise: whether weights are drawn anew before every task; both are tried by default.
         seeds: those of the test.
-        search_seeds: those of the search, by whose mean accuracy on validation data the choice is made.
+        search_seeds: those of the search, by whose mean accuracy on validation data the choice is made; the first one
+            decides which points take part in it. With a single one, it decides alone.
         run: makes runs; ``functools.partial(execute, device="cpu")`` is one with another device.
         changes: any field of :class:`Spec` or of its settings that is to be different from ``paper_spec``'s.
     """
@@ -70,23 +75,25 @@ def search(
     start = _start(low, high, _known_strength(scenario, measure, changes))
     grids = [_Grid(choice, start) for choice in ((False, True) if reinitialise is None else (reinitialise,))]
     runs = PointRuns(partial(paper_spec, scenario, measure, **changes), as_store(store), run)
-    while asked := [(grid, number) for grid in grids for number in grid.wanted()]:
-        strengths = [(strength_of(number), grid.reinitialise) for grid, number in asked]
-        for (grid, number), point in zip(asked, runs.points(strengths, search_seeds, "validation"), strict=True):
-            if point is not None:
-                grid.points[number] = point
-        if runs.stopped:
-            break
+    while not runs.stopped and (asked := [(grid, number) for grid in grids for number in grid.wanted()]):
+        _judge(asked, runs, search_seeds[:1])
+    finalists, where = _finalists(grids), "on its grid"
+    if len(search_seeds) > 1 and finalists and not runs.stopped:
+        where = f"while it repeated the best {len(finalists)}"
+        _judge(finalists, runs, search_seeds)
     tried = sorted((point for grid in grids for point in grid.points.values()), key=lambda p: (p.strength, p.rank))
     found = partial(SearchOutcome, scenario, measure, tuple(tried))
     if runs.stopped:
-        return found(None, f"The search was stopped after {len(tried)} points of the grid.", stopped=runs.stopped)
-    better = min(grids, key=lambda grid: grid.best.rank)
-    choice = better.best
-    if not choice.finished:
+        return found(None, f"The search was stopped {where}, with {len(tried)} points tried.", stopped=runs.stopped)
+    if not finalists:
         return found(None, f"All runs of the {len(tried)} points of the grid failed. {runs.last_failure}")
+    better, number = min(finalists, key=lambda finalist: _rank(*finalist))
+    choice = better.points[number]
+    why = f"{choice} is the best of {len(tried)} points"
+    if len(search_seeds) > 1:
+        why += f", by the mean over {len(search_seeds)} seeds of the {len(finalists)} that did best with the first"
     (test,) = runs.points([(choice.strength, choice.reinitialise)], seeds, "test")
-    return found(choice, f"{choice} is the best of {len(tried)} points. {better.ends()}".strip(), test, runs.stopped)
+    return found(choice, f"{why}. {better.ends(number)}".strip(), test, runs.stopped)
 
 
 class _Grid:
@@ -98,27 +105,43 @@ class _Grid:
         self.points: dict[int, Point] = {}
         """By their numbers on the grid."""
 
-    @property
-    def best(self) -> Point:
-        return self.points[self._best]
-
     def wanted(self) -> Sequence[int]:
         """Return what is to be tried next."""
-        return numbers_to_try(self.points, self._best, self.start) if self.points else self.start
+        if not self.points:
+            return self.start
+        best = min(self.points, key=lambda number: self.points[number].rank)
+        return numbers_to_try(self.points, best, self.start)
 
-    def ends(self) -> str:
-        """Say so if the best point lies at an end, though the grid was extended as far as it goes."""
-        where = {min(self.points): "lower", max(self.points): "upper"}.get(self._best)
-        if where is None:
+    def ends(self, number: int) -> str:
+        """Say so if a point lies at an end: the grid goes no further, or the first seed saw no reason to extend it."""
+        lowest, highest = min(self.points), max(self.points)
+        if number not in (lowest, highest):
             return ""
+        where, beyond = ("lower", self.start[0] - lowest) if number == lowest else ("upper", highest - self.start[-1])
+        decades = beyond // DECADE
+        extended = f", which was extended by {decades} decade{'s' * (decades > 1)}" if decades else ""
         return (
-            f"It lies at the {where} end of the grid, which was extended by {FURTHEST_DECADES} decades: search from "
-            "there on to see whether accuracy rises further."
+            f"It lies at the {where} end of the grid{extended}: search from there on to see whether accuracy rises "
+            "further."
         )
 
-    @property
-    def _best(self) -> int:
-        return min(self.points, key=lambda number: self.points[number].rank)
+
+def _judge(asked: Sequence[tuple[_Grid, int]], runs: PointRuns, seeds: Sequence[int]) -> None:
+    """Make the runs of some points and write down what came out; where runs are missing, what was there stays."""
+    strengths = [(strength_of(number), grid.reinitialise) for grid, number in asked]
+    for (grid, number), point in zip(asked, runs.points(strengths, seeds, "validation"), strict=True):
+        if point is not None:
+            grid.points[number] = point
+
+
+def _finalists(grids: Sequence[_Grid]) -> list[tuple[_Grid, int]]:
+    """Return the best points over all grids; one that failed cannot be chosen, so it is not worth repeating."""
+    finished = [(grid, number) for grid in grids for number, point in grid.points.items() if point.finished]
+    return sorted(finished, key=lambda finalist: _rank(*finalist))[:FINALISTS]
+
+
+def _rank(grid: _Grid, number: int) -> tuple[int, float, float, bool]:
+    return grid.points[number].rank
 
 
 def _checked_measure(

@@ -20,6 +20,11 @@ class Point:
     """The average accuracy over tasks of each seed's run; ``None`` for a run that failed."""
 
     @property
+    def seeds(self) -> int:
+        """How many seeds it was judged by."""
+        return len(self.accuracies)
+
+    @property
     def finished(self) -> list[float]:
         """The accuracies of the runs that did not fail."""
         return [accuracy for accuracy in self.accuracies if accuracy is not None]
@@ -27,7 +32,7 @@ class Point:
     @property
     def failed(self) -> int:
         """How many runs failed, most often because they diverged."""
-        return len(self.accuracies) - len(self.finished)
+        return self.seeds - len(self.finished)
 
     @property
     def accuracy(self) -> float:
@@ -54,6 +59,7 @@ class Point:
         return {
             "strength": self.strength,
             "reinitialise": self.reinitialise,
+            "seeds": self.seeds,
             "accuracy": _number(self.accuracy),
             "error": _number(self.error),
             "accuracies": list(self.accuracies),
@@ -67,9 +73,10 @@ class SearchOutcome:
     scenario: str
     measure: str
     points: tuple[Point, ...]
-    """All that were tried, judged by validation data; the smallest strength first."""
+    """All that were tried, judged by validation data; the smallest strength first. Those that did best with the first
+    seed were judged by several."""
     choice: Point | None
-    """The best of them; ``None`` if the search was stopped, or all runs failed."""
+    """The best of these; ``None`` if the search was stopped, or all runs failed."""
     why: str
     """Why it was chosen, or why none was."""
     test: Point | None = None

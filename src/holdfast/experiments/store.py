@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.errors import ConfigurationError, StateError, StoreError
+from holdfast.errors import ConfigurationError, DamagedError, StateError, StoreError
 from holdfast.experiments.canonical import digest_of
 from holdfast.experiments.checkpoints import has_checkpoint, remove_checkpoints
 from holdfast.experiments.entries import Entry, Status
@@ -56,7 +56,7 @@ class Store:
         entries = self.entries()
         damaged = [entry.damage for entry in entries if entry.damage]
         if damaged:
-            raise StoreError("\n".join([*damaged, "Store.entries() has those that are not damaged."]))
+            raise DamagedError("\n".join([*damaged, "Store.entries() has those that are not damaged."]))
         return [entry.result for entry in entries if entry.result is not None]
 
     def get(self, run: Spec | str) -> Result | None:
@@ -77,7 +77,7 @@ class Store:
         try:
             found: dict[str, dict[str, Any]] = read_nested(path)
         except StateError as error:
-            raise StoreError(f"{error} Remove the folder {path.parent} to make the run again.") from error
+            raise DamagedError(f"{error} Remove the folder {path.parent} to make the run again.") from error
         return found
 
     def failures(self, run: Spec | str) -> list[Failure]:
@@ -109,7 +109,7 @@ class Store:
         content = _read_json(path)
         if content is None:
             if path.parent.exists():
-                raise StoreError(f"{path} is missing: it was removed from outside. Restore it, or remove the folder.")
+                raise DamagedError(f"{path} is missing: it was removed from outside. Restore it, or remove the folder.")
             raise StoreError(f"There is no run {run!r} in {self.folder}. Its runs are listed by Store.ids().")
         spec = _parsed(Spec.from_dict, content, path)
         _check_belonging(spec, path)
@@ -265,29 +265,35 @@ def _json(value: Any) -> bytes:
 
 def _read_json(path: Path) -> Any:
     """Return what a file holds; ``None`` if there is none."""
+    how = "it was changed from outside"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StoreError(f"{path} could not be read: {error.strerror or error}.") from error
+        raise DamagedError(f"{path} could not be read: {error.strerror or error}. Make it readable.") from error
     except ValueError as error:
-        raise StoreError(f"{path} is damaged ({error}): it was changed from outside. Restore or remove it.") from error
+        raise _damaged(path, error, how) from error
+    if content is None:
+        raise _damaged(path, "null", how)
+    return content
 
 
 def _parsed(parse: Callable[[Mapping[str, Any]], T], content: Mapping[str, Any], path: Path) -> T:
     try:
         return parse(content)
     except (ConfigurationError, TypeError, AttributeError, KeyError) as error:
-        raise StoreError(
-            f"{path} does not hold what it should: {error} It was changed from outside, or by another version."
-        ) from error
+        raise _damaged(path, error, "it was changed from outside, or written by another version") from error
+
+
+def _damaged(path: Path, error: Exception | str, how: str) -> DamagedError:
+    return DamagedError(f"{path} is damaged ({str(error).rstrip('.')}): {how}. Restore or remove it.")
 
 
 def _check_belonging(spec: Spec, path: Path) -> None:
     """Refuse a file that was copied from another run's folder."""
     if spec.id != path.parent.name:
-        raise StoreError(
+        raise DamagedError(
             f"{path} belongs to run {spec.id}, not to {path.parent.name}: it was copied or changed from outside. "
             "Restore it, or remove the folder to make the run again."
         )

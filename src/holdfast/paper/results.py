@@ -1,11 +1,12 @@
 """What runs have found, as items and claims ask for it."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from holdfast.analysis.statistics import Estimate, estimate
-from holdfast.errors import HoldfastError
+from holdfast.errors import DamagedError, HoldfastError
 from holdfast.experiments import Result, Spec, Store
+from holdfast.experiments.entries import Status
 from holdfast.paper.presets import Benchmark, Preset
 from holdfast.paper.runs import accuracy_runs
 
@@ -15,16 +16,52 @@ class NotMeasuredError(HoldfastError):
 
 
 class Results:
-    """The results of a preset's runs in a store, as far as there are any."""
+    """The results of a preset's runs in a store, as far as there are any.
 
-    def __init__(self, store: Store, preset: Preset) -> None:
+    Args:
+        store: where they are.
+        preset: the size of the study.
+        damaged_searches: why a strength could not be searched for, by benchmark and algorithm, where the store is
+            damaged.
+    """
+
+    def __init__(
+        self, store: Store, preset: Preset, damaged_searches: Mapping[tuple[Benchmark, str], str] | None = None
+    ) -> None:
         self.store = store
         self.preset = preset
+        self.damaged_searches = damaged_searches or {}
         self._observations: dict[str, dict[str, Any]] = {}
 
     def finished(self, specs: Sequence[Spec]) -> list[Result]:
         """Return the results there are."""
-        return [result for spec in specs if (result := self.store.get(spec.id)) is not None]
+        return [result for spec in specs if (result := self.result(spec)) is not None]
+
+    def result(self, spec: Spec) -> Result | None:
+        """Return a run's result; ``None`` if there is none, or the run is damaged."""
+        try:
+            return self._read(spec)
+        except DamagedError:
+            return None
+
+    def damage(self, spec: Spec) -> str:
+        """Return which of a run's files cannot be used, and what to do about it; nothing if all is well."""
+        try:
+            self._read(spec)
+        except DamagedError as error:
+            return str(error)
+        return ""
+
+    def status(self, spec: Spec) -> Status | Literal["damaged"]:
+        """Return how a run stands; one of whose files some cannot be used is damaged, whatever the others say."""
+        return "damaged" if self.damage(spec) else self.store.status(spec.id)
+
+    def why_missing(self, spec: Spec) -> str | None:
+        """Return why a run has no result, where something is known about that."""
+        if damage := self.damage(spec):
+            return damage
+        failures = self.store.failures(spec.id)
+        return failures[-1].reason if failures else None
 
     def accuracies(self, benchmark: Benchmark, algorithm: str) -> list[float]:
         """Return the average accuracy of each finished run of an algorithm, in per cent."""
@@ -42,8 +79,18 @@ class Results:
         """Return what a probe saw in each finished run; at least one has finished."""
         found = [self._observed(result.spec.id)[probe] for result in self.finished(specs)]
         if not found:
-            raise NotMeasuredError(f"none of the {len(specs)} runs that have the probe {probe!r} has finished")
+            where = specs[0].scenario
+            raise NotMeasuredError(f"none of the {len(specs)} runs on {where} that look at {probe} has finished")
         return found
+
+    def _read(self, spec: Spec) -> Result | None:
+        """Return a run's result once all that is reported of it has been read."""
+        result = self.store.get(spec.id)
+        if result is None:
+            self.store.failures(spec.id)
+        elif spec.probes:
+            self._observed(spec.id)
+        return result
 
     def _observed(self, id: str) -> dict[str, Any]:
         # Many items look at the same few runs, each of which has seen 10⁵ weights.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from holdfast.errors import DamagedError
 from holdfast.experiments import Spec, Store, Summary, search
 from holdfast.experiments.search import SEARCH_SEEDS
 from holdfast.paper.algorithms import Algorithm
@@ -21,20 +22,30 @@ def unknown_strengths(preset: Preset, algorithms: Iterable[Algorithm]) -> list[t
     ]
 
 
-def find_strengths(preset: Preset, algorithms: Sequence[Algorithm], store: Store, run: Run) -> Preset:
-    """Return the preset with what was found; a search that was stopped, or found nothing, leaves its place open."""
+def find_strengths(
+    preset: Preset, algorithms: Sequence[Algorithm], store: Store, run: Run
+) -> tuple[Preset, dict[tuple[Benchmark, str], str]]:
+    """Return the preset with what was found; a search that was stopped, or found nothing, leaves its place open.
+
+    So does one that needs a damaged run: what is damaged is returned beside it, by benchmark and algorithm.
+    """
+    damaged = {}
     for benchmark, algorithm in unknown_strengths(preset, algorithms):
         stage = preset.stages[benchmark]
-        found = search(
-            stage.scenario,
-            algorithm.measure,
-            store,
-            seeds=range(stage.seeds),
-            search_seeds=SEARCH_SEEDS,
-            run=run,
-            **{**stage.usual, **stage.variants.get(algorithm.variant, {})},
-        )
+        try:
+            found = search(
+                stage.scenario,
+                algorithm.measure,
+                store,
+                seeds=range(stage.seeds),
+                search_seeds=SEARCH_SEEDS,
+                run=run,
+                **{**stage.usual, **stage.variants.get(algorithm.variant, {})},
+            )
+        except DamagedError as error:
+            damaged[benchmark, algorithm.name] = str(error)
+            continue
         if found.choice is not None:
             chosen = Chosen(found.choice.strength, found.choice.reinitialise)
             preset = preset.with_choice(benchmark, algorithm.measure, algorithm.variant, chosen)
-    return preset
+    return preset, damaged
