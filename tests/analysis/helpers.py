@@ -48,20 +48,20 @@ def observed_learner(*probes, settings=SETTINGS, seed=3, own_heads=True, dropout
     )
 
 
-def gradient_of_each(model, learner, task, chosen=None):
-    """Return the gradients of single samples, joined over the protected parameters, ``[samples, weights]``."""
+def gradient_of_each(model, learner, task, chosen=None, names=None):
+    """Return the gradients of single samples, over the protected parameters or those named: ``[samples, weights]``."""
     model.eval()
-    protected = [model.get_parameter(name) for name in learner.guard.parameters]
+    parameters = [model.get_parameter(name) for name in names or learner.guard.parameters]
     samples, head = learner.samples(task), learner.scenario.tasks[task].head
     found = []
     for i in range(len(samples)) if chosen is None else chosen.tolist():
         loss = F.cross_entropy(model(samples.x[i : i + 1], head), samples.y[i : i + 1])
-        found.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, protected)]))
+        found.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))
     return torch.stack(found)
 
 
-def protected_weights(model, learner):
-    return torch.cat([model.get_parameter(name).detach().flatten() for name in learner.guard.parameters])
+def weights_of(model, names):
+    return torch.cat([model.get_parameter(name).detach().flatten() for name in names])
 
 
 def loss_over_all(model, learner, task):

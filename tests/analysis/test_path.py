@@ -11,19 +11,19 @@ from holdfast.analysis.sampling import stratified_sample, stretches
 from holdfast.errors import ConfigurationError
 from holdfast.training.plain import PlainRun
 from holdfast.training.settings import Settings
-from tests.analysis.helpers import SETTINGS, gradient_of_each, loss_over_all, observed_learner, protected_weights
+from tests.analysis.helpers import SETTINGS, gradient_of_each, loss_over_all, observed_learner, weights_of
 from tests.training.helpers import finish
 
 LONGER = dataclasses.replace(SETTINGS, epochs=5)
 """15 steps a task."""
 
 
-def products(learner, task, steps):
-    """−∇L(θ_t)·Δ_t for every step, from the witness's copies."""
-    models = learner.observers["witness"].models
-    weights = [protected_weights(models[task, step], learner) for step in range(steps + 1)]
+def products(learner, task, steps, names=None):
+    """−∇L(θ_t)·Δ_t for every step, from the witness's copies, over the protected parameters unless others are named."""
+    models, names = learner.observers["witness"].models, names or list(learner.guard.parameters)
+    weights = [weights_of(models[task, step], names) for step in range(steps + 1)]
     moves = [after - before for before, after in itertools.pairwise(weights)]
-    gradients = [gradient_of_each(models[task, step], learner, task).mean(0) for step in range(steps)]
+    gradients = [gradient_of_each(models[task, step], learner, task, names=names).mean(0) for step in range(steps)]
     return [-float(gradient @ move) for gradient, move in zip(gradients, moves, strict=True)]
 
 
@@ -39,6 +39,11 @@ def test_against_the_definition(own_heads):
         assert entry["product"] == pytest.approx(expected)
         assert entry["full_path"] == pytest.approx(sum(expected))
         assert entry["full_path_error"] == 0
+        head = [f"heads.{task}.{name}" for name in ("weight", "bias")] if own_heads else []
+        of_head = products(learner, task, 6, head) if own_heads else [0.0] * 6
+        assert entry["head_product"] == pytest.approx(of_head)
+        assert entry["head_path"] == pytest.approx(sum(of_head))
+        assert entry["head_path_error"] == 0
         assert entry["step"] == list(range(6))
         assert (entry["sampled"], entry["steps"]) == (6, 6)
         assert entry["loss_before"] == pytest.approx(loss_over_all(models[task, 0], learner, task))

@@ -1,13 +1,16 @@
 """What items ask for, and that all of them can be drawn from real runs and from none."""
 
+import shutil
 from collections import Counter
 
 import pytest
 
+from holdfast.experiments import Store
 from holdfast.paper import ITEMS, PRESETS
 from holdfast.paper.algorithms import TABLE1
 from holdfast.paper.presets import PAPER
 from holdfast.paper.published import ACCURACIES
+from holdfast.paper.results import Results
 from holdfast.paper.runs import MANY_SAMPLES, accuracy_runs, correlation_runs
 from holdfast.report import Figure, Report, Section, Table, Text
 
@@ -62,3 +65,13 @@ def test_with_results_it_shows_numbers(item, results):
     shown = [each.data if isinstance(each, Figure) else each for each in drawn]
     assert shown and all(isinstance(table, Table) and table.rows for table in shown)
     Report("All", Text("Names are unique."), (Section(item.title, tuple(drawn)),), shown[0].__class__("p", "", (), ()))
+
+
+@pytest.mark.slow
+def test_figure_1_shows_what_there_is_where_its_controls_are_missing(results, tmp_path):
+    """The controls come after the runs that most figures need, so they are missing first."""
+    store = Store(tmp_path / "store")
+    for spec in correlation_runs(results.preset, "CIFAR"):
+        shutil.copytree(results.store.run_folder(spec.id), store.run_folder(spec.id))
+    (figure,) = ITEMS["figure1"].draw(Results(store, results.preset))
+    assert {row[1] for row in figure.data.rows} == {"SI", "SIB", "SIU"}

@@ -50,5 +50,5 @@ def test_each_task_is_averaged_over_runs():
 
 
 def test_what_was_not_measured_is_named(nothing):
-    with pytest.raises(NotMeasuredError, match="none of the 2 runs that have the probe 'path'"):
+    with pytest.raises(NotMeasuredError, match="none of the 2 runs on split-digits that look at path"):
         measured.full_paths(nothing, "CIFAR")

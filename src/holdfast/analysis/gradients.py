@@ -1,9 +1,9 @@
 """The loss of a task and its gradient, over all training samples, without leaving a trace in the run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.importance.isolation import isolated
 from holdfast.scenarios import Samples
@@ -21,17 +21,21 @@ def full_loss(learner: Learner, task: int) -> float:
     return total.item()
 
 
-def full_gradient(learner: Learner, task: int) -> dict[str, Tensor]:
-    """Return ∇L with respect to the protected parameters, by name, in float64."""
-    return mean_gradient(learner, task, learner.samples(task))
+def full_gradient(
+    learner: Learner, task: int, parameters: Mapping[str, nn.Parameter] | None = None
+) -> dict[str, Tensor]:
+    """Return ∇L by name, in float64, with respect to the protected parameters unless others are given."""
+    return mean_gradient(learner, task, learner.samples(task), parameters)
 
 
-def mean_gradient(learner: Learner, task: int, samples: Samples) -> dict[str, Tensor]:
+def mean_gradient(
+    learner: Learner, task: int, samples: Samples, parameters: Mapping[str, nn.Parameter] | None = None
+) -> dict[str, Tensor]:
     """Return the gradient of the mean cross-entropy over some samples of a task, dropout off and without penalty.
 
     Forward and backward run in the run's precision; what they give is added up in float64.
     """
-    parameters = learner.guard.parameters
+    parameters = learner.guard.parameters if parameters is None else parameters
     total = {name: torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for name, p in parameters.items()}
     with isolated(learner.model, parameters.values()), tf32_allowed(learner.precision == "tf32", learner.device):
         for x, y in _batches(samples):

@@ -22,7 +22,8 @@ class Path(Probe):
 
     For each task it notes ``full_path`` with ``full_path_error`` (0 if every step was seen), ``sampled`` and ``steps``,
     how many steps were seen and how many there were, ``loss_before`` and ``loss_after``, L(θ(0)) and L(θ(T)), and the
-    ``step`` and ``product`` −∇L·Δ of each step seen.
+    ``step`` and ``product`` −∇L·Δ of each step seen. The loss falls also by what unprotected weights learn, such as a
+    task's own head; ``head_path``, ``head_path_error`` and ``head_product`` are the same sum over these.
 
     Args:
         seed: decides which steps are sampled.
@@ -48,31 +49,33 @@ class Path(Probe):
 
     def task_begun(self, learner: Learner, task: int) -> None:
         """Note L(θ(0))."""
-        self.tasks.append({"loss_before": full_loss(learner, task), "step": [], "product": []})
+        self.tasks.append({"loss_before": full_loss(learner, task), "step": [], "product": [], "head_product": []})
 
     def before_step(self, learner: Learner, task: int, step: int) -> None:
         """Compute ∇L(θ_t), and keep θ_t: the parameters themselves change in place."""
-        self._gradient = full_gradient(learner, task)
-        self._before = {name: p.detach().clone() for name, p in learner.guard.parameters.items()}
+        parameters = dict(learner.model.named_parameters())
+        self._gradient = full_gradient(learner, task, parameters)
+        self._before = {name: p.detach().clone() for name, p in parameters.items()}
 
     def after_step(self, learner: Learner, task: int, step: int) -> None:
-        """Note −∇L·Δ."""
-        products = [
-            (self._gradient[name] * (p.detach().double() - self._before[name].double())).sum()
-            for name, p in learner.guard.parameters.items()
-        ]
-        self.tasks[-1]["step"].append(step)
-        self.tasks[-1]["product"].append(-torch.stack(products).sum().item())
+        """Note −∇L·Δ, of protected weights and of the others."""
+        products = {
+            name: -(self._gradient[name] * (p.detach().double() - self._before[name].double())).sum()
+            for name, p in learner.model.named_parameters()
+        }
+        protected = torch.stack([products.pop(name) for name in learner.guard.parameters]).sum().item()
+        entry = self.tasks[-1]
+        entry["step"].append(step)
+        entry["product"].append(protected)
+        entry["head_product"].append(torch.stack(list(products.values())).sum().item() if products else 0.0)
         self._gradient, self._before = {}, {}
 
     def task_ended(self, learner: Learner, task: int, found: Mapping[str, TaskImportance]) -> None:
         """Note the integral, and L(θ(T))."""
         entry, steps = self.tasks[-1], learner.task_steps(task)
-        total, error = estimate_total(entry["product"], steps, steps if self.size is None else self.size)
-        entry.update(
-            full_path=total,
-            full_path_error=error,
-            sampled=len(entry["step"]),
-            steps=steps,
-            loss_after=full_loss(learner, task),
-        )
+        seen = steps if self.size is None else self.size
+        for name in ("", "head_"):
+            total, error = estimate_total(entry[f"{name}product"], steps, seen)
+            path = f"{name or 'full_'}path"
+            entry.update({path: total, f"{path}_error": error})
+        entry.update(sampled=len(entry["step"]), steps=steps, loss_after=full_loss(learner, task))

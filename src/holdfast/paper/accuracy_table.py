@@ -77,7 +77,7 @@ def _published(found: Published | None) -> Cell:
     """Return a number that can be sorted, unless the paper gives a bound alone."""
     if found is None or found.relation:
         return None if found is None else str(found)
-    return Measured(found.mean, found.error, decimals=1)
+    return Measured(found.mean, found.error, decimals=0 if found.error is None else 1)
 
 
 def _measured(found: Estimate | None) -> Measured | None:

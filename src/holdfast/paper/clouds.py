@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from holdfast.paper.panels import Panel, cloud, panel_or_reason
 from holdfast.paper.presets import Benchmark
-from holdfast.paper.results import Results
+from holdfast.paper.results import NotMeasuredError, Results
 from holdfast.paper.runs import correlation_runs
 
 
@@ -16,9 +16,19 @@ def scatter_panel(results: Results, benchmark: Benchmark, x: str, y: str, *, raw
     def make() -> Panel:
         seen = results.observed(correlation_runs(results.preset, benchmark), "scatter")[0]
         weights = seen["raw" if raw else "tasks"]["0"]
-        return cloud(title, (x, _array(weights[x])), (y, _array(weights[y])))
+        note = " before rescaling" if raw else ""
+        return cloud(title, (x, _array(weights[x])), (y, _array(weights[y])), y_note=note)
 
     return panel_or_reason(title, make)
+
+
+def shown_weights(results: Results, benchmark: Benchmark) -> str:
+    """Return how many weights a scatter plot shows, for its caption."""
+    try:
+        seen = results.observed(correlation_runs(results.preset, benchmark), "scatter")[0]
+    except NotMeasuredError:
+        return "some"
+    return f"{len(_array(seen['tasks']['0']['SOS'])):,}"
 
 
 def _array(tensor: object) -> NDArray[np.float32]:

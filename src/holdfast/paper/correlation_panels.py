@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from holdfast.paper.measured import correlations
-from holdfast.paper.panels import Panel, lines_over_tasks, panel_or_reason
+from holdfast.paper.panels import Panel, correlations_over_tasks, panel_or_reason
 from holdfast.paper.presets import Benchmark
 from holdfast.paper.results import Results
 
@@ -15,10 +15,9 @@ def correlation_panel(
     title = results.preset.stages[benchmark].title
     return panel_or_reason(
         title,
-        lambda: lines_over_tasks(
+        lambda: correlations_over_tasks(
             title,
             {name: correlations(results, benchmark, measure, name) for name in others},
             y_label=f"correlation with {called}",
-            least=0.0,
         ),
     )

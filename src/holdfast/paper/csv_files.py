@@ -11,8 +11,9 @@ from holdfast.experiments import Spec
 from holdfast.files import write_whole
 from holdfast.paper.accuracy_table import AccuracyRow, accuracy_row
 from holdfast.paper.algorithms import ALGORITHMS
-from holdfast.paper.presets import BENCHMARKS
+from holdfast.paper.presets import BENCHMARKS, Preset
 from holdfast.paper.results import Results
+from holdfast.paper.runs import accuracy_runs
 
 TABLE1_COLUMNS = (
     "benchmark",
@@ -26,11 +27,18 @@ TABLE1_COLUMNS = (
 )
 RUNS_COLUMNS = (
     "id",
+    "algorithm",
     "scenario",
     "measure",
     "strength",
+    "alpha",
     "reinitialise",
+    "epochs",
+    "later_epochs",
     "batch_size",
+    "optimizer",
+    "precision",
+    "watch",
     "tasks",
     "seed",
     "status",
@@ -46,47 +54,53 @@ RUNS_COLUMNS = (
 def write_csv_files(results: Results, specs: Sequence[Spec], folder: Path) -> None:
     """Write ``table1.csv`` and ``runs.csv``: accuracies in per cent, those of single tasks with spaces between them."""
     rows = [
-        accuracy_row(results, benchmark, algorithm)
+        (algorithm, accuracy_row(results, benchmark, algorithm))
         for benchmark in BENCHMARKS
         for algorithm in ALGORITHMS.values()
         if benchmark in algorithm.benchmarks
     ]
-    _write(folder / "table1.csv", TABLE1_COLUMNS, (_table1_line(row) for row in rows if row.ours is not None))
-    _write(folder / "runs.csv", RUNS_COLUMNS, (_run_line(results, spec) for spec in specs))
+    names = {
+        spec.id: algorithm.name
+        for algorithm, row in rows
+        for spec in accuracy_runs(results.preset, row.benchmark, algorithm)
+    }
+    lines = (_table1_line(results.preset, row) for _, row in rows if row.ours is not None)
+    _write(folder / "table1.csv", TABLE1_COLUMNS, lines)
+    _write(folder / "runs.csv", RUNS_COLUMNS, (_run_line(results, spec, names.get(spec.id, "")) for spec in specs))
 
 
-def _table1_line(row: AccuracyRow) -> list[Any]:
-    ours = row.ours
+def _table1_line(preset: Preset, row: AccuracyRow) -> list[Any]:
+    ours, paper = row.ours, row.paper
     assert ours is not None
-    published = ("", "") if row.paper is None else (row.paper.mean, "" if row.paper.error is None else row.paper.error)
-    seconds = "" if row.seconds is None else f"{row.seconds:.2f}"
+    # The paper's numbers are of its own benchmarks; a bound is no mean.
+    if preset.name != "paper" or (paper is not None and paper.relation):
+        paper = None
     return [
-        row.benchmark,
+        row.benchmark if preset.name == "paper" else preset.stages[row.benchmark].title,
         row.algorithm,
         f"{ours.mean:.3f}",
         _number(ours.error),
         ours.count,
-        *published,
-        seconds,
+        "" if paper is None else paper.mean,
+        "" if paper is None or paper.error is None else paper.error,
+        "" if row.seconds is None else f"{row.seconds:.2f}",
     ]
 
 
-def _run_line(results: Results, spec: Spec) -> list[Any]:
-    described = [spec.id, spec.scenario, spec.measure, spec.strength, spec.settings.reinitialise]
-    described += [spec.settings.batch_size, spec.tasks, spec.seed, results.store.status(spec.id)]
-    result = results.store.get(spec.id)
+def _run_line(results: Results, spec: Spec, algorithm: str) -> list[Any]:
+    settings, alpha = spec.settings, spec.measure_settings.get("alpha")
+    described = [
+        *(spec.id, algorithm, spec.scenario, spec.measure, spec.strength, "" if alpha is None else alpha),
+        *(settings.reinitialise, settings.epochs, settings.later_epochs or "", settings.batch_size, settings.optimizer),
+        *(spec.precision, " ".join(spec.watch), spec.tasks, spec.seed, results.status(spec)),
+    ]
+    result = results.result(spec)
     if result is None:
         return described + [""] * (len(RUNS_COLUMNS) - len(described))
     single = " ".join(f"{100 * accuracy:.3f}" for accuracy in result.matrix[-1])
-    took = f"{result.training_seconds:.2f}"
     return [
-        *described,
-        f"{100 * result.average_accuracy:.3f}",
-        single,
-        took,
-        result.side_by_side,
-        result.device,
-        result.commit or "",
+        *(*described, f"{100 * result.average_accuracy:.3f}", single, f"{result.seconds:.2f}"),
+        *(result.side_by_side, result.device, result.commit or ""),
     ]
 
 

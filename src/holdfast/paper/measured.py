@@ -31,7 +31,7 @@ def correlations_without_top(results: Results, benchmark: Benchmark, a: str, b: 
 
 
 def raw_sums(results: Results, benchmark: Benchmark, measure: str) -> Table:
-    """Return a measure's sum over all weights, before rescaling."""
+    """Return a measure's sum over all protected weights, before rescaling."""
     return _table(_entries(results, benchmark), lambda entry: entry["raw_sums"][measure])
 
 
@@ -41,8 +41,13 @@ def negative_shares(results: Results, benchmark: Benchmark, measure: str) -> Tab
 
 
 def full_paths(results: Results, benchmark: Benchmark) -> Table:
-    """Return the path integral with the full gradient."""
+    """Return the path integral with the full gradient, over the protected weights."""
     return _table(_path_entries(results, benchmark), lambda entry: entry["full_path"])
+
+
+def head_paths(results: Results, benchmark: Benchmark) -> Table:
+    """Return the same over the weights that are not protected: those of the heads, where tasks have their own."""
+    return _table(_path_entries(results, benchmark), lambda entry: entry["head_path"])
 
 
 def loss_decreases(results: Results, benchmark: Benchmark) -> Table:

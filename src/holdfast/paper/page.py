@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from holdfast.experiments import Spec
-from holdfast.paper.claims import check_all
+from holdfast.paper.claims import CLAIMS, check_all
 from holdfast.paper.item import PaperItem
 from holdfast.paper.results import Results
 from holdfast.paper.searching import unknown_strengths
@@ -18,7 +18,15 @@ _CLAIMS_ON_DIGITS = (
     "The paper's claims that are expected to hold in miniature, with thresholds for digits: P-MNIST stands for the "
     "permuted digits, CIFAR for the split ones. They show how the study works; the paper preset tests the paper."
 )
-_MISSING = "These runs have no result: they failed, were stopped, or have not been begun. What needs them lacks them."
+FILES = (
+    ("table1.csv", "mean accuracies, a line for each algorithm and benchmark"),
+    ("runs.csv", "every run, with its accuracy on each task"),
+)
+"""What lies beside the page, besides the numbers of its own tables and figures."""
+_MISSING = (
+    "These runs have no result: they failed, were stopped, are damaged, or have not been begun. What needs them is "
+    "without them."
+)
 _PROVENANCE = (
     "Every run, with what it took: seconds of training for it alone, where several trained side by side. The id is a "
     "hash of all that decides the result."
@@ -37,7 +45,7 @@ def report_of(items: Sequence[PaperItem], results: Results) -> Report:
     if missing := _missing(items, specs, results):
         columns = ("run", "seed", "status", "reason")
         sections.append(Section("Runs without a result", (Table("runs-without-result", _MISSING, columns, missing),)))
-    return Report(_TITLE, _lead(specs, verdicts, results), tuple(sections), _provenance(specs, results))
+    return Report(_TITLE, _lead(specs, verdicts, results), tuple(sections), _provenance(specs, results), FILES)
 
 
 def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) -> Text:
@@ -46,6 +54,8 @@ def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) 
     devices = ", ".join(sorted({run.device for run in runs})) or "no machine yet"
     holds = [sum(verdict.holds is answer for verdict in verdicts) for answer in (True, False, None)]
     claims = f"Of {len(verdicts)} claims {holds[0]} hold, {holds[1]} do not, and {holds[2]} could not be checked."
+    if results.preset.name == "digits":
+        claims += f" The paper makes {len(CLAIMS)} in all; the others are not expected at this size."
     return Text(
         f"The experiments of Benzing's paper, run with holdfast. {results.preset.about}\n\n"
         f"{len(runs)} of {len(specs)} runs have finished: {minutes:.1f} minutes of training on {devices}. "
@@ -56,15 +66,16 @@ def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) 
 def _missing(items: Sequence[PaperItem], specs: Sequence[Spec], results: Results) -> tuple[tuple[Cell, ...], ...]:
     rows: list[tuple[Cell, ...]] = []
     for spec in specs:
-        status = results.store.status(spec.id)
+        status = results.status(spec)
         if status != "finished":
-            failures = results.store.failures(spec.id)
             shown = {"unknown": "not begun", "started": "stopped"}.get(status, status)
-            rows.append((_described(spec), spec.seed, shown, failures[-1].reason if failures else None))
+            rows.append((_described(spec), spec.seed, shown, results.why_missing(spec)))
     for benchmark, algorithm in dict.fromkeys(
         found for item in items for found in unknown_strengths(results.preset, item.algorithms)
     ):
-        rows.append((f"{algorithm.name} on {benchmark}", None, "not begun", "Its strength is to be searched for."))
+        damage = results.damaged_searches.get((benchmark, algorithm.name))
+        reason = damage or "Its strength is to be searched for."
+        rows.append((f"{algorithm.name} on {benchmark}", None, "damaged" if damage else "not begun", reason))
     return tuple(rows)
 
 
@@ -79,7 +90,7 @@ def _provenance(specs: Sequence[Spec], results: Results) -> Table:
             round(run.seconds, 2),
             run.side_by_side,
             run.device,
-            run.commit,
+            None if run.commit is None else run.commit[:12],
             run.versions.get("torch"),
             run.finished_at[:19],
         )
@@ -90,9 +101,12 @@ def _provenance(specs: Sequence[Spec], results: Results) -> Table:
 
 def _described(spec: Spec) -> str:
     """Return what tells a run apart from others of the study."""
+    settings = spec.settings
     parts = [f"{spec.measure} on {spec.scenario}", f"c = {spec.strength:g}"]
-    parts += ["re-initialised"] * spec.settings.reinitialise
-    parts += [f"{spec.tasks} tasks", f"{spec.settings.epochs} epochs", f"batch {spec.settings.batch_size}"]
-    parts += [spec.settings.optimizer] * (spec.settings.optimizer != "adam")
-    parts += ["all measures watch"] * bool(spec.watch)
+    parts += [f"α = {spec.measure_settings['alpha']:g}"] if spec.measure_settings.get("alpha") is not None else []
+    parts += ["re-initialised"] * settings.reinitialise
+    later = "" if settings.later_epochs is None else f" and then {settings.later_epochs}"
+    parts += [f"{spec.tasks} tasks", f"{settings.epochs}{later} epochs", f"batch {settings.batch_size}"]
+    parts += [settings.optimizer] * (settings.optimizer != "adam")
+    parts += [f"watched by {', '.join(spec.watch)}"] if spec.watch else []
     return ", ".join(parts)

@@ -1,5 +1,6 @@
 """Figures made of panels, each with the numbers that it shows; a panel whose runs are missing says so."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,17 +11,21 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from holdfast.analysis.statistics import Estimate
 from holdfast.paper.measured import Table as Measurements
 from holdfast.paper.measured import each_task
 from holdfast.paper.results import NotMeasuredError
 from holdfast.report import Cell, Figure, Table, colour, ink, label
 
-# The same measure under other conditions has the same colour, so these are told apart by their marks.
-_CONTROLS: dict[str, dict[str, Any]] = {
-    "no re-init": {"marker": "s", "linestyle": "--", "markerfacecolor": "none"},
-    "c = 0": {"marker": "^", "linestyle": ":", "markerfacecolor": "none"},
-}
-_COLUMNS = ("panel", "series", "task", "mean", "error", "runs")
+# Lines that lie on each other, or have one measure's colour under several conditions, are told apart by their marks.
+_MARKS: tuple[dict[str, Any], ...] = (
+    {"marker": "o", "linestyle": "-"},
+    {"marker": "s", "linestyle": "--", "markerfacecolor": "none", "markersize": 8},
+    {"marker": "^", "linestyle": ":", "markerfacecolor": "none", "markersize": 8},
+    {"marker": "D", "linestyle": "-.", "markerfacecolor": "none"},
+    {"marker": "x", "linestyle": (0, (1, 3)), "markersize": 8},
+)
+_COLUMNS = ("panel", "series", "at", "mean", "error", "runs")
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Panel:
     title: str
     draw: Callable[[Axes], None]
     rows: tuple[tuple[Cell, ...], ...] = ()
-    """Its numbers: series, task, mean, error, runs."""
+    """Its numbers: series, where along the horizontal axis, mean, error, runs."""
 
 
 def panel_or_reason(title: str, make: Callable[[], Panel]) -> Panel:
@@ -47,32 +52,52 @@ def panel_or_reason(title: str, make: Callable[[], Panel]) -> Panel:
     return Panel(title, draw)
 
 
-def lines_over_tasks(title: str, series: Mapping[str, Measurements], *, y_label: str, least: float | None) -> Panel:
+def lines_over_tasks(title: str, series: Mapping[str, Measurements], *, y_label: str) -> Panel:
     """Return one line a series over the tasks, with standard errors over the runs as bars."""
     found = {name: each_task(table) for name, table in series.items()}
 
     def draw(axes: Axes) -> None:
-        for name, estimates in found.items():
-            tasks = np.arange(1, len(estimates) + 1)
-            axes.errorbar(
-                tasks,
-                [e.mean for e in estimates],
-                [0.0 if np.isnan(e.error) else e.error for e in estimates],
-                label=label(name),
-                color=colour(name),
-                **_CONTROLS.get(name.partition(" (")[2].rstrip(")"), {"marker": "o"}),
-            )
-        axes.set_xlabel("task")
+        _lines(axes, found)
         axes.set_ylabel(y_label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if least is not None:
-            axes.set_ylim(min(least, axes.get_ylim()[0]), 1.02)
-        axes.legend()
+        low, high = axes.get_ylim()
+        # From 0, so that heights can be compared; with room above for the legend.
+        axes.set_ylim(min(0.0, low), high + 0.35 * (high - min(0.0, low)))
+        axes.legend(loc="upper center", ncols=2)
 
-    rows = tuple(
+    return Panel(title, draw, _rows(found))
+
+
+def correlations_over_tasks(title: str, series: Mapping[str, Measurements], *, y_label: str) -> Panel:
+    """Return one line of correlations a series, likewise."""
+    found = {name: each_task(table) for name, table in series.items()}
+
+    def draw(axes: Axes) -> None:
+        _lines(axes, found)
+        axes.set_ylabel(y_label)
+        low = axes.get_ylim()[0]
+        # Where all are high, they are looked at more closely; the legend has room below them in either case.
+        axes.set_ylim(0.5 if low >= 0.8 else min(0.0, low), 1.02)
+        axes.legend(loc="lower left")
+
+    return Panel(title, draw, _rows(found))
+
+
+def _lines(axes: Axes, found: Mapping[str, Sequence[Estimate]]) -> None:
+    for (name, estimates), marks in zip(found.items(), itertools.cycle(_MARKS), strict=False):
+        tasks, shade = np.arange(1, len(estimates) + 1), colour(name.partition(",")[0])
+        means = [e.mean for e in estimates]
+        errors = [0.0 if np.isnan(e.error) else e.error for e in estimates]
+        axes.plot(tasks, means, label=label(name), color=shade, **marks)
+        # Apart from the line, so that the legend shows its mark alone.
+        axes.errorbar(tasks, means, errors, fmt="none", ecolor=shade)
+    axes.set_xlabel("task")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _rows(found: Mapping[str, Sequence[Estimate]]) -> tuple[tuple[Cell, ...], ...]:
+    return tuple(
         (name, task, e.mean, e.error, e.count) for name, es in found.items() for task, e in enumerate(es, start=1)
     )
-    return Panel(title, draw, rows)
 
 
 def bars(title: str, series: Mapping[str, NDArray[np.float64]], *, y_label: str) -> Panel:
@@ -89,14 +114,17 @@ def bars(title: str, series: Mapping[str, NDArray[np.float64]], *, y_label: str)
     return Panel(title, draw, tuple((name, None, e.mean, e.error, e.count) for name, e in found.items()))
 
 
-def cloud(title: str, x: tuple[str, NDArray[np.float32]], y: tuple[str, NDArray[np.float32]]) -> Panel:
+def cloud(
+    title: str, x: tuple[str, NDArray[np.float32]], y: tuple[str, NDArray[np.float32]], *, y_note: str = ""
+) -> Panel:
     """Return one point a weight: two importances against each other."""
     (x_name, across), (y_name, up) = x, y
 
     def draw(axes: Axes) -> None:
         axes.scatter(across, up, s=2, alpha=0.25, linewidths=0, color=colour(y_name), rasterized=True)
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         axes.set_xlabel(label(x_name))
-        axes.set_ylabel(label(y_name))
+        axes.set_ylabel(label(y_name) + y_note)
         axes.axhline(0, linewidth=0.6, color="grey")
 
     correlation = float(np.corrcoef(across, up)[0, 1]) if len(across) > 1 else float("nan")

@@ -1,22 +1,38 @@
-"""Summed importances of one task: SI, SIU, the full-gradient path integral, and the decrease in loss."""
+"""Summed importances: SI, SIU, the full-gradient path integral, and the decrease in loss."""
 
-from holdfast.paper.measured import full_paths, loss_decreases, raw_sums
-from holdfast.paper.panels import Panel, bars, panel_or_reason
+from holdfast.paper.measured import Table, full_paths, head_paths, loss_decreases, raw_sums
+from holdfast.paper.panels import Panel, bars, lines_over_tasks, panel_or_reason
 from holdfast.paper.presets import Benchmark
 from holdfast.paper.results import Results
 
+_Y_LABEL = "sum of importances, or of loss"
 
-def sums_panel(results: Results, benchmark: Benchmark, *, task: int) -> Panel:
-    """Return the four as bars; the task is counted from 0."""
+
+def bars_of_sums(results: Results, benchmark: Benchmark, *, task: int) -> Panel:
+    """Return the sums of one task as bars; the task is counted from 0."""
     title = f"{results.preset.stages[benchmark].title}, task {task + 1}"
+    return panel_or_reason(
+        title,
+        lambda: bars(
+            title, {name: table[:, task] for name, table in _sums(results, benchmark).items()}, y_label=_Y_LABEL
+        ),
+    )
 
-    def make() -> Panel:
-        series = {
-            "SI": raw_sums(results, benchmark, "SI")[:, task],
-            "SIU": raw_sums(results, benchmark, "SIU")[:, task],
-            "full gradient": full_paths(results, benchmark)[:, task],
-            "decrease in loss": loss_decreases(results, benchmark)[:, task],
-        }
-        return bars(title, series, y_label="sum over all weights")
 
-    return panel_or_reason(title, make)
+def sums_over_tasks(results: Results, benchmark: Benchmark) -> Panel:
+    """Return the sums of every task as lines."""
+    title = results.preset.stages[benchmark].title
+    return panel_or_reason(title, lambda: lines_over_tasks(title, _sums(results, benchmark), y_label=_Y_LABEL))
+
+
+def _sums(results: Results, benchmark: Benchmark) -> dict[str, Table]:
+    full, heads = full_paths(results, benchmark), head_paths(results, benchmark)
+    found = {
+        "SI": raw_sums(results, benchmark, "SI"),
+        "SIU": raw_sums(results, benchmark, "SIU"),
+        "full gradient": full,
+        "decrease in loss": loss_decreases(results, benchmark),
+    }
+    if heads.any():
+        found["full gradient, heads too"] = full + heads
+    return found

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from holdfast.paper.claims import bias, fisher, performance
 from holdfast.paper.claims.claim import Bound, Claim, check
-from holdfast.paper.claims.digits import EXPECTED_ON_DIGITS, SAID_OF_DIGITS
+from holdfast.paper.claims.digits import EXPECTED_ON_DIGITS
 from holdfast.paper.results import Results
 from holdfast.report import Verdict
 
@@ -18,15 +18,16 @@ __all__ = ["CLAIMS", "Bound", "Claim", "check", "check_all"]
 
 
 def check_all(results: Results, items: Collection[str]) -> list[Verdict]:
-    """Return a verdict for every claim about some items that this preset is expected to show."""
-    chosen = [claim for claim in CLAIMS.values() if claim.item in items]
-    if results.preset.name != "digits":
-        return [check(claim, results) for claim in chosen]
-    return [
-        check(
-            replace(claim, says=SAID_OF_DIGITS.get(claim.name, claim.says), bound=EXPECTED_ON_DIGITS[claim.name]),
-            results,
-        )
-        for claim in chosen
-        if claim.name in EXPECTED_ON_DIGITS
-    ]
+    """Return a verdict for every claim about some items that this preset can decide.
+
+    The quick preset decides none: it does not follow the paper's protocol, and has no thresholds of its own.
+    """
+    chosen = [claim for claim in CLAIMS.values() if not set(claim.items).isdisjoint(items)]
+    if results.preset.name == "digits":
+        chosen = [_on_digits(claim) for claim in chosen if claim.name in EXPECTED_ON_DIGITS]
+    return [check(claim, results) for claim in chosen] if results.preset.name != "quick" else []
+
+
+def _on_digits(claim: Claim) -> Claim:
+    says, bound = EXPECTED_ON_DIGITS[claim.name]
+    return replace(claim, says=says, bound=bound)

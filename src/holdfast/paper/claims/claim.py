@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from holdfast.analysis.statistics import Estimate
 from holdfast.paper.results import NotMeasuredError, Results
@@ -17,7 +18,7 @@ class AtLeast:
     errors: float = 0.0
 
     def holds(self, found: Estimate) -> bool:
-        """Whether it does. An error that is unknown, for want of a second run, leaves nothing to be sure of."""
+        """Whether it does."""
         return found.mean >= self.value if not self.errors else found.mean - self.errors * found.error > self.value
 
     def __str__(self) -> str:
@@ -33,8 +34,7 @@ class AtMost:
 
     def holds(self, found: Estimate) -> bool:
         """Whether it does."""
-        room = 0.0 if math.isnan(found.error) else self.errors * found.error
-        return found.mean <= self.value + room
+        return found.mean <= self.value if not self.errors else found.mean - self.errors * found.error <= self.value
 
     def __str__(self) -> str:
         return f"≤ {self.value:g}" if not self.errors else f"≤ {self.value:g} within {self.errors:g} standard errors"
@@ -46,6 +46,7 @@ class Between:
 
     low: float
     high: float
+    errors: ClassVar[float] = 0.0
 
     def holds(self, found: Estimate) -> bool:
         """Whether it does."""
@@ -63,8 +64,8 @@ class Claim:
     """Something that the paper says, as a number that can be measured."""
 
     name: str
-    item: str
-    """The item whose runs it is checked with."""
+    items: tuple[str, ...]
+    """The items whose runs it is checked with, each by itself."""
     says: str
     """The claim, in a sentence."""
     measured_as: str
@@ -86,4 +87,7 @@ def check(claim: Claim, results: Results) -> Verdict:
     statistic = f"{claim.measured_as}: {found.mean:.3g}{scatter} ({runs})"
     if math.isnan(found.mean):
         return Verdict(claim.name, claim.says, None, statistic, str(limit), note="Not checked: it is not a number.")
+    if limit.errors and math.isnan(found.error):
+        note = "Not checked: a single run has no standard error."
+        return Verdict(claim.name, claim.says, None, statistic, str(limit), note=note)
     return Verdict(claim.name, claim.says, limit.holds(found), statistic, str(limit))

@@ -57,7 +57,7 @@ _MAS_WITH: tuple[tuple[str, str, Benchmark, Published, float], ...] = (
 CLAIMS = (
     Claim(
         "a2-p-mnist",
-        "figure1",
+        ("figure1",),
         f"(A2) SI is almost equal to SOS: correlations {SI_WITH_SOS['P-MNIST']} on Permuted MNIST.",
         "correlation of SI with SOS, lowest task",
         lowest(_pair("P-MNIST", "SI", "SOS")),
@@ -65,7 +65,7 @@ CLAIMS = (
     ),
     Claim(
         "a2-cifar",
-        "figure1",
+        ("figure1",),
         "(A2) On CIFAR's first task, the correlation of SI with SOS is "
         f"{SI_WITH_SOS['CIFAR, task 1, before rescaling']} before rescaling.",
         "correlation of SI with SOS before rescaling, task 1",
@@ -74,7 +74,7 @@ CLAIMS = (
     ),
     Claim(
         "a2-cifar-rescaled",
-        "figure1",
+        ("figure1",),
         "(A2) On CIFAR's first task, the correlation of SI with SOS is "
         f"{SI_WITH_SOS['CIFAR, task 1']} after rescaling.",
         "correlation of SI with SOS, task 1",
@@ -84,7 +84,7 @@ CLAIMS = (
     *(
         Claim(
             f"bias-explains-second-order-{name.lower()}",
-            "figure1",
+            ("figure1",),
             f"{name} is more similar to SOS than SIU is (Permuted MNIST, every task).",
             f"correlation of {name} with SOS less that of SIU, lowest task",
             lowest(partial(lead_over_siu, benchmark="P-MNIST", name=name)),
@@ -94,7 +94,7 @@ CLAIMS = (
     ),
     Claim(
         "regularisation-weakens-tie",
-        "figure1",
+        ("figure1",),
         "Strong regularisation weakens the tie between SI and SOS on CIFAR's tasks 2-6.",
         "drop of the correlation from task 1, mean of the later tasks",
         over_tasks(drop_after_first),
@@ -103,7 +103,7 @@ CLAIMS = (
     *(
         Claim(
             f"control-restores-tie-{name}",
-            "figure1",
+            ("figure1",),
             f"With less regularisation ({control}) the correlation of SI with SOS is again close to one on every task.",
             "correlation of SI with SOS, lowest task",
             lowest(partial(control_correlations, control=control)),
@@ -113,7 +113,7 @@ CLAIMS = (
     ),
     Claim(
         "rescaling-without-effect-on-p-mnist",
-        "before-rescaling",
+        ("before-rescaling",),
         "Rescaling has close to no effect on Permuted MNIST.",
         "change of a correlation with SOS, largest over SI, SIB, SIU and tasks",
         highest(partial(effect_of_rescaling, benchmark="P-MNIST")),
@@ -122,7 +122,7 @@ CLAIMS = (
     *(
         Claim(
             f"without-top-{name.lower()}",
-            "without-top",
+            ("without-top",),
             f"Without the 5 % of weights with the highest SIU, the correlation of {name} with SOS is "
             f"{WITHOUT_TOP[name]} (CIFAR, task 1, before rescaling).",
             f"correlation of {name} with SOS, task 1",
@@ -140,7 +140,7 @@ CLAIMS = (
     *(
         Claim(
             f"{assumption.lower()}-{benchmark.lower()}",
-            "figure2",
+            ("figure2",),
             f"({assumption}) MAS is nearly proportional to {label(other)} on every task of {benchmark}: the paper has "
             f"correlations {paper}.",
             f"correlation of MAS with {label(other)}, lowest task",

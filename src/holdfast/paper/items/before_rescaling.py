@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from holdfast.paper.item import PaperItem
 from holdfast.paper.items.figure2 import runs
 from holdfast.paper.measured import correlations, negative_shares
-from holdfast.paper.panels import Panel, figure_of, lines_over_tasks, panel_or_reason
+from holdfast.paper.panels import Panel, correlations_over_tasks, figure_of, lines_over_tasks, panel_or_reason
 from holdfast.paper.presets import BENCHMARKS, Benchmark
 from holdfast.paper.results import Results
 from holdfast.report import Item
@@ -30,9 +30,9 @@ def _panel(results: Results, benchmark: Benchmark, what: str) -> Panel:
     def make() -> Panel:
         if what == "negative importances":
             shares = {name: negative_shares(results, benchmark, name) for name in _MEASURES}
-            return lines_over_tasks(title, shares, y_label="share of weights", least=None)
+            return lines_over_tasks(title, shares, y_label="share of weights")
         found = {name: correlations(results, benchmark, name, "SOS", when="before") for name in _MEASURES}
-        return lines_over_tasks(title, found, y_label=what, least=0.0)
+        return correlations_over_tasks(title, found, y_label=what)
 
     return panel_or_reason(title, make)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from holdfast.experiments import Spec
-from holdfast.paper.clouds import scatter_panel
+from holdfast.paper.clouds import scatter_panel, shown_weights
 from holdfast.paper.correlation_panels import correlation_panel
 from holdfast.paper.item import PaperItem
 from holdfast.paper.panels import figure_of
@@ -14,8 +14,9 @@ from holdfast.report import Item
 
 _CAPTION = (
     "MAS and the square root of the Fisher. Left: Pearson correlations of MAS with MASX, AF and √Fisher after each "
-    "task. Right of it: MAS against AF and √Fisher, one point a weight; on a straight line through the origin, one "
-    "measure is a multiple of the other."
+    "task, over all protected weights; bars are standard errors over {repetitions} repetitions. Right of it: MAS "
+    "against AF and √Fisher in the first of them, one point a weight, {points} random weights; on a straight line "
+    "through the origin, one measure is a multiple of the other."
 )
 
 
@@ -36,7 +37,9 @@ def draw(results: Results) -> Sequence[Item]:
             scatter_panel(results, benchmark, "sqrtFisher", "MAS"),
         )
     ]
-    return [figure_of("figure2", _CAPTION, panels, columns=3)]
+    points = " and ".join(dict.fromkeys(shown_weights(results, benchmark) for benchmark in benchmarks))
+    caption = _CAPTION.format(repetitions=results.preset.repetitions, points=points)
+    return [figure_of("figure2", caption, panels, columns=3)]
 
 
 ITEM = PaperItem("figure2", "Figure 2: MAS and √Fisher", runs, draw)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 
 from holdfast.analysis.statistics import shares_at_least
@@ -43,7 +42,11 @@ def _through_training(results: Results) -> Panel:
         axes.set_ylabel("squared norm")
         axes.legend()
 
-    rows = [(name, None, float(np.mean(seen[name])), None, len(seen[name])) for name in ("noise", "full", "ratio")]
+    rows = [
+        (name, int(step), float(value), None, 1)
+        for name in ("noise", "full")
+        for step, value in zip(seen["step"][::every], seen[name][::every], strict=True)
+    ]
     return Panel("Through training", show, tuple(rows))
 
 
@@ -58,7 +61,7 @@ def _shares(results: Results) -> Panel:
         axes.set_xlabel("ratio of noise to full gradient")
         axes.set_ylabel("share of steps at or above it")
 
-    rows = [(f"at least {ratio:g}", None, share, None, 1) for ratio, share in zip(RATIOS, shares, strict=True)]
+    rows = [("share of steps", ratio, share, None, 1) for ratio, share in zip(RATIOS, shares, strict=True)]
     return Panel("Share of steps", show, tuple(rows))
 
 

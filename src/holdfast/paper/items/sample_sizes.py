@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from holdfast.paper.item import PaperItem
 from holdfast.paper.items.figure2 import runs
 from holdfast.paper.measured import correlations
-from holdfast.paper.panels import Panel, figure_of, lines_over_tasks, panel_or_reason
+from holdfast.paper.panels import Panel, correlations_over_tasks, figure_of, panel_or_reason
 from holdfast.paper.presets import BENCHMARKS, Benchmark
 from holdfast.paper.results import Results
 from holdfast.paper.runs import MANY_SAMPLES
@@ -28,7 +28,7 @@ def _panel(results: Results, benchmark: Benchmark) -> Panel:
 
     def make() -> Panel:
         found = {name: correlations(results, benchmark, name, MANY_SAMPLES) for name in ("AF", "MAS", "SI")}
-        return lines_over_tasks(title, found, y_label=f"correlation with AF ({stage.many_samples})", least=0.0)
+        return correlations_over_tasks(title, found, y_label=f"correlation with AF ({stage.many_samples})")
 
     return panel_or_reason(title, make)
 

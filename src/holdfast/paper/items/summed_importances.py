@@ -4,38 +4,26 @@ from collections.abc import Sequence
 
 from holdfast.paper.item import PaperItem
 from holdfast.paper.items.figure2 import runs
-from holdfast.paper.measured import full_paths, loss_decreases, raw_sums
-from holdfast.paper.panels import Panel, figure_of, lines_over_tasks, panel_or_reason
-from holdfast.paper.presets import BENCHMARKS, Benchmark
+from holdfast.paper.panels import figure_of
+from holdfast.paper.presets import BENCHMARKS
 from holdfast.paper.results import Results
+from holdfast.paper.sums import sums_over_tasks
 from holdfast.report import Item
 
 
 def draw(results: Results) -> Sequence[Item]:
     """Return the figure."""
-    steps = " and ".join(str(results.preset.stages[benchmark].path_steps) for benchmark in BENCHMARKS)
+    preset = results.preset
+    steps = " and ".join(str(preset.stages[benchmark].path_steps) for benchmark in BENCHMARKS)
     caption = (
-        "Importances summed over all weights on every task, before rescaling, and the decrease in loss that they are "
-        "meant to track. What SI has beyond SIU is its bias. The full gradient was computed at some random steps, "
-        f"{steps} of each task on the two benchmarks: unbiased, with a scatter that the error bars contain."
+        "Importances summed over all protected weights on every task, before rescaling, and the decrease in loss that "
+        "they are meant to track. What SI has beyond SIU is its bias. Where each task has a head of its own, the head "
+        "is not protected and has no importance, though it lowers the loss as well: the full gradient is shown without "
+        f"and with it. It was computed at random steps, {steps} of each task on the two benchmarks: unbiased, with a "
+        f"scatter that the error bars contain. They are standard errors over {preset.repetitions} repetitions."
     )
-    panels = [_panel(results, benchmark) for benchmark in BENCHMARKS]
-    return [figure_of("summed-importances", caption, panels, columns=2)]
-
-
-def _panel(results: Results, benchmark: Benchmark) -> Panel:
-    title = results.preset.stages[benchmark].title
-
-    def make() -> Panel:
-        series = {
-            "SI": raw_sums(results, benchmark, "SI"),
-            "SIU": raw_sums(results, benchmark, "SIU"),
-            "full gradient": full_paths(results, benchmark),
-            "decrease in loss": loss_decreases(results, benchmark),
-        }
-        return lines_over_tasks(title, series, y_label="sum over all weights", least=None)
-
-    return panel_or_reason(title, make)
+    panels = [sums_over_tasks(results, benchmark) for benchmark in BENCHMARKS]
+    return [figure_of("summed-importances", caption, panels, columns=2, size=(8.0, 3.4))]
 
 
 ITEM = PaperItem("summed-importances", "Appendix: summed importances on every task", runs, draw)

@@ -9,17 +9,18 @@ from holdfast.paper.item import PaperItem
 from holdfast.paper.presets import Preset
 from holdfast.paper.results import Results
 from holdfast.paper.runs import rows_of_runs
+from holdfast.paper.wording import large_batches, strengths
 from holdfast.report import Item
 
 _CAPTION = (
     "Test accuracies: mean and standard error of the average accuracy over all tasks after the last, in per cent, "
-    "beside the paper's. SI(2048) and SOS(2048) have batches eight times as large as usual."
+    "beside the paper's. "
 )
 _DIFFERENCE = " The difference from the paper is in standard errors, those of both sides counted."
 _BESIDE = (
-    "What the text says about further algorithms: MAS on logits, MASX, SOS at batch size 2048 without α, no protection "
-    "at all, all weights held equally (L2) or more with every task (L2-growing), weights held by their magnitude, and "
-    "Split CIFAR with all its tasks. Strengths that nobody has published were searched for on validation data."
+    "What the text says about further algorithms: MAS on logits, MASX, SOS with large batches and without α, no "
+    "protection at all, all weights held equally (L2) or more with every task (L2-growing), weights held by their "
+    "magnitude, and Split CIFAR with all its tasks. "
 )
 
 
@@ -30,10 +31,11 @@ def runs(preset: Preset) -> list[Spec]:
 
 def draw(results: Results) -> Sequence[Item]:
     """Return the table, and the one beside it."""
-    caption = _CAPTION + (_DIFFERENCE if results.preset.name == "paper" else "")
+    preset = results.preset
+    caption = _CAPTION + large_batches(preset) + _DIFFERENCE * (preset.name == "paper")
     return [
         accuracy_table("table1", caption, results, TABLE1),
-        accuracy_table("beside-table1", _BESIDE, results, BESIDE_TABLE1),
+        accuracy_table("beside-table1", _BESIDE + strengths(preset), results, BESIDE_TABLE1),
     ]
 
 

@@ -10,7 +10,7 @@ _PERMUTED_LARGE = {"batch_size": 256, "learning_rate": 0.024}
 _SPLIT_LARGE = {"batch_size": 128, "epochs": 48}
 DIGITS = Preset(
     name="digits",
-    about="The paper in miniature, on 1797 digits of 8×8 pixels: permuted digits in place of Permuted MNIST, and five "
+    about="The paper in miniature, on 1797 digits of 8×8 pixels: permuted digits in place of Permuted MNIST, and "
     "tasks of two digits each in place of Split CIFAR.",
     stages={
         "P-MNIST": Stage(

@@ -20,9 +20,16 @@ PERMUTED_MNIST = Stage(
     seeds=3,
     samples=1000,
     many_samples=30_000,
-    path_steps=500,
+    path_steps=200,
     searched=frozenset(
-        {("L2", "usual"), ("L2-growing", "usual"), ("magnitude", "usual"), ("SI", "SGD"), ("SIU", "SGD")}
+        {
+            ("L2", "usual"),
+            ("L2-growing", "usual"),
+            ("magnitude", "usual"),
+            ("SOS", "large batch, α = 0"),
+            ("SI", "SGD"),
+            ("SIU", "SGD"),
+        }
     ),
 )
 SPLIT_CIFAR = Stage(
@@ -39,7 +46,7 @@ SPLIT_CIFAR = Stage(
     seeds=10,
     samples=500,
     many_samples=5000,
-    path_steps=500,
+    path_steps=200,
 )
 
 PAPER = Preset(

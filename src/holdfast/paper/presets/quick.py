@@ -26,6 +26,7 @@ QUICK = Preset(
                 ("L2", "usual"): Chosen(0.01, reinitialise=False),
                 ("L2-growing", "usual"): Chosen(0.01, reinitialise=False),
                 ("magnitude", "usual"): Chosen(0.5, reinitialise=False),
+                ("SOS", "large batch, α = 0"): Chosen(10.0, reinitialise=True),
                 ("SI", "SGD"): Chosen(0.2, reinitialise=True),
                 ("SIU", "SGD"): Chosen(2.0, reinitialise=True),
             },
