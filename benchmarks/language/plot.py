@@ -21,16 +21,17 @@ DASHES = {"EWC": "--", "L2": ":"}
 def draw(points: Sequence[Point], path: Path) -> None:
     """Write the picture; on white paper, whatever the page's colours."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    ways = [way for way in WAYS if any(point.way == way for point in points)]
     with style("light"):
-        figure = Figure(figsize=(8.2, 4.2))
-        for axes, way in zip(figure.subplots(1, len(WAYS)), WAYS, strict=True):
-            here = [point for point in points if point.way == way]
-            _panel(axes, here)
+        figure = Figure(figsize=(4.1 * max(len(ways), 1.5), 4.2))
+        for axes, way in zip(figure.subplots(1, len(ways), squeeze=False).flat, ways, strict=True):
+            _panel(axes, [point for point in points if point.way == way])
             axes.set_title(NAMES[way])
             axes.set_xlabel("English lost, bits a byte (← better)")
             axes.set_ylabel("Python gained, bits a byte (better →)")
         # One legend for both panels, away from the lines.
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2 + len(MEASURES))
+        shown = axes.get_legend_handles_labels()
+        figure.legend(*shown, loc="outside upper center", ncols=2 + len(MEASURES), fontsize="small")
         with whole_file(path) as file:
             figure.savefig(file, format="png", dpi=170, metadata={"Software": None})
 
