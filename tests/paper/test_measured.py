@@ -1,8 +1,11 @@
+import shutil
+
 import numpy as np
 import pytest
 
+from holdfast.experiments import Store
 from holdfast.paper import measured
-from holdfast.paper.results import NotMeasuredError
+from holdfast.paper.results import NotMeasuredError, Results
 from holdfast.paper.runs import control_runs, correlation_runs
 
 pytestmark = pytest.mark.slow
@@ -50,5 +53,22 @@ def test_each_task_is_averaged_over_runs():
 
 
 def test_what_was_not_measured_is_named(nothing):
-    with pytest.raises(NotMeasuredError, match="none of the 2 runs on split-digits that look at path"):
+    with pytest.raises(NotMeasuredError, match="none of the 2 runs on split-digits that look at path has finished"):
         measured.full_paths(nothing, "CIFAR")
+
+
+def test_a_store_without_what_was_seen_is_as_good_as_one_without_the_runs(results, tmp_path):
+    store = Store(tmp_path / "store")
+    for spec in correlation_runs(results.preset, "CIFAR"):
+        store.run_folder(spec.id).mkdir(parents=True)
+        shutil.copy(results.store.run_folder(spec.id) / "result.json", store.run_folder(spec.id))
+    with pytest.raises(NotMeasuredError, match="that look at path has left in the store what it saw"):
+        measured.full_paths(Results(store, results.preset), "CIFAR")
+
+
+def test_heads_have_a_part_of_the_path_where_tasks_have_heads(results):
+    tasks = seen(results, correlation_runs(results.preset, "CIFAR"), "path")
+    expected = [[task["head_path"] for task in run] for run in tasks]
+    np.testing.assert_array_equal(measured.head_paths(results, "CIFAR"), expected)
+    assert measured.head_paths(results, "CIFAR").all()
+    assert not measured.head_paths(results, "P-MNIST").any()

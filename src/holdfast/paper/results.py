@@ -76,11 +76,16 @@ class Results:
         return estimate(found)
 
     def observed(self, specs: Sequence[Spec], probe: str) -> list[dict[str, Any]]:
-        """Return what a probe saw in each finished run; at least one has finished."""
-        found = [self._observed(result.spec.id)[probe] for result in self.finished(specs)]
+        """Return what a probe saw in each finished run; at least one has finished.
+
+        What was seen is large, so that a store may be passed on without it: such a run counts as not made.
+        """
+        seen = [self._observed(result.spec.id) for result in self.finished(specs)]
+        found = [each[probe] for each in seen if probe in each]
         if not found:
             where = specs[0].scenario
-            raise NotMeasuredError(f"none of the {len(specs)} runs on {where} that look at {probe} has finished")
+            why = "has left in the store what it saw" if seen else "has finished"
+            raise NotMeasuredError(f"none of the {len(specs)} runs on {where} that look at {probe} {why}")
         return found
 
     def _read(self, spec: Spec) -> Result | None:
