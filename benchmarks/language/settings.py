@@ -35,8 +35,8 @@ class Settings:
     python_steps: int = 250
     python_batch: int = 32
     python_rate: dict[str, float] = field(default_factory=lambda: {"full": 5e-4, "lora": 3e-3})
-    looks: int = 5
-    """How often the losses are measured while Python is taught."""
+    looks: int = 1
+    """How often the losses are measured while Python is taught, the end included."""
 
     windows: int = 512
     """Pieces of ``context`` bytes of each language that losses are measured on."""

@@ -12,6 +12,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.training.plain import PlainRun
 from holdfast.training.settings import Settings
 from tests.analysis.helpers import SETTINGS, gradient_of_each, loss_over_all, observed_learner, weights_of
+from tests.training import helpers
 from tests.training.helpers import finish
 
 LONGER = dataclasses.replace(SETTINGS, epochs=5)
@@ -48,6 +49,21 @@ def test_against_the_definition(own_heads):
         assert (entry["sampled"], entry["steps"]) == (6, 6)
         assert entry["loss_before"] == pytest.approx(loss_over_all(models[task, 0], learner, task))
         assert entry["loss_after"] == pytest.approx(loss_over_all(models[task, 6], learner, task))
+
+
+def test_parameters_have_the_names_of_the_bare_network():
+    """A guard knows those of a compiled part by them."""
+    found = []
+    for wrap in (lambda body: body, lambda body: torch.compile(body, backend="eager")):
+        scenario = helpers.make_scenario(3, True, torch.float64)
+        model = helpers.make_model(scenario, False).double()
+        model.body = wrap(model.body)
+        learner = helpers.make_learner(
+            settings=SETTINGS, seed=3, scenario=scenario, model=model, observers={"path": Path(seed=3)}
+        )
+        found.append(finish(PlainRun(learner)).learner.observations["path"]["tasks"][0])
+    assert found[0]["full_path"] == pytest.approx(found[1]["full_path"])
+    assert found[0]["head_path"] == pytest.approx(found[1]["head_path"])
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -245,16 +245,28 @@ def test_an_optimiser_of_frozen_parameters_may_come_with_others():
     assert float(guard.consolidate()["SOS"].importance["0.weight"].max()) > 0
 
 
-def test_what_an_attached_optimiser_has_not_moved_is_told():
+def test_what_waits_for_its_turn_is_no_oversight(recwarn):
+    """Heads have optimisers of their own, each at rest in all tasks but one; a body is frozen while a head warms up."""
     model = net()
     guard = holdfast.Consolidator(model, holdfast.SOS())
     body, head = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))
     guard.attach(body, head)
     train(model, head)
-    with pytest.warns(
-        holdfast.HoldfastWarning, match="SOS saw no step of '0.weight' and 1 other protected parameter in"
-    ):
-        guard.consolidate()
+    guard.consolidate()
+    model[0].requires_grad_(False)
+    guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not recwarn
+
+
+def test_a_warning_that_is_an_error_leaves_nothing_attached():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.SOS())
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with pytest.raises(holdfast.HoldfastWarning, match="No attached optimiser trains"):
+        guard.attach(optimizer)
+    before = model[0].weight.clone()
+    train(model, optimizer, steps=1)
+    assert not torch.equal(model[0].weight, before) and not guard.path.steps
 
 
 def test_a_guard_whose_parameters_are_all_frozen_says_that_it_holds_nothing():

@@ -1,10 +1,12 @@
 """Importances have the digits of the parameters, whoever enters autocast, and autocast is as before afterwards."""
 
+import _thread
 import threading
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from holdfast.importance.autocast import autocast_off
 from holdfast.importance.engine import sample_importance
@@ -84,6 +86,17 @@ def test_a_model_that_needs_autocast_is_told_why_it_fails():
     assert not any("autocast" in note for note in raised.value.__notes__)
 
 
+def test_an_error_about_something_else_is_not_put_down_to_autocast():
+    class Full(Inside):
+        def forward(self, x):
+            super().forward(x)
+            raise RuntimeError("not enough memory")
+
+    with pytest.raises(RuntimeError, match="not enough memory") as raised:
+        fisher(Full(), torch.randn(6, 8))
+    assert not any("autocast" in note for note in getattr(raised.value, "__notes__", ()))
+
+
 def test_other_threads_keep_theirs_and_regions_may_overlap():
     model, found = nn.Linear(2, 2), {}
     entered, leave = threading.Event(), threading.Event()
@@ -108,4 +121,30 @@ def test_other_threads_keep_theirs_and_regions_may_overlap():
     leave.set()
     thread.join()
     assert found == {"untouched": True, "measuring": False}
+    assert_autocast_works()
+
+
+class Checkpointed(Inside):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def test_what_is_checkpointed_is_computed_again_in_a_thread_of_torchs_own():
+    """Where the backward pass of a GPU runs; here, one that Python's threading has not started either."""
+    model, inputs, found = Checkpointed(), torch.randn(6, 8), []
+    done = threading.Event()
+
+    def backward():
+        try:
+            found.extend(torch.autograd.grad(outputs.sum(), list(model.parameters())))
+        finally:
+            done.set()
+
+    with autocast_off(model):
+        outputs = model(inputs)
+        _thread.start_new_thread(backward, ())
+        assert done.wait(10)
+    plain = Plain()
+    expected = torch.autograd.grad(plain(inputs).sum(), list(plain.parameters()))
+    torch.testing.assert_close(found, list(expected))
     assert_autocast_works()

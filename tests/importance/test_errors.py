@@ -110,6 +110,7 @@ def test_gradients_that_overflow():
         ((X[:, :-1], X[:, 1:]), "Batches of type tuple of Tensor, Tensor"),
         ((X, X + 1, Y), "Batches of type tuple of Tensor, Tensor, Tensor"),
         (({"x": X}, Y), "Batches of type tuple of dict, Tensor"),
+        ([X, Y], r"Batches of type list of Tensor, Tensor; expected.*\[batch\]"),
         (5, "Batches of type int"),
         (TensorDataset(X, Y), r"TensorDataset, a data set of single samples.*DataLoader\(dataset"),
     ],

@@ -300,7 +300,7 @@ def test_a_checkpoint_without_a_guard_takes_a_state_that_is_written_into_it(tmp_
     checkpoint = tmp_path / "checkpoint-4"
     guard.save(checkpoint / STATE_NAME)
     model, restored = guarded(holdfast.Fisher())
-    with pytest.raises(holdfast.StateError, match="and name it there"):  # there is nothing to tell it from others by
+    with pytest.raises(holdfast.StateError, match="neither this callback's mark nor logs"):
         train(tmp_path, restored, model, resume=True, max_steps=6, **QUIET)
     train(tmp_path, restored, model, resume=True, max_steps=6, resume_from_checkpoint=str(checkpoint), **QUIET)
     assert_same(restored.importance, guard.importance)

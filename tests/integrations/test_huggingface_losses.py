@@ -216,6 +216,8 @@ def test_the_decoder_reads_what_the_models_own_loss_lets_it_read(build):
     assert_agrees(found, dict(zip(names, totals, strict=True)), 1e-6)
     given = {**batch, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])}
     assert_agrees(holdfast.Fisher(labels="true").measure(model, [given]), found, 1e-12)
+    pair = {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
+    assert_agrees(holdfast.Fisher(labels="true").measure(model, [pair]), found, 1e-12)
     guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"))
     guard.consolidate([batch])
     assert_agrees(guard.importance, found, 1e-12)

@@ -77,8 +77,8 @@ def loader(seed):
     return DataLoader(TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()), batch_size=4)
 
 
-def two_tasks(module, measure, protect, callbacks):
-    guard = holdfast.Consolidator(module, measure, strength=3.0, protect=protect)
+def two_tasks(module, measure, protect, callbacks, strength=3.0):
+    guard = holdfast.Consolidator(module, measure, strength=strength, protect=protect)
     quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
     for seed in (1, 2):
         fit = lightning_pytorch.Trainer(
@@ -106,3 +106,26 @@ def test_what_is_frozen_for_a_while_is_measured_and_held_as_if_it_had_been_named
     for name, omega in named.importance.items():
         assert torch.equal(guard.importance[name], omega), name
         assert torch.equal(guard.anchor[name], named.anchor[name]), name
+
+
+@pytest.mark.parametrize("measure", ["SI", "SOS", "EWC"])
+def test_a_backbone_that_alone_is_protected_is_waited_for(measure):
+    """No optimiser has any of it when training starts; unheld, both go the same way."""
+    callbacks = CASES["BackboneFinetuning"][1]
+    alone, all_of_it = (two_tasks(Module(), measure, protect, callbacks, 0.0) for protect in ("backbone.*", "*"))
+    assert alone.tasks == 2
+    assert set(alone.importance) == {"backbone.0.weight", "backbone.0.bias"}
+    for name, omega in alone.importance.items():
+        assert float(omega.max()) > 0
+        assert torch.equal(omega, all_of_it.importance[name]), name
+
+
+def test_a_class_of_guards_makes_them():
+    class Guard(holdfast.Consolidator):
+        def __init__(self, module):
+            super().__init__(module, "SOS")
+
+    assert HoldfastCallback(Guard)
+    for wrong in (holdfast.SOS, holdfast.Consolidator):
+        with pytest.raises(holdfast.ConfigurationError, match="A guard of the class"):
+            HoldfastCallback(wrong)

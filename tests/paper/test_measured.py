@@ -7,6 +7,7 @@ from holdfast.experiments import Store
 from holdfast.paper import measured
 from holdfast.paper.results import NotMeasuredError, Results
 from holdfast.paper.runs import control_runs, correlation_runs
+from holdfast.paper.sums import sums_over_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -72,3 +73,17 @@ def test_heads_have_a_part_of_the_path_where_tasks_have_heads(results):
     np.testing.assert_array_equal(measured.head_paths(results, "CIFAR"), expected)
     assert measured.head_paths(results, "CIFAR").all()
     assert not measured.head_paths(results, "P-MNIST").any()
+
+
+def test_runs_from_before_heads_were_looked_at_still_have_sums(results):
+    before = Results(results.store, results.preset)
+    for spec in correlation_runs(results.preset, "CIFAR"):
+        found = results.store.observations(spec.id)
+        for entry in found["path"]["tasks"]:
+            del entry["head_path"]
+        before._observations[spec.id] = found
+    with pytest.raises(NotMeasuredError, match="heads' part of the path was not looked at"):
+        measured.head_paths(before, "CIFAR")
+    assert {row[0] for row in sums_over_tasks(before, "CIFAR").rows} == {
+        *("SI", "SIU", "full gradient", "decrease in loss")
+    }

@@ -10,6 +10,7 @@ from holdfast.analysis.probe import Probe
 from holdfast.analysis.sampling import estimate_total, stratified_sample
 from holdfast.consolidation import TaskImportance
 from holdfast.errors import ConfigurationError
+from holdfast.importance.naming import named_parameters
 from holdfast.training import Learner
 
 
@@ -53,7 +54,7 @@ class Path(Probe):
 
     def before_step(self, learner: Learner, task: int, step: int) -> None:
         """Compute ∇L(θ_t), and keep θ_t: the parameters themselves change in place."""
-        parameters = dict(learner.model.named_parameters())
+        parameters = dict(named_parameters(learner.model))
         self._gradient = full_gradient(learner, task, parameters)
         self._before = {name: p.detach().clone() for name, p in parameters.items()}
 
@@ -61,7 +62,7 @@ class Path(Probe):
         """Note −∇L·Δ, of protected weights and of the others."""
         products = {
             name: -(self._gradient[name] * (p.detach().double() - self._before[name].double())).sum()
-            for name, p in learner.model.named_parameters()
+            for name, p in named_parameters(learner.model)
         }
         protected = torch.stack([products.pop(name) for name in learner.guard.parameters]).sum().item()
         entry = self.tasks[-1]

@@ -19,7 +19,7 @@ from holdfast.consolidation.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.consolidation.measuring import measure_task
 from holdfast.consolidation.memory import Memory
 from holdfast.consolidation.optimizers import check_optimizer, ids, innermost, trained_by
-from holdfast.consolidation.oversights import warn_of_unobserved, warn_of_unowned, warn_unless_anchored_is_trained
+from holdfast.consolidation.oversights import warn_of_unowned, warn_unless_anchored_is_trained
 from holdfast.consolidation.penalty import penalty_value
 from holdfast.consolidation.rank_gradients import CommHook, RankGradients
 from holdfast.consolidation.selection import Protect, Selection
@@ -187,6 +187,11 @@ class Consolidator:
         frozen = self._memory.frozen if any(_trains(optimizer, protected) for optimizer in optimizers) else {}
         for optimizer in optimizers:
             check_optimizer(optimizer, self._memory.parameters, frozen)
+        # Before anything is hooked: a warning may be an error to the caller.
+        owned = self._owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
+        warn_of_unowned(self._memory, owned)
+        if hold and self._memory.anchor and self._memory.strength:
+            warn_unless_anchored_is_trained(self._memory, owned)
         given = {id(optimizer): optimizer for optimizer in optimizers}
         live = []
         for ref, handles in self._hooks:
@@ -201,9 +206,6 @@ class Consolidator:
         self._hooks = live
         if self._watcher.rank_gradients is not None:
             self._watcher.rank_gradients.active = True
-        warn_of_unowned(self._memory, self._owned())
-        if hold and self._memory.anchor and self._memory.strength:
-            warn_unless_anchored_is_trained(self._memory, self._owned())
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
@@ -391,8 +393,6 @@ class Consolidator:
         memory = self._memory
         memory.ranks.together(memory.refresh)
         memory.refuse_unless_ranks_agree()
-        if self._watcher.path_measures:
-            warn_of_unobserved(memory, self._owned(), self._watcher.path_measures)
         found = measure_task(memory, batches, forward)
         totals = memory.ranks.together(lambda: self._new_totals(found))
         anchor = memory.ranks.together(self._new_anchor)

@@ -1,7 +1,7 @@
-"""What users overlook: parameters that are trained and not watched, or held and not trained. Warnings, not errors."""
+"""What users overlook: parameters that no optimiser trains, or that are held and not trained. Warnings, not errors."""
 
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from holdfast.consolidation.memory import Memory
 from holdfast.errors import HoldfastWarning
@@ -31,13 +31,13 @@ def warn_unless_anchored_is_trained(memory: Memory, owned: Collection[int]) -> N
     """Warn if the penalty acts on nothing that moves, or on less than was consolidated."""
     here = {name: p for name, p in memory.parameters.items() if name in memory.anchor}
     gone = [name for name in memory.anchor if name not in here]
-    if not any(p.requires_grad and id(p) in owned for p in here.values()):
+    if not any(id(p) in owned for p in here.values()):  # frozen ones may be thawed yet
         warnings.warn(
             f"The attached optimisers train other parameters than the {len(memory.anchor)} consolidated ones (such as "
-            f"{next(iter(memory.anchor))!r}), which are frozen, left out, or no longer in the model under their names: "
-            "as long as that is so, the penalty holds nothing back. A guard of a base model does not hold an adapter, "
-            "through which the network changes all the same: make the guard from the adapted model, after "
-            "get_peft_model, with protect='*lora_*', and consolidate it with proxy data.",
+            f"{next(iter(memory.anchor))!r}), which are left out, or no longer in the model under their names: as long "
+            "as that is so, the penalty holds nothing back. A guard of a base model does not hold an adapter, through "
+            "which the network changes all the same: make the guard from the adapted model, after get_peft_model, "
+            "with protect='*lora_*', and consolidate it with proxy data.",
             HoldfastWarning,
             stacklevel=_CALLER,
         )
@@ -48,21 +48,6 @@ def warn_unless_anchored_is_trained(memory: Memory, owned: Collection[int]) -> N
             "taken away on purpose, call forget(name).",
             HoldfastWarning,
             stacklevel=_CALLER,
-        )
-
-
-def warn_of_unobserved(memory: Memory, owned: Collection[int], measures: Iterable[str]) -> None:
-    """Warn of parameters that attached optimisers train, and of which path measures have not seen a single step."""
-    unobserved = [
-        name for name, p in memory.parameters.items() if name not in memory.steps and p.requires_grad and id(p) in owned
-    ]
-    if memory.steps and unobserved:
-        warnings.warn(
-            f"{', '.join(measures)} saw no step of {_and_others(unobserved)} in this task, so the task adds nothing to "
-            "the importance there. If there were steps, their optimiser was not attached at the time: give attach() "
-            "all optimisers before training. If not, freeze what is not trained.",
-            HoldfastWarning,
-            stacklevel=_CALLER + 1,  # past consolidate(), which torch wraps
         )
 
 

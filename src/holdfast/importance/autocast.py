@@ -5,6 +5,7 @@ and so do some models as they are written. Leaving the region that the caller is
 """
 
 import contextlib
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ _without: Counter[int] = Counter()
 _asked: set[int] = set()
 """The threads that asked for autocast in such a region, and did not get it."""
 
+_OF_PRECISION = re.compile(r"dtype|same type|scalar type|half|float16|fp16|bf16", re.IGNORECASE)
 _NOTE = (
     "Importances are measured without autocast, also where the model or a wrapper around it enters it, so that they "
     "have the digits of the parameters. A model that needs autocast to work, since it converts to 16 bits by itself or "
@@ -54,7 +56,7 @@ def _never_on() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if thread in _asked and not isinstance(error, HoldfastError):
+        if thread in _asked and not isinstance(error, HoldfastError) and _OF_PRECISION.search(str(error)):
             error.add_note(_NOTE)
         raise
     finally:
@@ -86,6 +88,9 @@ class _Switch:
         thread = threading.get_ident()
         if enabled and thread in _without:
             _asked.add(thread)
+            enabled = False
+        elif enabled and isinstance(threading.current_thread(), threading._DummyThread):  # noqa: SLF001
+            # One of torch's own: a GPU's backward pass runs there, and with it what was checkpointed, once more.
             enabled = False
         self.original(device_type, enabled)
 

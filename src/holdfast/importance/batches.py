@@ -90,13 +90,13 @@ class BatchReader:
 
     def _completed(self, batch: Batch) -> Batch:
         """Return a batch as it is measured, given one whose labels lie where a language model's own loss wants them."""
-        if not batch.named or self._model is None or self._writer is None:
+        if self._model is None or self._writer is None:
             return batch
-        if not has_encoder(self._writer):
-            return replace(batch, targets=next_token_labels(batch.inputs, batch.targets))
-        if batch.targets is None:
-            return batch
-        return replace(batch, inputs=with_decoder_inputs(self._model, self._writer, batch.inputs, batch.targets))
+        if has_encoder(self._writer):
+            if not isinstance(batch.inputs, Mapping) or batch.targets is None:
+                return batch
+            return replace(batch, inputs=with_decoder_inputs(self._model, self._writer, batch.inputs, batch.targets))
+        return replace(batch, targets=next_token_labels(batch.inputs, batch.targets)) if batch.named else batch
 
 
 def read_batch(batch: Any, device: torch.device) -> Batch:
@@ -128,31 +128,38 @@ def check_batches(batches: object) -> Iterable[Any]:
             f"Batches of type {given}, a data set of single samples; expected batches of them: DataLoader(dataset, "
             "batch_size=32), or batch_size=None for a data set of batches."
         )
-    is_one = isinstance(batches, Tensor | Mapping | str) or (isinstance(batches, tuple) and _is_one_batch(batches))
+    is_one = isinstance(batches, Tensor | Mapping | str) or (isinstance(batches, list | tuple) and _is_one(batches))
     if is_one or not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
-        of = f" of {', '.join(type(part).__name__ for part in batches[:3])}" if isinstance(batches, tuple) else ""
+        if isinstance(batches, list | tuple):
+            given += f" of {', '.join(type(part).__name__ for part in batches[:3])}"
+        more = " A tuple of unlabelled batches has to be a list." if isinstance(batches, tuple) else ""
         raise BatchError(
-            f"Batches of type {given}{of}; expected an iterable of batches, such as a DataLoader. Put a single batch "
-            "into a list: [batch]."
+            f"Batches of type {given}; expected an iterable of batches, such as a DataLoader. Put a single batch "
+            f"into a list: [batch].{more}"
         )
     return cast("Iterable[Any]", batches)
 
 
-def _is_one_batch(given: tuple[Any, ...]) -> bool:
-    """Whether a tuple is a single batch such as (inputs, targets).
+def _is_one(given: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether this is a single batch such as (inputs, targets).
 
-    One that holds a tensor is, unless all of it is one tensor cut into pieces, as by ``split`` and ``chunk``.
+    A tuple that holds a tensor is, unless all of it is one tensor cut into pieces, as by ``split`` and ``chunk``. So is
+    a list of tensors of different kinds with as many samples each, as a DataLoader yields it.
     """
     if len(given) < 2 or not any(isinstance(part, Tensor) for part in given):
         return False
-    return not all(itertools.starmap(_follows, itertools.pairwise(given)))
+    if isinstance(given, tuple):
+        return not all(itertools.starmap(_follows, itertools.pairwise(given)))
+    if not all(isinstance(part, Tensor) and part.ndim > 0 for part in given):
+        return False
+    return len({len(part) for part in given}) == 1 and len({(part.dtype, part.ndim) for part in given}) > 1
 
 
 def _follows(first: Any, second: Any) -> bool:
     """Whether the second of two tensors begins in memory where the first one ends."""
-    if not all(isinstance(part, Tensor) and part.ndim > 0 for part in (first, second)) or first.dtype != second.dtype:
+    if not all(isinstance(part, Tensor) and part.ndim > 0 and part.layout is torch.strided for part in (first, second)):
         return False
-    same = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    same = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() and first.dtype == second.dtype
     return same and bool(second.storage_offset() == first.storage_offset() + len(first) * first.stride(0))
 
 

@@ -214,8 +214,8 @@ class LogLikelihood(PositionScore):
         """Return rows over labels; the exact Fisher of several positions is the sum of theirs."""
         classes = z.shape[-1]
         if self.labels == "exact":
-            _refuse_endless(z.shape[1], classes, classes - (phi.name == "square"))
             if phi.name == "square":
+                self._refuse_endless(z.shape[1], classes, classes - 1)
                 # Cross terms of different positions have mean 0, so the joint Fisher is the sum over positions.
                 return classes - 1, lambda i, j, places: Softmax(z[:, places]).factor(i, j).movedim(-2, 0), True
             if z.shape[1] > 1 and self.positions == "joint":
@@ -223,6 +223,7 @@ class LogLikelihood(PositionScore):
                     f"An exact mean of |gradient| over the joint labels of {z.shape[1]} positions has "
                     f"{classes}^{z.shape[1]} terms. Use labels='sampled', or positions='separate'."
                 )
+            self._refuse_endless(z.shape[1], classes, classes)
 
             def every_label(start: int, stop: int, places: slice) -> Tensor:
                 softmax = Softmax(z[:, places])
@@ -243,6 +244,17 @@ class LogLikelihood(PositionScore):
             return gradients.mul_(weight).movedim(-2, 0)
 
         return chosen.shape[-1], chosen_labels, False
+
+    def _refuse_endless(self, places: int, classes: int, rows: int) -> None:
+        """Refuse to go through every label of every position, in so many rows each, where there is no end to them."""
+        passes = places * rows
+        if passes > MOST_PASSES:
+            sampled = "one" if self.positions == "joint" or places == 1 else "one a position"
+            raise ConfigurationError(
+                f"Every one of {classes:,} labels at {places:,} position{'s' if places > 1 else ''}, as labels='exact' "
+                f"has it, takes {passes:,} backward passes for each sample; {MOST_PASSES:,} is the most that is begun. "
+                f"Use labels='sampled', which takes {sampled} and is the same on average."
+            )
 
     def _drawn(self, z: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return labels of every position, drawn from the model, as ``[N, P, draws]``."""
@@ -294,17 +306,6 @@ class OutputNorm(PositionScore):
 
     def __repr__(self) -> str:
         return f"OutputNorm(output={self.output!r}, dominant={self.dominant})"
-
-
-def _refuse_endless(places: int, classes: int, rows: int) -> None:
-    """Refuse to go through every label of every position, in so many rows each, where there is no end to them."""
-    passes = places * rows
-    if passes > MOST_PASSES:
-        raise ConfigurationError(
-            f"Every one of {classes:,} labels at {places:,} position{'s' if places > 1 else ''}, as labels='exact' has "
-            f"it, takes {passes:,} backward passes for each sample; {MOST_PASSES:,} is the most that is begun. Use "
-            "labels='sampled', which takes one and is the same on average."
-        )
 
 
 def _pieces(z: Tensor, rows: int = 1) -> Iterator[slice]:

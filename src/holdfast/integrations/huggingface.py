@@ -31,7 +31,7 @@ except ImportError as error:
         "pip install 'holdfast[huggingface]'"
     ) from error
 
-_KEY = "holdfast"
+_MARK = "holdfast"
 """Where the Trainer's state says which ``train()`` it is of; and in a guard's file, which checkpoint."""
 
 
@@ -73,7 +73,7 @@ class HoldfastCallback(TrainerCallback):
             if state.global_step > 0:
                 self.guard.load_state_dict(_state_to_resume(args, state))
             vars(state)["holdfast_guard"] = self.guard
-            _notes(state)[_KEY] = {"args": {}, "attributes": {"run": secrets.token_hex(8)}}
+            _notes(state)[_MARK] = {"args": {}, "attributes": {"run": secrets.token_hex(8)}}
         join_processes(self.guard)
         optimizer: Optimizer = kwargs["optimizer"]
         self.guard.attach(optimizer)
@@ -88,7 +88,7 @@ class HoldfastCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the guard's state into the checkpoint."""
-        marked = {**self.guard.state_dict(), _KEY: _mark(state)}
+        marked = {**self.guard.state_dict(), _MARK: _mark(state)}
         files.write(_checkpoint(args, state) / STATE_NAME, marked, Ranks(self.guard.group))
 
     def on_train_end(
@@ -124,7 +124,7 @@ def _notes(state: TrainerState) -> dict[str, Any]:
 
 def _mark(state: TrainerState) -> str | None:
     """Return what tells the checkpoint of this state from all others, or ``None`` if it was made without a guard."""
-    run = _notes(state).get(_KEY)
+    run = _notes(state).get(_MARK)
     return None if run is None else f"{run['attributes']['run']}-{state.global_step}"
 
 
@@ -141,7 +141,7 @@ def _state_to_resume(args: TrainingArguments, state: TrainerState) -> dict[str, 
         if not path.is_file() or not _is_of(state, folder, named=bool(given) and folder == candidates[0]):
             continue
         found = files.read(path)
-        if _KEY in found and found[_KEY] != _mark(state):
+        if _MARK in found and found[_MARK] != _mark(state):
             raise StateError(
                 f"The guard's state at {str(path)!r} is not that of the Trainer's state beside it, but of another run "
                 "or step: the checkpoint was written over, and that was interrupted, or files were copied into it. "
@@ -149,6 +149,12 @@ def _state_to_resume(args: TrainingArguments, state: TrainerState) -> dict[str, 
             )
         return found
     wanted = candidates[0] / STATE_NAME
+    if wanted.is_file() and not given and _mark(state) is None and not state.log_history:
+        raise StateError(
+            f"Training resumes at step {state.global_step}, and whether the guard's state at {str(wanted)!r} is of "
+            "this run cannot be told: the checkpoint has neither this callback's mark nor logs. If it is, name its "
+            "folder in TrainingArguments(resume_from_checkpoint=...)."
+        )
     raise StateError(
         f"Training resumes at step {state.global_step}, and there is no guard's state of this run at {str(wanted)!r}. "
         "If the checkpoint lies elsewhere, name its folder in TrainingArguments(resume_from_checkpoint=...). If it was "

@@ -68,6 +68,7 @@ class HoldfastCallback(Callback):
         self._make_guard = None if isinstance(guard, Consolidator) else guard
         self._restored: Mapping[str, Any] | None = None
         self._only_evaluating = False
+        self._waits = False
         self.consolidate_at_end = consolidate_at_end
         self.prepare = prepare
         self.forward = forward
@@ -129,8 +130,16 @@ class HoldfastCallback(Callback):
         self._guard.refresh()
         if self.consolidate_at_end is True and self._sampled:
             self._training_data(trainer)  # what the end would refuse is better refused now
-        owning = [optimizer for optimizer in trainer.optimizers if self._guard.may_attach(optimizer)]
-        self._guard.attach(*(owning or trainer.optimizers))  # which of them own none is the guard's to tell
+        self._waits = False
+        if not self._attach(trainer):
+            self._waits = not any(parameter.requires_grad for parameter in self._guard.parameters.values())
+            if not self._waits:
+                self._guard.attach(*trainer.optimizers)  # what is wrong with them is the guard's to tell
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Attach optimisers that are given what the guard protects only now, as ``BackboneFinetuning`` does."""
+        if self._waits:
+            self._waits = not self._attach(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -172,6 +181,13 @@ class HoldfastCallback(Callback):
             self._restored = state_dict
         else:
             self._guard.load_state_dict(state_dict)
+
+    def _attach(self, trainer: Trainer) -> bool:
+        """Attach the optimisers that train what the guard protects, if there are any."""
+        owning = [optimizer for optimizer in trainer.optimizers if self.guard.may_attach(optimizer)]
+        if owning:
+            self.guard.attach(*owning)
+        return bool(owning)
 
     def _batches(self, trainer: Trainer, batches: Iterable[Any] | None) -> Iterator[Any]:
         """Yield batches as the module's training step would get them, in the form that measures read."""
@@ -224,7 +240,9 @@ _OTHER_PROCESSES = (
 
 def _makes_guards(given: object) -> bool:
     """Whether this may be a function that makes a guard from a module: not a module, a measure's class, or the like."""
-    if not callable(given) or isinstance(given, torch.nn.Module | type):
+    if not callable(given) or isinstance(given, torch.nn.Module):
+        return False
+    if isinstance(given, type) and not issubclass(given, Consolidator):
         return False
     try:
         inspect.signature(given).bind(None)

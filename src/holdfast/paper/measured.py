@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from holdfast.analysis.statistics import Estimate, estimate
 from holdfast.paper.presets import Benchmark, Variant
-from holdfast.paper.results import Results
+from holdfast.paper.results import NotMeasuredError, Results
 from holdfast.paper.runs import control_runs, correlation_runs
 
 Table = NDArray[np.float64]
@@ -47,7 +47,10 @@ def full_paths(results: Results, benchmark: Benchmark) -> Table:
 
 def head_paths(results: Results, benchmark: Benchmark) -> Table:
     """Return the same over the weights that are not protected: those of the heads, where tasks have their own."""
-    return _table(_path_entries(results, benchmark), lambda entry: entry["head_path"])
+    runs = _path_entries(results, benchmark)
+    if any("head_path" not in entry for tasks in runs for entry in tasks):
+        raise NotMeasuredError("the heads' part of the path was not looked at yet when these runs were made")
+    return _table(runs, lambda entry: entry["head_path"])
 
 
 def loss_decreases(results: Results, benchmark: Benchmark) -> Table:

@@ -1,9 +1,11 @@
 """Summed importances: SI, SIU, the full-gradient path integral, and the decrease in loss."""
 
+import contextlib
+
 from holdfast.paper.measured import Table, full_paths, head_paths, loss_decreases, raw_sums
 from holdfast.paper.panels import Panel, bars, lines_over_tasks, panel_or_reason
 from holdfast.paper.presets import Benchmark
-from holdfast.paper.results import Results
+from holdfast.paper.results import NotMeasuredError, Results
 
 _Y_LABEL = "sum of importances, or of loss"
 
@@ -26,13 +28,15 @@ def sums_over_tasks(results: Results, benchmark: Benchmark) -> Panel:
 
 
 def _sums(results: Results, benchmark: Benchmark) -> dict[str, Table]:
-    full, heads = full_paths(results, benchmark), head_paths(results, benchmark)
+    full = full_paths(results, benchmark)
     found = {
         "SI": raw_sums(results, benchmark, "SI"),
         "SIU": raw_sums(results, benchmark, "SIU"),
         "full gradient": full,
         "decrease in loss": loss_decreases(results, benchmark),
     }
-    if heads.any():
-        found["full gradient, heads too"] = full + heads
+    with contextlib.suppress(NotMeasuredError):
+        heads = head_paths(results, benchmark)
+        if heads.any():
+            found["full gradient, heads too"] = full + heads
     return found
