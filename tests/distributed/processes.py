@@ -58,6 +58,7 @@ def _process(rank, size, modules, folder):
             (folder / f"{check.__name__}.{rank}").write_text(traceback.format_exc())
             return  # the other processes are somewhere else now; whatever they wait for will not come
         (folder / f"{check.__name__}.{rank}").write_text("")
+    distributed.barrier()  # gloo may abort a process whose neighbour has left before it
     distributed.destroy_process_group()
 
 
