@@ -47,7 +47,22 @@ def post_until_stopped(mailbox, moment=3):
     return post
 
 
-class Killer:
+class OtherWorkers:
+    """While it is entered, Ray's workers do what ``worker()`` returns."""
+
+    def worker(self):
+        raise NotImplementedError
+
+    def __enter__(self):
+        self._patch = mock.patch.object(ray_executor, "_run_and_post", self.worker())
+        self._patch.start()
+        return self
+
+    def __exit__(self, *_):
+        self._patch.stop()
+
+
+class Killer(OtherWorkers):
     """Kills the worker that makes a run, at some progress of each of its first attempts."""
 
     def __init__(self, folder, spec, *, times=1, progress=4):
@@ -93,21 +108,13 @@ class Killer:
                 self.killed.append(int(self._pipe.read_text()))
                 os.kill(self.killed[-1], signal.SIGKILL)
 
-    def __enter__(self):
-        self._patch = mock.patch.object(ray_executor, "_run_and_post", self.worker())
-        self._patch.start()
-        return self
-
-    def __exit__(self, *_):
-        self._patch.stop()
-
 
 def kill_mailbox():
     """Kill the process of this connection's mailbox."""
     os.kill(ray.get(empty_mailbox().__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
-class MailboxKiller:
+class MailboxKiller(OtherWorkers):
     """Kills the mailbox when one run has finished and another, whose worker waits, is at its fourth progress."""
 
     def __init__(self, folder, finishing, waiting):
@@ -145,11 +152,3 @@ class MailboxKiller:
         if finished and progress == 4 and not self._killed:
             self._killed = True
             kill_mailbox()
-
-    def __enter__(self):
-        self._patch = mock.patch.object(ray_executor, "_run_and_post", self.worker())
-        self._patch.start()
-        return self
-
-    def __exit__(self, *_):
-        self._patch.stop()

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 import holdfast
-from holdfast.importance.next_token import predicts_next_token
+from holdfast.importance.next_token import has_encoder, text_writer
 from tests import oracles
 from tests.integrations import tiny
 
@@ -167,6 +167,11 @@ def test_labels_of_a_tagger_are_not_shifted():
     samples = [({key: value[n : n + 1] for key, value in inputs.items()}, labels[n]) for n in range(3)]
     expected = oracles.importance(model, samples, oracles.joint_true_label, torch.square, logits)
     assert_agrees(holdfast.Fisher(labels="true").measure(model, [{**inputs, "labels": labels}]), expected, 1e-10)
+
+
+def predicts_next_token(model):
+    writer = text_writer(model)
+    return writer is not None and not has_encoder(writer)
 
 
 def test_which_models_shift_their_labels():

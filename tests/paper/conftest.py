@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.experiments import Store, execute
 from holdfast.paper import items_named
-from holdfast.paper.reproduce import runs_of
+from holdfast.paper.item import runs_of
 from holdfast.paper.results import Results
 from tests.paper.tiny import tiny_preset
 

@@ -31,12 +31,6 @@ def has_encoder(writer: nn.Module) -> bool:
     return bool(getattr(getattr(writer, "config", None), "is_encoder_decoder", False))
 
 
-def predicts_next_token(model: nn.Module) -> bool:
-    """Whether this is, or holds, a causal language model: one that generates and has no encoder."""
-    writer = text_writer(model)
-    return writer is not None and not has_encoder(writer)
-
-
 def next_token_labels(inputs: Mapping[str, Any], labels: Tensor | None) -> Tensor | None:
     """Return the label of every position's logits, as ``[N, T]``, with −100 where none counts.
 

@@ -1,7 +1,8 @@
-"""Whether what a user gives as the guard is one."""
+"""What trainers' callbacks ask of the guard that a user gives: whether it is one, and what it measures with."""
 
 from holdfast.consolidation import Consolidator
-from holdfast.errors import ConfigurationError
+from holdfast.errors import BatchError, ConfigurationError
+from holdfast.importance.measures import SampleMeasure
 
 
 def checked_guard(given: object) -> Consolidator:
@@ -13,3 +14,18 @@ def checked_guard(given: object) -> Consolidator:
             "guard = holdfast.Consolidator(model, holdfast.SOS(), strength=...)."
         )
     return given
+
+
+def sample_measures(guard: Consolidator) -> dict[str, SampleMeasure]:
+    """Return the measures that look at data, by name."""
+    return {name: measure for name, measure in guard.measures.items() if isinstance(measure, SampleMeasure)}
+
+
+def refuse_endless_data(guard: Consolidator, instead: str) -> None:
+    """Refuse training data without a length where a measure would go through all of it; ``instead`` says what helps."""
+    for name, measure in sample_measures(guard).items():
+        if measure.sample_limit is None:
+            raise BatchError(
+                f"{name} measures with all of the training data, which has no length and may never end. Say how many "
+                f"samples to take, as in Fisher(samples=500), {instead}."
+            )

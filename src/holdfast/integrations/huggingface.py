@@ -13,11 +13,10 @@ from torch.optim import Optimizer
 
 from holdfast.consolidation import Consolidator, files
 from holdfast.consolidation.distributed import Ranks
-from holdfast.errors import BatchError, ConfigurationError, MissingExtraError, StateError
+from holdfast.errors import ConfigurationError, MissingExtraError, StateError
 from holdfast.importance.batches import Forward
-from holdfast.importance.measures import SampleMeasure
 from holdfast.integrations.checkpoints import STATE_NAME
-from holdfast.integrations.guards import checked_guard
+from holdfast.integrations.guards import checked_guard, refuse_endless_data
 from holdfast.integrations.processes import join_processes
 from holdfast.integrations.statistics import statistics
 
@@ -67,8 +66,12 @@ class HoldfastCallback(TrainerCallback):
                 f"The Trainer has two callbacks of type {type(self).__name__} with different guards, whose states "
                 "would go to one file of a checkpoint. Give it one; a guard takes several measures: watch=[...]."
             )
-        if self.consolidate_at_end is True:
-            self._check_training_data(kwargs["train_dataloader"])
+        if self.consolidate_at_end is True and not has_length(kwargs["train_dataloader"]):
+            refuse_endless_data(
+                self.guard,
+                "or give the batches to measure with: HoldfastCallback(guard, consolidate_at_end=batches), or False to "
+                "leave it",
+            )
         if met is None:
             if state.global_step > 0:
                 self.guard.load_state_dict(_state_to_resume(args, state))
@@ -99,17 +102,6 @@ class HoldfastCallback(TrainerCallback):
             return
         batches = kwargs["train_dataloader"] if self.consolidate_at_end is True else self.consolidate_at_end
         self.guard.consolidate(batches, forward=self.forward)
-
-    def _check_training_data(self, loader: Iterable[Any]) -> None:
-        """Refuse, before training, data that the end of training would measure with for ever."""
-        measures = self.guard.measures.items()
-        unlimited = [name for name, m in measures if isinstance(m, SampleMeasure) and m.sample_limit is None]
-        if unlimited and not has_length(loader):
-            raise BatchError(
-                f"{unlimited[0]} measures with all of the training data, which has no length and may never end. Say "
-                "how many samples to take, as in Fisher(samples=500), or give the batches to measure with: "
-                "HoldfastCallback(guard, consolidate_at_end=batches), or False to leave it."
-            )
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

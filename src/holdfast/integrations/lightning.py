@@ -18,8 +18,7 @@ import torch
 from holdfast.consolidation import Consolidator, TaskImportance
 from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, MissingExtraError, OrderError
 from holdfast.importance.batches import Forward
-from holdfast.importance.measures import SampleMeasure
-from holdfast.integrations.guards import checked_guard
+from holdfast.integrations.guards import checked_guard, refuse_endless_data, sample_measures
 from holdfast.integrations.processes import join_processes
 from holdfast.integrations.statistics import statistics
 
@@ -128,7 +127,7 @@ class HoldfastCallback(Callback):
         self._guard.detach()
         join_processes(self._guard)
         self._guard.refresh()
-        if self.consolidate_at_end is True and self._sampled:
+        if self.consolidate_at_end is True and sample_measures(self._guard):
             self._training_data(trainer)  # what the end would refuse is better refused now
         self._waits = False
         if not self._attach(trainer):
@@ -215,19 +214,8 @@ class HoldfastCallback(Callback):
             )
         if not math.isinf(count):
             return given, int(count)  # with limit_train_batches, fewer than there are
-        for name, measure in self._sampled.items():
-            if measure.sample_limit is None:
-                raise BatchError(
-                    f"{name} measures with all of the training data, which has no length and may never end. Say how "
-                    "many samples to take, as in Fisher(samples=500), set limit_train_batches, or give the batches: "
-                    f"{_AS_BATCHES}."
-                )
+        refuse_endless_data(self.guard, f"set limit_train_batches, or give the batches: {_AS_BATCHES}")
         return given, None
-
-    @property
-    def _sampled(self) -> dict[str, SampleMeasure]:
-        """The measures that look at data."""
-        return {name: m for name, m in self.guard.measures.items() if isinstance(m, SampleMeasure)}
 
 
 _AS_BATCHES = "HoldfastCallback(guard, consolidate_at_end=batches) or consolidate(trainer, batches)"

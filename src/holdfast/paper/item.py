@@ -23,3 +23,8 @@ class PaperItem:
     """Makes tables and figures from what those runs have found so far."""
     algorithms: tuple[Algorithm, ...] = ()
     """The algorithms that it compares; where their strength is not known, it is searched for before the runs."""
+
+
+def runs_of(items: Sequence[PaperItem], preset: Preset) -> list[Spec]:
+    """Return all runs of some items, each once."""
+    return list({spec.id: spec for item in items for spec in item.runs(preset)}.values())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from holdfast.experiments import Spec
 from holdfast.paper.claims import CLAIMS, check_all
-from holdfast.paper.item import PaperItem
+from holdfast.paper.item import PaperItem, runs_of
 from holdfast.paper.results import Results
 from holdfast.paper.searching import unknown_strengths
 from holdfast.report import Cell, Report, Section, Table, Text, Verdict
@@ -35,7 +35,7 @@ _PROVENANCE = (
 
 def report_of(items: Sequence[PaperItem], results: Results) -> Report:
     """Return the report."""
-    specs = list({spec.id: spec for item in items for spec in item.runs(results.preset)}.values())
+    specs = runs_of(items, results.preset)
     verdicts = check_all(results, {item.name for item in items})
     sections = [Section(item.title, tuple(item.draw(results))) for item in items]
     if verdicts:

@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.experiments import Spec, Store, Summary, execute
 from holdfast.paper.csv_files import write_csv_files
-from holdfast.paper.item import PaperItem
+from holdfast.paper.item import PaperItem, runs_of
 from holdfast.paper.items import ITEMS
 from holdfast.paper.page import report_of
 from holdfast.paper.presets import Benchmark, Preset
@@ -50,11 +50,6 @@ def items_named(names: Iterable[str]) -> list[PaperItem]:
     if unknown:
         raise ConfigurationError(f"No item is called {unknown[0]!r}; there are all, {', '.join(ITEMS)}.")
     return [item for item in ITEMS.values() if "all" in asked or item.name in asked]
-
-
-def runs_of(items: Sequence[PaperItem], preset: Preset) -> list[Spec]:
-    """Return all runs of some items, each once."""
-    return list({spec.id: spec for item in items for spec in item.runs(preset)}.values())
 
 
 def reproduce(

@@ -16,7 +16,7 @@ class NotMeasuredError(HoldfastError):
 
 
 class Results:
-    """The results of a preset's runs in a store, as far as there are any.
+    """The results of a preset's runs in a store, as far as there are any when they are first asked for.
 
     Args:
         store: where they are.
@@ -31,7 +31,9 @@ class Results:
         self.store = store
         self.preset = preset
         self.damaged_searches = damaged_searches or {}
+        # Many items and claims look at the same runs, some of which have seen 10⁵ weights.
         self._observations: dict[str, dict[str, Any]] = {}
+        self._read: dict[str, tuple[Result | None, str]] = {}
 
     def finished(self, specs: Sequence[Spec]) -> list[Result]:
         """Return the results there are."""
@@ -39,18 +41,11 @@ class Results:
 
     def result(self, spec: Spec) -> Result | None:
         """Return a run's result; ``None`` if there is none, or the run is damaged."""
-        try:
-            return self._read(spec)
-        except DamagedError:
-            return None
+        return self._result_and_damage(spec)[0]
 
     def damage(self, spec: Spec) -> str:
         """Return which of a run's files cannot be used, and what to do about it; nothing if all is well."""
-        try:
-            self._read(spec)
-        except DamagedError as error:
-            return str(error)
-        return ""
+        return self._result_and_damage(spec)[1]
 
     def status(self, spec: Spec) -> Status | Literal["damaged"]:
         """Return how a run stands; one of whose files some cannot be used is damaged, whatever the others say."""
@@ -88,17 +83,21 @@ class Results:
             raise NotMeasuredError(f"none of the {len(specs)} runs on {where} that look at {probe} {why}")
         return found
 
-    def _read(self, spec: Spec) -> Result | None:
-        """Return a run's result once all that is reported of it has been read."""
-        result = self.store.get(spec.id)
-        if result is None:
-            self.store.failures(spec.id)
-        elif spec.probes:
-            self._observed(spec.id)
-        return result
+    def _result_and_damage(self, spec: Spec) -> tuple[Result | None, str]:
+        """Return a run's result, if all that is reported of it can be read, and what cannot."""
+        if spec.id not in self._read:
+            try:
+                result = self.store.get(spec.id)
+                if result is None:
+                    self.store.failures(spec.id)
+                elif spec.probes:
+                    self._observed(spec.id)
+                self._read[spec.id] = result, ""
+            except DamagedError as error:
+                self._read[spec.id] = None, str(error)
+        return self._read[spec.id]
 
     def _observed(self, id: str) -> dict[str, Any]:
-        # Many items look at the same few runs, each of which has seen 10⁵ weights.
         if id not in self._observations:
             self._observations[id] = self.store.observations(id)
         return self._observations[id]
