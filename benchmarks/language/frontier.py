@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.language.python import Learned
+from benchmarks.language.python import FINE_TUNE, Learned
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,11 @@ class Point:
 
 
 def points(learned: Sequence[Learned]) -> list[Point]:
-    """Return the points of every way and measure, by strength.
-
-    A network that had to learn English again is another network: its lessons take the place of its seed's earlier ones.
-    """
-    latest = {found.lesson.seed: found.lesson.network for found in learned}
+    """Return the points of every way and measure, by strength."""
     groups: dict[tuple[str, str, float], dict[int, Learned]] = {}
-    for found in learned:
+    for found in _latest(learned):
         lesson = found.lesson
-        if lesson.network == latest[lesson.seed]:
-            groups.setdefault((lesson.way, lesson.measure, lesson.strength), {})[lesson.seed] = found
+        groups.setdefault((lesson.way, lesson.measure, lesson.strength), {})[lesson.seed] = found
     return [
         Point(
             *key,
@@ -59,10 +54,32 @@ def points(learned: Sequence[Learned]) -> list[Point]:
     ]
 
 
-def lost_at(line: Sequence[Point], gained: float) -> float | None:
-    """Return the English lost where a measure's line over strengths reaches a gain, or ``None`` if it does not."""
-    ordered = sorted((point.gained.value, point.lost.value) for point in line)
-    for (low, at_low), (high, at_high) in pairwise(ordered):
+def lost_at_share(learned: Sequence[Learned], way: str, measure: str, share: float) -> dict[int, float]:
+    """Return the English that each seed loses where a measure leaves it a share of what its fine-tuning gains.
+
+    Nothing if the line of some seed over strengths does not reach that far: a mean over the others would mislead.
+    """
+    here = [found for found in _latest(learned) if found.lesson.way == way]
+    lost = {}
+    for free in (found for found in here if found.lesson.measure == FINE_TUNE):
+        seed = free.lesson.seed
+        line = [found for found in here if found.lesson.seed == seed and found.lesson.measure == measure]
+        there = _lost_at([(found.gained, found.lost) for found in [free, *line]], share * free.gained)
+        if there is None:
+            return {}
+        lost[seed] = there
+    return lost
+
+
+def _latest(learned: Sequence[Learned]) -> list[Learned]:
+    """Return the lessons of each seed's latest network: one that had to learn English again is another network."""
+    latest = {found.lesson.seed: found.lesson.network for found in learned}
+    return [found for found in learned if found.lesson.network == latest[found.lesson.seed]]
+
+
+def _lost_at(line: Sequence[tuple[float, float]], gained: float) -> float | None:
+    """Return the loss where a line through points (gained, lost) reaches a gain, or ``None`` if it does not."""
+    for (low, at_low), (high, at_high) in pairwise(sorted(line)):
         if low <= gained <= high:
             return at_low if high == low else at_low + (at_high - at_low) * (gained - low) / (high - low)
     return None

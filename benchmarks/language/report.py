@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.harness import surroundings
-from benchmarks.language.frontier import Mean, Point, lost_at, points
+from benchmarks.language.frontier import Mean, Point, lost_at_share, points
 from benchmarks.language.python import FINE_TUNE, Learned
 from benchmarks.language.settings import MEASURES, WAYS, Settings
 
@@ -29,8 +29,7 @@ def write(folder: Path, learned: Sequence[Learned], settings: Settings, corpus: 
     for way in WAYS:
         here = [point for point in found if point.way == way]
         if here:
-            lines += ["", f"## {NAMES[way]}", "", f"<!-- {way} -->", "", *_table(here), "", *_at_equal_gain(here)]
-            lines += ["", f"<!-- end of {way} -->"]
+            lines += ["", f"## {NAMES[way]}", "", *_table(here), "", *_at_equal_gain(learned, way)]
     (folder / "language.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
@@ -66,22 +65,29 @@ def _table(here: Sequence[Point]) -> list[str]:
     return lines
 
 
-def _at_equal_gain(here: Sequence[Point]) -> list[str]:
+def _at_equal_gain(learned: Sequence[Learned], way: str) -> list[str]:
     """Return the English lost where each method has gained a share of what fine-tuning gains."""
-    free = next((point for point in here if point.measure == FINE_TUNE), None)
-    if free is None:
-        return []
     lines = [
-        "English lost at equal gain, read off the straight lines between neighbouring strengths:",
+        "English lost at equal gain, read off each seed's straight lines between neighbouring strengths:",
         "",
         f"| Python gained, of fine-tuning's | {' | '.join(MEASURES)} |",
         "|---|" + "---|" * len(MEASURES),
     ]
+    against = [
+        "Lost with L2 less lost with the others there, seed by seed (above 0: importance keeps more than nearness):",
+        "",
+        f"| Python gained, of fine-tuning's | {' | '.join(MEASURES[1:])} |",
+        "|---|" + "---|" * len(MEASURES[1:]),
+    ]
     for share in SHARES:
-        cells = []
-        for name in MEASURES:
-            line = [free, *(point for point in here if point.measure == name)]
-            lost = lost_at(line, share * free.gained.value)
-            cells.append("–" if lost is None else f"{lost:.3f}")
+        lost = {name: lost_at_share(learned, way, name, share) for name in MEASURES}
+        cells = [_cell(list(by_seed.values())) for by_seed in lost.values()]
         lines.append(f"| {share:.0%} | {' | '.join(cells)} |")
-    return [*lines, f"| fine-tuning: 100% | {' | '.join([f'{free.lost.value:.3f}'] * len(MEASURES))} |"]
+        cells = [_cell([lost["L2"][seed] - there for seed, there in lost[name].items()]) for name in MEASURES[1:]]
+        against.append(f"| {share:.0%} | {' | '.join(cells)} |")
+    free = _cell(list(lost_at_share(learned, way, FINE_TUNE, 1.0).values()))
+    return [*lines, f"| fine-tuning: 100% | {' | '.join([free] * len(MEASURES))} |", "", *against]
+
+
+def _cell(values: Sequence[float]) -> str:
+    return str(Mean.over(values)) if values else "–"

@@ -13,7 +13,7 @@ import holdfast
 from benchmarks.language import __main__ as command
 from benchmarks.language import corpus, plot, reading, report, study
 from benchmarks.language.english import is_learned, learn_english, start_python
-from benchmarks.language.frontier import lost_at, points
+from benchmarks.language.frontier import lost_at_share, points
 from benchmarks.language.gpt import GPT
 from benchmarks.language.lora import adapt
 from benchmarks.language.python import FINE_TUNE, Learned, Lesson
@@ -172,9 +172,16 @@ def test_points_are_means_over_seeds_of_their_latest_networks():
     assert point.seeds == (0, 1)
     assert (point.lost.value, point.lost.error) == (pytest.approx(0.2), pytest.approx(0.1))
     assert point.gained.value == pytest.approx(0.6)
-    line = points([found(1.0, 0.1, 0.5), found(0.1, 0.5, 1.0)])
-    assert lost_at(line, 0.75) == pytest.approx(0.3)
-    assert lost_at(line, 1.1) is None
+
+
+def test_what_is_lost_at_equal_gain_is_read_off_the_line_of_each_seed():
+    lines = [found(0.0, 0.5, 1.0, measure=FINE_TUNE), found(1.0, 0.1, 0.5)]
+    assert lost_at_share(lines, "full", "L2", 0.75) == {0: pytest.approx(0.3)}
+    assert lost_at_share(lines, "full", "L2", 0.4) == {}
+    lines += [found(0.0, 0.8, 2.0, seed=1, measure=FINE_TUNE), found(1.0, 0.2, 1.4, seed=1)]
+    assert lost_at_share(lines, "full", "L2", 0.75) == {0: pytest.approx(0.3), 1: pytest.approx(0.3)}
+    assert lost_at_share(lines, "full", "L2", 0.6) == {}
+    assert lost_at_share(lines, "full", FINE_TUNE, 1.0) == {0: pytest.approx(0.5), 1: pytest.approx(0.8)}
 
 
 def test_each_byte_is_predicted_from_those_before():
