@@ -10,7 +10,18 @@ from holdfast.paper.claims import CLAIMS, Claim, check, check_all
 from holdfast.paper.claims.bias import bias_ratio
 from holdfast.paper.claims.claim import AtLeast, AtMost, Between
 from holdfast.paper.claims.digits import EXPECTED_ON_DIGITS
-from holdfast.paper.claims.statistics import FIRST, LAST, LATER, difference, highest, lowest, over_tasks, spread
+from holdfast.paper.claims.statistics import (
+    FIRST,
+    LAST,
+    LATER,
+    OnTask,
+    difference,
+    farthest_from_zero,
+    highest,
+    lowest,
+    over_tasks,
+    spread,
+)
 from holdfast.paper.measured import raw_sums
 from holdfast.paper.results import Results
 
@@ -40,6 +51,8 @@ def test_a_verdict_tells_statistic_uncertainty_and_threshold(nothing):
     verdict = check(claim, nothing)
     assert (verdict.holds, verdict.statistic, verdict.threshold) == (True, "size: 3.14 ± 0.25 (4 runs)", "≥ 3")
     assert check(dataclasses.replace(claim, bound=AtLeast(4.0)), nothing).holds is False
+    on_task = dataclasses.replace(claim, statistic=lambda _: OnTask(3.14159, 0.25, 4, 2))
+    assert check(on_task, nothing).statistic == "size: 3.14 ± 0.25 (task 2, 4 runs)"
 
 
 @pytest.mark.parametrize("bound", [AtLeast(0.0, errors=2), AtMost(9.0, errors=2)])
@@ -55,6 +68,9 @@ def test_the_statistics_of_tasks():
     assert lowest(lambda _: TABLE)(None).mean == 2.0
     assert highest(lambda _: TABLE)(None).mean == 4.0
     assert lowest(lambda _: TABLE, tasks=LATER)(None).mean == 4.0
+    assert lowest(lambda _: TABLE, tasks=LATER)(None).task == 2
+    assert lowest(lambda _: TABLE)(None) == OnTask(2.0, 1.0, 2, 1)
+    assert farthest_from_zero(TABLE - 5.0) == OnTask(3.0, 1.0, 2, 1)
     assert over_tasks(lambda _: TABLE, tasks=FIRST)(None) == Estimate(2.0, 1.0, 2)
     assert over_tasks(lambda _: TABLE, tasks=LAST)(None) == Estimate(4.0, 2.0, 2)
     assert over_tasks(lambda _: TABLE, tasks=LATER)(None) == Estimate(4.0, 1.0, 2)

@@ -7,8 +7,8 @@ import numpy as np
 
 from holdfast.analysis.statistics import Estimate, shares_at_least
 from holdfast.paper.claims.claim import AtLeast, AtMost, Between, Claim
-from holdfast.paper.claims.statistics import ALL_BUT_LAST, FIRST, LAST, LATER, lowest, over_tasks
-from holdfast.paper.measured import Table, each_task, full_paths, loss_decreases, negative_shares, raw_sums
+from holdfast.paper.claims.statistics import ALL_BUT_LAST, FIRST, LAST, LATER, farthest_from_zero, lowest, over_tasks
+from holdfast.paper.measured import Table, full_paths, loss_decreases, negative_shares, raw_sums
 from holdfast.paper.presets import BENCHMARKS, Benchmark
 from holdfast.paper.published import BIAS_TO_UNBIASED
 from holdfast.paper.results import Results
@@ -28,8 +28,7 @@ def distance_from_full(results: Results, benchmark: Benchmark) -> Estimate:
     """
     full = full_paths(results, benchmark)
     relative = (raw_sums(results, benchmark, "SIU") - full) / np.mean(full, axis=0)
-    farthest = max(each_task(relative), key=lambda e: abs(e.mean))
-    return Estimate(abs(farthest.mean), farthest.error, farthest.count)
+    return farthest_from_zero(relative)
 
 
 def above_decrease(results: Results, benchmark: Benchmark, *, of: str) -> Table:

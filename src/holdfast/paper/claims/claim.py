@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holdfast.analysis.statistics import Estimate
+from holdfast.paper.claims.statistics import OnTask
 from holdfast.paper.results import NotMeasuredError, Results
 from holdfast.report import Verdict
 
@@ -84,7 +85,8 @@ def check(claim: Claim, results: Results) -> Verdict:
         return Verdict(claim.name, claim.says, None, "", str(limit), note=f"Not checked: {error}.")
     scatter = "" if math.isnan(found.error) else f" ± {found.error:.2g}"
     runs = f"{found.count} run" + "s" * (found.count != 1)
-    statistic = f"{claim.measured_as}: {found.mean:.3g}{scatter} ({runs})"
+    where = f"task {found.task}, " if isinstance(found, OnTask) else ""
+    statistic = f"{claim.measured_as}: {found.mean:.3g}{scatter} ({where}{runs})"
     if math.isnan(found.mean):
         return Verdict(claim.name, claim.says, None, statistic, str(limit), note="Not checked: it is not a number.")
     if limit.errors and math.isnan(found.error):

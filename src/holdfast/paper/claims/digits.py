@@ -73,6 +73,14 @@ EXPECTED_ON_DIGITS: dict[str, tuple[str, Bound]] = {
         "Less regularisation (c = 0) keeps the correlation of SI with SOS high on every split task.",
         AtLeast(0.75),
     ),
+    "control-restores-later-tie-no-re-init": (
+        "Less regularisation (no re-init) keeps the correlation high on the split tasks after the first.",
+        AtLeast(0.75),
+    ),
+    "control-restores-later-tie-c-0": (
+        "Less regularisation (c = 0) keeps the correlation high on the split tasks after the first.",
+        AtLeast(0.75),
+    ),
     "without-top-si": (
         "Without the 5 % of weights with the highest SIU, SI is still tied to SOS (first split task; paper 0.9).",
         AtLeast(0.85),
