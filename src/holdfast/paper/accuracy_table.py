@@ -55,7 +55,7 @@ def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequen
     stages = results.preset.stages
     used = [b for b in BENCHMARKS if any(b in algorithm.benchmarks for algorithm in algorithms)]
     # A difference from the paper means something only where its own protocol was followed.
-    compared = results.preset.name == "paper"
+    compared = results.preset.follows_the_paper
     columns = ["algorithm"]
     for benchmark in used:
         columns += [stages[benchmark].title, f"paper, {benchmark}"]
@@ -66,18 +66,11 @@ def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequen
         cells: list[Cell] = [label(algorithm.name)]
         for benchmark in used:
             row = accuracy_row(results, benchmark, algorithm)
-            cells += [_measured(row.ours), _published(row.paper)]
+            cells += [_measured(row.ours), None if row.paper is None else row.paper.cell()]
             cells += [row.difference if row.difference is None else Measured(row.difference, decimals=1)] * compared
             cells += [None if row.ours is None else row.ours.count]
         lines.append(tuple(cells))
     return Table(name, caption, tuple(columns), tuple(lines))
-
-
-def _published(found: Published | None) -> Cell:
-    """Return a number that can be sorted, unless the paper gives a bound alone."""
-    if found is None or found.relation:
-        return None if found is None else str(found)
-    return Measured(found.mean, found.error, decimals=0 if found.error is None else 1)
 
 
 def _measured(found: Estimate | None) -> Measured | None:

@@ -73,10 +73,10 @@ def _table1_line(preset: Preset, row: AccuracyRow) -> list[Any]:
     ours, paper = row.ours, row.paper
     assert ours is not None
     # The paper's numbers are of its own benchmarks; a bound is no mean.
-    if preset.name != "paper" or (paper is not None and paper.relation):
+    if not preset.follows_the_paper or (paper is not None and paper.relation):
         paper = None
     return [
-        row.benchmark if preset.name == "paper" else preset.stages[row.benchmark].title,
+        row.benchmark if preset.follows_the_paper else preset.stages[row.benchmark].title,
         row.algorithm,
         f"{ours.mean:.3f}",
         _number(ours.error),

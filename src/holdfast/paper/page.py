@@ -12,7 +12,7 @@ from holdfast.report import Cell, Report, Section, Table, Text, Verdict
 _TITLE = "Unifying Regularisation Methods for Continual Learning"
 _CLAIMS = (
     "What the paper says, as numbers that runs decide. Every threshold was written down before the runs that test it, "
-    "from the paper's own words; a claim that does not hold is shown as such."
+    "from the paper's own words, unless the claim says that it was added; one that does not hold is shown as such."
 )
 _CLAIMS_ON_DIGITS = (
     "The paper's claims that are expected to hold in miniature, with thresholds for digits: P-MNIST stands for the "
@@ -39,9 +39,8 @@ def report_of(items: Sequence[PaperItem], results: Results) -> Report:
     verdicts = check_all(results, {item.name for item in items})
     sections = [Section(item.title, tuple(item.draw(results))) for item in items]
     if verdicts:
-        sections.append(
-            Section("The claims", (Text(_CLAIMS_ON_DIGITS if results.preset.name == "digits" else _CLAIMS), *verdicts))
-        )
+        about = _CLAIMS_ON_DIGITS if results.preset.thresholds == "digits" else _CLAIMS
+        sections.append(Section("The claims", (Text(about), *verdicts)))
     if missing := _missing(items, specs, results):
         columns = ("run", "seed", "status", "reason")
         sections.append(Section("Runs without a result", (Table("runs-without-result", _MISSING, columns, missing),)))
@@ -54,7 +53,7 @@ def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) 
     devices = ", ".join(sorted({run.device for run in runs})) or "no machine yet"
     holds = [sum(verdict.holds is answer for verdict in verdicts) for answer in (True, False, None)]
     claims = f"Of {len(verdicts)} claims {holds[0]} hold, {holds[1]} do not, and {holds[2]} could not be checked."
-    if results.preset.name == "digits":
+    if results.preset.thresholds == "digits":
         claims += f" The paper makes {len(CLAIMS)} in all; the others are not expected at this size."
     return Text(
         f"The experiments of Benzing's paper, run with holdfast. {results.preset.about}\n\n"

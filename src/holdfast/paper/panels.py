@@ -52,19 +52,19 @@ def panel_or_reason(title: str, make: Callable[[], Panel]) -> Panel:
     return Panel(title, draw)
 
 
-def lines_over_tasks(title: str, series: Mapping[str, Measurements], *, y_label: str) -> Panel:
-    """Return one line a series over the tasks, with standard errors over the runs as bars."""
+def lines_over_tasks(title: str, series: Mapping[str, Measurements], *, y_label: str, first: int = 1) -> Panel:
+    """Return one line a series over the tasks from ``first`` on, with standard errors over the runs as bars."""
     found = {name: each_task(table) for name, table in series.items()}
 
     def draw(axes: Axes) -> None:
-        _lines(axes, found)
+        _lines(axes, found, first)
         axes.set_ylabel(y_label)
         low, high = axes.get_ylim()
         # From 0, so that heights can be compared; with room above for the legend.
         axes.set_ylim(min(0.0, low), high + 0.35 * (high - min(0.0, low)))
         axes.legend(loc="upper center", ncols=2)
 
-    return Panel(title, draw, _rows(found))
+    return Panel(title, draw, _rows(found, first))
 
 
 def correlations_over_tasks(title: str, series: Mapping[str, Measurements], *, y_label: str) -> Panel:
@@ -76,15 +76,15 @@ def correlations_over_tasks(title: str, series: Mapping[str, Measurements], *, y
         axes.set_ylabel(y_label)
         low = axes.get_ylim()[0]
         # Where all are high, they are looked at more closely; the legend has room below them in either case.
-        axes.set_ylim(0.5 if low >= 0.8 else min(0.0, low), 1.02)
-        axes.legend(loc="lower left")
+        axes.set_ylim(0.5 if low >= 0.8 else min(0.0, low), 1.04)
+        axes.legend(loc="best")
 
     return Panel(title, draw, _rows(found))
 
 
-def _lines(axes: Axes, found: Mapping[str, Sequence[Estimate]]) -> None:
+def _lines(axes: Axes, found: Mapping[str, Sequence[Estimate]], first: int = 1) -> None:
     for (name, estimates), marks in zip(found.items(), itertools.cycle(_MARKS), strict=False):
-        tasks, shade = np.arange(1, len(estimates) + 1), colour(name.partition(",")[0])
+        tasks, shade = np.arange(first, first + len(estimates)), colour(name.partition(",")[0])
         means = [e.mean for e in estimates]
         errors = [0.0 if np.isnan(e.error) else e.error for e in estimates]
         axes.plot(tasks, means, label=label(name), color=shade, **marks)
@@ -94,9 +94,9 @@ def _lines(axes: Axes, found: Mapping[str, Sequence[Estimate]]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _rows(found: Mapping[str, Sequence[Estimate]]) -> tuple[tuple[Cell, ...], ...]:
+def _rows(found: Mapping[str, Sequence[Estimate]], first: int = 1) -> tuple[tuple[Cell, ...], ...]:
     return tuple(
-        (name, task, e.mean, e.error, e.count) for name, es in found.items() for task, e in enumerate(es, start=1)
+        (name, task, e.mean, e.error, e.count) for name, es in found.items() for task, e in enumerate(es, start=first)
     )
 
 

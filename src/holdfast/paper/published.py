@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from holdfast.report import Cell, Measured
+
 
 @dataclass(frozen=True)
 class Published:
@@ -15,6 +17,13 @@ class Published:
 
     def __str__(self) -> str:
         return f"{self.relation}{self.mean:g}" if self.error is None else f"{self.mean:.1f} ± {self.error:.1f}"
+
+    def cell(self) -> Cell:
+        """Return what stands in a table: a number that can be sorted, unless the paper gives a bound alone."""
+        if self.relation:
+            return str(self)
+        decimals = len(f"{self.mean:g}".partition(".")[2]) if self.error is None else 1
+        return Measured(self.mean, self.error, decimals=decimals)
 
 
 _LOGITS = 'appendix "MAS based on logits"'

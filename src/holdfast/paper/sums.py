@@ -21,10 +21,15 @@ def bars_of_sums(results: Results, benchmark: Benchmark, *, task: int) -> Panel:
     )
 
 
-def sums_over_tasks(results: Results, benchmark: Benchmark) -> Panel:
-    """Return the sums of every task as lines."""
-    title = results.preset.stages[benchmark].title
-    return panel_or_reason(title, lambda: lines_over_tasks(title, _sums(results, benchmark), y_label=_Y_LABEL))
+def sums_over_tasks(results: Results, benchmark: Benchmark, *, first: int = 1) -> Panel:
+    """Return the sums of every task as lines, or of those from a task on."""
+    title = results.preset.stages[benchmark].title + (f", from task {first} on" if first > 1 else "")
+
+    def make() -> Panel:
+        sums = {name: table[:, first - 1 :] for name, table in _sums(results, benchmark).items()}
+        return lines_over_tasks(title, sums, y_label=_Y_LABEL, first=first)
+
+    return panel_or_reason(title, make)
 
 
 def _sums(results: Results, benchmark: Benchmark) -> dict[str, Table]:

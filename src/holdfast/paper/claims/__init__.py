@@ -20,12 +20,14 @@ __all__ = ["CLAIMS", "Bound", "Claim", "check", "check_all"]
 def check_all(results: Results, items: Collection[str]) -> list[Verdict]:
     """Return a verdict for every claim about some items that this preset can decide.
 
-    The quick preset decides none: it does not follow the paper's protocol, and has no thresholds of its own.
+    The quick preset decides none: it does not follow the paper's protocol, and has no thresholds.
     """
     chosen = [claim for claim in CLAIMS.values() if not set(claim.items).isdisjoint(items)]
-    if results.preset.name == "digits":
+    if results.preset.thresholds is None:
+        return []
+    if results.preset.thresholds == "digits":
         chosen = [_on_digits(claim) for claim in chosen if claim.name in EXPECTED_ON_DIGITS]
-    return [check(claim, results) for claim in chosen] if results.preset.name != "quick" else []
+    return [check(claim, results) for claim in chosen]
 
 
 def _on_digits(claim: Claim) -> Claim:

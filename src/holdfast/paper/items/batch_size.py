@@ -13,7 +13,7 @@ _NOT_ON_DIGITS = (
 def _caption(preset: Preset) -> str:
     return (
         f"{large_batches(preset)} They have less noise. According to the paper SI lives on noise and loses accuracy; "
-        "SOS does not, if α corrects it." + _NOT_ON_DIGITS * (preset.name == "digits")
+        "SOS does not, if α corrects it." + _NOT_ON_DIGITS * (preset.thresholds == "digits")
     )
 
 

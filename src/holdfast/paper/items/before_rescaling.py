@@ -30,7 +30,7 @@ def _panel(results: Results, benchmark: Benchmark, what: str) -> Panel:
     def make() -> Panel:
         if what == "negative importances":
             shares = {name: negative_shares(results, benchmark, name) for name in _MEASURES}
-            return lines_over_tasks(title, shares, y_label="share of weights")
+            return lines_over_tasks(title, shares, y_label="share of negative weights")
         found = {name: correlations(results, benchmark, name, "SOS", when="before") for name in _MEASURES}
         return correlations_over_tasks(title, found, y_label=what)
 

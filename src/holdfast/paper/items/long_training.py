@@ -7,7 +7,7 @@ from holdfast.paper.presets import Preset
 def _caption(preset: Preset) -> str:
     usual, long = (preset.spec("P-MNIST", "SI", variant).settings.epochs for variant in ("usual", "long training"))
     return f"SI with {long} epochs a task in place of {usual}" + (
-        "." if preset.name == "paper" else "; in the paper, 200 in place of 20."
+        "." if preset.follows_the_paper else "; in the paper, 200 in place of 20."
     )
 
 

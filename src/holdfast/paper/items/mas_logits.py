@@ -42,14 +42,14 @@ def draw(results: Results) -> Sequence[Item]:
 
 
 def _row(results: Results, benchmark: Benchmark) -> tuple[Cell, ...]:
-    published = [str(ACCURACIES[benchmark, name]) for name in ("MAS", "MAS-logits")]
+    published = [ACCURACIES[benchmark, name].cell() for name in ("MAS", "MAS-logits")]
     title = results.preset.stages[benchmark].title
     try:
         mas, logits = (results.accuracy(benchmark, name) for name in ("MAS", "MAS-logits"))
     except NotMeasuredError:
-        return (title, None, None, None, *published, str(LOGITS_P_VALUE))
-    shown = [Measured(e.mean, e.error, decimals=1) for e in (mas, logits)]
-    return (title, *shown, Measured(welch_test(mas, logits).p, decimals=2), *published, str(LOGITS_P_VALUE))
+        return (title, None, None, None, *published, LOGITS_P_VALUE.cell())
+    shown = [Measured(e.mean, e.error, decimals=2) for e in (mas, logits)]
+    return (title, *shown, Measured(welch_test(mas, logits).p, decimals=2), *published, LOGITS_P_VALUE.cell())
 
 
 ITEM = PaperItem("mas-logits", "Appendix: MAS on logits", runs, draw)

@@ -1,14 +1,13 @@
 """Appendix: SI and SIU with SGD and momentum in place of Adam."""
 
 from holdfast.paper.items.accuracies import accuracy_item
-from holdfast.paper.wording import strengths
 
 ITEM = accuracy_item(
     "sgd",
     "Appendix: SI and SIU with SGD and momentum",
     lambda preset: (
         "SI and SIU with SGD and momentum, beside Adam. The paper reports similar accuracies without numbers, and runs "
-        f"that diverged now and then. {strengths(preset)}"
+        f"that diverged now and then. {preset.strengths}"
     ),
     ("SI", "SI, SGD", "SIU", "SIU, SGD"),
     benchmarks=("P-MNIST",),

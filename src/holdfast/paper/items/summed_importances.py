@@ -20,10 +20,12 @@ def draw(results: Results) -> Sequence[Item]:
         "they are meant to track. What SI has beyond SIU is its bias. Where each task has a head of its own, the head "
         "is not protected and has no importance, though it lowers the loss as well: the full gradient is shown without "
         f"and with it. It was computed at random steps, {steps} of each task on the two benchmarks: unbiased, with a "
-        f"scatter that the error bars contain. They are standard errors over {preset.repetitions} repetitions."
+        f"scatter that the error bars contain. They are standard errors over {preset.repetitions} repetitions. Right: "
+        "the same without the first task, whose sums are much larger."
     )
     panels = [sums_over_tasks(results, benchmark) for benchmark in BENCHMARKS]
-    return [figure_of("summed-importances", caption, panels, columns=2, size=(8.0, 3.4))]
+    panels.append(sums_over_tasks(results, "CIFAR", first=2))
+    return [figure_of("summed-importances", caption, panels, columns=3, size=(11.4, 3.4))]
 
 
 ITEM = PaperItem("summed-importances", "Appendix: summed importances on every task", runs, draw)

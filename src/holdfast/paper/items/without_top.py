@@ -39,7 +39,7 @@ def _row(results: Results, name: str) -> tuple[Cell, ...]:
         *(correlations_without_top(results, "CIFAR", name, "SOS", share) for share in ("0.01", "0.05")),
     ]
     first = [each_task(table)[0] for table in tables]
-    return (name, *(Measured(e.mean, e.error, decimals=2) for e in first), str(WITHOUT_TOP[name]))
+    return (name, *(Measured(e.mean, e.error, decimals=3) for e in first), WITHOUT_TOP[name].cell())
 
 
 ITEM = PaperItem("without-top", "Appendix: without the weights of highest SIU", runs, draw)

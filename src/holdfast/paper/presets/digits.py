@@ -63,4 +63,7 @@ DIGITS = Preset(
     },
     repetitions=3,
     logits_seeds=3,
+    follows_the_paper=False,
+    thresholds="digits",
+    strengths="Strengths are the best found for digits on validation data, or of the right order where little matters.",
 )

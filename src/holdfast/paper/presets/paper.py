@@ -56,4 +56,7 @@ PAPER = Preset(
     stages={"P-MNIST": PERMUTED_MNIST, "CIFAR": SPLIT_CIFAR},
     repetitions=5,
     logits_seeds=10,
+    follows_the_paper=True,
+    thresholds="paper",
+    strengths="Strengths that nobody has published are searched for on validation data.",
 )

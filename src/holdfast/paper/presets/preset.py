@@ -72,6 +72,12 @@ class Preset:
     """Of the runs behind correlations and summed importances."""
     logits_seeds: int
     """How many runs MAS and MAS on logits have at least: a t-test compares them."""
+    follows_the_paper: bool
+    """Whether its numbers may be compared with the paper's."""
+    thresholds: Literal["paper", "digits"] | None
+    """Whose thresholds decide the claims; with ``None``, no claim is decided."""
+    strengths: str
+    """Where strengths come from that the paper does not give, in a sentence."""
 
     def seeds(self, benchmark: Benchmark, measure: str) -> int:
         """Return how many runs the mean of a measure is of."""

@@ -47,4 +47,7 @@ QUICK = Preset(
     },
     repetitions=2,
     logits_seeds=3,
+    follows_the_paper=False,
+    thresholds=None,
+    strengths="Strengths that nobody has published are guesses of the right order here.",
 )
