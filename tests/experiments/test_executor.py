@@ -190,6 +190,16 @@ def test_a_failed_run_is_tried_again_only_when_asked_to(store):
     assert len(store.failures(diverging.id)) == 2
 
 
+def test_a_failure_that_cannot_be_read_does_not_keep_the_others_from_running(store):
+    diverging = small_spec(5, learning_rate=1e30)
+    execute([diverging], store)
+    (store.run_folder(diverging.id) / "failure-1.json").write_text("{")
+    summary = execute([diverging, small_spec()], store)
+    (skipped,) = summary.skipped
+    assert skipped.why == "failed before" and "failure-1.json" in skipped.reason
+    assert [result.spec for result in summary.finished] == [small_spec()]
+
+
 def test_settings_that_do_not_fit_the_data_are_noticed_before_anything_runs(store):
     too_large = dataclasses.replace(small_spec(), settings=dataclasses.replace(small_spec().settings, batch_size=9999))
     with pytest.raises(ConfigurationError, match="batch_size=9999 for a task of 1438 samples"):

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.errors import DamagedError
 from holdfast.experiments.events import Event, RunFailed, RunFinished, RunSkipped
 from holdfast.experiments.results import Result
 from holdfast.experiments.spec import Spec
@@ -49,10 +50,16 @@ class Bookkeeping:
             self.store.tidy(spec)
             self.tell(RunSkipped(spec, "finished already"))
         elif status == "failed" and not retry:
-            self.tell(RunSkipped(spec, "failed before", self.store.failures(spec.id)[-1].reason))
+            self.tell(RunSkipped(spec, "failed before", self._why_failed(spec)))
         else:
             return True
         return False
+
+    def _why_failed(self, spec: Spec) -> str:
+        try:
+            return self.store.failures(spec.id)[-1].reason
+        except DamagedError as error:
+            return str(error)  # the other runs have nothing to do with it
 
     @contextlib.contextmanager
     def claimed(self, specs: Sequence[Spec]) -> Iterator[tuple[dict[str, Claim], list[Spec]]]:
