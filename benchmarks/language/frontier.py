@@ -57,14 +57,15 @@ def points(learned: Sequence[Learned]) -> list[Point]:
 def lost_at_share(learned: Sequence[Learned], way: str, measure: str, share: float) -> dict[int, float]:
     """Return the English that each seed loses where a measure leaves it a share of what its fine-tuning gains.
 
-    Nothing if the line of some seed over strengths does not reach that far: a mean over the others would mislead.
+    Nothing if the line of some seed over strengths does not reach that far: a mean over the others would mislead, and
+    so would a straight line from the weakest strength to fine-tuning, far beyond which the truth bends.
     """
     here = [found for found in _latest(learned) if found.lesson.way == way]
     lost = {}
     for free in (found for found in here if found.lesson.measure == FINE_TUNE):
         seed = free.lesson.seed
         line = [found for found in here if found.lesson.seed == seed and found.lesson.measure == measure]
-        there = _lost_at([(found.gained, found.lost) for found in [free, *line]], share * free.gained)
+        there = _lost_at([(found.gained, found.lost) for found in line], share * free.gained)
         if there is None:
             return {}
         lost[seed] = there

@@ -83,10 +83,15 @@ def _at_equal_gain(learned: Sequence[Learned], way: str) -> list[str]:
         lost = {name: lost_at_share(learned, way, name, share) for name in MEASURES}
         cells = [_cell(list(by_seed.values())) for by_seed in lost.values()]
         lines.append(f"| {share:.0%} | {' | '.join(cells)} |")
-        cells = [_cell([lost["L2"][seed] - there for seed, there in lost[name].items()]) for name in MEASURES[1:]]
+        cells = [_cell(_less(lost["L2"], lost[name])) for name in MEASURES[1:]]
         against.append(f"| {share:.0%} | {' | '.join(cells)} |")
-    free = _cell(list(lost_at_share(learned, way, FINE_TUNE, 1.0).values()))
-    return [*lines, f"| fine-tuning: 100% | {' | '.join([free] * len(MEASURES))} |", "", *against]
+    free = [point.lost for point in points(learned) if (point.way, point.measure) == (way, FINE_TUNE)]
+    lines += [f"| fine-tuning: 100% | {' | '.join([str(lost)] * len(MEASURES))} |" for lost in free]
+    return [*lines, "", *against]
+
+
+def _less(a: dict[int, float], b: dict[int, float]) -> list[float]:
+    return [a[seed] - b[seed] for seed in a if seed in b]
 
 
 def _cell(values: Sequence[float]) -> str:

@@ -175,13 +175,14 @@ def test_points_are_means_over_seeds_of_their_latest_networks():
 
 
 def test_what_is_lost_at_equal_gain_is_read_off_the_line_of_each_seed():
-    lines = [found(0.0, 0.5, 1.0, measure=FINE_TUNE), found(1.0, 0.1, 0.5)]
-    assert lost_at_share(lines, "full", "L2", 0.75) == {0: pytest.approx(0.3)}
+    lines = [found(0.0, 0.9, 1.0, measure=FINE_TUNE), found(0.1, 0.5, 0.9), found(1.0, 0.1, 0.5)]
+    assert lost_at_share(lines, "full", "L2", 0.7) == {0: pytest.approx(0.3)}
     assert lost_at_share(lines, "full", "L2", 0.4) == {}
-    lines += [found(0.0, 0.8, 2.0, seed=1, measure=FINE_TUNE), found(1.0, 0.2, 1.4, seed=1)]
-    assert lost_at_share(lines, "full", "L2", 0.75) == {0: pytest.approx(0.3), 1: pytest.approx(0.3)}
-    assert lost_at_share(lines, "full", "L2", 0.6) == {}
-    assert lost_at_share(lines, "full", FINE_TUNE, 1.0) == {0: pytest.approx(0.5), 1: pytest.approx(0.8)}
+    assert lost_at_share(lines, "full", "L2", 0.95) == {}
+    lines += [found(0.0, 0.8, 2.0, seed=1, measure=FINE_TUNE)]
+    lines += [found(0.1, 0.4, 1.6, seed=1), found(1.0, 0.2, 1.2, seed=1)]
+    assert lost_at_share(lines, "full", "L2", 0.7) == {0: pytest.approx(0.3), 1: pytest.approx(0.3)}
+    assert lost_at_share(lines, "full", "L2", 0.55) == {}
 
 
 def test_each_byte_is_predicted_from_those_before():

@@ -13,6 +13,7 @@ from holdfast.paper.results import NotMeasuredError, Results
 from holdfast.paper.runs import accuracy_runs
 from holdfast.report import Cell, Measured, Table, label
 
+_PAPERS_TITLES = {"P-MNIST": "P-MNIST", "CIFAR": "Split CIFAR"}
 PAPER_SEEDS = {"P-MNIST": 3, "CIFAR": 10}
 """How many runs the means of its Table 1 are of."""
 
@@ -58,8 +59,8 @@ def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequen
     compared = results.preset.follows_the_paper
     columns = ["algorithm"]
     for benchmark in used:
-        columns += [stages[benchmark].title, f"paper, {benchmark}"]
-        columns += [f"difference in errors, {benchmark}"] * compared
+        columns += [stages[benchmark].title, f"paper, {_PAPERS_TITLES[benchmark]}"]
+        columns += [f"distance in errors, {stages[benchmark].title}"] * compared
         columns += [f"runs, {stages[benchmark].title}"]
     lines: list[tuple[Cell, ...]] = []
     for algorithm in algorithms:

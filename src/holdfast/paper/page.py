@@ -42,7 +42,7 @@ def report_of(items: Sequence[PaperItem], results: Results) -> Report:
         about = _CLAIMS_ON_DIGITS if results.preset.thresholds == "digits" else _CLAIMS
         sections.append(Section("The claims", (Text(about), *verdicts)))
     if missing := _missing(items, specs, results):
-        columns = ("run", "seed", "status", "reason")
+        columns = ("run", "seeds", "status", "reason")
         sections.append(Section("Runs without a result", (Table("runs-without-result", _MISSING, columns, missing),)))
     return Report(_TITLE, _lead(specs, verdicts, results), tuple(sections), _provenance(specs, results), FILES)
 
@@ -57,18 +57,21 @@ def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) 
         claims += f" The paper makes {len(CLAIMS)} in all; the others are not expected at this size."
     return Text(
         f"The experiments of Benzing's paper, run with holdfast. {results.preset.about}\n\n"
-        f"{len(runs)} of {len(specs)} runs have finished: {minutes:.1f} minutes of training on {devices}. "
+        f"{len(runs)} of {len(specs)} runs have finished: {minutes:.1f} minutes of training on {devices}, run by run. "
         f"{claims if verdicts else ''}"
     )
 
 
 def _missing(items: Sequence[PaperItem], specs: Sequence[Spec], results: Results) -> tuple[tuple[Cell, ...], ...]:
-    rows: list[tuple[Cell, ...]] = []
+    alike: dict[tuple[str, str, str | None], list[int]] = {}
     for spec in specs:
         status = results.status(spec)
         if status != "finished":
             shown = {"unknown": "not begun", "started": "stopped"}.get(status, status)
-            rows.append((_described(spec), spec.seed, shown, results.why_missing(spec)))
+            alike.setdefault((_described(spec), shown, results.why_missing(spec)), []).append(spec.seed)
+    rows: list[tuple[Cell, ...]] = [
+        (run, _seeds(seeds), status, reason) for (run, status, reason), seeds in alike.items()
+    ]
     for benchmark, algorithm in dict.fromkeys(
         found for item in items for found in unknown_strengths(results.preset, item.algorithms)
     ):
@@ -89,13 +92,32 @@ def _provenance(specs: Sequence[Spec], results: Results) -> Table:
             round(run.seconds, 2),
             run.side_by_side,
             run.device,
-            None if run.commit is None else run.commit[:12],
+            _short(run.commit),
             run.versions.get("torch"),
             run.finished_at[:19],
         )
         for run in results.finished(specs)
     ]
     return Table("provenance", _PROVENANCE, columns, tuple(rows))
+
+
+def _short(commit: str | None) -> str | None:
+    """Return a commit as one writes it; that the code had changes beyond it stays."""
+    if commit is None:
+        return None
+    hashed, changes, what = commit.partition("+")
+    return hashed[:12] + changes + what
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """Return seeds as one writes them, those in a row as a range."""
+    rows: list[list[int]] = []
+    for seed in sorted(seeds):
+        if rows and seed == rows[-1][-1] + 1:
+            rows[-1].append(seed)
+        else:
+            rows.append([seed])
+    return ", ".join(str(row[0]) if len(row) == 1 else f"{row[0]}–{row[-1]}" for row in rows)
 
 
 def _described(spec: Spec) -> str:

@@ -120,14 +120,16 @@ def cloud(
     """Return one point a weight: two importances against each other."""
     (x_name, across), (y_name, up) = x, y
 
+    correlation = float(np.corrcoef(across, up)[0, 1]) if len(across) > 1 else float("nan")
+
     def draw(axes: Axes) -> None:
+        axes.text(0.04, 0.94, f"r = {correlation:.3f}", va="top", transform=axes.transAxes)
         axes.scatter(across, up, s=2, alpha=0.25, linewidths=0, color=colour(y_name), rasterized=True)
         axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         axes.set_xlabel(label(x_name))
         axes.set_ylabel(label(y_name) + y_note)
         axes.axhline(0, linewidth=0.6, color="grey")
 
-    correlation = float(np.corrcoef(across, up)[0, 1]) if len(across) > 1 else float("nan")
     return Panel(title, draw, ((f"{y_name} with {x_name}, {len(across)} weights", None, correlation, None, 1),))
 
 

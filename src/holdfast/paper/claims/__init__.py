@@ -32,4 +32,4 @@ def check_all(results: Results, items: Collection[str]) -> list[Verdict]:
 
 def _on_digits(claim: Claim) -> Claim:
     says, bound = EXPECTED_ON_DIGITS[claim.name]
-    return replace(claim, says=says, bound=bound)
+    return replace(claim, says=says, bound=bound, added_later=False)

@@ -74,22 +74,25 @@ class Claim:
     statistic: Callable[[Results], Estimate]
     bound: Bound
     """Written down before the runs that test it, from the paper's own words."""
+    added_later: bool = False
+    """Whether it was written down when its runs had been seen, which is then said with it."""
 
 
 def check(claim: Claim, results: Results) -> Verdict:
     """Return whether a claim holds."""
     limit = claim.bound
+    says = claim.says + " (Added when its runs had been seen.)" * claim.added_later
     try:
         found = claim.statistic(results)
     except NotMeasuredError as error:
-        return Verdict(claim.name, claim.says, None, "", str(limit), note=f"Not checked: {error}.")
+        return Verdict(claim.name, says, None, "", str(limit), note=f"Not checked: {error}.")
     scatter = "" if math.isnan(found.error) else f" ± {found.error:.2g}"
     runs = f"{found.count} run" + "s" * (found.count != 1)
     where = f"task {found.task}, " if isinstance(found, OnTask) else ""
     statistic = f"{claim.measured_as}: {found.mean:.3g}{scatter} ({where}{runs})"
     if math.isnan(found.mean):
-        return Verdict(claim.name, claim.says, None, statistic, str(limit), note="Not checked: it is not a number.")
+        return Verdict(claim.name, says, None, statistic, str(limit), note="Not checked: it is not a number.")
     if limit.errors and math.isnan(found.error):
         note = "Not checked: a single run has no standard error."
-        return Verdict(claim.name, claim.says, None, statistic, str(limit), note=note)
-    return Verdict(claim.name, claim.says, limit.holds(found), statistic, str(limit))
+        return Verdict(claim.name, says, None, statistic, str(limit), note=note)
+    return Verdict(claim.name, says, limit.holds(found), statistic, str(limit))

@@ -30,9 +30,22 @@ def effect_of_rescaling(results: Results, benchmark: Benchmark) -> Table:
     return np.asarray(np.abs(with_sos("after") - with_sos("before")).max(axis=0), dtype=np.float64)
 
 
-def lead_over_siu(results: Results, benchmark: Benchmark, name: str) -> Table:
+def gain_by_rescaling(results: Results) -> Table:
+    """Return by how much rescaling raises the correlation of SI with SOS on CIFAR."""
+    before, after = (correlations(results, "CIFAR", "SI", "SOS", when=when) for when in ("before", "after"))
+    return after - before
+
+
+def lead_over_siu(results: Results, benchmark: Benchmark, name: str, when: str = "after") -> Table:
     """Return how much closer a measure is to SOS than SIU is."""
-    return correlations(results, benchmark, name, "SOS") - correlations(results, benchmark, "SIU", "SOS")
+    lead, siu = (correlations(results, benchmark, each, "SOS", when=when) for each in (name, "SIU"))
+    return lead - siu
+
+
+def weakest_with_logits(results: Results, benchmark: Benchmark) -> Table:
+    """Return the correlation of MAS on logits with MAS, AF or √Fisher, whichever is lowest."""
+    found = [correlations(results, benchmark, "MAS-logits", name) for name in ("MAS", "AF", "sqrtFisher")]
+    return np.asarray(np.min(found, axis=0), dtype=np.float64)
 
 
 def drop_after_first(results: Results) -> Table:
@@ -54,6 +67,10 @@ _MAS_WITH: tuple[tuple[str, str, Benchmark, Published, float], ...] = (
     ("B3", "sqrtFisher", "CIFAR", MAS_WITH_ROOT_FISHER["CIFAR"], 0.95),  # "approximately 1"
 )
 
+_WITH_LOGITS: tuple[tuple[Benchmark, str, float], ...] = (
+    ("CIFAR", "very close to 1", 0.95),
+    ("P-MNIST", "slightly weaker", 0.8),  # than "very close to 1"
+)
 _CONTROLS = tuple(zip(("no-re-init", "c-0"), CONTROLS, strict=True))
 
 CLAIMS = (
@@ -114,18 +131,54 @@ CLAIMS = (
         for name, control in _CONTROLS
     ),
     *(
-        # Added when the runs without re-init had been seen: what they do on task 1, where nothing is regularised yet,
-        # decides the claims above, and says nothing about a control.
+        # What a run does on task 1, where nothing is regularised yet, decides the claims above, and says nothing about
+        # a control.
         Claim(
             f"control-restores-later-tie-{name}",
             ("figure1",),
             f"With less regularisation ({control}) the correlation is close to one on CIFAR's tasks 2-6, where "
-            "regularisation acts. (Added after the runs without re-init.)",
+            "regularisation acts.",
             "correlation of SI with SOS, lowest of the later tasks",
             lowest(partial(control_correlations, control=control), tasks=LATER),
             AtLeast(0.9),
+            added_later=control == "no re-init",
         )
         for name, control in _CONTROLS
+    ),
+    *(
+        # "Figure 1 (top middle & right; bottom) show that SI, SIB are more similar to √v than SIU": on CIFAR too.
+        Claim(
+            f"bias-explains-second-order-{name.lower()}-cifar{suffix}",
+            (item,),
+            f"{name} is more similar to SOS than SIU is (CIFAR, every task, {when} rescaling).",
+            f"correlation of {name} with SOS less that of SIU, lowest task",
+            lowest(partial(lead_over_siu, benchmark="CIFAR", name=name, when=when)),
+            AtLeast(0.0, errors=2),
+            added_later=True,
+        )
+        for name in ("SI", "SIB")
+        for when, suffix, item in (("after", "", "figure1"), ("before", "-before-rescaling", "before-rescaling"))
+    ),
+    Claim(
+        "rescaling-strengthens-tie-on-later-cifar-tasks",
+        ("before-rescaling",),
+        "On CIFAR, rescaling increases the correlation of SI with SOS on tasks 2-5.",
+        "correlation after rescaling less that before, lowest of tasks 2-5",
+        lowest(gain_by_rescaling, tasks=slice(1, 5)),
+        AtLeast(0.0, errors=2),
+        added_later=True,
+    ),
+    *(
+        Claim(
+            f"mas-logits-correlations-{benchmark.lower()}",
+            ("mas-logits",),
+            f"MAS on logits is tied to MAS, AF and √Fisher: correlations {words} on {benchmark}.",
+            "correlation with the three, lowest of them and of the tasks",
+            lowest(partial(weakest_with_logits, benchmark=benchmark)),
+            AtLeast(bound),
+            added_later=True,
+        )
+        for benchmark, words, bound in _WITH_LOGITS
     ),
     Claim(
         "rescaling-without-effect-on-p-mnist",

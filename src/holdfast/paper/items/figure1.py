@@ -18,7 +18,7 @@ from holdfast.report import Item
 _CAPTION = (
     "SI, bias and square root of the approximate Fisher (SOS). Top left: importances summed over all weights, for SI, "
     "its unbiased version SIU, the path integral with the full gradient, and the decrease in loss that all three are "
-    "meant to track; one bar each where the paper draws lines through training. Top centre: Pearson correlations of "
+    "meant to track. Top centre: Pearson correlations of "
     "SI, its bias SIB and its unbiased version SIU with SOS, over all protected weights. Top right: the same on the "
     "other benchmark, with two controls of SI that are regularised less: without re-initialisation, and with c = 0. "
     "Bars are standard errors over {repetitions} repetitions. Bottom: SOS against SI, SIB and SIU in the first of "
@@ -43,6 +43,9 @@ def draw(results: Results) -> Sequence[Item]:
         scatter_panel(results, "P-MNIST", "SOS", "SIU", raw=True),
     ]
     caption = _CAPTION.format(repetitions=results.preset.repetitions, points=shown_weights(results, "P-MNIST"))
+    for control in CONTROLS:
+        if not results.finished(control_runs(results.preset, control)):
+            caption += f" Not measured yet: the control {control}."
     return [figure_of("figure1", caption, panels, columns=3)]
 
 

@@ -18,10 +18,12 @@ _SHOWN_POINTS = 240
 
 def draw(results: Results) -> Sequence[Item]:
     """Return the figure."""
+    settings = noise_runs(results.preset)[0].settings
     caption = (
         "Left: squared norms of the full gradient and of the noise, which is the distance of a batch's gradient from "
-        "it, at single steps of training. Right: the share of steps in which the ratio of noise to gradient is at "
-        "least so large."
+        "it, at single steps of training; for the eye's sake, some of those that were measured. Right: the share of "
+        "all measured steps in which the ratio of noise to gradient is at least so large. One run on the first task, "
+        f"{settings.epochs} epochs with batches of {settings.batch_size}."
     )
     panels = [
         panel_or_reason("Through training", lambda: _through_training(results)),

@@ -16,7 +16,7 @@ _CAPTION = (
     "Test accuracies: mean and standard error of the average accuracy over all tasks after the last, in per cent, "
     "beside the paper's. "
 )
-_DIFFERENCE = " The difference from the paper is in standard errors, those of both sides counted."
+_DISTANCE = " The distance from the paper is in standard errors, those of both sides counted."
 _BESIDE = (
     "What the text says about further algorithms: MAS on logits, MASX, SOS with large batches and without α, no "
     "protection at all, all weights held equally (L2) or more with every task (L2-growing), weights held by their "
@@ -33,7 +33,7 @@ def runs(preset: Preset) -> list[Spec]:
 def draw(results: Results) -> Sequence[Item]:
     """Return the table, and the one beside it."""
     preset = results.preset
-    caption = _CAPTION + large_batches(preset) + _DIFFERENCE * preset.follows_the_paper
+    caption = _CAPTION + large_batches(preset) + _DISTANCE * preset.follows_the_paper
     beside = _BESIDE + preset.strengths + _BORROWED * preset.follows_the_paper
     return [
         accuracy_table("table1", caption, results, TABLE1),

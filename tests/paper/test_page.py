@@ -1,0 +1,17 @@
+import pytest
+
+from holdfast.paper.page import _seeds, _short
+
+
+@pytest.mark.parametrize(
+    ("seeds", "written"),
+    [([3], "3"), ([0, 1, 2], "0–2"), ([4, 0, 2, 1], "0–2, 4"), ([1000, 1002], "1000, 1002")],
+)
+def test_seeds_in_a_row_are_written_as_a_range(seeds, written):
+    assert _seeds(seeds) == written
+
+
+def test_that_code_had_changes_is_not_cut_off_with_the_rest_of_its_commit():
+    assert _short("0123456789abcdef0123+changes") == "0123456789ab+changes"
+    assert _short("0123456789abcdef0123") == "0123456789ab"
+    assert _short(None) is None
