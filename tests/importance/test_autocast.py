@@ -148,16 +148,3 @@ def test_what_is_checkpointed_is_computed_again_in_a_thread_of_torchs_own():
     expected = torch.autograd.grad(plain(inputs).sum(), list(plain.parameters()))
     torch.testing.assert_close(found, list(expected))
     assert_autocast_works()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("build", [Inside, Checkpointed])
-def test_a_gpus_own_threads_make_no_difference_either(build):
-    inputs = torch.randn(6, 8, device="cuda")
-    model, plain = build().cuda(), Plain().cuda()
-    torch.testing.assert_close(fisher(model, inputs), fisher(plain, inputs), rtol=1e-6, atol=0)
-    with autocast_off(model):
-        found = torch.autograd.grad(model(inputs).sum(), list(model.parameters()))
-    expected = torch.autograd.grad(plain(inputs).sum(), list(plain.parameters()))
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
-    assert model(inputs).dtype == torch.bfloat16
