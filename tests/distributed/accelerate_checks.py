@@ -18,14 +18,27 @@ from tests.consolidation.helpers import batch, loss, net
 from tests.distributed.problem import SIZE, check_same_run, make_guard, share, train, whole
 
 
-def accelerator_of(here):
-    # As torchrun sets them; the processes have found each other already.
+def as_torchrun(here):
+    """Say where this process is as torchrun does; the processes have found each other already."""
     where = {"WORLD_SIZE": here.size, "RANK": here.rank, "LOCAL_RANK": here.rank, "LOCAL_WORLD_SIZE": here.size}
     os.environ.update({name: str(value) for name, value in where.items()}, MASTER_ADDR="127.0.0.1", MASTER_PORT="29400")
     os.environ["OMP_NUM_THREADS"] = "1"  # else Accelerate sets it, with a warning
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+def accelerator_of(here):
+    as_torchrun(here)
     return Accelerator(cpu=True)
+
+
+def shard_with(accelerator, *layers):
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=list(layers)
+    )
+    accelerator.state._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
+    assert accelerator.is_fsdp2
+    return accelerator
 
 
 def run_prepared(accelerator, here):
@@ -48,18 +61,8 @@ def accelerate_replicas_give_what_one_process_gives(here):
     check_same_run(accelerator.unwrap_model(model), guard, found)
 
 
-def sharding_accelerator(here):
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Linear"]
-    )
-    accelerator = accelerator_of(here)
-    accelerator.state._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
-    assert accelerator.is_fsdp2
-    return accelerator
-
-
 def accelerate_shards_give_what_one_process_gives(here):
-    model, guard, found = run_prepared(sharding_accelerator(here), here)
+    model, guard, found = run_prepared(shard_with(accelerator_of(here), "Linear"), here)
     assert all(isinstance(omega, DTensor) for omega in guard.importance.values())
     check_same_run(model, guard, found)
     guard.save(here.folder / "sharded.safetensors")
@@ -71,7 +74,7 @@ def accelerate_shards_give_what_one_process_gives(here):
 
 def accelerate_shards_what_a_guard_found_before(here):
     """As with the Trainer, which prepares a model that is protected already."""
-    accelerator, model = sharding_accelerator(here), net()
+    accelerator, model = shard_with(accelerator_of(here), "Linear"), net()
     guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=20.0, group=distributed.group.WORLD)
     guard.consolidate([share(batch(1, SIZE), here.rank, here.size)])
     found = {name: omega.clone() for name, omega in guard.importance.items()}

@@ -15,7 +15,8 @@ from tests.distributed import problem
 from tests.distributed.processes import run_checks
 
 TWO = ["tests.distributed.ddp_checks", "tests.distributed.mistake_checks", "tests.distributed.rank_checks"]
-TWO += ["tests.distributed.fsdp_checks", "tests.distributed.page_checks", "tests.distributed.accelerate_checks"]
+TWO += ["tests.distributed.fsdp_checks", "tests.distributed.page_checks"]
+TWO += ["tests.distributed.accelerate_checks", "tests.distributed.trainer_checks"]
 THREE = ["tests.distributed.three_checks"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
