@@ -67,27 +67,26 @@ def _table(here: Sequence[Point]) -> list[str]:
 
 def _at_equal_gain(learned: Sequence[Learned], way: str) -> list[str]:
     """Return the English lost where each method has gained a share of what fine-tuning gains."""
-    lines = [
-        "English lost at equal gain, read off each seed's straight lines between neighbouring strengths:",
-        "",
-        f"| Python gained, of fine-tuning's | {' | '.join(MEASURES)} |",
-        "|---|" + "---|" * len(MEASURES),
-    ]
-    against = [
-        "Lost with L2 less lost with the others there, seed by seed (above 0: importance keeps more than nearness):",
-        "",
-        f"| Python gained, of fine-tuning's | {' | '.join(MEASURES[1:])} |",
-        "|---|" + "---|" * len(MEASURES[1:]),
-    ]
-    for share in SHARES:
-        lost = {name: lost_at_share(learned, way, name, share) for name in MEASURES}
-        cells = [_cell(list(by_seed.values())) for by_seed in lost.values()]
-        lines.append(f"| {share:.0%} | {' | '.join(cells)} |")
-        cells = [_cell(_less(lost["L2"], lost[name])) for name in MEASURES[1:]]
-        against.append(f"| {share:.0%} | {' | '.join(cells)} |")
+    others = MEASURES[1:]
+    lost = {share: {name: lost_at_share(learned, way, name, share) for name in MEASURES} for share in SHARES}
+    rows = [(f"{share:.0%}", [_cell(list(found[name].values())) for name in MEASURES]) for share, found in lost.items()]
     free = [point.lost for point in points(learned) if (point.way, point.measure) == (way, FINE_TUNE)]
-    lines += [f"| fine-tuning: 100% | {' | '.join([str(lost)] * len(MEASURES))} |" for lost in free]
-    return [*lines, "", *against]
+    rows += [("fine-tuning: 100%", [str(each)] * len(MEASURES)) for each in free]
+    less = [
+        (f"{share:.0%}", [_cell(_less(found["L2"], found[name])) for name in others]) for share, found in lost.items()
+    ]
+    return [
+        "English lost at equal gain, read off each seed's straight lines between neighbouring strengths:",
+        *_by_share(MEASURES, rows),
+        "",
+        "Lost with L2 less lost with the others there, seed by seed (above 0: importance keeps more than nearness):",
+        *_by_share(others, less),
+    ]
+
+
+def _by_share(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    head = f"| Python gained, of fine-tuning's | {' | '.join(names)} |"
+    return ["", head, "|---|" + "---|" * len(names), *(f"| {share} | {' | '.join(cells)} |" for share, cells in rows)]
 
 
 def _less(a: dict[int, float], b: dict[int, float]) -> list[float]:

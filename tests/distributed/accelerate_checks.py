@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 import holdfast
 from holdfast.integrations.accelerate import prepare_guard
 from tests.consolidation.helpers import batch, loss, net
-from tests.distributed.problem import SIZE, check_same_run, make_guard, share, train, whole
+from tests.distributed.problem import SIZE, check_same_run, learn, make_guard, share, whole
 
 
 def as_torchrun(here):
@@ -47,11 +47,7 @@ def run_prepared(accelerator, here):
     model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
     guard = make_guard(model)
     prepare_guard(accelerator, guard, optimizer)
-    for task in range(2):
-        train(model, optimizer, guard, task, here.rank, here.size)
-        data = [share(batch(100 * (1 + part) + task, SIZE), here.rank, here.size) for part in range(2)]
-        found = guard.consolidate(data)
-    return model, guard, found
+    return model, guard, learn(model, optimizer, guard, here.rank, here.size)
 
 
 def accelerate_replicas_give_what_one_process_gives(here):

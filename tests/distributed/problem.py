@@ -44,11 +44,16 @@ def run(model, rank=0, size=1, tasks=2, **options):
     guard = make_guard(model, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     guard.attach(optimizer)
+    return guard, learn(model, optimizer, guard, rank, size, tasks)
+
+
+def learn(model, optimizer, guard, rank=0, size=1, tasks=2):
+    """Go through the tasks with a guard that is attached; return what it found for the last one."""
     for task in range(tasks):
         train(model, optimizer, guard, task, rank, size)
         data = [share(batch(100 + task, SIZE), rank, size), share(batch(200 + task, SIZE), rank, size)]
         found = guard.consolidate(data)
-    return guard, found
+    return found
 
 
 def alone(tasks=2):

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from holdfast.analysis.statistics import Estimate, difference_in_errors
 from holdfast.paper.algorithms import Algorithm
-from holdfast.paper.presets import BENCHMARKS, Benchmark
+from holdfast.paper.presets import BENCHMARKS, PRESETS, Benchmark
 from holdfast.paper.published import ACCURACIES, Published
 from holdfast.paper.results import NotMeasuredError, Results
 from holdfast.paper.runs import accuracy_runs
 from holdfast.report import Cell, Measured, Table, label
 
-_PAPERS_TITLES = {"P-MNIST": "P-MNIST", "CIFAR": "Split CIFAR"}
 PAPER_SEEDS = {"P-MNIST": 3, "CIFAR": 10}
 """How many runs the means of its Table 1 are of."""
 
@@ -59,7 +58,7 @@ def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequen
     compared = results.preset.follows_the_paper
     columns = ["algorithm"]
     for benchmark in used:
-        columns += [stages[benchmark].title, f"paper, {_PAPERS_TITLES[benchmark]}"]
+        columns += [stages[benchmark].title, f"paper, {PRESETS['paper'].stages[benchmark].title}"]
         columns += [f"distance in errors, {stages[benchmark].title}"] * compared
         columns += [f"runs, {stages[benchmark].title}"]
     lines: list[tuple[Cell, ...]] = []

@@ -15,14 +15,14 @@ def draw(results: Results) -> Sequence[Item]:
     """Return the figure."""
     preset = results.preset
     numbers = dict.fromkeys(str(preset.stages[benchmark].path_steps) for benchmark in BENCHMARKS)
-    steps = " and ".join(numbers) + (" of each task" if len(numbers) == 1 else " of each task on the two benchmarks")
+    steps = " and ".join(numbers) + " of each task" + " on the two benchmarks" * (len(numbers) > 1)
     caption = (
         "Importances summed over all protected weights on every task, before rescaling, and the decrease in loss that "
         "they are meant to track. What SI has beyond SIU is its bias. Where each task has a head of its own, the head "
         "is not protected and has no importance, though it lowers the loss as well: the full gradient is shown without "
-        f"and with it. It was computed at random steps, {steps}: unbiased, with a "
-        f"scatter that the error bars contain. They are standard errors over {preset.repetitions} repetitions. Right: "
-        "the same without the first task, whose sums are much larger."
+        f"and with it. It was computed at random steps, {steps}: unbiased, with a scatter that the error bars contain. "
+        f"They are standard errors over {preset.repetitions} repetitions. Right: the same without the first task, "
+        "whose sums are much larger."
     )
     panels = [sums_over_tasks(results, benchmark) for benchmark in BENCHMARKS]
     panels.append(sums_over_tasks(results, "CIFAR", first=2))
