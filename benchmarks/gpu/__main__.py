@@ -13,7 +13,8 @@ BENCHMARKS = {
     "split-cifar": training.split_cifar,
     "fisher": fisher.run,
     "plain-step": plain_step.run,
-    "billion": billion.run,
+    "billion-16": billion.with_16_bit_weights,
+    "billion-32": billion.with_32_bit_weights,
 }
 
 

@@ -39,7 +39,6 @@ CASES: dict[str, dict[str, Any] | None] = {
     "SOS, state in 32 bits": {},
     "SOS, state in 16 bits on the processor": {"state_dtype": torch.bfloat16, "state_device": "cpu"},
 }
-WEIGHTS = {"16-bit weights": torch.bfloat16, "32-bit weights, bf16 autocast": torch.float32}
 
 
 @dataclass
@@ -52,43 +51,51 @@ class Loop:
     parameters: int
 
 
-def run(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Report]:
-    """Every case in turn, twice, each from a new model."""
+def with_16_bit_weights(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Report]:
     del datasets
+    yield _report("16-bit weights", torch.bfloat16, device, quick)
+
+
+def with_32_bit_weights(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Report]:
+    del datasets
+    yield _report("32-bit weights, bf16 autocast", torch.float32, device, quick)
+
+
+def _report(weights: str, dtype: torch.dtype, device: torch.device, quick: bool) -> Report:
+    """Every case in turn, twice, each from a new model."""
     size = SMALL if quick else FULL
-    for weights, dtype in WEIGHTS.items():
-        rounds: dict[str, list[Loop]] = {case: [] for case in CASES}
-        for _ in range(ROUNDS):
-            for case, storage in CASES.items():
-                rounds[case].append(_loop(size, dtype, storage, device))
-                gc.collect()
-                if device.type == "cuda":
-                    torch.cuda.empty_cache()
-        parameters = rounds["unprotected"][0].parameters
-        notes = [
-            (
-                f"A Llama of {parameters / 1e9:.2f} billion parameters (width {size.width}, {size.layers} layers,"
-                f" random weights), {weights}; {size.sequences} sequences of {size.length} tokens a step, fused AdamW."
-            ),
-            (
-                "Protected: SOS watches every step, and holds the model to an anchor of a task before. Times are of "
-                f"{size.steps} steps in each of {ROUNDS} rounds. Peak memory is all that torch had allocated; state is "
-                "what the guard keeps, in the middle of a task."
-            ),
-        ]
-        name = f"gpu-billion-{8 * dtype.itemsize}"
-        seconds = {case: [s for loop in loops for s in loop.seconds] for case, loops in rounds.items()}
-        report = Report(name, f"A billion parameters, {weights}: SOS against the unprotected step", notes, seconds)
-        peaks = {case: max(loop.peak for loop in loops) for case, loops in rounds.items()}
-        for case, loops in list(rounds.items())[1:]:
-            asked = case == "SOS, state in 16 bits"
-            report.ratio(f"step, {case} / unprotected", case, "unprotected", 1.10 if asked else None)
-            held = loops[0].state / parameters
-            report.ratios.append(Ratio(f"state, {case}", held, 8.0 if asked else None, unit=" bytes a parameter"))
-            more = (peaks[case] - peaks["unprotected"]) / parameters
-            report.ratios.append(Ratio(f"peak memory above the unprotected, {case}", more, unit=" bytes a parameter"))
-        report.notes += [f"peak memory, {case}: {peak / 2**30:.2f} GiB" for case, peak in peaks.items()]
-        yield report
+    rounds: dict[str, list[Loop]] = {case: [] for case in CASES}
+    for _ in range(ROUNDS):
+        for case, storage in CASES.items():
+            rounds[case].append(_loop(size, dtype, storage, device))
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    parameters = rounds["unprotected"][0].parameters
+    notes = [
+        (
+            f"A Llama of {parameters / 1e9:.2f} billion parameters (width {size.width}, {size.layers} layers,"
+            f" random weights), {weights}; {size.sequences} sequences of {size.length} tokens a step, fused AdamW."
+        ),
+        (
+            "Protected: SOS watches every step, and holds the model to an anchor of a task before. Times are of "
+            f"{size.steps} steps in each of {ROUNDS} rounds. Peak memory is all that torch had allocated; state is "
+            "what the guard keeps, in the middle of a task."
+        ),
+    ]
+    name = f"gpu-billion-{8 * dtype.itemsize}"
+    seconds = {case: [s for loop in loops for s in loop.seconds] for case, loops in rounds.items()}
+    report = Report(name, f"A billion parameters, {weights}: SOS against the unprotected step", notes, seconds)
+    peaks = {case: max(loop.peak for loop in loops) for case, loops in rounds.items()}
+    for case, loops in list(rounds.items())[1:]:
+        asked = case == "SOS, state in 16 bits"
+        report.ratio(f"step, {case} / unprotected", case, "unprotected", 1.10 if asked else None)
+        held = loops[0].state / parameters
+        report.ratios.append(Ratio(f"state, {case}", held, 8.0 if asked else None, unit=" bytes a parameter"))
+        more = (peaks[case] - peaks["unprotected"]) / parameters
+        report.ratios.append(Ratio(f"peak memory above the unprotected, {case}", more, unit=" bytes a parameter"))
+    report.notes += [f"peak memory, {case}: {peak / 2**30:.2f} GiB" for case, peak in peaks.items()]
+    return report
 
 
 def _loop(size: Size, dtype: torch.dtype, storage: dict[str, Any] | None, device: torch.device) -> Loop:
