@@ -148,9 +148,12 @@ def surroundings(name: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
     on_gpu = name.startswith("gpu-")
+    command = f"python -m benchmarks {name.partition('-')[0]}"
+    if on_gpu:
+        command = f"make bench-gpu PYTHON=python3 BENCH={name.removeprefix('gpu-')}"
     gpu = {"gpu": torch.cuda.get_device_name()} if on_gpu and torch.cuda.is_available() else {}
     return {
-        "command": "make bench-gpu PYTHON=python3" if on_gpu else f"python -m benchmarks {name.partition('-')[0]}",
+        "command": command,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "versions": ", ".join(f"{package} {version}" for package, version in versions.items()),
         "cpu": _cpu(),
