@@ -3,8 +3,12 @@ import math
 import pytest
 
 from holdfast.analysis.statistics import Estimate
-from holdfast.paper.accuracy_table import AccuracyRow
+from holdfast.experiments import Store
+from holdfast.paper.accuracy_table import AccuracyRow, accuracy_table
+from holdfast.paper.algorithms import BESIDE_TABLE1, TABLE1
+from holdfast.paper.presets import PRESETS
 from holdfast.paper.published import ACCURACIES, Published
+from holdfast.paper.results import Results
 
 SI = ACCURACIES["P-MNIST", "SI"]
 
@@ -30,3 +34,12 @@ def test_where_an_error_is_unknown_there_is_no_difference():
 )
 def test_a_published_number_is_written_as_printed(published, text):
     assert str(published) == text
+
+
+def test_table_1_has_the_papers_numbers_of_experiments_and_other_tables_none(tmp_path):
+    results = Results(Store(tmp_path), PRESETS["paper"])
+    numbered = accuracy_table("table1", "Caption.", results, TABLE1)
+    assert numbered.columns[:2] == ("algorithm", "No.")
+    assert [line[1] for line in numbered.rows] == ["(1)"] * 4 + ["(2)"] * 2 + ["(3)"] * 4
+    mixed = accuracy_table("mixed", "Caption.", results, (*TABLE1, *BESIDE_TABLE1))
+    assert "No." not in mixed.columns

@@ -174,6 +174,9 @@ def test_unknown_strengths_are_searched_for_on_validation_data(tmp_path):
     assert line["runs"] == "2"
     tested = {row["strength"] for row in rows(tmp_path / "after" / "runs.csv") if row["measure"] == "L2"}
     assert tested == {str(best[0])}
+    how = ", re-initialised," if best[1] else ""
+    assert f"Found by search: c = {best[0]:g}{how} for L2." in found.index.read_text(encoding="utf-8")
+    assert "Found by search" not in left.index.read_text(encoding="utf-8")
 
 
 def refuse(specs, store):

@@ -11,6 +11,7 @@ from holdfast.paper.presets import BENCHMARKS, PRESETS, Benchmark
 from holdfast.paper.published import ACCURACIES, Published
 from holdfast.paper.results import NotMeasuredError, Results
 from holdfast.paper.runs import accuracy_runs
+from holdfast.paper.wording import found_strengths
 from holdfast.report import Cell, Measured, Table, label
 
 PAPER_SEEDS = {"P-MNIST": 3, "CIFAR": 10}
@@ -56,21 +57,22 @@ def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequen
     used = [b for b in BENCHMARKS if any(b in algorithm.benchmarks for algorithm in algorithms)]
     # A difference from the paper means something only where its own protocol was followed.
     compared = results.preset.follows_the_paper
-    columns = ["algorithm"]
+    numbered = all(algorithm.experiment for algorithm in algorithms)
+    columns = ["algorithm", *["No."] * numbered]
     for benchmark in used:
         columns += [stages[benchmark].title, f"paper, {PRESETS['paper'].stages[benchmark].title}"]
         columns += [f"distance in errors, {stages[benchmark].title}"] * compared
         columns += [f"runs, {stages[benchmark].title}"]
     lines: list[tuple[Cell, ...]] = []
     for algorithm in algorithms:
-        cells: list[Cell] = [label(algorithm.name)]
+        cells: list[Cell] = [label(algorithm.name), *[algorithm.experiment] * numbered]
         for benchmark in used:
             row = accuracy_row(results, benchmark, algorithm)
             cells += [_measured(row.ours), None if row.paper is None else row.paper.cell()]
             cells += [row.difference if row.difference is None else Measured(row.difference, decimals=1)] * compared
             cells += [None if row.ours is None else row.ours.count]
         lines.append(tuple(cells))
-    return Table(name, caption, tuple(columns), tuple(lines))
+    return Table(name, caption + found_strengths(results.preset, algorithms), tuple(columns), tuple(lines))
 
 
 def _measured(found: Estimate | None) -> Measured | None:

@@ -14,7 +14,8 @@ from holdfast.report import Item
 
 _CAPTION = (
     "Test accuracies: mean and standard error of the average accuracy over all tasks after the last, in per cent, "
-    "beside the paper's. "
+    "beside the paper's, with its numbers of the experiments (No.): (1) and (3) explain why SI and MAS work, (2) shows "
+    "what large batches do to SI and SOS. "
 )
 _DISTANCE = " The distance from the paper is in standard errors, those of both sides counted."
 _BESIDE = (
