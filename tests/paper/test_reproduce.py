@@ -175,7 +175,10 @@ def test_unknown_strengths_are_searched_for_on_validation_data(tmp_path):
     tested = {row["strength"] for row in rows(tmp_path / "after" / "runs.csv") if row["measure"] == "L2"}
     assert tested == {str(best[0])}
     how = ", re-initialised," if best[1] else ""
-    assert f"Found by search: c = {best[0]:g}{how} for L2." in found.index.read_text(encoding="utf-8")
+    assert (
+        f"Found by search: c = {best[0]:g}{how} for L2 on {preset.stages['P-MNIST'].title}."
+        in found.index.read_text(encoding="utf-8")
+    )
     assert "Found by search" not in left.index.read_text(encoding="utf-8")
 
 

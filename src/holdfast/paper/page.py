@@ -28,8 +28,8 @@ _MISSING = (
     "without them."
 )
 _PROVENANCE = (
-    "Every run, with what it took: seconds of training for it alone, where several trained side by side. The id is a "
-    "hash of all that decides the result."
+    "Every run behind the tables and figures, with what it took: seconds of training for it alone, where several "
+    "trained side by side. The id is a hash of all that decides the result."
 )
 
 
@@ -77,7 +77,7 @@ def _missing(items: Sequence[PaperItem], specs: Sequence[Spec], results: Results
     ):
         damage = results.damaged_searches.get((benchmark, algorithm.name))
         reason = damage or "Its strength is to be searched for."
-        rows.append((f"{algorithm.name} on {benchmark}", None, "damaged" if damage else "not begun", reason))
+        rows.append((f"{algorithm.name} on {benchmark}", None, "damaged" if damage else "strength unknown", reason))
     return tuple(rows)
 
 

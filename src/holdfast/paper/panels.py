@@ -74,9 +74,8 @@ def correlations_over_tasks(title: str, series: Mapping[str, Measurements], *, y
     def draw(axes: Axes) -> None:
         _lines(axes, found)
         axes.set_ylabel(y_label)
-        low = axes.get_ylim()[0]
-        # Where all are high, they are looked at more closely; the legend has room below them in either case.
-        axes.set_ylim(0.5 if low >= 0.8 else min(0.0, low), 1.04)
+        # From 0, so that panels can be compared, and the legend has room below high ones.
+        axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.04)
         axes.legend(loc="best")
 
     return Panel(title, draw, _rows(found))

@@ -27,5 +27,5 @@ def found_strengths(preset: Preset, algorithms: Iterable[Algorithm]) -> str:
             if row in stage.searched and row in stage.chosen:
                 chosen = stage.chosen[row]
                 how = ", re-initialised," * chosen.reinitialise
-                found.append(f"c = {chosen.strength:g}{how} for {algorithm.name}")
+                found.append(f"c = {chosen.strength:g}{how} for {algorithm.name} on {stage.title}")
     return f" Found by search: {'; '.join(found)}." if found else ""
