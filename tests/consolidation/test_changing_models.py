@@ -294,3 +294,30 @@ def test_a_layer_that_has_another_name_now_is_told():
         guard.attach(optimizer)
     guard.forget("0.weight", "0.bias")
     guard.attach(optimizer)
+
+
+@pytest.mark.parametrize("measure", ["SOS", "EWC"])
+def test_a_model_that_is_frozen_as_a_whole_at_the_end_of_a_task_is_consolidated(measure):
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2), torch.randn(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = holdfast.Consolidator(model, measure, 1.0)
+    guard.attach(optimizer)
+    model(x).square().mean().backward()
+    optimizer.step()
+    model.requires_grad_(False)
+    guard.consolidate([x])
+    assert guard.anchor.keys() == {"weight", "bias"}
+    guard.refresh()
+    guard.load_state_dict(guard.state_dict())
+    with pytest.raises(holdfast.ProtectError, match="No parameter of the model is trainable"):
+        holdfast.Consolidator(model, measure, 1.0)
+
+
+def test_forgetting_a_name_that_is_not_there_forgets_none():
+    model = nn.Linear(3, 2)
+    guard = holdfast.Consolidator(model, "L2", 1.0)
+    guard.consolidate()
+    with pytest.raises(holdfast.ProtectError, match="'wieght' is not a protected parameter, so nothing was forgotten"):
+        guard.forget("weight", "wieght")
+    assert guard.anchor.keys() == {"weight", "bias"}

@@ -1,8 +1,11 @@
 """A run that is saved and continued equals one that never stopped, and nothing else can be loaded."""
 
 import copy
+import dataclasses
 import json
 import os
+import pickle
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -202,3 +205,64 @@ def test_a_state_that_is_loaded_in_inference_mode_serves_in_training(saved):
     with torch.inference_mode():
         guard.load(path)
     assert not any(tensor.is_inference() for tensor in guard.state_dict()["tensors"].values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighted(holdfast.WeightMeasure):
+    """A measure of one's own with a setting that JSON has no word for."""
+
+    choose_when: ClassVar[str] = "never"
+    factors: Any = (0.5, 2.0)
+
+    def importance(self, weight):
+        return weight.abs() * self.factors[0]
+
+
+def test_a_setting_that_is_a_tuple_comes_back(tmp_path):
+    model = net()
+    guard = holdfast.Consolidator(model, Weighted())
+    guard.consolidate()
+    guard.save(tmp_path / "guard.safetensors")
+    again = holdfast.Consolidator(model, Weighted())
+    again.load(tmp_path / "guard.safetensors")
+    assert again.tasks == 1
+    other = holdfast.Consolidator(model, Weighted(factors=(0.5, 3.0)))
+    with pytest.raises(holdfast.StateError, match="same measures and settings"):
+        other.load(tmp_path / "guard.safetensors")
+
+
+def test_a_setting_that_no_file_holds_is_named():
+    guard = holdfast.Consolidator(net(), Weighted(factors=[torch.tensor(0.5)]))
+    with pytest.raises(
+        holdfast.ConfigurationError, match=r"settings of Weighted are .*factors.*a saved state can hold"
+    ):
+        guard.state_dict()
+
+
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, lambda three: pickle.loads(pickle.dumps(three))], ids=["copied", "pickled"]
+)
+def test_a_copy_is_attached_to_nothing_and_says_so(how):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = holdfast.Consolidator(model, "SOS", 2.0)
+    guard.attach(optimizer)
+    loss(model, batch(0)).backward()
+    optimizer.step()
+    guard.consolidate()
+    with pytest.warns(holdfast.HoldfastWarning, match=r"attached to nothing. Call attach\(\) on the copy"):
+        model_2, optimizer_2, guard_2 = how((model, optimizer, guard))
+    with pytest.raises(holdfast.OrderError, match="before attach"):
+        guard_2.observe(loss(model_2, batch(1)))
+    guard_2.attach(optimizer_2)
+    for each, stepping in ((model, optimizer), (model_2, optimizer_2)):
+        with torch.no_grad():
+            next(each.parameters()).add_(1.0)
+        stepping.zero_grad()
+        loss(each, batch(1)).backward()
+        stepping.step()
+    for a, b in zip(model.parameters(), model_2.parameters(), strict=True):
+        assert torch.equal(a, b)
+    first, second = guard.consolidate()["SOS"], guard_2.consolidate()["SOS"]
+    for name, importance in first.importance.items():
+        assert torch.equal(importance, second.importance[name])

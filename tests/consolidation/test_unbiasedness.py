@@ -122,6 +122,54 @@ def test_halves_leave_the_whole_batch_in_grad(net, data):
         torch.testing.assert_close(parameter.grad, expected[name])
 
 
+def test_halves_train_a_head_of_its_own_too():
+    torch.manual_seed(0)
+    body, head, x = nn.Linear(3, 4), nn.Linear(4, 1), torch.randn(8, 3)
+    guard = holdfast.Consolidator(body, holdfast.SOS(alpha=1.0))
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+    guard.attach(optimizer)
+    guard.backward_halves(head(body(x[:4])).mean(), head(body(x[4:])).mean())
+    trained = [*body.parameters(), *head.parameters()]
+    for parameter, gradient in zip(trained, torch.autograd.grad(head(body(x)).mean(), trained), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("way", ["observe_independent", "backward_halves"])
+def test_what_one_of_the_two_gradients_does_not_reach_has_none_there(way):
+    torch.manual_seed(0)
+    heads, x = nn.ModuleList([nn.Linear(3, 1).double(), nn.Linear(3, 1).double()]), torch.randn(8, 3).double()
+    optimizer = torch.optim.SGD(heads.parameters(), lr=0.1)
+    guard = holdfast.Consolidator(heads, holdfast.SOS(alpha=0.5, beta2=0.0, normalise=False))
+    guard.attach(optimizer)
+    first, second = (head(x).square().mean() for head in heads)
+    g = [torch.autograd.grad(half, heads[i].weight, retain_graph=True)[0] for i, half in enumerate((first, second))]
+    if way == "backward_halves":
+        guard.backward_halves(first, second)
+    else:
+        first.backward()
+        guard.observe_independent(second)
+    optimizer.step()
+    found = guard.path.running["SOS"]
+    torch.testing.assert_close(found["0.weight"], g[0].square())
+    torch.testing.assert_close(found["1.weight"], (0.5 * g[1]).square())
+
+
+def test_halves_of_16_bit_weights_are_added_up_in_full():
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 1).bfloat16(), torch.randn(64, 3).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = holdfast.Consolidator(model, holdfast.SOS(alpha=1.0, beta2=0.0, normalise=False))
+    guard.attach(optimizer)
+    sums = [torch.zeros(1, 3), torch.zeros(1, 3)]
+    for i in range(8):
+        halves = [model(part).square().mean() for part in x[8 * i : 8 * i + 8].chunk(2)]
+        for k, half in enumerate(halves):
+            sums[k] += torch.autograd.grad(half, model.weight, retain_graph=True)[0].float()
+        guard.backward_halves(*halves, accumulate=i > 0)
+    optimizer.step()
+    torch.testing.assert_close(guard.path.running["SOS"]["weight"], (sums[0] - sums[1]).square(), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("measure", [holdfast.SIU(), holdfast.SIB()])
 def test_halves_are_refused_where_the_step_is_made_of_both(net, data, measure):
     guard = holdfast.Consolidator(net, measure)

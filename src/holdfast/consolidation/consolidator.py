@@ -1,6 +1,7 @@
 """The two lines that a user adds to a training loop."""
 
 import os
+import warnings
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,14 @@ from holdfast.consolidation.sharding import local
 from holdfast.consolidation.state import from_state, to_state
 from holdfast.consolidation.storage import Storage
 from holdfast.consolidation.watching import Observed, StepWatcher
-from holdfast.errors import ConfigurationError, NotFiniteError, OptimizerError, OrderError
+from holdfast.errors import (
+    ConfigurationError,
+    HoldfastWarning,
+    NotFiniteError,
+    OptimizerError,
+    OrderError,
+    ProtectError,
+)
 from holdfast.importance.batches import Forward
 from holdfast.importance.measures import Measure
 from holdfast.importance.measures import measure as measure_by_name
@@ -218,6 +226,7 @@ class Consolidator:
             _remove(handles)
         self._hooks = []
         self._watcher.release()
+        self._watcher.observed = Observed()
         if self._watcher.rank_gradients is not None:
             self._watcher.rank_gradients.active = False
 
@@ -303,7 +312,7 @@ class Consolidator:
                 "backward_halves() cannot take the gradients of a sharded model apart: FSDP brings them together in "
                 "backward() only. Call observe_independent() with the loss of a second batch."
             )
-        trained = [p for p in self._memory.model.parameters() if p.requires_grad]
+        trained = self._trained()
         halves = gradients_of_halves(self._memory, first, second, trained, scaler)
         names = {id(parameter): name for name, parameter in self._memory.parameters.items()}
         observed = Observed(samples=samples)
@@ -388,7 +397,8 @@ class Consolidator:
                 ``model(inputs)``.
 
         Returns:
-            What each measure found for this task, by the measure's name.
+            What each measure found for this task, by the measure's name. Its tensors may be the guard's own: clone
+            what you want to change.
         """
         memory = self._memory
         memory.ranks.together(memory.refresh)
@@ -418,6 +428,12 @@ class Consolidator:
 
     def forget(self, *names: str) -> None:
         """Let go of parameters: drop their anchor, importance and running state."""
+        for name in names:
+            if name not in self._memory.parameters and name not in self._memory.anchor:
+                raise ProtectError(
+                    f"{name!r} is not a protected parameter, so nothing was forgotten; see Consolidator.parameters for "
+                    "those."
+                )
         for name in names:
             self._memory.forget(name)
 
@@ -462,6 +478,17 @@ class Consolidator:
         """Take over the state of a file that :meth:`save` wrote."""
         self.load_state_dict(files.read(path))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes along: all but the optimisers, whose hooks are not copied with them."""
+        if self._attached():
+            warnings.warn(
+                "A copy of an attached Consolidator is attached to nothing. Call attach() on the copy, with the "
+                "optimiser that trains its model, before it is to hold anything.",
+                HoldfastWarning,
+                stacklevel=4,
+            )
+        return {**self.__dict__, "_hooks": []}
+
     # Helpers
 
     def _new_anchor(self) -> dict[str, Tensor]:
@@ -493,6 +520,11 @@ class Consolidator:
     def _owned(self) -> set[int]:
         """Return the ids of all parameters that attached optimisers train."""
         return {key for optimizer in self._attached() for key in ids(trained_by(optimizer))}
+
+    def _trained(self) -> list[Tensor]:
+        """Return what the model or an attached optimiser trains: heads may be modules of their own."""
+        every = [*self._memory.model.parameters(), *(p for o in self._attached() for p in trained_by(o))]
+        return list({id(p): p for p in every if p.requires_grad}.values())
 
     def _take_in_new(self) -> None:
         """Begin to watch parameters that were unfrozen or added since the last step."""

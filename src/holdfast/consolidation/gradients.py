@@ -39,6 +39,7 @@ def gradients_of_halves(
     """Return the gradients of two halves' losses, each at the scaler's loss scale if there is one."""
 
     def of(loss: Tensor, *, retain_graph: bool) -> list[Tensor | None]:
+        _require_gradient(loss)
         scaled = loss if scaler is None else scaler.scale(loss)
         found = torch.autograd.grad(scaled, parameters, allow_unused=True, retain_graph=retain_graph)
         return list(found)
@@ -52,9 +53,10 @@ def gradients_of_halves(
 
 def unscaled(gradient: Tensor | None, scaler: GradScaler | None) -> Tensor | None:
     """Return a gradient without the scaler's factor, in single precision at least: 16 bits would lose digits."""
-    if gradient is None or scaler is None or not scaler.is_enabled():
-        return gradient
-    return (gradient.float() if gradient.dtype.itemsize < 4 else gradient) / scaler.get_scale()
+    if gradient is None:
+        return None
+    gradient = gradient.to(running_dtype(gradient))
+    return gradient if scaler is None or not scaler.is_enabled() else gradient / scaler.get_scale()
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor], scaler: GradScaler | None) -> list[Tensor | None]:
@@ -92,6 +94,10 @@ def _gradients_by_backward(
 
 
 def _require_gradient(loss: Tensor) -> None:
+    if not isinstance(loss, Tensor):
+        raise OrderError(
+            f"The loss given is a {type(loss).__name__}; expected a tensor that backward() could be called on."
+        )
     if not loss.requires_grad:
         raise OrderError(
             "The loss given has no gradient: it was computed under torch.no_grad() or from detached outputs. Compute "

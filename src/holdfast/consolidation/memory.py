@@ -1,5 +1,6 @@
 """All that a Consolidator remembers, shared by the parts that read it, write it and save it."""
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +12,7 @@ from holdfast.consolidation.ledger import Ledger
 from holdfast.consolidation.selection import Selection
 from holdfast.consolidation.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
 from holdfast.consolidation.storage import Storage
-from holdfast.errors import ProtectError
+from holdfast.errors import ConfigurationError, ProtectError
 from holdfast.importance.naming import named_parameters
 
 if TYPE_CHECKING:
@@ -67,17 +68,17 @@ class Memory:
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
         """What identifies every measure in a saved state."""
-        return {name: ledger.measure.settings() for name, ledger in self.ledgers.items()}
+        return {name: _plain(name, ledger.measure.settings()) for name, ledger in self.ledgers.items()}
 
     def refresh(self) -> None:
         """Look at the model again: take in parameters that were added, unfrozen, replaced or moved."""
         reshard(self.model)
         self.find_ranks()
         present = dict(named_parameters(self.model))
-        found = self.selection.find(self.model)
         # What is held, or has been watched in this task, stays so when it is frozen: by default, the selection is of
         # what can be trained at this moment.
         kept = self.anchor.keys() | self.steps.keys()
+        found = self.selection.find(self.model, some=not kept)
         self.parameters = {name: p for name, p in present.items() if name in found or name in kept}
         for name, parameter in self.parameters.items():
             anchor = self.anchor.get(name)
@@ -113,8 +114,6 @@ class Memory:
 
     def forget(self, name: str) -> None:
         """Drop everything known about a parameter."""
-        if name not in self.parameters and name not in self.anchor:
-            raise ProtectError(f"{name!r} is not a protected parameter; see Consolidator.parameters for those.")
         for kept in self._tensors():
             kept.pop(name, None)
         self.steps.pop(name, None)
@@ -163,3 +162,15 @@ class Memory:
 
     def _running(self) -> list[dict[str, Tensor]]:
         return [ledger.running for ledger in self.ledgers.values()]
+
+
+def _plain(measure: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as a file gives them back, tuples as lists, or refuse what no file can hold."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(settings))
+    except TypeError as error:
+        raise ConfigurationError(
+            f"The settings of {measure} are {settings}; expected numbers, strings, lists of them or None, which a "
+            f"saved state can hold ({error})."
+        ) from error
+    return plain

@@ -6,6 +6,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
+from holdfast.consolidation.sharding import local
 from holdfast.errors import OptimizerError
 
 T = TypeVar("T")
@@ -86,3 +87,20 @@ def refuse_sparse(parameters: Mapping[str, nn.Parameter]) -> None:
                 f"{name!r} has a sparse gradient, which cannot be measured or held. Use Embedding(sparse=False), or "
                 "leave it out of protect."
             )
+
+
+def give_each_its_own_gradient(parameters: Iterable[nn.Parameter]) -> None:
+    """Copy gradients that share their memory with another's, or their elements with each other.
+
+    ``backward()`` makes none of these, but who assigns what ``torch.autograd.grad`` returns may have them, and what is
+    added to one of them must not end up in another.
+    """
+    taken = set()
+    for parameter in parameters:
+        if parameter.grad is None or not parameter.grad.numel():
+            continue
+        own = local(parameter.grad)
+        repeats = any(stride == 0 and size > 1 for stride, size in zip(own.stride(), own.shape, strict=True))
+        if repeats or own.data_ptr() in taken:
+            parameter.grad = parameter.grad.clone()
+        taken.add(own.data_ptr())

@@ -21,7 +21,7 @@ class Selection:
         self.patterns: list[str] = []
         self.chosen: list[nn.Parameter] = []
         if protect is None:
-            self.predicate = lambda _, parameter: parameter.requires_grad
+            self.predicate = _is_trainable
         elif isinstance(protect, str):
             self.patterns = [protect]
         elif isinstance(protect, nn.Parameter):
@@ -50,8 +50,8 @@ class Selection:
         if not items:
             raise ProtectError("protect is an empty list; give None for every trainable parameter, or name some.")
 
-    def find(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """Return the chosen parameters by name, a tied one under its first name."""
+    def find(self, model: nn.Module, *, some: bool = True) -> dict[str, nn.Parameter]:
+        """Return the chosen parameters by name, a tied one under its first name; there have to be ``some``, or not."""
         every = named_parameters(model, remove_duplicate=False)
         first_name: dict[int, str] = {}
         for name, parameter in every:
@@ -73,7 +73,7 @@ class Selection:
             )
         found |= {id(parameter) for parameter in self.chosen}
         selected = {first_name[id(p)]: p for _, p in every if id(p) in found}
-        if not selected:
+        if some and not selected:
             what = "is trainable" if self.default else "was selected by protect"
             raise ProtectError(
                 f"No parameter of the model {what}; expected at least one of {len(first_name)}. "
@@ -104,6 +104,10 @@ class Selection:
         elif not close and (alike := difflib.get_close_matches(pattern.strip("*."), _parts(names), n=1)):
             hint = f"Did you mean '*{alike[0]}*', which is part of some names?"
         raise ProtectError(f"protect={pattern!r} matches no parameter of the model. {hint}")
+
+
+def _is_trainable(_: str, parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad
 
 
 def _parts(names: list[str]) -> list[str]:

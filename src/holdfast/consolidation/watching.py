@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from holdfast.consolidation.amp import read_scaling
+from holdfast.consolidation.handed import HandedGradients
 from holdfast.consolidation.memory import Memory
-from holdfast.consolidation.optimizers import ids, refuse_sparse, trained_by
+from holdfast.consolidation.optimizers import give_each_its_own_gradient, ids, refuse_sparse, trained_by
 from holdfast.consolidation.overwriting import Lent, Overwriters
 from holdfast.consolidation.penalty import add_penalty_gradient, penalty_value
 from holdfast.consolidation.pieces import in_pieces
@@ -59,6 +60,8 @@ class Pending:
     """The user's own ``.grad``, to be put back after the step."""
     lent: Lent | None = None
     """The same, where the optimiser was given it rather than another tensor."""
+    handed: Tensor | None = None
+    """What the optimiser was given: the user's own, or one that has the penalty's gradient in it."""
 
 
 class StepWatcher:
@@ -74,6 +77,7 @@ class StepWatcher:
         self._held_back: dict[str, Tensor] = {}
         self._overwriters = Overwriters()
         self._passed_over: set[int] = set()
+        self._handed: HandedGradients | None = None
 
     @property
     def path_measures(self) -> dict[str, PathMeasure]:
@@ -95,6 +99,14 @@ class StepWatcher:
         self._before = {}
         self._held_back = {}
         self._pending = []
+        self._handed = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to a step or to optimisers: a copy watches none yet."""
+        return {"memory": self.memory}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["memory"])  # type: ignore[misc]
 
     def _pre_hook(
         self, hold: bool, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -158,9 +170,9 @@ class StepWatcher:
     @torch.no_grad()
     def _begin(self, optimizer: Optimizer, *, hold: bool, copy_gradients: bool = False) -> None:
         """Do what comes before a step, or raise before anything has changed."""
-        if self._pending:  # the last step never ended; its buffers may still be some parameter's gradient
-            self._held_back = {}
-            self._pending = []
+        if self._is_tried_again(optimizer):
+            return  # it is measured and held already
+        self._let_go_of_last_step()
         scaling = read_scaling(optimizer)
         if scaling.skipped:
             return
@@ -173,18 +185,21 @@ class StepWatcher:
         refuse_sparse(owned)
         measures = self.path_measures
         waiting = any(measure.needs_step for measure in measures.values())
+        strength = 2 * memory.strength * scaling.factor if hold else 0.0
         seen = {}
         if measures:
             self._check_measures(measures, owned)
             # What is held goes to the optimiser as another tensor; the rest it might overwrite.
             at_risk = waiting and self._overwriters.may_include(optimizer)
-            lent = {name for name in owned if at_risk and not (hold and name in memory.anchor)}
+            lent = {name for name in owned if at_risk and not (strength and name in memory.anchor)}
             copied = owned.keys() if copy_gradients and waiting else lent
             seen = {name: self._seen(name, p, scaling.factor, copy=name in copied) for name, p in owned.items()}
         at_once = any(not measure.needs_step for measure in measures.values())
         if at_once:  # measures that all wait for the step have no state to spoil yet: the walk itself looks
             self._refuse_unless_finite(seen)
-        strength = 2 * memory.strength * scaling.factor if hold else 0.0
+        held = {name: p for name, p in owned.items() if strength and name in memory.anchor}
+        if not waiting:
+            give_each_its_own_gradient(held.values())
         finite = True
         for name, parameter in owned.items():
             gradient, independent = seen.get(name, (None, None))
@@ -196,17 +211,46 @@ class StepWatcher:
             )
         if waiting and memory.found_by_any_rank([] if finite else [True]):
             self._refuse_unless_finite(seen)
-        for name in owned:
-            if waiting and name not in memory.start:
-                memory.start[name] = memory.storage.exact(self._before[name].clone(), owned[name])
+        self._count_step(owned, keep_start=waiting)
+        if copy_gradients:  # a closure makes new gradients whenever it is called
+            return
+        self._lend(self._pending)
+        if held or measures:
+            self._handed = HandedGradients(optimizer, owned, held if not waiting else ())
+
+    def _count_step(self, owned: dict[str, nn.Parameter], *, keep_start: bool) -> None:
+        memory = self.memory
+        for name, parameter in owned.items():
+            if keep_start and name not in memory.start:
+                memory.start[name] = memory.storage.exact(self._before[name].clone(), parameter)
             memory.steps[name] = memory.steps.get(name, 0) + 1
-        self._lend(self._pending if not copy_gradients else [])
+
+    def _let_go_of_last_step(self) -> None:
+        self._handed = None
+        if self._pending:  # it never ended; its buffers may still be some parameter's gradient
+            self._held_back = {}
+            self._pending = []
+
+    def _is_tried_again(self, optimizer: Optimizer) -> bool:
+        """Whether this very step has begun before, and raised; one that has ended is not to be taken twice."""
+        if self._handed is None:
+            return False
+        owned = self._owned(optimizer)
+        if self._handed.is_tried_again(optimizer, owned):
+            return True
+        if (name := self._handed.with_penalty(owned)) is not None:
+            raise OrderError(
+                f"The gradient of {name!r} is still that of the last step, with the penalty's in it: optimizer.step() "
+                "was called again without a new backward pass, or by another optimiser that trains the same parameter. "
+                "Call optimizer.zero_grad() and backward() before every step."
+            )
+        return False
 
     @staticmethod
     def _lend(stepping: Iterable[Pending]) -> None:
         """Note which gradients the optimiser is about to get as they are."""
         for pending in stepping:
-            given = pending.task_gradient
+            given, pending.handed = pending.task_gradient, pending.parameter.grad
             if given is not None and pending.parameter.grad is given:
                 pending.lent = Lent(given, given._version, measured=pending.gradient is given)
 
@@ -230,12 +274,13 @@ class StepWatcher:
         anchor = at_hand(memory.anchor[name], parameter) if held else None
         importance = at_hand(memory.importance[name], parameter) if held else None
         if anchor is not None and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter, dtype=getattr(parameter, "grad_dtype", None))
         grad = parameter.grad
         out = grad
         if anchor is not None and not in_place:
             # The measures will want the task's gradient after the step, so the optimiser gets another tensor.
-            parameter.grad = out = _buffer(self._held_back, name, parameter)
+            assert grad is not None
+            parameter.grad = out = _buffer(self._held_back, name, grad)
         before = None if in_place else self._before[name]
         at_once = [
             (measure, memory.ledgers[key].running_for(name, parameter))
@@ -247,6 +292,8 @@ class StepWatcher:
             gradient = torch.zeros_like(running[0])
         samples = self.observed.samples
         ranks = self.rank_gradients if name not in self.observed.independent else None
+        if independent is None and ranks is None and any(m.needs_independent_gradient for m, _ in at_once):
+            independent = torch.zeros_like(running[0])
         square = (
             ranks.mean_square(parameter, gradient) if ranks is not None and at_once and gradient is not None else None
         )
@@ -280,9 +327,12 @@ class StepWatcher:
         """Do what comes after a step."""
         self._overwriters.look(optimizer, [pending.lent for pending in self._pending if pending.lent is not None])
         for pending in self._pending:
-            pending.parameter.grad = pending.task_gradient
+            if pending.parameter.grad is pending.handed:  # some optimisers clear gradients in their steps
+                pending.parameter.grad = pending.task_gradient
             self._after_step(pending)
         self._pending = []
+        if self._handed is not None:
+            self._handed.ended = True
         owned = self._owned(optimizer)
         for name in owned:
             self.observed.gradient.pop(name, None)
@@ -293,8 +343,8 @@ class StepWatcher:
     def _after_step(self, pending: Pending) -> None:
         """Give Δ to the measures that wait for it."""
         gradient, independent = pending.gradient, pending.independent
-        if gradient is None and independent is None:
-            return
+        if gradient is None and independent is None and pending.handed is None:
+            return  # no optimiser moves a parameter without a gradient
         measures = [(key, measure) for key, measure in self.path_measures.items() if measure.needs_step]
         kept = [self.memory.ledgers[key].running_for(pending.name, pending.parameter) for key, _ in measures]
         states = [at_hand(state, pending.parameter) for state in kept]

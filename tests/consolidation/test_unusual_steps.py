@@ -1,0 +1,200 @@
+"""Steps that raise and are tried again, that are taken twice, and optimisers that do more than step."""
+
+import dataclasses
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.errors import OrderError
+
+X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(3, 2).double()
+
+
+class Flaky(torch.optim.SGD):
+    """Raises once, before it has moved anything, when it is told to."""
+
+    fails = False
+
+    def step(self, closure=None):
+        if self.fails:
+            self.fails = False
+            raise MemoryError("for a moment")
+        return super().step(closure)
+
+
+def two_tasks(measure, *, fail=()):
+    model = linear()
+    optimizer = Flaky(model.parameters(), 0.01, momentum=0.9)
+    guard = holdfast.Consolidator(model, measure, 10.0)
+    guard.attach(optimizer)
+    for task in range(2):
+        for i in range(4):
+            optimizer.zero_grad()
+            model(X + task).square().mean().backward()
+            if (task, i) in fail:
+                optimizer.fails = True
+                with pytest.raises(MemoryError):
+                    optimizer.step()
+            optimizer.step()
+        steps = guard.path.steps
+        guard.consolidate([X])
+    return [*model.parameters(), *guard.importance.values()], steps
+
+
+@pytest.mark.parametrize("measure", ["SOS", "SI", "EWC"])
+def test_a_step_that_raised_and_is_tried_again_counts_once(measure):
+    undisturbed, steps = two_tasks(measure)
+    retried, counted = two_tasks(measure, fail={(0, 0), (0, 2), (1, 1)})
+    assert counted == steps == 4
+    for a, b in zip(undisturbed, retried, strict=True):
+        assert torch.equal(a, b)
+
+
+def held(measure, make=torch.optim.SGD, strength=1.0, **options):
+    """A guard that holds a model to where it was, from which it has been moved away since."""
+    model = linear()
+    optimizer = make(model.parameters(), 0.01, **options)
+    guard = holdfast.Consolidator(model, measure, strength)
+    guard.attach(optimizer)
+    optimizer.zero_grad()
+    model(X).square().mean().backward()
+    optimizer.step()
+    guard.consolidate([X])
+    optimizer.zero_grad()
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    return model, optimizer, guard
+
+
+@pytest.mark.parametrize("measure", ["SOS", "EWC"])
+def test_a_gradient_that_has_the_penalty_in_it_is_not_stepped_with_again(measure):
+    model, optimizer, guard = held(measure)
+    model(X).square().mean().backward()
+    optimizer.step()
+    before, steps = model.weight.detach().clone(), guard.path.steps
+    with pytest.raises(OrderError, match=r"'weight' is still that of the last step.*zero_grad\(\) and backward\(\)"):
+        optimizer.step()
+    assert torch.equal(model.weight, before) and guard.path.steps == steps
+    for set_to_none in (True, False):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        model(X).square().mean().backward()
+        optimizer.step()
+    assert guard.path.steps == steps + 2
+
+
+def test_two_steps_for_one_backward_are_measured_where_the_gradient_is_the_tasks():
+    model, optimizer, guard = held("SI")
+    model(X).square().mean().backward()
+    gradient, before = model.weight.grad.clone(), model.weight.detach().clone()
+    optimizer.step()
+    optimizer.step()
+    assert torch.equal(model.weight.grad, gradient)
+    expected = -gradient * (model.weight.detach() - before)
+    torch.testing.assert_close(guard.path.running["SI"]["weight"], expected)
+
+
+class Clearing(torch.optim.SGD):
+    """Clears the gradients itself, as optimisers do that step during backward()."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        self.zero_grad()
+        return loss
+
+
+@pytest.mark.parametrize("measure", ["SOS", "SI", "EWC"])
+def test_gradients_that_an_optimiser_has_cleared_stay_cleared(measure):
+    model, optimizer, _ = held(measure, Clearing)
+    for _ in range(2):
+        model(X).square().mean().backward()
+        optimizer.step()
+        assert model.weight.grad is None
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_observing_alone_is_right_with_an_optimiser_that_overwrites_gradients(foreach):
+    model, optimizer, guard = held("SI", strength=0.0, momentum=0.9, nesterov=True, foreach=foreach)
+    total = torch.zeros_like(model.weight)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(X).square().mean().backward()
+        gradient, before = model.weight.grad.clone(), model.weight.detach().clone()
+        optimizer.step()
+        total -= gradient * (model.weight.detach() - before)
+    torch.testing.assert_close(guard.path.running["SI"]["weight"], total)
+
+
+@pytest.mark.parametrize("measure", ["L2", "SOS"])
+def test_gradients_that_share_their_memory_are_held_each_by_itself(measure):
+    pair = nn.ParameterList(
+        [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(4))]
+    )
+    optimizer = torch.optim.SGD(pair.parameters(), 0.1)
+    guard = holdfast.Consolidator(pair, measure, 1.0)
+    guard.attach(optimizer)
+
+    def step():
+        loss = (X[:2].float() + (pair[0] + pair[1])).square().sum() + pair[2].sum()
+        found = torch.autograd.grad(loss, list(pair))
+        for parameter, gradient in zip(pair, found, strict=True):
+            parameter.grad = gradient
+        before = [parameter.detach().clone() for parameter in pair]
+        expected = [
+            b - 0.1 * (g + 2 * guard.importance[str(i)] * (b - guard.anchor[str(i)]) if guard.tasks else g)
+            for i, (b, g) in enumerate(zip(before, [g.clone() for g in found], strict=True))
+        ]
+        optimizer.step()
+        for parameter, weights in zip(pair, expected, strict=True):
+            torch.testing.assert_close(parameter.detach(), weights)
+
+    step()
+    guard.consolidate()
+    with torch.no_grad():
+        pair[0].add_(1.0)
+        pair[1].sub_(0.5)
+        pair[2].add_(1.0)
+    step()
+
+
+@dataclasses.dataclass(frozen=True)
+class Travelled(holdfast.PathMeasure):
+    """The length of the way, whatever moved the weights."""
+
+    choose_when: ClassVar[str] = "never"
+    slot: ClassVar[str] = "length"
+    needs_step: ClassVar[bool] = True
+
+    def update_(self, state, gradient, independent, step, samples):
+        state.add_(step.abs())
+
+    def importance(self, state, displacement, steps):
+        return state.clone()
+
+
+def test_what_the_penalty_alone_moves_has_travelled():
+    model = nn.ModuleList([linear(), linear()])
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    guard = holdfast.Consolidator(model, Travelled(), 1.0)
+    guard.attach(optimizer)
+    (model[0](X) + model[1](X)).square().mean().backward()
+    optimizer.step()
+    guard.consolidate()
+    with torch.no_grad():
+        model[1].weight.add_(1.0)
+    length = torch.zeros_like(model[1].weight)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model[0](X).square().mean().backward()
+        before = model[1].weight.detach().clone()
+        optimizer.step()
+        length += (model[1].weight.detach() - before).abs()
+    assert length.sum() > 0
+    torch.testing.assert_close(guard.consolidate()["Travelled"].importance["1.weight"], length)
