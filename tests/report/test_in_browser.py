@@ -128,6 +128,21 @@ def test_an_edge_is_shaded_where_and_only_where_something_is_hidden(browser, ind
     assert scrolling == {390: 5, 800: 2, 1600: 1}[width]
 
 
+def test_the_count_at_the_top_leads_to_each_claim(browser, index):
+    browser.open(index, width=800)
+    links = browser.evaluate(
+        "[...document.querySelectorAll('.tally > li, nav')].map(part => [...part.querySelectorAll('a')].map(link =>"
+        " document.getElementById(decodeURIComponent(link.hash.slice(1))) !== null))"
+    )
+    assert all(found and all(found) for found in links) and len(links) == 4
+    counts = browser.evaluate("[...document.querySelectorAll('.tally strong')].map(count => +count.textContent)")
+    assert counts == [len(found) for found in links[:3]]
+    shown = "document.querySelector('.tally .fails ol').checkVisibility()"
+    assert not browser.evaluate(shown)
+    browser.click(".tally .fails summary")
+    assert browser.evaluate(shown)
+
+
 def test_the_name_of_a_row_stays_in_sight(browser, index):
     browser.open(index, width=390)
     row = browser.evaluate(

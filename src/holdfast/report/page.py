@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
@@ -64,6 +65,7 @@ def _environment() -> Environment:
         column_classes=_column_classes,
         breadth=_breadth,
         answer=_ANSWERS.get,
+        anchor=_anchor,
     )
     return environment
 
@@ -108,7 +110,12 @@ def _column_class(table: Table, place: int) -> str:
     return "unbroken" if is_unbroken(table, place) else ""
 
 
-def _tally(verdicts: Sequence[Verdict]) -> list[tuple[str, int, str]]:
-    """Return how many claims hold, do not hold and were not checked, leaving out what there is none of."""
-    counts = [(answer, sum(each.holds is holds for each in verdicts)) for holds, answer in _ANSWERS.items()]
-    return [(answer.kind, count, answer.many) for answer, count in counts if count]
+def _anchor(title: str) -> str:
+    """Return a section's address on the page, which stays whatever other sections there are."""
+    return "-".join(re.findall(r"\w+", title.lower()))
+
+
+def _tally(verdicts: Sequence[Verdict]) -> list[tuple[str, str, list[Verdict]]]:
+    """Return the claims that hold, do not hold and were not checked, leaving out what there is none of."""
+    found = [(answer, [each for each in verdicts if each.holds is holds]) for holds, answer in _ANSWERS.items()]
+    return [(answer.kind, answer.many, claims) for answer, claims in found if claims]

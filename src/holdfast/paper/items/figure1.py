@@ -20,7 +20,8 @@ _CAPTION = (
     "its unbiased version SIU, the path integral with the full gradient, and the decrease in loss that all three are "
     "meant to track. Top centre: Pearson correlations of "
     "SI, its bias SIB and its unbiased version SIU with SOS, over all protected weights. Top right: the same on the "
-    "other benchmark, with two controls of SI that are regularised less: without re-initialisation, and with c = 0. "
+    "other benchmark, with two controls of SI that are regularised less: without re-initialisation and with {weaker}, "
+    "and with c = 0. "
     "Bars are standard errors over {repetitions} repetitions. Bottom: SOS against SI, SIB and SIU in the first of "
     "them, one point a weight, {points} random weights; on a straight line through the origin, one measure is a "
     "multiple of the other. SIU is shown before rescaling, with its negative side."
@@ -42,7 +43,12 @@ def draw(results: Results) -> Sequence[Item]:
         scatter_panel(results, "P-MNIST", "SOS", "SIB"),
         scatter_panel(results, "P-MNIST", "SOS", "SIU", raw=True),
     ]
-    caption = _CAPTION.format(repetitions=results.preset.repetitions, points=shown_weights(results, "P-MNIST"))
+    usual, weaker = (results.preset.spec("CIFAR", "SI", variant).strength for variant in ("usual", "no re-init"))
+    caption = _CAPTION.format(
+        repetitions=results.preset.repetitions,
+        points=shown_weights(results, "P-MNIST"),
+        weaker=f"c = {weaker:g} in place of {usual:g}",
+    )
     for control in CONTROLS:
         if not results.finished(control_runs(results.preset, control)):
             caption += f" Not measured yet: the control {control}."
