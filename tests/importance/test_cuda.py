@@ -5,6 +5,7 @@ import torch
 
 from holdfast.importance.autocast import autocast_off
 from tests.importance.test_autocast import Checkpointed, Inside, Plain, fisher
+from tests.importance.test_routes import ORDERS, SeenBatches, UsedTwice
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -22,3 +23,12 @@ def test_autocast_in_the_model_makes_no_difference(build):
     expected = torch.autograd.grad(plain(inputs).sum(), list(plain.parameters()))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
     assert model(inputs).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_samples_are_told_apart(dtype):
+    """What does not move samples is measured together; what does, one at a time."""
+    for order, together in ((lambda layer, x: layer(x.gather(1, x.argsort(1))), True), (ORDERS["index"], False)):
+        model = SeenBatches(UsedTwice(order).to("cuda", dtype))
+        fisher(model, torch.randn(40, 4, device="cuda", dtype=dtype))
+        assert (model.seen.count(1) == 1) == together

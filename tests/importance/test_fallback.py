@@ -102,3 +102,27 @@ def test_float32():
 def test_embedding_bag():
     model = nn.Sequential(nn.EmbeddingBag(5, 4), nn.Linear(4, 3)).double()
     assert_agrees(model, torch.randint(5, (4, 3)), None, MEASURES["Fisher"], fallback={"0.weight"})
+
+
+class Empty(nn.Module):
+    """Has parameters without a single number: on their own, in a layer, and used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.shift = nn.Parameter(torch.randn(0, 3)), nn.Parameter(torch.randn(0))
+        self.none, self.layer = nn.Linear(1, 3), nn.Linear(4, 3)
+        self.none.weight = nn.Parameter(torch.randn(3, 0))
+
+    def forward(self, x):
+        nothing = x[..., :0] + self.shift
+        nothing = nothing * 2 + self.shift
+        y = self.layer(x) + self.none(nothing) + F.linear(nothing, self.none.weight)
+        return y.flatten(1, -2).sum(1) + self.rows.sum(0) if y.ndim > 2 else y + self.rows.sum(0)
+
+
+@pytest.mark.parametrize("measure", ["Fisher", "MAS"])
+@pytest.mark.parametrize("shape", [(5, 4), (1, 4), (5, 2, 4)])
+def test_parameters_without_numbers(shape, measure):
+    found = assert_agrees(Empty().double(), torch.randn(shape).double(), None, MEASURES[measure], fallback={"rows"})
+    assert found.values["rows"].shape == (0, 3)
+    assert found.values["none.weight"].shape == (3, 0)

@@ -10,6 +10,7 @@ from torch import nn
 from holdfast.importance import precision
 from holdfast.importance.engine import sample_importance
 from holdfast.importance.precision import precise_outputs
+from tests import oracles
 from tests.importance.agreement import MEASURES, assert_agrees
 
 CERTAINTIES = [1e-3, 1e-8, 1e-15, 1e-22, 1e-100, 1e-160]
@@ -68,6 +69,26 @@ def test_outputs_in_float64_leave_the_rest_in_float32():
     found = sample_importance(model, [inputs], MEASURES["AF"].score, MEASURES["AF"].phi)
     assert torch.float64 in seen
     assert {p.dtype for p in model.parameters()} == {value.dtype for value in found.values.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, TypeError, ValueError, AssertionError, KeyError])
+def test_a_model_that_takes_no_float64_keeps_the_digits_it_has(error):
+    model, inputs, _ = _trained("mlp", torch.float32, 1e-8)
+
+    class Refuses(nn.Sequential):
+        def forward(self, x):
+            if x.dtype != torch.float32 and refusing:
+                raise error("float32 alone")
+            return super().forward(x)
+
+    refusing = True
+    found = sample_importance(Refuses(*model), [inputs], MEASURES["Fisher"].score, MEASURES["Fisher"].phi).values
+    refusing = False
+    expected = oracles.importance(
+        Refuses(*model), oracles.one_by_one(inputs), MEASURES["Fisher"].oracle, MEASURES["Fisher"].phi
+    )
+    for name, value in expected.items():
+        assert oracles.relative_error(found[name], value) < 1e-4
 
 
 def test_a_large_model_keeps_the_digits_it_has(monkeypatch):

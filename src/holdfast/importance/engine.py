@@ -11,6 +11,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from holdfast.importance.parts import Part, disjoint
 from holdfast.importance.phi import Phi
 from holdfast.importance.plan import Plan, Site, check_independent, make_plan, plan_for_one, record
 from holdfast.importance.precision import precise_outputs
+from holdfast.importance.routes import Routes
 from holdfast.importance.rules.base import Rule
 from holdfast.importance.scores import Score
 from holdfast.importance.uses import Use
@@ -109,6 +111,7 @@ class SampleAccumulator:
         self._without_rule: set[str] = set()
         self._rows_batched = True
         self._arrivals = _Arrivals()
+        self._routes = Routes()
 
     @property
     def full(self) -> bool:
@@ -174,14 +177,19 @@ class SampleAccumulator:
             self._planned_shapes = shapes
         if self._plan is None:
             return 1
-        rows = self.score.rows(self._plan.outputs, _first(batch.targets), self.phi, None).count
+        rows = self._rows_of_one(batch, self._plan.outputs)
         most = self._plan.samples_within(self.budget, rows)
         if self.budget == CPU_BUDGET:
             most = min(most, CPU_SAMPLES)
         return math.ceil(batch.size / math.ceil(batch.size / most))  # chunks of one size, as nearly as can be
 
+    def _rows_of_one(self, batch: Batch, outputs: Tensor) -> int:
+        """Return how many rows the first sample has, or raise if the score cannot do with its outputs."""
+        return self.score.rows(outputs, _first(batch.targets), self.phi, None).count
+
     def _make_plan(self, batch: Batch) -> None:
-        self._plan = make_plan(self.model, self.parameters, self.forward, batch.pair())
+        accept = partial(self._rows_of_one, batch)
+        self._plan = make_plan(self.model, self.parameters, self.forward, batch.pair(), accept)
         self._plan_is_new = True
 
     def _plan_for(self, batch: Batch, uses: list[Use], outputs: Tensor) -> Plan | None:
@@ -200,11 +208,11 @@ class SampleAccumulator:
         uses, outputs = record(self.model, self.parameters, self.forward, batch.inputs)
         _check_outputs(outputs, batch.size)
         plan = self._plan_for(batch, uses, outputs)
-        if plan is None:
+        sites, without_rule = ([], set()) if plan is None else plan.sites(uses, outputs, self.parameters)
+        if plan is None or (batch.size > 1 and not self._routes.keep_apart(outputs, sites)):
             for n in range(batch.size):
                 self._add_chunk(batch[n : n + 1])
             return
-        sites, without_rule = plan.sites(uses, outputs, self.parameters)
         self._without_rule |= without_rule
         precise = outputs.detach()
         if self.score.softmax:
@@ -244,7 +252,7 @@ class SampleAccumulator:
     def _add_shared(self, total: Tensor, found: list[Found]) -> None:
         """Add a parameter that is used in several places: its gradient is their sum, and only then comes φ."""
         rows, samples = found[0][-1].shape[:2]
-        deep = max(1, min(rows, self.budget // (3 * total.numel() * total.element_size())))
+        deep = max(1, min(rows, self.budget // max(1, 3 * total.numel() * total.element_size())))
         for n in range(samples):
             for row in range(0, rows, deep):
                 gradient = total.new_zeros(min(deep, rows - row), *total.shape)

@@ -36,7 +36,7 @@ class Fallback:
         self, totals: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter], batch: Batch, u: Tensor
     ) -> None:
         """Add φ of the gradients for rows ``u`` of ``[V, N, ...]`` to ``totals``, within the byte budget."""
-        one = sum(totals[name].numel() * totals[name].element_size() for name in parameters)
+        one = max(1, sum(totals[name].numel() * totals[name].element_size() for name in parameters))
         rows = max(1, min(len(u), self.budget // one))
         samples = max(1, min(batch.size, self.budget // (one * rows)))
         for first in range(0, batch.size, samples):

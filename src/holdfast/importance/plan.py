@@ -1,7 +1,7 @@
 """How a model's uses of its parameters are to be read: worked out once, on its first samples."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from holdfast.errors import BatchError, ModelError, NotFiniteError
 from holdfast.importance.batches import Batch, Forward
 from holdfast.importance.layout import Layout, layout_of, layout_of_shapes, same_values
 from holdfast.importance.parts import Part
+from holdfast.importance.routes import samples_stay_apart
 from holdfast.importance.uses import Recorder, Use, read_graph
 
 CPU_PASS = 32 * 2**20
@@ -97,6 +98,8 @@ class Site:
             return delta.unsqueeze(1)
         if self.reading.broadcast:
             return layout.unbroadcast(delta, self.use.shape, 1)
+        if self.reading.input is None:  # an expanded parameter
+            return layout.unbroadcast(delta, self.use.rule.input.shape, 1)
         return layout.samples_first(delta, lead=1)
 
 
@@ -188,10 +191,19 @@ def plan_for_one(uses: list[Use], outputs: Tensor) -> Plan:
     )
 
 
-def make_plan(model: nn.Module, parameters: Mapping[str, nn.Parameter], forward: Forward, pair: Batch) -> Plan | None:
+def make_plan(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    forward: Forward,
+    pair: Batch,
+    accept: Callable[[Tensor], object],
+) -> Plan | None:
     """Run the model on one sample and on two, and work out where samples lie in every use.
 
-    Returns ``None`` where the model takes different paths for the two, so that it must be given one at a time.
+    ``accept`` is called with the first sample's outputs before anything goes backward, and may raise.
+
+    Returns ``None`` where the model takes different paths for the two, or puts them in another order on its way, so
+    that it must be given one at a time.
     """
     one, outputs_of_one = record(model, parameters, forward, pair[:1].inputs)
     saved = _Saved()
@@ -206,7 +218,10 @@ def make_plan(model: nn.Module, parameters: Mapping[str, nn.Parameter], forward:
     if [use.signature for use in one] != [use.signature for use in two]:
         return None
     readings = [_read(a, b) for a, b in zip(one, two, strict=True)]
-    return _plan(readings, two, outputs, saved.bytes)
+    plan = _plan(readings, two, outputs, saved.bytes)
+    accept(plan.outputs)
+    sites, _ = plan.sites(two, outputs, parameters)
+    return plan if not sites or samples_stay_apart(outputs, sites) else None
 
 
 def check_independent(outputs_of_one: Tensor, outputs: Tensor) -> None:

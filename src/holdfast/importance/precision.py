@@ -36,8 +36,8 @@ def precise_outputs(model: nn.Module, forward: Forward, inputs: Any, outputs: Te
         with torch.no_grad():
             doubled = {slot: _double(tensor) for slot, tensor in replaceable.slots()}
             wide = replaceable.call_with(doubled, tree_map(_double, inputs))
-    except RuntimeError:
-        return outputs  # a model with types of its own inside
+    except Exception:  # noqa: BLE001 (a model that takes float32 alone says so with whatever error its author chose)
+        return outputs  # which are right, only with fewer digits
     return wide if isinstance(wide, Tensor) and wide.shape == outputs.shape else outputs
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning
 from holdfast.importance.phi import Phi
+from holdfast.importance.settings import whole_number
 from holdfast.importance.softmax import PIECE, Softmax
 
 IGNORED = -100
@@ -201,10 +202,8 @@ class LogLikelihood(PositionScore):
         super().__init__(positions)
         if labels not in ("exact", "sampled", "true"):
             raise ConfigurationError(f"labels={labels!r}: expected 'exact', 'sampled' or 'true'.")
-        if draws < 1:
-            raise ConfigurationError(f"draws={draws}: expected at least 1.")
         self.labels = labels
-        self.draws = draws
+        self.draws = whole_number("draws", draws, "a whole number of at least 1", least=1)
         self.needs_targets = labels == "true"
         self.softmax = True
 

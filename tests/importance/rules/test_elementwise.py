@@ -50,6 +50,12 @@ def test_broadcast(shape, form, measure):
         ("column", (4, 9), lambda x, p: x * p[:, 2], set()),
         ("expanded", (1, 1, 4), lambda x, p: torch.cat([p.expand(len(x), -1, -1), x], 1).cumsum(1), set()),
         ("expanded to more", (4,), lambda x, p: p.expand(len(x), 3, 4) * x, set()),
+        (
+            "expanded, sequence first",
+            (3, 1, 4),
+            lambda x, p: torch.cat([p.expand(3, len(x), 4), x.transpose(0, 1)]).cumsum(0).transpose(0, 1),
+            set(),
+        ),
         ("expanded to no samples", (1, 4), lambda x, p: p.expand(3, 4) * x, True),
     ],
 )

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from holdfast.errors import ConfigurationError
 from holdfast.importance.batches import Forward
 from holdfast.importance.engine import SampleAccumulator
 from holdfast.importance.phi import Phi
@@ -47,6 +46,10 @@ class Measure(ABC):
     def settings(self) -> dict[str, Any]:
         """Return the measure's kind and settings as plain values, to be stored with its state."""
         return {"kind": type(self).__name__, **dataclasses.asdict(self)}
+
+    def _set(self, name: str, value: object) -> None:
+        """Replace a setting while the measure is made, by the same one as a Python number."""
+        object.__setattr__(self, name, value)
 
 
 class PathMeasure(Measure):
@@ -164,9 +167,3 @@ class WeightMeasure(Measure):
     @abstractmethod
     def importance(self, parameter: Tensor) -> Tensor:
         """Return the importance of a parameter's weights."""
-
-
-def require(condition: bool, given: str, expected: str) -> None:
-    """Raise a :class:`~holdfast.errors.ConfigurationError` unless a setting makes sense."""
-    if not condition:
-        raise ConfigurationError(f"{given}: expected {expected}.")

@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from holdfast.importance.measures.base import PathMeasure, require
+from holdfast.importance.measures.base import PathMeasure
 from holdfast.importance.recurrences import add_to_path_, rescaled
+from holdfast.importance.settings import number, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,8 @@ class PathIntegral(PathMeasure):
     needs_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.damping > 0, f"damping={self.damping}", "a number above 0 (ξ keeps the division finite)")
+        expected = "a number above 0 (ξ keeps the division finite)"
+        self._set("damping", number("damping", self.damping, expected, lambda given: given > 0))
         require(self.clamp in ("task", "total"), f"clamp={self.clamp!r}", "'task' or 'total'")
 
     @property

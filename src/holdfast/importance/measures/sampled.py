@@ -5,9 +5,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from holdfast.importance.measures.base import SampleMeasure, require
+from holdfast.importance.measures.base import SampleMeasure
 from holdfast.importance.phi import ABSOLUTE, SQUARE, Phi
 from holdfast.importance.scores import Labels, LogLikelihood, OutputNorm, Positions, Score
+from holdfast.importance.settings import whole_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,9 @@ class LikelihoodMeasure(SampleMeasure):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require(self.samples is None or self.samples >= 1, f"samples={self.samples}", "at least 1, or None for all")
+        self._set("samples", _sample_limit(self.samples))
+        self._set("draws", whole_number("draws", self.draws, "a whole number of at least 1", least=1))
+        self._set("seed", whole_number("seed", self.seed, "a whole number"))
         _ = self.score  # checks the rest
 
     @property
@@ -136,7 +139,7 @@ class MAS(SampleMeasure):
     choose_when: ClassVar[str] = "No labels, one backward pass instead of one a class; regression with output='logits'."
 
     def __post_init__(self) -> None:
-        require(self.samples is None or self.samples >= 1, f"samples={self.samples}", "at least 1, or None for all")
+        self._set("samples", _sample_limit(self.samples))
         _ = self.score  # checks the rest
 
     @property
@@ -158,3 +161,8 @@ class MAS(SampleMeasure):
     def sample_limit(self) -> int | None:
         """How many samples to use."""
         return self.samples
+
+
+def _sample_limit(samples: int | None) -> int | None:
+    expected = "a whole number of at least 1, or None for all"
+    return None if samples is None else whole_number("samples", samples, expected, least=1)

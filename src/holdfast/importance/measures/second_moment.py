@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from holdfast.errors import ConfigurationError
-from holdfast.importance.measures.base import PathMeasure, require
+from holdfast.importance.measures.base import PathMeasure
 from holdfast.importance.recurrences import (
     add_pairs_to_second_moment_,
     add_to_second_moment_,
@@ -14,6 +14,7 @@ from holdfast.importance.recurrences import (
     posterior_precision,
     unbiased_alpha,
 )
+from holdfast.importance.settings import number, whole_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,8 @@ class SecondMoment(PathMeasure):
     needs_step: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta2 < 1, f"beta2={self.beta2}", "a number from 0 up to, but not, 1")
+        expected = "a number from 0 up to, but not, 1"
+        self._set("beta2", number("beta2", self.beta2, expected, lambda given: 0 <= given < 1))
 
     def update_(
         self, state: Tensor, gradient: Tensor, independent: Tensor | None, step: Tensor | None, samples: int | None
@@ -75,12 +77,10 @@ class SOS(SecondMoment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.alpha == "unbiased" or isinstance(self.alpha, int | float),
-            f"alpha={self.alpha!r}",
-            "a number or 'unbiased'",
-        )
-        require(self.batch_size is None or self.batch_size >= 1, f"batch_size={self.batch_size}", "at least 1")
+        if self.alpha != "unbiased":
+            self._set("alpha", number("alpha", self.alpha, "a number or 'unbiased'"))
+        if self.batch_size is not None:
+            self._set("batch_size", _batch_size(self.batch_size))
 
     @property
     def needs_independent_gradient(self) -> bool:
@@ -157,8 +157,9 @@ class PosteriorPrecision(SecondMoment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.batch_size >= 1, f"batch_size={self.batch_size}", "at least 1")
-        require(self.eta is None or self.eta >= 0, f"eta={self.eta}", "a number not below 0")
+        self._set("batch_size", _batch_size(self.batch_size))
+        if self.eta is not None:
+            self._set("eta", number("eta", self.eta, "a number not below 0", lambda given: given >= 0))
 
     @property
     def name(self) -> str:
@@ -169,3 +170,7 @@ class PosteriorPrecision(SecondMoment):
         """Return 1/(K+R)."""
         eta = self.eta if self.eta is not None else (0.01 if self.scaled else 0.001)
         return posterior_precision(self.average(state, steps), self.batch_size, eta, scaled=self.scaled)
+
+
+def _batch_size(samples: int) -> int:
+    return whole_number("batch_size", samples, "a whole number of at least 1", least=1)

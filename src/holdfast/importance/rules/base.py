@@ -69,6 +69,8 @@ def phi_of_products(delta: Tensor, a: Tensor, phi: Phi) -> Tensor:
             phi.add_(summed, delta[:, v, ..., 0])
         return summed.permute(1, 2, 0) @ phi(a.squeeze(2)).transpose(0, 1)
     total = a.new_zeros(groups, outputs, features)
+    if total.numel() == 0:
+        return total
     tile = tile_bytes(a.device)
     gradient = total.numel() * total.element_size()
     if gradient > tile:

@@ -1,5 +1,7 @@
 """Linear layers, applied to plain inputs or along a sequence."""
 
+import math
+
 from torch import Tensor
 
 from holdfast.importance.phi import Phi
@@ -57,4 +59,5 @@ class Projection(Linear):
 
 def _positions(a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
     """View ``a`` as ``[N, T, in]`` and δ as ``[V, N, T, out]``."""
-    return a.reshape(len(a), -1, a.shape[-1]), delta.reshape(*delta.shape[:2], -1, delta.shape[-1])
+    places = math.prod(a.shape[1:-1])  # not -1, which a layer without features leaves open
+    return a.reshape(len(a), places, a.shape[-1]), delta.reshape(*delta.shape[:2], places, delta.shape[-1])
