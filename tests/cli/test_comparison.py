@@ -69,9 +69,34 @@ def test_fields_can_be_chosen():
     assert compare([]) == []
 
 
-def printed(results, width):
+WATCHED = {"watch": ("EWC",), "probes": ("importances",)}
+
+
+def test_a_run_that_is_watched_as_well_counts_once():
+    twice = [result(seed=seed, accuracy=0.5 + seed / 5, **more) for more in ({}, WATCHED) for seed in range(2)]
+    (line,) = compare(twice, ["measure"])
+    assert line.plain() == compare(twice[:2], ["measure"])[0].plain()
+    assert [line.plain()["runs"] for line in compare(twice)] == [2, 2]  # unless it is asked how they were watched
+    assert [line.plain()["runs"] for line in compare(twice, ["watch"])] == [2, 2]
+    assert "differ" not in printed(twice, 80, ["measure"])
+
+
+def test_what_else_the_runs_of_a_line_differ_in_is_named_beneath():
+    mixed = [result(), result(seed=1, epochs=2, strength=3.0), result("SOS", measure_settings={"alpha": 0.5})]
+    *_, last = printed(mixed, 80, ["measure"]).splitlines()
+    assert last == "Within a line, runs differ in more than the seed: strength, epochs."
+    *_, last = printed(mixed, 80, ["scenario"]).splitlines()
+    assert last == "Within a line, runs differ in more than the seed: measure, strength, epochs."
+    elsewhere = Result(**{**vars(result()), "spec": paper_spec("split-digits", "SI", epochs=9)})
+    *_, last = printed([result(), elsewhere], 80, ["measure"]).splitlines()
+    assert last.endswith(": scenario.")
+    assert "differ" not in printed(mixed, 80)
+    assert "differ" not in printed([result(), result(seed=1)], 80, ["measure"])
+
+
+def printed(results, width, by=()):
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    print_comparison(compare(results), console)
+    print_comparison(compare(results, by), console)
     return console.file.getvalue()
 
 

@@ -116,6 +116,14 @@ def test_strengths_that_make_no_sense(measures, strength, message):
         specs(measures=measures, strengths=[strength])
 
 
+@pytest.mark.parametrize("strengths", [["1", "2"], ["SI=1", "SI=2"], ["1", "si=2"]])
+def test_a_strength_that_is_given_twice(strengths):
+    with pytest.raises(
+        ConfigurationError, match=r"2: SI has one already, 1; expected one for each .*`holdfast search`"
+    ):
+        specs(measures=["SI"], strengths=strengths)
+
+
 def test_momentum_is_for_sgd():
     assert specs(optimizer="sgd", momentum=0.5)[0].settings.momentum == 0.5
     with pytest.raises(ConfigurationError, match="Adam has none; expected --optimizer sgd"):

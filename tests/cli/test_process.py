@@ -52,6 +52,23 @@ def test_without_its_packages_the_command_says_which_extra(package):
     assert done.stderr == "holdfast's command line needs typer and rich: pip install 'holdfast[cli]'\n"
 
 
+def test_ctrl_c_while_the_commands_are_loaded():
+    program = """
+import os, signal, sys
+from holdfast.cli import main
+
+class Impatient:
+    def find_spec(self, name, path=None, target=None):
+        if name == "holdfast.cli.app":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Impatient())
+main()
+"""
+    done = run(sys.executable, "-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
+
+
 @pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_result(tmp_path):
     changes = {"tasks": 3, "epochs": 40, "hidden": (16,), "engine": "plain"}

@@ -26,6 +26,14 @@ def test_without_items_they_are_listed(call):
     assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == list(ITEMS)
 
 
+def test_options_without_items_are_not_ignored_in_silence(call, monkeypatch, tmp_path):
+    shown = call("reproduce", "--preset", "digits")
+    assert (shown.exit_code, shown.stdout) == (0, call("reproduce").stdout)
+    assert shown.stderr == "Nothing was run or reported: name items, or all, beside the options.\n"
+    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path))
+    assert call("reproduce").stderr == ""
+
+
 def test_an_item_is_run_and_reported(reproduce, tmp_path):
     shown = reproduce("long-training")
     assert shown.exit_code == 0, shown.stderr

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.cli.small import small_spec, small_store
+from tests.cli.small import OPTIONS, small_spec, small_store
 
 SPECS = [
     small_spec("SI", 0),
@@ -87,10 +87,10 @@ def test_runs_can_be_compared_by_any_field(runs):
 
 @pytest.fixture
 def damaged(store, tmp_path):
-    """A copy in which one result is cut short, one spec is nonsense, and one result is another run's."""
+    """A copy in which one result is cut short, and one spec of a run that has none is nonsense."""
     folder = tmp_path / "damaged"
     shutil.copytree(store.folder, folder)
-    paths = [folder / "runs" / SPECS[0].id / "result.json", folder / "runs" / SPECS[1].id / "spec.json"]
+    paths = [folder / "runs" / SPECS[0].id / "result.json", folder / "runs" / SPECS[3].id / "spec.json"]
     paths[0].write_text(paths[0].read_text()[:100])
     paths[1].write_text("[]")
     return folder, paths
@@ -104,8 +104,35 @@ def test_damaged_runs_are_named_and_do_not_hide_the_others(call, damaged):
         assert all(str(path) in shown.stderr for path in paths)
         assert "SOS" in shown.stdout
     statuses = {row["id"]: row["status"] for row in lines_of(call("runs", "list", "--store", folder, "--json"))}
-    assert statuses == dict(zip((s.id for s in SPECS), ("damaged", "damaged", "finished", "failed"), strict=True))
-    assert [row["measure"] for row in lines_of(call("runs", "compare", "--store", folder, "--json"))] == ["SOS"]
+    assert statuses == dict(zip((s.id for s in SPECS), ("damaged", "finished", "finished", "damaged"), strict=True))
+    compared = lines_of(call("runs", "compare", "--store", folder, "--json"))
+    assert {row["measure"]: row["runs"] for row in compared} == {"SI": 1, "SOS": 1}
+
+
+def test_a_result_whose_spec_is_damaged_is_whole_for_every_command(call, store, tmp_path):
+    folder = tmp_path / "store"
+    shutil.copytree(store.folder, folder)
+    path = folder / "runs" / SPECS[0].id / "spec.json"
+    path.write_text(path.read_text()[:30])
+    for command in (["list"], ["compare"], ["show", SPECS[0].id], ["show", SPECS[0].id, "--json"]):
+        shown = call("runs", *command, "--store", folder)
+        assert (shown.exit_code, shown.stderr) == (0, ""), command
+    assert f"run {SPECS[0].id}: finished" in call("runs", "show", SPECS[0].id, "--store", folder).stdout
+    assert call("run", "permuted-digits", "-m", "SI", *OPTIONS, "--store", folder).exit_code == 0
+    assert json.loads(path.read_text()) == SPECS[0].to_dict()
+
+
+def test_observations_that_were_removed_are_named_by_every_command(call, tmp_path):
+    spec = small_spec("SI", probes=("importances",))
+    small_store(tmp_path, spec)
+    path = tmp_path / "runs" / spec.id / "observations.safetensors"
+    path.unlink()
+    run = ["run", "permuted-digits", "-m", "SI", "--probe", "importances", *OPTIONS]
+    for command in (run, ["runs", "list"], ["runs", "compare"], ["runs", "show", spec.id]):
+        shown = call(*command, "--store", tmp_path)
+        assert (shown.exit_code, f"error: {path} is missing" in shown.stderr) == (4, True), command
+    (line,) = lines_of(call("runs", "compare", "--store", tmp_path, "--json"))
+    assert line["runs"] == 1
 
 
 def test_a_folder_that_is_not_there(call, tmp_path):

@@ -235,6 +235,16 @@ def test_arguments_that_make_no_sense(store):
         execute([], store, checkpoint_seconds=float("nan"))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [("permuted-digits", "'permuted-digits'"), (["SI"], "'SI'"), (5, "a int"), ([small_spec(), None], "a NoneType")],
+)
+def test_what_is_no_spec_is_named(store, wrong, named):
+    with pytest.raises(ConfigurationError, match=f"^specs has {named}; expected a Spec, or several"):
+        execute(wrong, store)
+    assert not store.folder.exists()
+
+
 def test_a_run_that_another_process_has_is_left_to_it(store):
     claim = store.claim(small_spec())
     summary = execute([small_spec(), small_spec(1)], store)

@@ -4,9 +4,11 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 from holdfast.errors import ConfigurationError
-from holdfast.experiments import Spec
+from holdfast.experiments import Spec, paper_spec
+from holdfast.scenarios import Samples, scenario_of
 from holdfast.training.settings import Settings
 
 
@@ -122,6 +124,14 @@ def test_a_dictionary_with_a_key_too_few_or_too_many_is_refused():
 def test_specs_that_make_no_sense(wrong, message):
     with pytest.raises(ConfigurationError, match=message):
         Spec(**{"scenario": "split-digits", "measure": "SI", **wrong})
+
+
+@pytest.mark.parametrize("make", [Spec, paper_spec])
+def test_a_scenario_of_ones_own_is_told_where_it_belongs(make):
+    own = scenario_of([(Samples(torch.zeros(4, 2), torch.zeros(4).long()),) * 2])
+    with pytest.raises(ConfigurationError, match=r"^The scenario is a Scenario; expected a name, .*Learner") as error:
+        make(own, "SI", strength=1.0)
+    assert "tensor" not in str(error.value) and "docs/experiments.md" in str(error.value)
 
 
 def test_a_measure_can_watch_twice_under_a_name_of_its_own():

@@ -181,10 +181,46 @@ def test_damage_to_one_run_does_not_hide_the_others(store):
 
 def test_a_result_whose_spec_was_removed_is_not_forgotten(store):
     spec = small_spec()
-    store.claim(spec).finish(make_result(spec))
-    (store.run_folder(spec.id) / "spec.json").unlink()
+    claim = store.claim(spec)
+    claim.finish(make_result(spec))
+    claim.release()
+    path = store.run_folder(spec.id) / "spec.json"
+    whole = path.read_text()
+    for damage in (path.unlink, lambda: path.write_text(whole[:30]), lambda: path.write_text("[]")):
+        damage()
+        (entry,) = store.entries()
+        assert (entry.status, entry.spec, store.spec(spec.id), entry.damage) == ("finished", spec, spec, "")
+    assert path.read_text() == "[]"  # looking changes nothing
+    assert execute(spec, store, device="cpu").skipped[0].why == "finished already"
+    assert path.read_text() == whole
+
+
+def test_the_damaged_spec_of_an_unfinished_run_is_written_again_when_it_goes_on(store):
+    spec = small_spec(epochs=1)
+    store.claim(spec).release()
+    path = store.run_folder(spec.id) / "spec.json"
+    whole = path.read_text()
+    path.write_text(whole[:30])
+    assert [entry.status for entry in store.entries()] == ["damaged"]
+    assert len(execute(spec, store, device="cpu").finished) == 1
+    assert path.read_text() == whole and [entry.status for entry in store.entries()] == ["finished"]
+
+
+def test_observations_that_were_removed_are_damage_and_the_result_still_counts(store):
+    spec = small_spec(probes=("importances",))
+    store.claim(spec).finish(make_result(spec), {"importances": {"tasks": []}})
+    path = store.run_folder(spec.id) / "observations.safetensors"
+    assert store.has_observations(spec) and [entry.status for entry in store.entries()] == ["finished"]
+    path.unlink()
+    with pytest.raises(DamagedError, match=rf"{path} is missing: .*or remove the folder {path.parent} to make"):
+        store.observations(spec)
     (entry,) = store.entries()
-    assert entry.status == "damaged" and "spec.json is missing" in entry.damage
+    assert (entry.status, entry.result) == ("damaged", make_result(spec)) and str(path) in entry.damage
+    assert store.status(spec) == "finished" and not store.has_observations(spec)
+    with pytest.warns(HoldfastWarning, match="is missing"):
+        assert store.frame().average_accuracy.tolist() == pytest.approx([0.75])
+    with pytest.warns(HoldfastWarning, match="is missing"):
+        assert len(store.curves()) == 12
 
 
 def test_a_run_is_found_by_its_spec_and_by_the_beginning_of_its_id(store):

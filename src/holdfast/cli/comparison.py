@@ -1,8 +1,9 @@
 """Results of many runs in a few lines: mean and standard error over what differs by chance."""
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from holdfast.analysis.statistics import standard_error
 from holdfast.cli.labels import duration, shown_value
 from holdfast.cli.names import find_name
 from holdfast.cli.output import table
-from holdfast.experiments import Result
+from holdfast.experiments import Result, Spec
 from holdfast.experiments.fields import differing_fields, fields_of
 
 _ALWAYS = ("scenario", "measure", "strength")
@@ -52,14 +53,25 @@ def compare(results: Sequence[Result], by: Sequence[str] = ()) -> list[Line]:
     if not chosen:
         differing = differing_fields(result.spec for result in results)
         chosen = [*_ALWAYS, *(name for name in differing if name not in (*_ALWAYS, "seed"))]
-    groups: dict[tuple[Any, ...], list[Result]] = {}
+    groups: dict[tuple[Any, ...], dict[Spec, Result]] = {}
     for fields, result in zip(described, results, strict=True):
-        groups.setdefault(tuple(fields.get(name) for name in chosen), []).append(result)
-    return [Line(dict(zip(chosen, key, strict=True)), tuple(found)) for key, found in groups.items()]
+        # Looking at a run has no part in it: with other eyes on it, it is the same run and counts once.
+        groups.setdefault(tuple(fields.get(name) for name in chosen), {}).setdefault(_unwatched(result.spec), result)
+    return [Line(dict(zip(chosen, key, strict=True)), tuple(found.values())) for key, found in groups.items()]
+
+
+def pooled_fields(lines: Iterable[Line]) -> list[str]:
+    """Return the names of all fields but the seed in which runs of one line differ."""
+    found: dict[str, None] = {}
+    for line in lines:
+        specs = [_unwatched(result.spec) for result in line.results]
+        found |= dict.fromkeys(["scenario"] if len({spec.scenario for spec in specs}) > 1 else [])
+        found |= dict.fromkeys(differing_fields(specs))
+    return [name for name in found if name != "seed"]
 
 
 def print_comparison(lines: Sequence[Line], console: Console) -> None:
-    """Print a table for each scenario, the most accurate line at the top."""
+    """Print a table for each scenario, the most accurate line at the top; beneath, what else the means are over."""
     scenarios: dict[str | None, list[Line]] = {}
     for line in lines:
         by_itself = set(_ALWAYS) <= set(line.key)
@@ -68,6 +80,12 @@ def print_comparison(lines: Sequence[Line], console: Console) -> None:
         if number:
             console.print()
         console.print(_fitting(found, scenario, console))
+    if pooled := pooled_fields(lines):
+        console.print(f"Within a line, runs differ in more than the seed: {', '.join(pooled)}.", soft_wrap=True)
+
+
+def _unwatched(spec: Spec) -> Spec:
+    return dataclasses.replace(spec, watch=(), watch_settings={}, probes=())
 
 
 def mean_and_error(shares: Sequence[float]) -> str:

@@ -82,6 +82,11 @@ def strengths_of(given: Iterable[str], measures: Sequence[str]) -> dict[str, flo
             )
         if name in ("", _NOTHING):
             raise ConfigurationError(f"--strength {text}: {_NOTHING} protects nothing, so it has no strength.")
+        if name in found:
+            raise ConfigurationError(
+                f"--strength {text}: {name} has one already, {found[name]:g}; expected one for each measure. To "
+                "compare strengths, run them one after the other into one store, or let `holdfast search` choose."
+            )
         try:
             found[name] = float(number)
         except ValueError:

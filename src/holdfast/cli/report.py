@@ -8,20 +8,14 @@ from holdfast.cli.comparison import compare, print_comparison
 from holdfast.cli.damage import complain
 from holdfast.cli.exits import ExitCode
 from holdfast.cli.output import messages, print_json, results
-from holdfast.errors import StoreError
-from holdfast.experiments import Result, Spec, Store, Summary
+from holdfast.experiments import Spec, Store, Summary
 
 
 def report(specs: Sequence[Spec], store: Store, summary: Summary, *, as_json: bool) -> None:
     """Show what came out, also of runs that had finished before, and leave with the right code."""
-    found: list[Result] = []
-    damage: list[str] = []
-    for spec in specs:
-        try:
-            found += [result] if (result := store.get(spec)) is not None else []
-        except StoreError as error:
-            damage.append(str(error))
-    failed = sum(store.status(spec.id) == "failed" for spec in specs)
+    entries = [store.entry(spec) for spec in specs]
+    found = [entry.result for entry in entries if entry.result is not None]
+    failed = sum(entry.status == "failed" for entry in entries)
     lines = compare(found)
     if as_json:
         print_json(
@@ -37,7 +31,7 @@ def report(specs: Sequence[Spec], store: Store, summary: Summary, *, as_json: bo
         )
     elif lines:
         print_comparison(lines, results())
-    complain(damage)
+    complain(entry.damage for entry in entries)
     if summary.interrupted:
         messages().print(f"Stopped with {len(found)} of {len(specs)} runs finished. The same command goes on.")
         raise typer.Exit(ExitCode.INTERRUPTED)

@@ -7,7 +7,7 @@ import typer
 
 from holdfast.cli import arguments
 from holdfast.cli.names import find_name
-from holdfast.cli.output import results, table
+from holdfast.cli.output import messages, results, table
 from holdfast.cli.reproduce_report import report_reproduction
 from holdfast.cli.session import session
 from holdfast.errors import ConfigurationError
@@ -15,6 +15,7 @@ from holdfast.experiments import Store
 
 
 def reproduce(
+    ctx: typer.Context,
     item: Annotated[
         list[str] | None,
         typer.Argument(help="table1, figure1, figure2, … or all. Left out, they are listed.", show_default=False),
@@ -56,6 +57,8 @@ def reproduce(
         for each in ITEMS.values():
             shown.add_row(each.name, each.title)
         results().print(shown)
+        if _options_given(ctx):
+            messages().print("Nothing was run or reported: name items, or all, beside the options.", soft_wrap=True)
         return
     if budget is not None and only_report:
         raise ConfigurationError("--budget and --only-report: expected one or the other, since a report makes no runs.")
@@ -78,3 +81,9 @@ def reproduce(
     ) as execute:
         found = make(chosen, size, place, out, run=execute)
     report_reproduction(found, as_json=as_json)
+
+
+def _options_given(ctx: typer.Context) -> bool:
+    """Whether anything was typed but the command itself; what the environment says is not."""
+    sources = (ctx.get_parameter_source(name) for name in ctx.params)
+    return any(source is not None and source.name == "COMMANDLINE" for source in sources)

@@ -21,8 +21,8 @@ def run(
         typer.Option(
             "--strength",
             "-c",
-            help="How strongly to protect: 5, or SI=5 for one of several measures; may be repeated. The measure's "
-            "usual c if left out.",
+            help="How strongly to protect: 5, or SI=5 for one of several measures, once for each. The measure's usual "
+            "c if left out.",
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many runs of each measure: seeds 0, 1, …")] = None,

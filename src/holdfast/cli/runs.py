@@ -97,7 +97,8 @@ def compare_runs(
     """Compare the finished runs: mean and standard error over seeds."""
     place = _existing(store)
     entries = place.entries()
-    lines = compare([entry.result for entry in entries if entry.result is not None and not entry.damage], by or ())
+    # A result that is whole counts, whatever has become of the files beside it.
+    lines = compare([entry.result for entry in entries if entry.result is not None], by or ())
     if as_json:
         for line in lines:
             print_json(line.plain())
@@ -131,7 +132,7 @@ def _row(entry: Entry) -> dict[str, Any]:
     known: dict[str, Any] = {"id": entry.id, **named, "status": entry.status}
     if entry.damage:
         known["damage"] = entry.damage
-    elif result is not None:
+    if result is not None:
         known |= result.metrics
         known |= {"seconds": result.training_seconds, "finished_at": result.finished_at, "device": result.device}
     return known

@@ -51,6 +51,8 @@ class Bookkeeping:
             self.tell(RunSkipped(spec, "finished already"))
         elif status == "failed" and not retry:
             self.tell(RunSkipped(spec, "failed before", self._why_failed(spec)))
+        elif status == "damaged":  # the other runs have nothing to do with it
+            self.tell(RunSkipped(spec, "damaged", self.store.entry(spec).damage))
         else:
             return True
         return False

@@ -6,7 +6,7 @@ from typing import Literal
 from holdfast.experiments.results import Failure, Result
 from holdfast.experiments.spec import Spec
 
-Status = Literal["finished", "failed", "started", "unknown"]
+Status = Literal["finished", "failed", "started", "unknown", "damaged"]
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Entry:
     """A run in a store."""
 
     id: str
-    status: Status | Literal["damaged"]
+    status: Status
     spec: Spec | None
     """``None`` where it cannot be read."""
     result: Result | None

@@ -51,9 +51,9 @@ class RunSkipped:
     """A run was not begun."""
 
     spec: Spec
-    why: Literal["finished already", "failed before", "being run by another process"]
+    why: Literal["finished already", "failed before", "being run by another process", "damaged"]
     reason: str = ""
-    """Why it failed, if it did."""
+    """Why it failed, or what of it cannot be used."""
 
 
 @dataclass(frozen=True)

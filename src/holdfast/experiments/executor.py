@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -62,8 +63,23 @@ def execute(
 
 def distinct(specs: Spec | Iterable[Spec]) -> list[Spec]:
     """Return every spec once, of which there may be only one."""
-    wanted = [specs] if isinstance(specs, Spec) else specs
-    return list({spec.id: spec for spec in wanted}.values())
+    wanted: Any = [specs] if isinstance(specs, Spec) else specs
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable):  # a text's letters would be taken for specs
+        raise _no_spec(wanted)
+    found: dict[str, Spec] = {}
+    for spec in wanted:
+        if not isinstance(spec, Spec):
+            raise _no_spec(spec)
+        found[spec.id] = spec
+    return list(found.values())
+
+
+def _no_spec(given: object) -> ConfigurationError:
+    shown = repr(given) if isinstance(given, str) else f"a {type(given).__name__}"
+    return ConfigurationError(
+        f"specs has {shown}; expected a Spec, or several, such as paper_spec('permuted-digits', 'SI'), and after it "
+        "the store."
+    )
 
 
 class _Executor:

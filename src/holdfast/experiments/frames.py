@@ -28,8 +28,8 @@ _OUTCOME = (
 def runs_frame(store: Store) -> pd.DataFrame:
     """Return one row for every run that was ever begun, in the order of the store's entries.
 
-    What an unfinished one lacks is missing, and a damaged one has little more than its reason, about which there is a
-    warning too.
+    What an unfinished one lacks is missing, and a damaged one has its reason and what can be read of it; there is a
+    warning about it too.
     """
     rows: list[dict[str, Any]] = []
     for entry in store.entries():
@@ -37,10 +37,10 @@ def runs_frame(store: Store) -> pd.DataFrame:
         if entry.spec is not None:
             row |= fields_of(entry.spec)
         _warn_of(entry)
+        row |= {} if entry.result is None else _outcome(entry.result)
         if entry.damage:
             row["reason"] = entry.damage
         else:
-            row |= {} if entry.result is None else _outcome(entry.result)
             row["failures"] = len(entry.failures)
             row["reason"] = entry.failures[-1].reason if entry.failures and entry.result is None else None
         rows.append(row)
@@ -55,7 +55,7 @@ def curves_frame(store: Store) -> pd.DataFrame:
     rows = []
     for entry in store.entries():
         _warn_of(entry)
-        if entry.damage or entry.result is None:
+        if entry.result is None:
             continue
         result, spec = entry.result, entry.result.spec
         name = (spec.id, spec.scenario, spec.measure, spec.strength, spec.seed)

@@ -69,6 +69,11 @@ SCENARIOS: dict[str, ScenarioKind] = {
 
 def scenario_kind(name: str) -> ScenarioKind:
     """Return a scenario by name, or say which there are."""
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"The scenario is a {type(name).__name__}; expected a name, one of {', '.join(SCENARIOS)}. A scenario of "
+            'your own is trained with a holdfast.training.Learner: see "A scenario of your own" in docs/experiments.md.'
+        )
     if name not in SCENARIOS:
         raise ConfigurationError(f"No scenario is called {name!r}; there are {', '.join(SCENARIOS)}.")
     return SCENARIOS[name]

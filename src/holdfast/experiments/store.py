@@ -2,7 +2,7 @@
 
 ::
 
-    runs/<id>/spec.json          what the run is
+    runs/<id>/spec.json          what the run is, which its result says too
               result.json        what came out, once it has finished
               observations.safetensors  what its probes have seen, where it has any
               failure-1.json     why it could not go on, each time that it could not
@@ -24,6 +24,7 @@ from holdfast.experiments.checkpoints import has_checkpoint, remove_checkpoints
 from holdfast.experiments.entries import Entry, Status
 from holdfast.experiments.locks import Lock
 from holdfast.experiments.nested import Flattened, read_nested
+from holdfast.experiments.reading import check_belonging, is_there, parsed, read_json, unreadable
 from holdfast.experiments.results import Failure, Result
 from holdfast.experiments.spec import Spec
 from holdfast.files import remove_unfinished, write_whole
@@ -49,7 +50,27 @@ class Store:
 
     def entries(self) -> list[Entry]:
         """Return all that is known of every run: the oldest result first, unfinished ones after, damaged ones last."""
-        return sorted((self._entry(run) for run in self.ids()), key=lambda entry: entry.order)
+        return sorted((self.entry(run) for run in self.ids()), key=lambda entry: entry.order)
+
+    def entry(self, run: Spec | str) -> Entry:
+        """Return all that is known of one run; what its probes have seen is only looked for, not read."""
+        found = self.find(run)
+        complaints: list[str] = []
+
+        def tried(read: Callable[[], T]) -> T | None:
+            try:
+                return read()
+            except StoreError as error:
+                complaints.append(str(error))
+                return None
+
+        status = self.status(found)
+        spec = None if status == "unknown" else tried(lambda: self.spec(found))
+        result, failures = tried(lambda: self.get(found)), tried(lambda: self.failures(found))
+        if result is not None:
+            tried(lambda: self._check_observed(result))
+        damage = "\n".join(dict.fromkeys(complaints))  # of a folder that cannot be read, every file says the same
+        return Entry(found, "damaged" if damage else status, spec, result, tuple(failures or ()), damage)
 
     def results(self) -> list[Result]:
         """Return the results of all finished runs, the oldest first; refused if any run is damaged."""
@@ -62,35 +83,47 @@ class Store:
     def get(self, run: Spec | str) -> Result | None:
         """Return the result of a run, if it has finished."""
         path = self.run_folder(self.find(run)) / "result.json"
-        content = _read_json(path)
+        content = read_json(path)
         if content is None:
             return None
-        result = _parsed(Result.from_dict, content, path)
-        _check_belonging(result.spec, path)
+        result = parsed(Result.from_dict, content, path)
+        check_belonging(result.spec, path)
         return result
 
     def observations(self, run: Spec | str) -> dict[str, dict[str, Any]]:
         """Return what the probes of a finished run have seen, by probe; nothing for a run that had none."""
         path = self.run_folder(self.find(run)) / _OBSERVATIONS
-        if not path.exists():
+        if not is_there(path):
+            if (result := self.get(run)) is not None:
+                self._check_observed(result)
             return {}
         try:
             found: dict[str, dict[str, Any]] = read_nested(path)
         except StateError as error:
             raise DamagedError(f"{error} Remove the folder {path.parent} to make the run again.") from error
+        except OSError as error:
+            raise unreadable(path, error) from error
         return found
+
+    def has_observations(self, run: Spec | str) -> bool:
+        """Whether there is a file of what the probes of a run have seen."""
+        return is_there(self.run_folder(self.find(run)) / _OBSERVATIONS)
 
     def failures(self, run: Spec | str) -> list[Failure]:
         """Return why a run could not go on, each time that it could not."""
         folder = self.run_folder(self.find(run))
         paths = sorted(folder.glob("failure-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
-        return [_parsed(Failure.from_dict, _read_json(path) or {}, path) for path in paths]
+        return [parsed(Failure.from_dict, read_json(path) or {}, path) for path in paths]
 
     def ids(self) -> list[str]:
         """Return the ids of all runs that were ever begun."""
-        return sorted(
-            {path.parent.name for name in ("spec", "result") for path in self.folder.glob(f"runs/*/{name}.json")}
-        )
+        runs = self.folder / "runs"
+        try:
+            folders = [path for path in runs.iterdir() if path.is_dir()] if is_there(runs) else []
+        except OSError as error:
+            raise unreadable(runs, error) from error
+        # One of which it cannot be told how it stands is not left out: there may be a result in it.
+        return sorted(path.name for path in folders if _is_run(path))
 
     def find(self, run: Spec | str) -> str:
         """Return a run's id; what is the beginning of no id here is returned as it is."""
@@ -104,25 +137,34 @@ class Store:
         return found[0] if found else run
 
     def spec(self, run: str) -> Spec:
-        """Return what a run is."""
+        """Return what a run is: by its own file, or where that is missing or damaged, by its result."""
         path = self.run_folder(self.find(run)) / "spec.json"
-        content = _read_json(path)
-        if content is None:
-            if path.parent.exists():
-                raise DamagedError(f"{path} is missing: it was removed from outside. Restore it, or remove the folder.")
-            raise StoreError(f"There is no run {run!r} in {self.folder}. Its runs are listed by Store.ids().")
-        spec = _parsed(Spec.from_dict, content, path)
-        _check_belonging(spec, path)
-        return spec
+        try:
+            return _spec_in(path)
+        except DamagedError:
+            with contextlib.suppress(DamagedError):
+                if (result := self.get(run)) is not None:
+                    return result.spec
+            if not is_there(path.parent):
+                raise StoreError(
+                    f"There is no run {run!r} in {self.folder}. Its runs are listed by Store.ids()."
+                ) from None
+            raise
 
     def status(self, run: Spec | str) -> Status:
-        """Return how a run stands: an unfinished one is failed, started, or not known here at all."""
+        """Return how a run stands: an unfinished one is failed, started, or not known here at all.
+
+        It is damaged where its folder cannot be read. Whether the files in it are whole is for :meth:`entry` to say.
+        """
         folder = self.run_folder(self.find(run))
-        if (folder / "result.json").exists():
-            return "finished"
-        if (folder / "failure-1.json").exists():
-            return "failed"
-        return "started" if (folder / "spec.json").exists() else "unknown"
+        try:
+            if is_there(folder / "result.json"):
+                return "finished"
+            if is_there(folder / "failure-1.json"):
+                return "failed"
+            return "started" if is_there(folder / "spec.json") else "unknown"
+        except DamagedError:
+            return "damaged"
 
     def frame(self) -> "pd.DataFrame":
         """Return a pandas table with one row a run: its spec, its figures, and where they come from."""
@@ -151,8 +193,12 @@ class Store:
             raise
 
     def tidy(self, spec: Spec) -> None:
-        """Remove the checkpoints of a finished run whose process was killed before it could."""
+        """Remove the checkpoints of a finished run whose process was killed before it could, and mend its spec."""
         folder = self.run_folder(spec.id)
+        if not _holds(folder / "spec.json", spec):
+            with contextlib.suppress(StoreError):  # its result says the same
+                if (claim := self.claim(spec)) is not None:
+                    claim.release()
         if has_checkpoint(folder) and (claim := self.claim(spec)) is not None:
             try:
                 with writing(folder):
@@ -163,7 +209,7 @@ class Store:
     def tidy_groups(self) -> None:
         """Remove what is left of groups whose runs have all finished."""
         for members in self.folder.glob("groups/*/members.json"):
-            ids = _read_json(members) or ()
+            ids = read_json(members) or ()
             if all(self.status(run) == "finished" for run in ids):
                 with contextlib.suppress(OSError):  # it does no harm where it is
                     remove_checkpoints(members.parent)
@@ -188,21 +234,16 @@ class Store:
     def begun_groups(self) -> list[tuple[str, ...]]:
         """Return the ids of runs that have a checkpoint together, in the order in which they train."""
         folders = [path.parent for path in sorted(self.folder.glob("groups/*/members.json"))]
-        return [tuple(_read_json(folder / "members.json") or ()) for folder in folders if has_checkpoint(folder)]
+        return [tuple(read_json(folder / "members.json") or ()) for folder in folders if has_checkpoint(folder)]
 
-    def _entry(self, run: str) -> Entry:
-        complaints = []
-
-        def tried(read: Callable[[str], T]) -> T | None:
-            try:
-                return read(run)
-            except StoreError as error:
-                complaints.append(str(error))
-                return None
-
-        spec, result, failures = tried(self.spec), tried(self.get), tried(self.failures)
-        status = "damaged" if complaints else self.status(run)
-        return Entry(run, status, spec, result, tuple(failures or ()), "\n".join(complaints))
+    def _check_observed(self, result: Result) -> None:
+        """Refuse a run that had probes where nothing is left of what they have seen."""
+        path = self.run_folder(result.spec.id) / _OBSERVATIONS
+        if result.spec.probes and not is_there(path):
+            raise DamagedError(
+                f"{path} is missing: it was removed from outside. The run's result is whole. Restore the file, or "
+                f"remove the folder {path.parent} to make the run again."
+            )
 
 
 def as_store(store: Store | str | os.PathLike[str]) -> Store:
@@ -219,7 +260,7 @@ class Claim:
         self._lock = lock
         with writing(folder):
             remove_unfinished(folder)
-            if not (folder / "spec.json").exists():
+            if not _holds(folder / "spec.json", spec):
                 write_whole(folder / "spec.json", _json(spec.to_dict()))
 
     def finish(self, result: Result, observations: Mapping[str, Any] | None = None) -> None:
@@ -263,37 +304,27 @@ def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
-def _read_json(path: Path) -> Any:
-    """Return what a file holds; ``None`` if there is none."""
-    how = "it was changed from outside"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DamagedError(f"{path} could not be read: {error.strerror or error}. Make it readable.") from error
-    except ValueError as error:
-        raise _damaged(path, error, how) from error
+def _spec_in(path: Path) -> Spec:
+    """Return what a file says that the run in its folder is."""
+    content = read_json(path)
     if content is None:
-        raise _damaged(path, "null", how)
-    return content
+        raise DamagedError(f"{path} is missing: it was removed from outside. Restore it, or remove the folder.")
+    spec = parsed(Spec.from_dict, content, path)
+    check_belonging(spec, path)
+    return spec
 
 
-def _parsed(parse: Callable[[Mapping[str, Any]], T], content: Mapping[str, Any], path: Path) -> T:
+def _holds(path: Path, spec: Spec) -> bool:
+    """Whether a file says what a run is."""
     try:
-        return parse(content)
-    except (ConfigurationError, TypeError, AttributeError, KeyError) as error:
-        raise _damaged(path, error, "it was changed from outside, or written by another version") from error
+        return _spec_in(path) == spec
+    except DamagedError:
+        return False
 
 
-def _damaged(path: Path, error: Exception | str, how: str) -> DamagedError:
-    return DamagedError(f"{path} is damaged ({str(error).rstrip('.')}): {how}. Restore or remove it.")
-
-
-def _check_belonging(spec: Spec, path: Path) -> None:
-    """Refuse a file that was copied from another run's folder."""
-    if spec.id != path.parent.name:
-        raise DamagedError(
-            f"{path} belongs to run {spec.id}, not to {path.parent.name}: it was copied or changed from outside. "
-            "Restore it, or remove the folder to make the run again."
-        )
+def _is_run(folder: Path) -> bool:
+    """Whether a folder is a run's, as far as can be told."""
+    try:
+        return is_there(folder / "spec.json") or is_there(folder / "result.json")
+    except DamagedError:
+        return True

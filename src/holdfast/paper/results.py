@@ -99,5 +99,5 @@ class Results:
 
     def _observed(self, id: str) -> dict[str, Any]:
         if id not in self._observations:
-            self._observations[id] = self.store.observations(id)
+            self._observations[id] = self.store.observations(id) if self.store.has_observations(id) else {}
         return self._observations[id]
