@@ -98,6 +98,7 @@ def test_a_figure_that_cannot_be_drawn_leaves_the_old_report(folder, tmp_path):
     index = write_report(report(), tmp_path)
     broken = Report("Broken", Text(""), (Section("", (Figure("figure", "", fail),)),), Table("runs", "", (), ()))
     with pytest.raises(ZeroDivisionError):
-        write_report(broken, tmp_path)
+        write_report(broken, tmp_path, {"runs.csv": b"new"})
+    assert not (tmp_path / "runs.csv").exists()
     assert index.read_bytes() == (folder / "index.html").read_bytes()
     assert (tmp_path / "figures" / "figure.svg").read_bytes() == (folder / "figures" / "figure.svg").read_bytes()

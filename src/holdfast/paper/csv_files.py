@@ -4,11 +4,9 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from holdfast.experiments import Spec
-from holdfast.files import write_whole
 from holdfast.paper.accuracy_table import AccuracyRow, accuracy_row
 from holdfast.paper.algorithms import ALGORITHMS
 from holdfast.paper.presets import BENCHMARKS, Preset
@@ -51,8 +49,8 @@ RUNS_COLUMNS = (
 )
 
 
-def write_csv_files(results: Results, specs: Sequence[Spec], folder: Path) -> None:
-    """Write ``table1.csv`` and ``runs.csv``: accuracies in per cent, those of single tasks with spaces between them."""
+def csv_files(results: Results, specs: Sequence[Spec]) -> dict[str, bytes]:
+    """Return ``table1.csv`` and ``runs.csv``: accuracies in per cent, those of single tasks with spaces between."""
     rows = [
         (algorithm, accuracy_row(results, benchmark, algorithm))
         for benchmark in BENCHMARKS
@@ -65,8 +63,8 @@ def write_csv_files(results: Results, specs: Sequence[Spec], folder: Path) -> No
         for spec in accuracy_runs(results.preset, row.benchmark, algorithm)
     }
     lines = (_table1_line(results.preset, row) for _, row in rows if row.ours is not None)
-    _write(folder / "table1.csv", TABLE1_COLUMNS, lines)
-    _write(folder / "runs.csv", RUNS_COLUMNS, (_run_line(results, spec, names.get(spec.id, "")) for spec in specs))
+    runs = (_run_line(results, spec, names.get(spec.id, "")) for spec in specs)
+    return {"table1.csv": _csv(TABLE1_COLUMNS, lines), "runs.csv": _csv(RUNS_COLUMNS, runs)}
 
 
 def _table1_line(preset: Preset, row: AccuracyRow) -> list[Any]:
@@ -108,9 +106,9 @@ def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3f}"
 
 
-def _write(path: Path, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+def _csv(columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> bytes:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(lines)
-    write_whole(path, file.getvalue().encode())
+    return file.getvalue().encode()

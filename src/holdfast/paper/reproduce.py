@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.experiments import Spec, Store, Summary, execute
-from holdfast.paper.csv_files import write_csv_files
+from holdfast.paper.csv_files import csv_files
 from holdfast.paper.item import PaperItem, runs_of
 from holdfast.paper.items import ITEMS
 from holdfast.paper.page import report_of
@@ -87,8 +87,7 @@ def reproduce(
     results = Results(store, preset, damaged_searches)
     report = report_of(items, results)
     with _writing(folder):
-        write_csv_files(results, specs, Path(folder))
-        index = write_report(report, folder)
+        index = write_report(report, folder, csv_files(results, specs))
     statuses = [results.status(spec) for spec in specs]
     damage = [*filter(None, map(results.damage, specs)), *damaged_searches.values()]
     return Reproduction(

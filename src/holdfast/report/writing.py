@@ -1,6 +1,7 @@
 """A report on disk: the page, and beside it every figure and every table for other uses."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.files import write_whole
@@ -10,24 +11,24 @@ from holdfast.report.page import to_html
 from holdfast.report.pictures import render
 
 
-def write_report(report: Report, folder: str | os.PathLike[str]) -> Path:
+def write_report(report: Report, folder: str | os.PathLike[str], beside: Mapping[str, bytes] | None = None) -> Path:
     """Write a report into a folder and return its page, ``index.html``.
 
     The page needs nothing else to be read. Beside it lie ``figures/NAME.png``, ``.pdf`` and ``.svg``, and the numbers
-    in ``data/NAME.csv``, to which it links. The same report gives the same files, byte for byte.
+    in ``data/NAME.csv``, to which it links, and files of one's own, ``beside`` it by their names. The same report gives
+    the same files, byte for byte.
     """
     root = Path(folder)
-    figures, data = root / "figures", root / "data"
-    figures.mkdir(parents=True, exist_ok=True)
-    data.mkdir(exist_ok=True)
+    # All is made before the first file is written: drawing takes its time, and who stops it keeps the report before.
     pictures = {figure.name: render(figure) for figure in report.figures()}
+    files = dict(beside or {})
     for name, drawn in pictures.items():
-        for kind, content in drawn.files.items():
-            write_whole(figures / f"{name}.{kind}", content)
+        files |= {f"figures/{name}.{kind}": content for kind, content in drawn.files.items()}
     tables = [*report.tables(), *([verdicts_table(report.verdicts())] if report.verdicts() else [])]
-    for table in tables:
-        write_whole(data / f"{table.name}.csv", to_csv(table))
-    # Last, so that whatever the page links to is there.
-    index = root / "index.html"
-    write_whole(index, to_html(report, pictures).encode())
-    return index
+    files |= {f"data/{table.name}.csv": to_csv(table) for table in tables}
+    files["index.html"] = to_html(report, pictures).encode()  # last, so that whatever it links to is there
+    for made in ("figures", "data"):
+        (root / made).mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        write_whole(root / path, content)
+    return root / "index.html"
