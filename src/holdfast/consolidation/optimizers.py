@@ -97,10 +97,12 @@ def give_each_its_own_gradient(parameters: Iterable[nn.Parameter]) -> None:
     """
     taken = set()
     for parameter in parameters:
-        if parameter.grad is None or not parameter.grad.numel():
+        grad = parameter.grad
+        own = None if grad is None else local(grad)
+        if grad is None or own is None or not own.numel():
             continue
-        own = local(parameter.grad)
-        repeats = any(stride == 0 and size > 1 for stride, size in zip(own.stride(), own.shape, strict=True))
-        if repeats or own.data_ptr() in taken:
-            parameter.grad = parameter.grad.clone()
-        taken.add(own.data_ptr())
+        repeats = not own.is_contiguous() and any(n > 1 and not s for n, s in zip(own.shape, own.stride(), strict=True))
+        place = own.data_ptr()
+        if repeats or place in taken:
+            parameter.grad = grad.clone()
+        taken.add(place)
