@@ -130,3 +130,17 @@ class Endless(IterableDataset):
 def test_what_makes_no_sense_is_refused(make, message):
     with pytest.raises(ConfigurationError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("task", "given"),
+    [
+        ((torch.zeros(3, 2), torch.zeros(3)), "a tuple of Tensor, Tensor"),
+        (((torch.zeros(3, 2), torch.zeros(3)),), "a tuple of tuple"),
+        (torch.zeros(3, 2), "a Tensor"),
+    ],
+)
+def test_a_task_without_its_two_parts_is_named(task, given):
+    x, y = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(ConfigurationError, match=f"Task 2 is {given}; expected its training and its test samples"):
+        scenario_of([((x, y), (x, y)), task])

@@ -129,3 +129,21 @@ def test_networks_that_do_not_fit_are_refused():
         Learner(scenario, nn.Linear(6, 3), holdfast.SI(), 1.0, settings, seed=0)
     with pytest.raises(ConfigurationError, match="1 heads for a scenario that needs 3"):
         make_learner(scenario=scenario, model=MultiHead(nn.Linear(6, 4), 4, 3))
+
+
+def test_a_network_that_does_not_fit_the_scenario_is_refused_with_both_numbers():
+    x = torch.randn(12, 6)
+    samples = Samples(x, torch.arange(12) % 3)
+    scenario = scenario_of([(samples, samples)])
+
+    def learner(features, classes):
+        model = MultiHead(nn.Linear(6, 8), features, classes)
+        return Learner(scenario, model, holdfast.SOS(), 1.0, SETTINGS, seed=0)
+
+    learner(8, 5)
+    with pytest.raises(ConfigurationError, match=r"heads of 2 classes for a scenario of 3; expected .*classes=3"):
+        learner(8, 2)
+    with pytest.raises(
+        ConfigurationError, match=r"cannot take inputs of shape \(\d+, 6\), as the scenario has them: .*features="
+    ):
+        learner(10, 3)

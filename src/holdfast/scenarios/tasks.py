@@ -172,7 +172,8 @@ def scenario_of(
     if not pairs:
         raise ConfigurationError("A scenario needs at least one task; got an empty list.")
     tasks = []
-    for i, (given_train, given_test) in enumerate(pairs):
+    for i, pair in enumerate(pairs):
+        given_train, given_test = _train_and_test(pair, i)
         train, kept = hold_out(_samples(given_train), validation, validation_seed)
         tasks.append(Task(f"task {i + 1}", train, _samples(given_test), kept, head=i if own_heads else 0))
     parts = [part for task in tasks for part in (task.stored_train, task.stored_test, task.stored_validation) if part]
@@ -180,6 +181,17 @@ def scenario_of(
     if classes is not None and largest >= classes:
         raise ConfigurationError(f"A label {largest} and classes={classes}; expected labels from 0 to {classes - 1}.")
     return Scenario(name, tuple(tasks), classes or largest + 1)
+
+
+def _train_and_test(pair: object, task: int) -> tuple[Given, Given]:
+    """Return what was given for a task, or say what should have been."""
+    if isinstance(pair, tuple | list) and len(pair) == 2 and not all(isinstance(part, Tensor) for part in pair):
+        return pair[0], pair[1]
+    parts = f" of {', '.join(type(part).__name__ for part in pair)}" if isinstance(pair, tuple | list) else ""
+    raise ConfigurationError(
+        f"Task {task + 1} is a {type(pair).__name__}{parts}; expected its training and its test samples, as in "
+        "((x, y), (x_test, y_test))."
+    )
 
 
 def _samples(given: Given) -> Samples:

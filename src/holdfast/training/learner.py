@@ -21,7 +21,7 @@ from holdfast.importance.measures import Measure, PathMeasure
 from holdfast.models import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.scenarios import Samples, Scenario
 from holdfast.seeding import generator_for
-from holdfast.training.modes import FEW, modes_of
+from holdfast.training.modes import FEW, Modes, modes_of
 from holdfast.training.observing import Observer
 from holdfast.training.order import epoch_order, second_order, steps_per_epoch
 from holdfast.training.precision import check_precision, computing_in
@@ -76,7 +76,7 @@ class Learner:
             )
         _check_network(model, self.scenario)
         self.model = with_own_dropout(model).to(self.device)
-        self.modes = modes_of(self.model, self.few_inputs())
+        self.modes = self._modes()
         if self.modes.draws:
             warnings.warn(
                 "The network draws random numbers in its own code while training, which the seed does not decide: the "
@@ -112,6 +112,19 @@ class Learner:
     def samples(self, task: int) -> Samples:
         """Return a task's training samples."""
         return self.scenario.tasks[task].train
+
+    def _modes(self) -> Modes:
+        """Return how the network differs in training, for which it has to run once."""
+        inputs = self.few_inputs()
+        try:
+            return modes_of(self.model, inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"The network cannot take inputs of shape {tuple(inputs.shape)}, as the scenario has them: {error}. "
+                "Expected a body that turns them into [N, features], and MultiHead(..., features=) with that number."
+            ) from error
 
     def few_inputs(self) -> Tensor:
         """Return some inputs of the first task, as the network sees them."""
@@ -269,4 +282,10 @@ def _check_network(model: MultiHead, scenario: Scenario) -> None:
         raise ConfigurationError(
             f"A network with {len(model.heads)} heads for a scenario that needs {scenario.heads}; expected "
             f"MultiHead(..., heads={scenario.heads})."
+        )
+    classes = min((head.out_features for head in model.heads if isinstance(head, nn.Linear)), default=scenario.classes)
+    if classes < scenario.classes:
+        raise ConfigurationError(
+            f"A network with heads of {classes} classes for a scenario of {scenario.classes}; expected "
+            f"MultiHead(..., classes={scenario.classes})."
         )
