@@ -42,6 +42,8 @@ _DEATHS = 4
 without a message."""
 _LOOK_EVERY = 0.2
 """Seconds between looks at the mailbox while nothing ends."""
+_LAST_WORDS = 2.0
+"""Seconds that tasks have to end by themselves before they are ended by force."""
 _ATTEMPTS = count()
 """Numbers for them, of which this process uses each once."""
 
@@ -263,8 +265,8 @@ class _Spreader:
         if self.mailboxes_lost == _DEATHS:
             raise error
         self.mailbox = empty_mailbox()
+        _end_all(self.under_way)
         for ref in list(self.under_way):
-            ray.cancel(ref, force=True)
             task = self.under_way.pop(ref)
             if task.open and not self._should_stop():
                 self._submit(task)
@@ -286,9 +288,22 @@ class _Spreader:
 
     def _abandon(self) -> None:
         """Leave nothing behind on the cluster."""
-        for ref, task in self.under_way.items():
-            ray.cancel(ref, force=True)
+        _end_all(self.under_way)
+        for task in self.under_way.values():
             task.claims.close()
+
+
+def _end_all(refs: Iterable[Any]) -> None:
+    """End tasks, by force where they do not end by themselves in a moment.
+
+    One that ends, its mailbox having died, just when it is cancelled by force would take this process with it: Ray
+    aborts over a task that is completed twice.
+    """
+    running = list(refs)
+    if running:
+        _, running = ray.wait(running, num_returns=len(running), timeout=_LAST_WORDS)
+    for ref in running:
+        ray.cancel(ref, force=True)
 
 
 def _run_and_post(
