@@ -44,13 +44,34 @@ class Taught:
     guards: Path
     network: str
     """A name for exactly these weights and guards."""
+    tuned: dict[str, torch.Tensor] | None = None
+    """Its weights after fine-tuning, once that has been done."""
 
     def restart(self) -> None:
         """Put the weights back."""
         self.model.load_state_dict(self.start)
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the weights as they are."""
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+    def average(self, share: float) -> None:
+        """Take weights between those at the start and those after fine-tuning.
+
+        An adapter is part of the weights that it is added to, so that of its product BA a share is B's.
+        """
+        mixed = {
+            name: tensor if name.endswith("lora_a") else torch.lerp(self.start[name], tensor, share)
+            for name, tensor in (self.tuned or {}).items()
+        }
+        self.model.load_state_dict(mixed)
+
     def guard(self, way: str, name: str, strength: float, settings: Settings) -> Consolidator:
         """Return what a measure found for English, holding with a relative strength."""
+        if name == "L2 of B":  # needs no English
+            guard = Consolidator(self.model, L2(), strength, protect="*lora_b")
+            guard.consolidate()
+            return guard
         guard = Consolidator(self.model, measure(name, settings), protect=protected(way))
         guard.load(self.guards / f"{way}-{name}.safetensors")
         importance = torch.cat([omega.flatten() for omega in guard.importance.values()])
@@ -149,6 +170,6 @@ def _consolidate(
 
 def kind_of(settings: Settings) -> str:
     """Return a name for the settings that make a network and its guards what they are."""
-    later = ("python_steps", "python_rate", "looks", "windows", "strengths", "seeds")
+    later = ("python_steps", "python_rate", "windows", "strengths", "unguarded", "seeds")
     kept = {name: value for name, value in asdict(settings).items() if name not in later}
     return hashlib.sha256(repr(kept).encode()).hexdigest()[:8]

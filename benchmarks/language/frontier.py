@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.language.python import FINE_TUNE, Learned
+from benchmarks.language.settings import UNGUARDED
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def lost_at_share(learned: Sequence[Learned], way: str, measure: str, share: flo
     for free in (found for found in here if found.lesson.measure == FINE_TUNE):
         seed = free.lesson.seed
         line = [found for found in here if found.lesson.seed == seed and found.lesson.measure == measure]
-        there = _lost_at([(found.gained, found.lost) for found in line], share * free.gained)
+        ends = [(0.0, 0.0), (free.gained, free.lost)] if measure in UNGUARDED else []  # no steps at all, and all
+        there = _lost_at([*ends, *((found.gained, found.lost) for found in line)], share * free.gained)
         if there is None:
             return {}
         lost[seed] = there

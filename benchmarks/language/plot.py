@@ -9,13 +9,31 @@ from matplotlib.figure import Figure
 from benchmarks.language.frontier import Point
 from benchmarks.language.python import FINE_TUNE
 from benchmarks.language.report import NAMES
-from benchmarks.language.settings import MEASURES, WAYS
+from benchmarks.language.settings import UNGUARDED, WAYS, methods
 from holdfast.files import whole_file
 from holdfast.report.colours import colour
 from holdfast.report.style import style
 
-MARKERS = {"L2": "s", "EWC": "o", "SOS": "D", "MAS": "^"}
-DASHES = {"EWC": "--", "L2": ":"}
+MARKERS = {
+    "L2": "s",
+    "EWC": "o",
+    "SOS": "D",
+    "MAS": "^",
+    "L2 of B": "v",
+    "shorter": "1",
+    "slower": "2",
+    "averaged": "x",
+    "replay": "+",
+}
+DASHES = {"EWC": "--", "L2": ":", "L2 of B": ":"} | dict.fromkeys(UNGUARDED, "-.")
+SHADES = {
+    "L2": "#808080",
+    "L2 of B": "#b0a090",
+    "shorter": "#6a8a3a",
+    "slower": "#3a6a8a",
+    "averaged": "#1f2328",
+    "replay": "#a05a2c",
+}
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
@@ -31,7 +49,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
             axes.set_ylabel("Python gained, bits a byte (better →)")
         # One legend for both panels, away from the lines.
         shown = axes.get_legend_handles_labels()
-        figure.legend(*shown, loc="outside upper center", ncols=2 + len(MEASURES), fontsize="small")
+        figure.legend(*shown, loc="outside upper center", ncols=5, fontsize="small")
         with whole_file(path) as file:
             figure.savefig(file, format="png", dpi=170, metadata={"Software": None})
 
@@ -41,13 +59,13 @@ def _panel(axes: Axes, here: Sequence[Point]) -> None:
     axes.axhline(0, color="#808080", linewidth=0.8)
     axes.axvline(0, color="#808080", linewidth=0.8)
     axes.plot([0], [0], marker="*", markersize=10, linestyle="none", color="#808080", label="before", zorder=4)
-    for name in (FINE_TUNE, *MEASURES):
+    for name in (FINE_TUNE, *methods(here[0].way)):
         line = sorted((p for p in here if p.measure == name), key=lambda point: point.strength)
         if not line:
             continue
         shape = {"marker": "X", "markersize": 9, "linestyle": "none", "color": "#1f2328", "zorder": 5}
         if name != FINE_TUNE:
-            shade = "#808080" if name == "L2" else colour(name)
+            shade = SHADES[name] if name in SHADES else colour(name)
             shape = {"marker": MARKERS[name], "color": shade, "linewidth": 1.3, "markersize": 5, "zorder": 3}
             shape["linestyle"] = DASHES.get(name, "-")
         axes.errorbar(

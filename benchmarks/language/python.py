@@ -4,9 +4,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+import torch
+from torch import Tensor
+
 from benchmarks.language.corpus import LANGUAGES, Corpus
 from benchmarks.language.english import Taught
-from benchmarks.language.settings import MEASURES, Settings
+from benchmarks.language.settings import ADAPTER_MEASURES, Settings, methods
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule
 
 FINE_TUNE = "fine-tune"
@@ -20,6 +23,7 @@ class Lesson:
     way: str
     measure: str
     strength: float
+    """Of the guard; without one, what :attr:`Settings.unguarded` says."""
     network: str
     """Which weights it starts from."""
     steps: int
@@ -29,10 +33,9 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Learned:
-    """What came out: the losses in bits a byte at some of the steps, the first one before the lesson."""
+    """What came out: the losses in bits a byte, before the lesson and after it."""
 
     lesson: Lesson
-    at: list[int]
     english: list[float]
     python: list[float]
     seconds: float
@@ -59,45 +62,70 @@ class Learned:
 
 def lessons(settings: Settings, seed: int, way: str, network: str) -> Iterator[Lesson]:
     """Yield every lesson that a network is taught in one way."""
-    rest = (network, settings.python_steps, settings.python_batch, settings.python_rate[way])
-    yield Lesson(seed, way, FINE_TUNE, 0.0, *rest)
-    for measure in MEASURES:
-        for strength in settings.strengths[measure]:
-            yield Lesson(seed, way, measure, strength, *rest)
+    steps, batch, rate = settings.python_steps, settings.python_batch, settings.python_rate[way]
+    yield Lesson(seed, way, FINE_TUNE, 0.0, network, steps, batch, rate)
+    for name, shares in settings.unguarded.items():
+        for share in shares:
+            taken = max(1, round(share * steps)) if name == "shorter" else steps
+            yield Lesson(seed, way, name, share, network, taken, batch, rate * share if name == "slower" else rate)
+    for measure in (name for name in methods(way) if name not in settings.unguarded):
+        for strength in settings.strengths:
+            yield Lesson(seed, way, measure, strength, network, steps, batch, rate)
 
 
 def teach(lesson: Lesson, settings: Settings, corpus: Corpus, device: Device, taught: Taught) -> Learned:
     """Teach Python; every lesson of a seed sees the same batches in the same order."""
-    taught.restart()
-    model = taught.model
-    optimizer = device.optimizer(model, lesson.rate, decay=0.0)
-    rates = schedule(optimizer, lesson.steps)
-    guard = None
-    if lesson.measure != FINE_TUNE:
-        guard = taught.guard(lesson.way, lesson.measure, lesson.strength, settings)
-        guard.attach(optimizer)
-    looks = {round(look * lesson.steps / settings.looks) for look in range(settings.looks + 1)}
-    at: list[int] = []
-    losses: dict[str, list[float]] = {language: [] for language in LANGUAGES}
-
-    def look(step: int) -> None:
-        if step in looks:
-            at.append(step)
-            for language, found in losses.items():
-                text = corpus.of(language, "validation")
-                found.append(bits_per_byte(device, model, text, settings.windows, settings.context))
-
     device.synchronise()
     began = time.perf_counter()
-    look(0)
-    text = corpus.of("python", "train")
-    given = batches(text, lesson.steps, lesson.batch, settings.context, lesson.seed, "python")
-    for step, batch in enumerate(given, start=1):
+    taught.restart()
+    before = _losses(settings, corpus, device, taught)
+    if lesson.measure != "averaged":
+        _train(lesson, settings, corpus, device, taught)
+    elif taught.tuned is None:  # the study goes on in a process that has not fine-tuned by itself
+        _train(lesson, settings, corpus, device, taught)
+        taught.tuned = taught.weights()
+    if lesson.measure == FINE_TUNE:
+        taught.tuned = taught.weights()
+    if lesson.measure == "averaged":
+        taught.average(lesson.strength)
+    after = _losses(settings, corpus, device, taught)
+    english, python = zip(before, after, strict=True)
+    return Learned(lesson, list(english), list(python), time.perf_counter() - began)
+
+
+def _train(lesson: Lesson, settings: Settings, corpus: Corpus, device: Device, taught: Taught) -> None:
+    optimizer = device.optimizer(taught.model, lesson.rate, decay=0.0)
+    rates = schedule(optimizer, lesson.steps)
+    guard = None
+    if lesson.measure in ADAPTER_MEASURES:
+        guard = taught.guard(lesson.way, lesson.measure, lesson.strength, settings)
+        guard.attach(optimizer)
+    for batch in _batches(lesson, settings, corpus):
         optimizer.zero_grad()
-        device.loss(model, batch).backward()
+        device.loss(taught.model, batch).backward()
         optimizer.step()
         rates.step()
-        look(step)
     if guard is not None:
         guard.detach()
-    return Learned(lesson, at, losses["english"], losses["python"], time.perf_counter() - began)
+
+
+def _batches(lesson: Lesson, settings: Settings, corpus: Corpus) -> Iterator[Tensor]:
+    """Yield what every lesson of a seed sees, or, with replay, the same with English in some of its places."""
+
+    def pieces(language: str, size: int, purpose: str) -> Iterator[Tensor]:
+        text = corpus.of(language, "train")
+        return batches(text, lesson.steps, size, settings.context, lesson.seed, purpose)
+
+    given = pieces("python", lesson.batch, "python")
+    if lesson.measure != "replay":
+        return given
+    again = round(lesson.strength * lesson.batch)
+    old = pieces("english", again, "replayed")
+    return (torch.cat([new[again:], seen]) for new, seen in zip(given, old, strict=True))
+
+
+def _losses(settings: Settings, corpus: Corpus, device: Device, taught: Taught) -> list[float]:
+    return [
+        bits_per_byte(device, taught.model, corpus.of(language, "validation"), settings.windows, settings.context)
+        for language in LANGUAGES
+    ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.harness import surroundings
 from benchmarks.language.frontier import Mean, Point, lost_at_share, points
 from benchmarks.language.python import FINE_TUNE, Learned
-from benchmarks.language.settings import MEASURES, WAYS, Settings
+from benchmarks.language.settings import WAYS, Settings, methods
 
 TITLE = "English, then Python: what is lost and what is gained"
 COMMAND = "python -m benchmarks.language run english-python.npz"
@@ -50,7 +50,9 @@ def _notes(learned: Sequence[Learned], settings: Settings, parameters: int) -> l
         f"Before Python: English {before['english']}, Python {before['python']} bits a byte, over seeds {seeds}.",
         (
             "Losses are bits a byte on text kept apart; ± is the standard error over seeds. s is the strength relative "
-            "to the measure's mean importance, c = s / mean Ω."
+            "to the measure's mean importance, c = s / mean Ω; without a guard, the share of the steps (shorter), of "
+            "the learning rate (slower), of the fine-tuned weights in the average with those before (averaged), or of "
+            "English text in each batch (replay)."
         ),
         f"A lesson took {statistics.median(found.seconds for found in learned):.1f} s (median), with its evaluations.",
     ]
@@ -58,7 +60,7 @@ def _notes(learned: Sequence[Learned], settings: Settings, parameters: int) -> l
 
 def _table(here: Sequence[Point]) -> list[str]:
     lines = ["| method | s | English lost | Python gained | seeds |", "|---|---|---|---|---|"]
-    for name in (FINE_TUNE, *MEASURES):
+    for name in (FINE_TUNE, *methods(here[0].way)):
         for point in (point for point in here if point.measure == name):
             strength = "" if name == FINE_TUNE else f"{point.strength:g}"
             lines.append(f"| {name} | {strength} | {point.lost} | {point.gained} | {len(point.seeds)} |")
@@ -67,19 +69,20 @@ def _table(here: Sequence[Point]) -> list[str]:
 
 def _at_equal_gain(learned: Sequence[Learned], way: str) -> list[str]:
     """Return the English lost where each method has gained a share of what fine-tuning gains."""
-    others = MEASURES[1:]
-    lost = {share: {name: lost_at_share(learned, way, name, share) for name in MEASURES} for share in SHARES}
-    rows = [(f"{share:.0%}", [_cell(list(found[name].values())) for name in MEASURES]) for share, found in lost.items()]
+    names = methods(way)
+    others = [name for name in names if name != "L2"]
+    lost = {share: {name: lost_at_share(learned, way, name, share) for name in names} for share in SHARES}
+    rows = [(f"{share:.0%}", [_cell(list(found[name].values())) for name in names]) for share, found in lost.items()]
     free = [point.lost for point in points(learned) if (point.way, point.measure) == (way, FINE_TUNE)]
-    rows += [("fine-tuning: 100%", [str(each)] * len(MEASURES)) for each in free]
+    rows += [("fine-tuning: 100%", [str(each)] * len(names)) for each in free]
     less = [
         (f"{share:.0%}", [_cell(_less(found["L2"], found[name])) for name in others]) for share, found in lost.items()
     ]
     return [
-        "English lost at equal gain, read off each seed's straight lines between neighbouring strengths:",
-        *_by_share(MEASURES, rows),
+        "English lost at equal gain, read off each seed's straight lines between neighbouring points:",
+        *_by_share(names, rows),
         "",
-        "Lost with L2 less lost with the others there, seed by seed (above 0: importance keeps more than nearness):",
+        "Lost with L2 less lost with the others there, seed by seed (above 0: they keep more):",
         *_by_share(others, less),
     ]
 

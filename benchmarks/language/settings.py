@@ -3,8 +3,18 @@
 from dataclasses import dataclass, field
 
 MEASURES = ("L2", "EWC", "SOS", "MAS")
+ADAPTER_MEASURES = (*MEASURES, "L2 of B")
+"""L2 holds both factors of an adapter, the others B alone: so does this one, to tell importance from leaving A free."""
+UNGUARDED = ("shorter", "slower", "averaged", "replay")
+"""What anyone can do without a guard: fewer steps, a lower learning rate, weights between those before and after, or,
+for those who still have it, English among the Python."""
 WAYS = ("full", "lora")
 """How Python is taught: by training every weight, or an adapter beside weights that stay as they are."""
+
+
+def methods(way: str) -> tuple[str, ...]:
+    """Return everything that is compared in one way, besides fine-tuning."""
+    return (*(MEASURES if way == "full" else ADAPTER_MEASURES), *UNGUARDED)
 
 
 @dataclass(frozen=True)
@@ -35,21 +45,20 @@ class Settings:
     python_steps: int = 250
     python_batch: int = 32
     python_rate: dict[str, float] = field(default_factory=lambda: {"full": 5e-4, "lora": 3e-3})
-    looks: int = 1
-    """How often the losses are measured while Python is taught, the end included."""
-
     windows: int = 512
     """Pieces of ``context`` bytes of each language that losses are measured on."""
 
-    strengths: dict[str, tuple[float, ...]] = field(
+    strengths: tuple[float, ...] = (1e-3, 1e-2, 5e-2, 0.3, 3.0, 30.0)
+    """Relative, the same for all measures: a coarser grid would let a method look worse between its points."""
+    unguarded: dict[str, tuple[float, ...]] = field(
         default_factory=lambda: {
-            "L2": (3e-3, 3e-2, 0.3, 3.0, 30.0),
-            "EWC": (1e-2, 0.1, 1.0, 10.0, 100.0),  # its importances are spread furthest, so most weights feel less of s
-            "SOS": (3e-3, 2e-2, 0.1, 1.0, 10.0),
-            "MAS": (3e-3, 2e-2, 0.1, 1.0, 10.0),
+            "shorter": (0.5, 0.25, 0.1, 0.05),
+            "slower": (0.3, 0.1, 0.03),
+            "averaged": (0.2, 0.4, 0.6, 0.8),
+            "replay": (1 / 32, 1 / 8, 1 / 4),
         }
     )
-    """Relative, from hardly any effect to hardly any learning."""
+    """The share of the steps, of the learning rate, of the fine-tuned weights in the average, of English in a batch."""
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
@@ -66,9 +75,9 @@ REHEARSAL = Settings(
     adapter_steps=5,
     python_steps=10,
     python_batch=8,
-    looks=2,
     windows=16,
-    strengths=dict.fromkeys(MEASURES, (1e-2, 1e1)),
+    strengths=(1e-2, 1e1),
+    unguarded={"shorter": (0.5,), "slower": (0.3,), "averaged": (0.5,), "replay": (0.25,)},
     seeds=(0,),
 )
 """The same study at a size that a CPU runs through in seconds; its numbers mean nothing."""

@@ -17,7 +17,7 @@ from benchmarks.language.frontier import lost_at_share, points
 from benchmarks.language.gpt import GPT
 from benchmarks.language.lora import adapt
 from benchmarks.language.python import FINE_TUNE, Learned, Lesson
-from benchmarks.language.settings import MEASURES, Settings
+from benchmarks.language.settings import ADAPTER_MEASURES, MEASURES, Settings
 from benchmarks.language.sources import Source
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule
 from holdfast.seeding import generator_for
@@ -37,9 +37,9 @@ TINY = Settings(
     python_steps=12,
     python_batch=8,
     python_rate={"full": 1e-2, "lora": 3e-2},
-    looks=2,
     windows=8,
-    strengths=dict.fromkeys(MEASURES, (1e-9, 1e2)),
+    strengths=(1e-9, 1e2),
+    unguarded={"shorter": (0.5,), "slower": (0.1,), "averaged": (0.25, 1.0), "replay": (0.5,)},
     seeds=(0,),
 )
 ENGLISH = "The people of the island were asked what they thought of the weather. "
@@ -69,14 +69,14 @@ def learned(text, cpu, folder):
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
         assert study.run(TINY, text, cpu, folder / "language.jsonl", folder / "work", seconds=1e9)
-    assert "no layer rule" not in told.getvalue() and told.getvalue().count("bits a byte") == 18
+    assert "no layer rule" not in told.getvalue() and told.getvalue().count("bits a byte") == 30
     return study.read(folder / "language.jsonl")
 
 
 def test_every_method_strength_and_way_is_run(learned):
-    assert len(learned) == len({found.lesson for found in learned}) == 2 * (1 + 2 * len(MEASURES))
+    assert len(learned) == len({found.lesson for found in learned}) == 2 * (1 + 5 + 2 * len(MEASURES)) + 2
     for found in learned:
-        assert found.at == [0, 6, 12] and len(found.english) == len(found.python) == 3
+        assert len(found.english) == len(found.python) == 2
         # English has been learned, of 8 bits a byte; both ways begin from the same network
         assert found.english[0] == pytest.approx(learned[0].english[0], abs=1e-5) and found.english[0] < 5
 
@@ -86,11 +86,37 @@ def test_strength_goes_from_no_effect_to_learning_nothing(learned):
         here = {(f.lesson.measure, f.lesson.strength): f for f in learned if f.lesson.way == way}
         free = here[FINE_TUNE, 0.0]
         assert free.gained > 0.2 and free.lost > 0.01
-        for measure in MEASURES:
-            weak, strong = (here[measure, strength] for strength in TINY.strengths[measure])
+        for measure in MEASURES if way == "full" else ADAPTER_MEASURES:
+            weak, strong = (here[measure, strength] for strength in TINY.strengths)
             assert weak.python[-1] == pytest.approx(free.python[-1], abs=1e-3)
             assert strong.gained < 0.7 * free.gained
             assert strong.lost < free.lost
+
+
+def test_without_a_guard_less_is_lost_where_less_is_done(learned):
+    for way in ("full", "lora"):
+        here = {(f.lesson.measure, f.lesson.strength): f for f in learned if f.lesson.way == way}
+        free = here[FINE_TUNE, 0.0]
+        assert here["averaged", 1.0].python[-1] == pytest.approx(free.python[-1], abs=1e-6)
+        for name, share in (("shorter", 0.5), ("slower", 0.1), ("averaged", 0.25), ("replay", 0.5)):
+            assert here[name, share].gained < free.gained, (way, name)
+        assert here["replay", 0.5].lost < free.lost
+        assert here["shorter", 0.5].lesson.steps == 6
+        assert here["slower", 0.1].lesson.rate == pytest.approx(0.1 * free.lesson.rate)
+
+
+def test_an_average_of_adapters_is_one_of_the_weights_that_they_are_part_of(learned, text, cpu, folder):
+    taught = start_python(TINY, cpu, 0, folder / "work" / "seed-0", "lora")
+    given = next(batches(text.of("python", "train"), 1, 2, TINY.context, 0, "x"))[:, :-1]
+    layer = taught.model.blocks[0].wide
+    torch.nn.init.normal_(layer.lora_a)
+    torch.nn.init.normal_(layer.lora_b)
+    taught.tuned = taught.weights()
+    added = layer(torch.ones(1, TINY.width)) - layer.layer(torch.ones(1, TINY.width))
+    taught.average(0.25)
+    averaged = layer(torch.ones(1, TINY.width)) - layer.layer(torch.ones(1, TINY.width))
+    torch.testing.assert_close(averaged, 0.25 * added)
+    assert taught.model(given).isfinite().all()
 
 
 def test_a_study_goes_on_where_it_was_cut_off(learned, text, cpu, folder, tmp_path):
@@ -163,7 +189,7 @@ def test_plotting_nothing_says_what_to_do(tmp_path):
 
 def found(strength, english, python, seed=0, network="n", measure="L2"):
     lesson = Lesson(seed, "full", measure, strength, network, 1, 1, 0.1)
-    return Learned(lesson, [0, 1], [2.0, 2.0 + english], [4.0, 4.0 - python], 1.0)
+    return Learned(lesson, [2.0, 2.0 + english], [4.0, 4.0 - python], 1.0)
 
 
 def test_points_are_means_over_seeds_of_their_latest_networks():
@@ -183,6 +209,9 @@ def test_what_is_lost_at_equal_gain_is_read_off_the_line_of_each_seed():
     lines += [found(0.1, 0.4, 1.6, seed=1), found(1.0, 0.2, 1.2, seed=1)]
     assert lost_at_share(lines, "full", "L2", 0.7) == {0: pytest.approx(0.3), 1: pytest.approx(0.3)}
     assert lost_at_share(lines, "full", "L2", 0.55) == {}
+    lines = [found(0.0, 0.9, 1.0, measure=FINE_TUNE), found(0.5, 0.1, 0.5, measure="averaged")]
+    assert lost_at_share(lines, "full", "averaged", 0.75) == {0: pytest.approx(0.5)}  # it ends in fine-tuning
+    assert lost_at_share(lines, "full", "averaged", 0.25) == {0: pytest.approx(0.05)}  # and begins at the start
 
 
 def test_each_byte_is_predicted_from_those_before():
