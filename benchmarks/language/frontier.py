@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.language.python import FINE_TUNE, Learned
-from benchmarks.language.settings import UNGUARDED
+from benchmarks.language.settings import FROM_START, UNGUARDED
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,31 @@ class Point:
     strength: float
     lost: Mean
     gained: Mean
+    share: Mean | None
+    """Of what the same network gains by fine-tuning: seeds differ in how much Python there is for them to gain."""
     seeds: tuple[int, ...]
 
 
 def points(learned: Sequence[Learned]) -> list[Point]:
     """Return the points of every way and measure, by strength."""
+    latest = _latest(learned)
+    free = {(found.lesson.way, found.lesson.seed): found for found in latest if found.lesson.measure == FINE_TUNE}
     groups: dict[tuple[str, str, float], dict[int, Learned]] = {}
-    for found in _latest(learned):
+    for found in latest:
         lesson = found.lesson
         groups.setdefault((lesson.way, lesson.measure, lesson.strength), {})[lesson.seed] = found
+
+    def share(way: str, group: dict[int, Learned]) -> Mean | None:
+        if any((way, seed) not in free for seed in group):
+            return None
+        return Mean.over([found.gained / free[way, seed].gained for seed, found in group.items()])
+
     return [
         Point(
             *key,
             lost=Mean.over([found.lost for found in group.values()]),
             gained=Mean.over([found.gained for found in group.values()]),
+            share=share(key[0], group),
             seeds=tuple(sorted(group)),
         )
         for key, group in sorted(groups.items())
@@ -66,7 +77,9 @@ def lost_at_share(learned: Sequence[Learned], way: str, measure: str, share: flo
     for free in (found for found in here if found.lesson.measure == FINE_TUNE):
         seed = free.lesson.seed
         line = [found for found in here if found.lesson.seed == seed and found.lesson.measure == measure]
-        ends = [(0.0, 0.0), (free.gained, free.lost)] if measure in UNGUARDED else []  # no steps at all, and all
+        # What is done without a guard ends in fine-tuning, and most of it begins with nothing done at all.
+        ends = [(free.gained, free.lost)] if measure in UNGUARDED else []
+        ends += [(0.0, 0.0)] if measure in FROM_START else []
         there = _lost_at([*ends, *((found.gained, found.lost) for found in line)], share * free.gained)
         if there is None:
             return {}

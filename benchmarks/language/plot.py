@@ -1,10 +1,11 @@
-"""The frontier as a picture: English lost against Python gained, one line a measure, one point a strength."""
+"""The frontier as a picture: English lost against Python gained, one line a method, one point a strength."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from benchmarks.language.frontier import Point
 from benchmarks.language.python import FINE_TUNE
@@ -34,6 +35,17 @@ SHADES = {
     "averaged": "#1f2328",
     "replay": "#a05a2c",
 }
+LABELS = {
+    FINE_TUNE: "fine-tuning",
+    "L2": "L2 to the start",
+    "L2 of B": "L2 to the start, B alone",
+    "shorter": "fewer steps",
+    "slower": "lower rate",
+    "averaged": "averaged weights",
+    "replay": "English replayed",
+}
+SHOWN = (0.35, 1.04)
+"""The shares of Python that are of interest: below, hardly anything is learned or lost."""
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
@@ -46,8 +58,8 @@ def draw(points: Sequence[Point], path: Path) -> None:
             _panel(axes, [point for point in points if point.way == way])
             axes.set_title(NAMES[way])
             axes.set_xlabel("English lost, bits a byte (← better)")
-            axes.set_ylabel("Python gained, bits a byte (better →)")
-        # One legend for both panels, away from the lines.
+            axes.set_ylabel("Python gained, of fine-tuning's (better →)")
+        # One legend for both panels, away from the lines: the last panel has every method.
         shown = axes.get_legend_handles_labels()
         figure.legend(*shown, loc="outside upper center", ncols=5, fontsize="small")
         with whole_file(path) as file:
@@ -56,11 +68,11 @@ def draw(points: Sequence[Point], path: Path) -> None:
 
 def _panel(axes: Axes, here: Sequence[Point]) -> None:
     axes.grid(visible=True, axis="both")
-    axes.axhline(0, color="#808080", linewidth=0.8)
     axes.axvline(0, color="#808080", linewidth=0.8)
-    axes.plot([0], [0], marker="*", markersize=10, linestyle="none", color="#808080", label="before", zorder=4)
+    axes.set_ylim(*SHOWN)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     for name in (FINE_TUNE, *methods(here[0].way)):
-        line = sorted((p for p in here if p.measure == name), key=lambda point: point.strength)
+        line = [(p.lost, p.share) for p in sorted(here, key=lambda p: p.strength) if p.measure == name and p.share]
         if not line:
             continue
         shape = {"marker": "X", "markersize": 9, "linestyle": "none", "color": "#1f2328", "zorder": 5}
@@ -69,11 +81,11 @@ def _panel(axes: Axes, here: Sequence[Point]) -> None:
             shape = {"marker": MARKERS[name], "color": shade, "linewidth": 1.3, "markersize": 5, "zorder": 3}
             shape["linestyle"] = DASHES.get(name, "-")
         axes.errorbar(
-            [point.lost.value for point in line],
-            [point.gained.value for point in line],
-            xerr=[point.lost.error or 0 for point in line],
-            yerr=[point.gained.error or 0 for point in line],
+            [lost.value for lost, _ in line],
+            [share.value for _, share in line],
+            xerr=[lost.error or 0 for lost, _ in line],
+            yerr=[share.error or 0 for _, share in line],
             elinewidth=0.8,
-            label={FINE_TUNE: "fine-tuning", "L2": "L2 to the start"}.get(name, name),
+            label=LABELS.get(name, name),
             **shape,
         )

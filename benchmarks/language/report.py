@@ -59,11 +59,12 @@ def _notes(learned: Sequence[Learned], settings: Settings, parameters: int) -> l
 
 
 def _table(here: Sequence[Point]) -> list[str]:
-    lines = ["| method | s | English lost | Python gained | seeds |", "|---|---|---|---|---|"]
+    lines = ["| method | s | English lost | Python gained | of fine-tuning's | seeds |", "|---|---|---|---|---|---|"]
     for name in (FINE_TUNE, *methods(here[0].way)):
         for point in (point for point in here if point.measure == name):
             strength = "" if name == FINE_TUNE else f"{point.strength:g}"
-            lines.append(f"| {name} | {strength} | {point.lost} | {point.gained} | {len(point.seeds)} |")
+            share = "–" if point.share is None else point.share
+            lines.append(f"| {name} | {strength} | {point.lost} | {point.gained} | {share} | {len(point.seeds)} |")
     return lines
 
 

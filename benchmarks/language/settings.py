@@ -8,6 +8,8 @@ ADAPTER_MEASURES = (*MEASURES, "L2 of B")
 UNGUARDED = ("shorter", "slower", "averaged", "replay")
 """What anyone can do without a guard: fewer steps, a lower learning rate, weights between those before and after, or,
 for those who still have it, English among the Python."""
+FROM_START = ("shorter", "slower", "averaged")
+"""Those that leave the network as it was where their share is 0."""
 WAYS = ("full", "lora")
 """How Python is taught: by training every weight, or an adapter beside weights that stay as they are."""
 

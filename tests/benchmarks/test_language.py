@@ -212,6 +212,9 @@ def test_what_is_lost_at_equal_gain_is_read_off_the_line_of_each_seed():
     lines = [found(0.0, 0.9, 1.0, measure=FINE_TUNE), found(0.5, 0.1, 0.5, measure="averaged")]
     assert lost_at_share(lines, "full", "averaged", 0.75) == {0: pytest.approx(0.5)}  # it ends in fine-tuning
     assert lost_at_share(lines, "full", "averaged", 0.25) == {0: pytest.approx(0.05)}  # and begins at the start
+    lines = [found(0.0, 0.9, 1.0, measure=FINE_TUNE), found(0.5, 0.1, 0.5, measure="replay")]
+    assert lost_at_share(lines, "full", "replay", 0.75) == {0: pytest.approx(0.5)}
+    assert lost_at_share(lines, "full", "replay", 0.25) == {}  # nobody knows where more replay leads
 
 
 def test_each_byte_is_predicted_from_those_before():

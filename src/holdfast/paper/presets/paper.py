@@ -14,7 +14,8 @@ PERMUTED_MNIST = Stage(
         "large batch": LARGE_BATCH,
         "large batch, α = 0": {**LARGE_BATCH, **NO_ALPHA},
         "long training": {"epochs": 200},
-        "SGD": {"optimizer": "sgd", "learning_rate": 0.01, "momentum": 0.9},
+        # The paper names no rate: of 0.01, 0.03 and 0.1, SI does best with this one on validation data.
+        "SGD": {"optimizer": "sgd", "learning_rate": 0.03, "momentum": 0.9},
         "noise": {"tasks": 1},
     },
     seeds=3,
