@@ -1,6 +1,7 @@
 import pytest
 
-from holdfast.paper.page import _seeds, _short
+from holdfast.paper.page import _seeds, _short, _tally
+from holdfast.report import Verdict
 
 
 @pytest.mark.parametrize(
@@ -15,3 +16,14 @@ def test_that_code_had_changes_is_not_cut_off_with_the_rest_of_its_commit():
     assert _short("0123456789abcdef0123+changes") == "0123456789ab+changes"
     assert _short("0123456789abcdef0123") == "0123456789ab"
     assert _short(None) is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([True, True, False], "Of 3 claims 2 hold and 1 do not."),
+        ([True, False, None], "Of 3 claims 1 hold, 1 do not, and 1 could not be checked."),
+    ],
+)
+def test_claims_that_could_not_be_checked_are_mentioned_where_there_are_some(answers, said):
+    assert _tally([Verdict("A", "It holds.", holds, "2", "above 1", "No runs.") for holds in answers]) == said

@@ -51,8 +51,7 @@ def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) 
     runs = results.finished(specs)
     minutes = sum(run.seconds for run in runs) / 60
     devices = ", ".join(sorted({run.device for run in runs})) or "no machine yet"
-    holds = [sum(verdict.holds is answer for verdict in verdicts) for answer in (True, False, None)]
-    claims = f"Of {len(verdicts)} claims {holds[0]} hold, {holds[1]} do not, and {holds[2]} could not be checked."
+    claims = _tally(verdicts)
     if results.preset.thresholds == "digits":
         claims += f" The paper makes {len(CLAIMS)} in all; the others are not expected at this size."
     return Text(
@@ -60,6 +59,13 @@ def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) 
         f"{len(runs)} of {len(specs)} runs have finished: {minutes:.1f} minutes of training on {devices}, run by run. "
         f"{claims if verdicts else ''}"
     )
+
+
+def _tally(verdicts: Sequence[Verdict]) -> str:
+    hold, fail, unknown = (sum(verdict.holds is answer for verdict in verdicts) for answer in (True, False, None))
+    if unknown:
+        return f"Of {len(verdicts)} claims {hold} hold, {fail} do not, and {unknown} could not be checked."
+    return f"Of {len(verdicts)} claims {hold} hold and {fail} do not."
 
 
 def _missing(items: Sequence[PaperItem], specs: Sequence[Spec], results: Results) -> tuple[tuple[Cell, ...], ...]:
