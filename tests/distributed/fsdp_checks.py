@@ -48,6 +48,20 @@ def fsdp_every_measure_is_that_of_the_union(here):
         assert tensor.to_local().shape == parameter.to_local().shape
 
 
+def fsdp_layers_that_are_one_group_are_measured_without_the_others(here):
+    """Before the first step too, and with more batches on one rank: nobody else is there to gather with."""
+    model = net()
+    mesh = init_device_mesh("cpu", (here.size,))
+    fully_shard([model[0], model[2]], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    batches = [batch(seed) for seed in range(4)]
+    guard = holdfast.Consolidator(model, "EWC")
+    guard.consolidate(batches[:1] if here.rank == 0 else batches[1:])
+    expected = holdfast.Fisher().measure(net(), batches)
+    for name, value in guard.importance.items():
+        torch.testing.assert_close(whole(value), expected[name])
+
+
 def fsdp_the_penalty_is_that_of_all_parts(here):
     model = sharded(here)
     guard, _ = run(model, here.rank, here.size)

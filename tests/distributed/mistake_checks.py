@@ -58,6 +58,18 @@ def mistake_a_loader_that_breaks_on_one_rank(here):
     unchanged(guard, lambda: guard.consolidate(loader()), kind, message)
 
 
+def mistake_data_of_one_rank_in_a_rehearsal(here):
+    guard = consolidated()
+    unchanged(
+        guard, lambda: guard.rehearse([batch(1)] if here.rank else None), holdfast.BatchError, "measures importance"
+    )
+    unchanged(
+        guard, lambda: guard.rehearse([(torch.ones(8, 9).double(),)]), (RuntimeError, holdfast.HoldfastError), "shapes"
+    )
+    guard.rehearse([batch(1)] if here.rank else [batch(1), batch(2)])
+    assert everyones(guard.tasks) == [1, 1]
+
+
 def mistake_weights_that_are_not_finite(here):
     guard = consolidated("L2")
     with torch.no_grad():

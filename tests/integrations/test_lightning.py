@@ -1,5 +1,6 @@
 """Lightning's loop, watched, against the plain loop that does the same steps."""
 
+import copy
 import csv
 import subprocess
 import sys
@@ -318,6 +319,40 @@ def test_tasks_that_end_within_a_fit_and_batches_of_another_form():
     expected = holdfast.Fisher().measure(module.net, [2 * (x + 1) for x in loader(1).dataset.tensors[0][:16].split(4)])
     for name, value in expected.items():
         torch.testing.assert_close(found[-1].importance[f"net.{name}"], value)
+
+
+@pytest.mark.parametrize("own", [None, DataLoader(TensorDataset(torch.randn(8, 9)), batch_size=4), [torch.randn(4, 9)]])
+def test_data_that_cannot_be_measured_with_is_refused_before_the_first_step(own):
+    class Module(type(make_module())):
+        def training_step(self, batch, batch_idx):
+            return super().training_step((batch[0][:, :4], batch[1]), batch_idx)
+
+    x, y = loader(1).dataset.tensors
+    wide = DataLoader(TensorDataset(torch.cat([x, x], 1), y), batch_size=4)  # the training step takes what it needs
+    module = Module()
+    before = copy.deepcopy(module.state_dict())
+    guard = holdfast.Consolidator(module, holdfast.Fisher())
+    fit = trainer(callbacks=[HoldfastCallback(guard, consolidate_at_end=True if own is None else own)])
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        fit.fit(module, wide)
+    assert any("before the first step" in note and "prepare=" in note for note in caught.value.__notes__)
+    assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
+    callback = HoldfastCallback(guard, prepare=lambda batch: (batch[0][:, :4], batch[1]))
+    trainer(callbacks=[callback]).fit(module, wide)
+    assert guard.tasks == 1
+
+
+def test_a_rehearsal_leaves_training_as_it_was():
+    found = []
+    for measure in (holdfast.SOS(), holdfast.Fisher()):
+        torch.manual_seed(5)
+        module = make_module()
+        guard = holdfast.Consolidator(module, measure, strength=0.0)
+        torch.manual_seed(5)
+        shuffled = DataLoader(loader(1).dataset, batch_size=4, shuffle=True)
+        trainer(callbacks=[HoldfastCallback(guard)]).fit(module, shuffled)
+        found.append(module.state_dict())
+    assert all(torch.equal(found[0][name], value) for name, value in found[1].items())
 
 
 def test_an_independent_gradient_from_the_training_step():

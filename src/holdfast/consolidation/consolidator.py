@@ -17,7 +17,7 @@ from holdfast.consolidation.checkpoint import blank_state
 from holdfast.consolidation.distributed import is_fully_sharded
 from holdfast.consolidation.gradients import gradients_of_halves, protected_gradients, unscaled
 from holdfast.consolidation.ledger import Ledger, PathRecord, TaskImportance
-from holdfast.consolidation.measuring import measure_task
+from holdfast.consolidation.measuring import measure_task, rehearse_task
 from holdfast.consolidation.memory import Memory
 from holdfast.consolidation.optimizers import check_optimizer, ids, innermost, trained_by
 from holdfast.consolidation.oversights import warn_of_unowned, warn_unless_anchored_is_trained
@@ -412,6 +412,24 @@ class Consolidator:
         memory.tasks += 1
         self.restart_task()
         return found
+
+    @torch.inference_mode(mode=False)
+    def rehearse(self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None) -> None:
+        """Try :meth:`consolidate` on the first two samples, before hours of training, and change nothing.
+
+        What would be refused at the end is refused now: batches of a form that nobody can read, a model that cannot
+        be called with them, layers that mix samples. With several processes, each of them calls this. Where no measure
+        looks at data, there is nothing to try.
+
+        Args:
+            batches: as for :meth:`consolidate`; only the first is read, so an iterator would lose it.
+            forward: as for :meth:`consolidate`.
+        """
+        memory = self._memory
+        memory.ranks.together(memory.refresh)
+        # A shuffling DataLoader draws from the random state that training goes on with.
+        with torch.random.fork_rng(devices=[]):
+            rehearse_task(memory, batches, forward)
 
     def restart_task(self) -> None:
         """Drop what path measures have gathered since the last consolidation, and start this task's account anew."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.consolidation.ledger import TaskImportance
 from holdfast.consolidation.memory import Memory
-from holdfast.consolidation.sampling import measure_samples
+from holdfast.consolidation.sampling import measure_samples, rehearse_samples
 from holdfast.consolidation.storage import running_dtype
 from holdfast.errors import BatchError, OrderError
 from holdfast.importance.batches import Forward, check_batches
@@ -14,13 +14,26 @@ from holdfast.importance.measures import PathMeasure, SampleMeasure, WeightMeasu
 
 def measure_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, TaskImportance]:
     """Return what each measure found, by its name; one that only watches and saw no step is left out."""
-    ledgers = memory.ledgers.items()
-    sampled = {name: ledger.measure for name, ledger in ledgers if isinstance(ledger.measure, SampleMeasure)}
+    sampled = _sampled(memory)
     found = memory.ranks.together(lambda: _measure_without_data(memory))
     if sampled:
         given = memory.ranks.together(lambda: _given(batches, sampled))
         found |= measure_samples(memory, sampled, given, forward)
     return found
+
+
+def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> None:
+    """Measure with the first samples of the data, if any measure looks at data, and forget what comes out."""
+    sampled = _sampled(memory)
+    if sampled:
+        given = memory.ranks.together(lambda: _given(batches, sampled))
+        rehearse_samples(memory, sampled, given, forward)
+
+
+def _sampled(memory: Memory) -> dict[str, SampleMeasure]:
+    """Return the measures that look at data, by name."""
+    ledgers = memory.ledgers.items()
+    return {name: ledger.measure for name, ledger in ledgers if isinstance(ledger.measure, SampleMeasure)}
 
 
 def _measure_without_data(memory: Memory) -> dict[str, TaskImportance]:

@@ -23,20 +23,21 @@ DRAWS_APART = 2**20
 It is more than there are tasks, and within the 32 bits that a generator on the CPU looks at.
 """
 
+REHEARSED = 2
+"""Samples of a rehearsal: the fewest by which layers that mix them can be told."""
+
+_Mean = tuple[Score, Phi, int | None, int | None]
+"""What decides the mean that a measure is made of."""
+
 
 def measure_samples(
     memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any], forward: Forward | None
 ) -> dict[str, TaskImportance]:
     """Give every batch to every measure that looks at data, so that all of them see the same samples."""
     ranks = memory.ranks
-    model, parameters = whole_model(memory.model, memory.parameters, ranks.size)
-    _warn_if_alone_among_several(ranks)
-    # Measures that differ only in what they make of the mean, as the Fisher and its root do, share one collector.
     means = {name: _mean_of(measure) for name, measure in sampled.items()}
-    draws = memory.tasks + DRAWS_APART * ranks.rank
-    collectors = {
-        means[name]: measure.accumulator(model, parameters, forward, task=draws) for name, measure in sampled.items()
-    }
+    collectors = _collectors(memory, sampled, means, forward)
+    _warn_if_alone_among_several(ranks)
     _collect(ranks, collectors.values(), batches)
     for collector in collectors.values():
         _add_up(memory, collector)
@@ -52,6 +53,32 @@ def measure_samples(
         }
         found[name] = TaskImportance(importance, samples=result.samples, fallback=fallback[means[name]])
     return found
+
+
+def rehearse_samples(
+    memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any], forward: Forward | None
+) -> None:
+    """Do the same with the first samples alone, and forget what comes out."""
+    means = {name: _mean_of(measure) for name, measure in sampled.items()}
+    collectors = _collectors(memory, sampled, means, forward)
+    for collector in collectors.values():
+        collector.limit = REHEARSED
+    _collect(memory.ranks, collectors.values(), batches)
+    for collector in collectors.values():
+        if not collector.seen:
+            memory.ranks.together(collector.result)  # says that there were no batches
+
+
+def _collectors(
+    memory: Memory, sampled: Mapping[str, SampleMeasure], means: Mapping[str, _Mean], forward: Forward | None
+) -> dict[_Mean, SampleAccumulator]:
+    """Return one collector for each mean, which the Fisher and its root share, for one."""
+    ranks = memory.ranks
+    model, parameters = whole_model(memory.model, memory.parameters, ranks.size)
+    draws = memory.tasks + DRAWS_APART * ranks.rank
+    return {
+        means[name]: measure.accumulator(model, parameters, forward, task=draws) for name, measure in sampled.items()
+    }
 
 
 def _collect(ranks: Ranks, collectors: Iterable[SampleAccumulator], batches: Iterable[Any]) -> None:
@@ -111,7 +138,7 @@ def _add_up(memory: Memory, collector: SampleAccumulator) -> None:
     collector.samples = sum(ranks.each(lambda: collector.samples))
 
 
-def _mean_of(measure: SampleMeasure) -> tuple[Score, Phi, int | None, int | None]:
+def _mean_of(measure: SampleMeasure) -> _Mean:
     """Return what decides the mean that a measure is made of."""
     return measure.score, measure.phi, measure.sample_limit, measure.draw_seed
 

@@ -71,5 +71,9 @@ def _filled(parameter: nn.Parameter | None, filled: dict[int, nn.Parameter]) -> 
 
 
 def _gathers(hook: object) -> bool:
-    """Whether a hook is FSDP's own, which gathers parameters and lets go of them again."""
-    return type(getattr(hook, "__self__", None)).__module__.startswith("torch.distributed.fsdp")
+    """Whether a hook is FSDP's own, which gathers parameters and lets go of them again.
+
+    It is a method of FSDP's state, or, for layers that were sharded as one group, a function.
+    """
+    owner = type(getattr(hook, "__self__", None)).__module__
+    return any(place.startswith("torch.distributed.fsdp") for place in (owner, getattr(hook, "__module__", None) or ""))

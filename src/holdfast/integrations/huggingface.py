@@ -16,7 +16,7 @@ from holdfast.consolidation.distributed import Ranks
 from holdfast.errors import ConfigurationError, MissingExtraError, StateError
 from holdfast.importance.batches import Forward
 from holdfast.integrations.checkpoints import STATE_NAME
-from holdfast.integrations.guards import checked_guard, refuse_endless_data
+from holdfast.integrations.guards import checked_guard, first_batch, refuse_endless_data, rehearse, sample_measures
 from holdfast.integrations.processes import join_processes
 from holdfast.integrations.statistics import statistics
 
@@ -80,6 +80,10 @@ class HoldfastCallback(TrainerCallback):
         join_processes(self.guard)
         optimizer: Optimizer = kwargs["optimizer"]
         self.guard.attach(optimizer)
+        if self.consolidate_at_end is not False and sample_measures(self.guard):
+            batches = self._to_measure_with(kwargs["train_dataloader"])
+            if first := first_batch(batches):
+                rehearse(self.guard, first, self.forward, _HOW_TO_MEASURE)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add the penalty and the importances to what is logged during training."""
@@ -100,8 +104,16 @@ class HoldfastCallback(TrainerCallback):
         """End the task, if there was one."""
         if self.consolidate_at_end is False or self.guard.path.steps == 0:
             return
-        batches = kwargs["train_dataloader"] if self.consolidate_at_end is True else self.consolidate_at_end
-        self.guard.consolidate(batches, forward=self.forward)
+        self.guard.consolidate(self._to_measure_with(kwargs["train_dataloader"]), forward=self.forward)
+
+    def _to_measure_with(self, training: Iterable[Any]) -> Iterable[Any]:
+        return training if isinstance(self.consolidate_at_end, bool) else self.consolidate_at_end
+
+
+_HOW_TO_MEASURE = (
+    "HoldfastCallback(guard, forward=...) calls the model with the inputs, consolidate_at_end=batches gives other "
+    "data, and consolidate_at_end=False leaves it to you."
+)
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

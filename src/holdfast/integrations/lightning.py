@@ -18,7 +18,7 @@ import torch
 from holdfast.consolidation import Consolidator, TaskImportance
 from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, MissingExtraError, OrderError
 from holdfast.importance.batches import Forward
-from holdfast.integrations.guards import checked_guard, refuse_endless_data, sample_measures
+from holdfast.integrations.guards import checked_guard, first_batch, refuse_endless_data, rehearse, sample_measures
 from holdfast.integrations.processes import join_processes
 from holdfast.integrations.statistics import statistics
 
@@ -68,6 +68,7 @@ class HoldfastCallback(Callback):
         self._restored: Mapping[str, Any] | None = None
         self._only_evaluating = False
         self._waits = False
+        self._rehearsed = False
         self.consolidate_at_end = consolidate_at_end
         self.prepare = prepare
         self.forward = forward
@@ -129,6 +130,7 @@ class HoldfastCallback(Callback):
         self._guard.refresh()
         if self.consolidate_at_end is True and sample_measures(self._guard):
             self._training_data(trainer)  # what the end would refuse is better refused now
+        self._rehearsed = False
         self._waits = False
         if not self._attach(trainer):
             self._waits = not any(parameter.requires_grad for parameter in self._guard.parameters.values())
@@ -136,9 +138,15 @@ class HoldfastCallback(Callback):
                 self._guard.attach(*trainer.optimizers)  # what is wrong with them is the guard's to tell
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Attach optimisers that are given what the guard protects only now, as ``BackboneFinetuning`` does."""
+        """Attach optimisers that are given what the guard protects only now, as ``BackboneFinetuning`` does.
+
+        And before the first step that is watched, try on this batch what the end will do with all of them.
+        """
         if self._waits:
             self._waits = not self._attach(trainer)
+        if not (self._waits or self._rehearsed):
+            self._rehearsed = True
+            self._rehearse(trainer, batch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -188,6 +196,19 @@ class HoldfastCallback(Callback):
             self.guard.attach(*owning)
         return bool(owning)
 
+    def _rehearse(self, trainer: Trainer, batch: Any) -> None:
+        """Let the guard try a batch, as training got it, or one of those that the end was given."""
+        if self.consolidate_at_end is False or not sample_measures(self.guard):
+            return
+        if self.consolidate_at_end is True:
+            given: Iterable[Any] = [batch if self.prepare is None else self.prepare(batch)]
+        else:
+            first = first_batch(self.consolidate_at_end)
+            if not first:
+                return
+            given = self._batches(trainer, first)
+        rehearse(self.guard, given, self.forward, _HOW_TO_MEASURE)
+
     def _batches(self, trainer: Trainer, batches: Iterable[Any] | None) -> Iterator[Any]:
         """Yield batches as the module's training step would get them, in the form that measures read."""
         if trainer.lightning_module is None:
@@ -219,6 +240,10 @@ class HoldfastCallback(Callback):
 
 
 _AS_BATCHES = "HoldfastCallback(guard, consolidate_at_end=batches) or consolidate(trainer, batches)"
+_HOW_TO_MEASURE = (
+    "HoldfastCallback(guard, prepare=...) makes inputs or (inputs, targets) of a batch, forward=... calls the module "
+    "with the inputs, consolidate_at_end=batches gives other data, and consolidate_at_end=False leaves it to you."
+)
 _OTHER_PROCESSES = (
     "This strategy (ddp_spawn, ddp_notebook and the like) fits a copy of the module and of the guard in other "
     "processes, and what the guard learns there would be lost with them. Use strategy='ddp', which starts the script "

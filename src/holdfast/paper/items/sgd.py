@@ -7,8 +7,8 @@ from holdfast.paper.presets import Preset
 def _caption(preset: Preset) -> str:
     rate = preset.stages["P-MNIST"].variants["SGD"]["learning_rate"]
     return (
-        f"SI and SIU with SGD and momentum, at a learning rate of {rate:g}, beside Adam. The paper gives no rate, reports "
-        f"similar accuracies without numbers, and saw runs diverge now and then. {preset.strengths}"
+        f"SI and SIU with SGD and momentum, at a learning rate of {rate:g}, beside Adam. The paper gives no rate, "
+        f"reports similar accuracies without numbers, and saw runs diverge now and then. {preset.strengths}"
     )
 
 
