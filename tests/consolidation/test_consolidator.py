@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -149,6 +150,8 @@ def test_names_are_those_of_the_list():
         (lambda: holdfast.Consolidator(net(), "SOS", strength=-1.0), "strength=-1.0"),
         (lambda: holdfast.Consolidator(net(), "SOS", strength=float("nan")), "strength=nan"),
         (lambda: holdfast.Consolidator(net(), "SOS", strength="5"), "strength='5'"),
+        (lambda: holdfast.Consolidator(net(), "SOS", strength=True), "strength=True"),
+        (lambda: holdfast.Consolidator(net(), "SOS", strength=10**400), "strength=1000.*expected a number"),
         (lambda: holdfast.Consolidator(net(), "SOS", decay=1.5), "decay=1.5"),
         (lambda: holdfast.Consolidator(net(), "SOX"), "No measure is called 'SOX'; there are SI"),
         (lambda: holdfast.Consolidator(net(), holdfast.SOS), "with its parentheses"),
@@ -175,8 +178,9 @@ def test_settings_that_make_no_sense(make, message):
 
 def test_strength_can_be_set_but_not_to_nonsense():
     guard = consolidated(net())
-    guard.strength = 4
-    assert guard.strength == 4.0
+    for four in (4, np.float32(4), np.int64(4)):
+        guard.strength = four
+        assert guard.strength == 4.0 and type(guard.strength) is float
     unchanged(guard, lambda: setattr(guard, "strength", -2), holdfast.ConfigurationError, "strength=-2")
 
 

@@ -39,6 +39,7 @@ from holdfast.errors import (
 from holdfast.importance.batches import Forward
 from holdfast.importance.measures import Measure
 from holdfast.importance.measures import measure as measure_by_name
+from holdfast.importance.settings import number
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -226,7 +227,6 @@ class Consolidator:
             _remove(handles)
         self._hooks = []
         self._watcher.release()
-        self._watcher.observed = Observed()
         if self._watcher.rank_gradients is not None:
             self._watcher.rank_gradients.active = False
 
@@ -567,15 +567,13 @@ def _remove(handles: Iterable[RemovableHandle]) -> None:
 
 def _checked_strength(value: float) -> float:
     # The penalty's gradient has a factor 2c, which has to fit into a single-precision number.
-    if not (isinstance(value, int | float) and 0 <= value <= 1e38):
-        raise ConfigurationError(f"strength={value!r}: expected a number from 0 (observing, holding nothing) to 1e38.")
-    return float(value)
+    expected = "a number from 0 (observing, holding nothing) to 1e38"
+    return float(number("strength", value, expected, lambda c: 0 <= c <= 1e38))
 
 
 def _checked_decay(value: float) -> float:
-    if not (isinstance(value, int | float) and 0 <= value <= 1):
-        raise ConfigurationError(f"decay={value!r}: expected a number from 0 to 1 (1 keeps all, as the paper does).")
-    return float(value)
+    expected = "a number from 0 to 1 (1 keeps all, as the paper does)"
+    return float(number("decay", value, expected, lambda gamma: 0 <= gamma <= 1))
 
 
 def _as_measure(measure: object) -> Measure:

@@ -95,7 +95,8 @@ class StepWatcher:
         ]
 
     def release(self) -> None:
-        """Let go of what is reused from step to step, as large as two copies of the parameters."""
+        """Let go of what was given for a step to come, and of what is reused, as large as two copies of the model."""
+        self.observed = Observed()
         self._before = {}
         self._held_back = {}
         self._pending = []

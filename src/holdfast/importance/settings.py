@@ -3,6 +3,7 @@
 Numbers of other libraries, such as numpy's, become Python's own, so that a measure's settings can be saved as they are.
 """
 
+import contextlib
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
@@ -26,13 +27,13 @@ def whole_number(name: str, given: object, expected: str, least: int | None = No
 
 def number(name: str, given: object, expected: str, fits: Callable[[float], bool] | None = None) -> float:
     """Return a setting as a finite ``float``, or as the ``int`` that it is, or say what was expected of it."""
-    if type(given) is int:
-        value: float = given
-    else:
-        value = float(given) if not isinstance(given, bool) and isinstance(given, Real) else math.nan
+    value = math.nan
+    if not isinstance(given, bool) and isinstance(given, Real):
+        with contextlib.suppress(OverflowError):  # of a whole number that is larger than any float
+            value = float(given)
     if not math.isfinite(value) or (fits is not None and not fits(value)):
         raise _wrong(name, given, expected)
-    return value
+    return given if type(given) is int else value
 
 
 def _wrong(name: str, given: object, expected: str) -> ConfigurationError:
