@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.language.corpus import LANGUAGES, Corpus
 from benchmarks.language.english import Taught
-from benchmarks.language.settings import ADAPTER_MEASURES, Settings, methods
+from benchmarks.language.settings import ADAPTER_MEASURES, UNGUARDED, Settings, methods
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule
 
 FINE_TUNE = "fine-tune"
@@ -68,7 +68,7 @@ def lessons(settings: Settings, seed: int, way: str, network: str) -> Iterator[L
         for share in shares:
             taken = max(1, round(share * steps)) if name == "shorter" else steps
             yield Lesson(seed, way, name, share, network, taken, batch, rate * share if name == "slower" else rate)
-    for measure in (name for name in methods(way) if name not in settings.unguarded):
+    for measure in (name for name in methods(way) if name not in UNGUARDED):
         for strength in settings.strengths:
             yield Lesson(seed, way, measure, strength, network, steps, batch, rate)
 

@@ -1,7 +1,11 @@
-"""Many independent random streams from one seed."""
+"""Many independent random streams from one seed, and leaving those of others alone."""
 
+import contextlib
 import hashlib
+import random
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 
 
@@ -15,3 +19,19 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
 def generator_for(seed: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a random generator for one purpose."""
     return torch.Generator(device).manual_seed(derive_seed(seed, *purpose))
+
+
+@contextlib.contextmanager
+def undisturbed(devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Put back the random states of Python, numpy and torch, on the CPU and on these devices.
+
+    Loaders that shuffle and data that are augmented draw from them, and so does the training that goes on.
+    """
+    own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 (it is the one that others draw from)
+    gpus = {device.index for device in devices if device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        random.setstate(own)
+        np.random.set_state(numpys)  # noqa: NPY002

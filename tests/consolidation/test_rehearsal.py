@@ -1,7 +1,9 @@
 """A rehearsal refuses what the end of training would refuse, and leaves no trace."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,13 +18,20 @@ def test_nothing_changes():
     guard = consolidated(model, watch=[holdfast.MAS(), holdfast.SI()])
     loss(model, batch(1)).backward()
     gradients = [p.grad.clone() for p in model.parameters()]
-    kept, random = copy.deepcopy(guard.state_dict()), torch.random.get_rng_state()
-    shuffled = DataLoader(TensorDataset(*batch(2)), batch_size=4, shuffle=True)
-    assert guard.rehearse(shuffled) is None
+    kept, drawn = copy.deepcopy(guard.state_dict()), (torch.random.get_rng_state(), random.getstate())
+    numpys = np.random.get_state()[1].copy()  # noqa: NPY002
+
+    class Noisy(TensorDataset):
+        def __getitem__(self, n):
+            x, y = super().__getitem__(n)
+            return x + random.gauss() + np.random.normal(), y  # noqa: NPY002
+
+    assert guard.rehearse(DataLoader(Noisy(*batch(2)), batch_size=4, shuffle=True)) is None
     state = guard.state_dict()
     assert all(torch.equal(state["tensors"][key], value) for key, value in kept["tensors"].items())
     assert state["tensors"].keys() == kept["tensors"].keys()
-    assert torch.equal(torch.random.get_rng_state(), random)
+    assert torch.equal(torch.random.get_rng_state(), drawn[0]) and random.getstate() == drawn[1]
+    assert (np.random.get_state()[1] == numpys).all()  # noqa: NPY002
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
     assert model.training
 
@@ -67,6 +76,13 @@ def test_labels_that_do_not_count_in_the_first_samples_are_no_mistake():
     guard = holdfast.Consolidator(net(), holdfast.Fisher(labels="true"))
     guard.rehearse([(x, y)])
     guard.consolidate([(x, y)])
+
+
+def test_a_measure_of_one_sample_is_rehearsed_with_one():
+    mixing = nn.Sequential(nn.Linear(4, 3), nn.Softmax(0)).double()
+    guard = holdfast.Consolidator(mixing, holdfast.Fisher(samples=1))
+    guard.rehearse([batch()])
+    guard.consolidate([batch()])
 
 
 def test_measures_that_look_at_no_data_have_nothing_to_rehearse():

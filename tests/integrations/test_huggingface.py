@@ -324,7 +324,7 @@ def test_training_data_without_end(tmp_path):
         assert guard.tasks == 1
 
 
-def test_data_that_cannot_be_measured_with_is_refused_before_the_first_step(tmp_path):
+def test_what_fails_at_the_end_says_that_training_is_done(tmp_path):
     class OwnLoss(Trainer):
         def compute_loss(self, model, inputs, *args, **kwargs):
             inputs = {"input_ids": inputs["tokens"], "labels": inputs["labels"]}
@@ -332,32 +332,34 @@ def test_data_that_cannot_be_measured_with_is_refused_before_the_first_step(tmp_
 
     renamed = [{"tokens": text["input_ids"], "labels": text["labels"]} for text in texts()]
     model, guard = guarded(holdfast.Fisher(samples=8))
-    before = weights(model)
 
     def attempt(**options):
-        OwnLoss(
+        trainer = OwnLoss(
             model,
             arguments(tmp_path, remove_unused_columns=False),
             train_dataset=renamed,
             data_collator=default_data_collator,
             callbacks=[HoldfastCallback(guard, **options)],
-        ).train()
+        )
+        trainer.train()
+        return trainer
 
     with pytest.raises(ValueError, match="input_ids") as caught:
         attempt()
-    assert any("before the first step" in note and "forward=" in note for note in caught.value.__notes__)
-    assert_same(weights(model), before)
-    attempt(forward=lambda model, inputs: model(input_ids=inputs["tokens"]).logits)
+    notes = "".join(caught.value.__notes__)
+    assert "Training itself was over" in notes and "forward=" in notes
+
+    def forward(model, inputs):
+        return model(input_ids=inputs["tokens"]).logits
+
+    trainer = attempt(forward=forward)
     assert guard.tasks == 1
-
-
-def test_a_rehearsal_leaves_training_as_it_was(tmp_path):
-    found = []
-    for measure in (holdfast.SOS(), holdfast.Fisher()):
-        model, guard = guarded(measure, strength=0.0)
-        train(tmp_path, guard, model, at_end=True, gradient_accumulation_steps=3)  # an epoch has 8 batches
-        found.append(weights(model))
-    assert_same(*found)
+    with pytest.raises(ValueError, match="input_ids"):  # what the error's note advises finds it out beforehand
+        guard.rehearse(trainer.get_train_dataloader())
+    guard.rehearse(trainer.get_train_dataloader(), forward=forward)
+    for wrong in (texts()[0], None, torch.ones(2)):
+        with pytest.raises(holdfast.BatchError, match="expected an iterable of batches"):
+            HoldfastCallback(guard, wrong)
 
 
 def test_bf16_training_is_measured_in_float32(tmp_path):

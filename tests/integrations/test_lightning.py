@@ -1,6 +1,5 @@
 """Lightning's loop, watched, against the plain loop that does the same steps."""
 
-import copy
 import csv
 import subprocess
 import sys
@@ -321,25 +320,58 @@ def test_tasks_that_end_within_a_fit_and_batches_of_another_form():
         torch.testing.assert_close(found[-1].importance[f"net.{name}"], value)
 
 
-@pytest.mark.parametrize("own", [None, DataLoader(TensorDataset(torch.randn(8, 9)), batch_size=4), [torch.randn(4, 9)]])
-def test_data_that_cannot_be_measured_with_is_refused_before_the_first_step(own):
+def test_data_that_cannot_be_measured_with_is_refused_after_the_first_batch():
     class Module(type(make_module())):
         def training_step(self, batch, batch_idx):
-            return super().training_step((batch[0][:, :4], batch[1]), batch_idx)
+            return super().training_step((batch.pop(0)[:, :4], batch.pop(0)), batch_idx)
 
     x, y = loader(1).dataset.tensors
     wide = DataLoader(TensorDataset(torch.cat([x, x], 1), y), batch_size=4)  # the training step takes what it needs
     module = Module()
-    before = copy.deepcopy(module.state_dict())
     guard = holdfast.Consolidator(module, holdfast.Fisher())
-    fit = trainer(callbacks=[HoldfastCallback(guard, consolidate_at_end=True if own is None else own)])
+    fit = trainer(callbacks=[HoldfastCallback(guard)])
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
         fit.fit(module, wide)
-    assert any("before the first step" in note and "prepare=" in note for note in caught.value.__notes__)
-    assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
-    callback = HoldfastCallback(guard, prepare=lambda batch: (batch[0][:, :4], batch[1]))
-    trainer(callbacks=[callback]).fit(module, wide)
+    assert fit.global_step == 1 and guard.tasks == 0
+    notes = "".join(caught.value.__notes__)
+    assert "After the first batch" in notes and "prepare=" in notes
+
+    def prepare(batch):  # as careless as the training step
+        return batch.pop(0)[:, :4], batch.pop(0)
+
+    module = Module()
+    guard = holdfast.Consolidator(module, holdfast.Fisher())
+    trainer(callbacks=[HoldfastCallback(guard, prepare=prepare)]).fit(module, wide)
     assert guard.tasks == 1
+
+
+def test_what_the_first_training_step_sets_up_is_there_for_the_rehearsal():
+    class Module(type(make_module())):
+        scale = None
+
+        def training_step(self, batch, batch_idx):
+            self.scale = 1.0
+            return super().training_step(batch, batch_idx)
+
+        def forward(self, x):
+            return self.net(x * self.scale)
+
+    module = Module()
+    guard = holdfast.Consolidator(module, holdfast.Fisher())
+    trainer(callbacks=[HoldfastCallback(guard)]).fit(module, loader(1))
+    assert guard.tasks == 1
+
+
+def test_what_fails_at_the_end_says_that_training_is_done():
+    module = make_module()
+    guard = holdfast.Consolidator(module, holdfast.Fisher())
+    for wrong, error in (([torch.randn(4, 9)], RuntimeError), ([], holdfast.BatchError)):
+        with pytest.raises(error) as caught:
+            trainer(callbacks=[HoldfastCallback(guard, wrong)]).fit(module, loader(1))
+        assert "Training itself was over" in "".join(caught.value.__notes__)
+    for wrong in (next(iter(loader(1))), loader(1).dataset, None):
+        with pytest.raises(holdfast.BatchError, match="expected"):
+            HoldfastCallback(guard, wrong)
 
 
 def test_a_rehearsal_leaves_training_as_it_was():

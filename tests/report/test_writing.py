@@ -102,3 +102,16 @@ def test_a_figure_that_cannot_be_drawn_leaves_the_old_report(folder, tmp_path):
     assert not (tmp_path / "runs.csv").exists()
     assert index.read_bytes() == (folder / "index.html").read_bytes()
     assert (tmp_path / "figures" / "figure.svg").read_bytes() == (folder / "figures" / "figure.svg").read_bytes()
+
+
+def test_what_an_earlier_report_had_goes_and_what_others_put_there_stays(tmp_path):
+    write_report(report(), tmp_path)
+    (tmp_path / "data" / "mine.csv").write_text("1")
+    whole = report()
+    section = Section("Title", tuple(item for item in whole.sections[0].items if not isinstance(item, Table | Figure)))
+    write_report(Report(whole.title, whole.lead, (section,), whole.provenance, whole.files), tmp_path)
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["mine.csv", "runs.csv", "verdicts.csv"]
+    assert not any((tmp_path / "figures").iterdir())
+    (tmp_path / "index.html").write_bytes(b"\xff href=\"data/mine.csv\"")  # no page of ours
+    write_report(whole, tmp_path)
+    assert (tmp_path / "data" / "mine.csv").exists()

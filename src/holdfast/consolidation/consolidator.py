@@ -40,6 +40,7 @@ from holdfast.importance.batches import Forward
 from holdfast.importance.measures import Measure
 from holdfast.importance.measures import measure as measure_by_name
 from holdfast.importance.settings import number
+from holdfast.seeding import undisturbed
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -415,20 +416,20 @@ class Consolidator:
 
     @torch.inference_mode(mode=False)
     def rehearse(self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None) -> None:
-        """Try :meth:`consolidate` on the first two samples, before hours of training, and change nothing.
+        """Try :meth:`consolidate` on two samples, before hours of training; guard and model stay as they are.
 
         What would be refused at the end is refused now: batches of a form that nobody can read, a model that cannot
         be called with them, layers that mix samples. With several processes, each of them calls this. Where no measure
-        looks at data, there is nothing to try.
+        looks at data, there is nothing to try. The random states of torch, numpy and Python stay as they are.
 
         Args:
-            batches: as for :meth:`consolidate`; only the first is read, so an iterator would lose it.
+            batches: as for :meth:`consolidate`. Only the first one or two are read; an iterator loses them, and a
+                DataLoader with a generator or persistent workers of its own has begun a pass.
             forward: as for :meth:`consolidate`.
         """
         memory = self._memory
         memory.ranks.together(memory.refresh)
-        # A shuffling DataLoader draws from the random state that training goes on with.
-        with torch.random.fork_rng(devices=[]):
+        with undisturbed(parameter.device for parameter in memory.parameters.values()):
             rehearse_task(memory, batches, forward)
 
     def restart_task(self) -> None:

@@ -62,7 +62,7 @@ def rehearse_samples(
     means = {name: _mean_of(measure) for name, measure in sampled.items()}
     collectors = _collectors(memory, sampled, means, forward)
     for collector in collectors.values():
-        collector.limit = REHEARSED
+        collector.limit = min(REHEARSED, REHEARSED if collector.limit is None else collector.limit)
     _collect(memory.ranks, collectors.values(), batches)
     for collector in collectors.values():
         if not collector.seen:

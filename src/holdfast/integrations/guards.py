@@ -1,14 +1,12 @@
 """What trainers' callbacks ask of the guard that a user gives: whether it is one, and what it measures with."""
 
-import itertools
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
-
-import torch
 
 from holdfast.consolidation import Consolidator
 from holdfast.errors import BatchError, ConfigurationError
-from holdfast.importance.batches import Forward
+from holdfast.importance.batches import check_batches
 from holdfast.importance.measures import SampleMeasure
 
 
@@ -38,29 +36,23 @@ def refuse_endless_data(guard: Consolidator, instead: str) -> None:
             )
 
 
-def rehearse(guard: Consolidator, batches: Iterable[Any], forward: Forward | None, instead: str) -> None:
-    """Try what the end of training will do with such batches; ``instead`` says what helps."""
+def checked_end(given: bool | Iterable[Any]) -> bool | Iterable[Any]:
+    """Return what the end of training is to be measured with, or say at once what was given in its place."""
+    return given if isinstance(given, bool) else check_batches(given)
+
+
+@contextlib.contextmanager
+def explaining(*notes: str) -> Iterator[None]:
+    """Add to an error what a user should know who meets it in a callback."""
     try:
-        guard.rehearse(batches, forward=forward)
+        yield
     except Exception as error:
-        error.add_note(f"Holdfast tried, before the first step, what it will do at the end of training. {instead}")
+        for note in notes:
+            error.add_note(note)
         raise
 
 
-def first_batch(batches: Iterable[Any]) -> list[Any]:
-    """Return a small batch of the data as a list of one, or of none where it cannot be had without using it up.
-
-    A DataLoader is not started: its dataset and what makes batches of it are enough.
-    """
-    if isinstance(batches, Sequence):
-        return list(batches[:1])
-    dataset, collate = getattr(batches, "dataset", None), getattr(batches, "collate_fn", None)
-    if collate is None or dataset is None or isinstance(dataset, torch.utils.data.IterableDataset):
-        return []
-    single = getattr(batches, "batch_size", 1) is None and getattr(batches, "batch_sampler", None) is None
-    with torch.random.fork_rng(devices=[]):  # augmentation draws from the random state that training goes on with
-        try:
-            items = list(itertools.islice((dataset[n] for n in range(len(dataset))), 1 if single else 2))
-            return [collate(items[0] if single else items)] if items else []
-        except Exception:  # noqa: BLE001 (indices may be the sampler's own, and a batch no batch without its others)
-            return []
+TRAINED = (
+    "Training itself was over, and the model has its weights; nothing of the guard has changed. To keep them, catch "
+    "this error, save the model, and call guard.consolidate(batches) with batches that can be measured with."
+)

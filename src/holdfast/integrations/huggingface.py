@@ -16,7 +16,7 @@ from holdfast.consolidation.distributed import Ranks
 from holdfast.errors import ConfigurationError, MissingExtraError, StateError
 from holdfast.importance.batches import Forward
 from holdfast.integrations.checkpoints import STATE_NAME
-from holdfast.integrations.guards import checked_guard, first_batch, refuse_endless_data, rehearse, sample_measures
+from holdfast.integrations.guards import TRAINED, checked_end, checked_guard, explaining, refuse_endless_data
 from holdfast.integrations.processes import join_processes
 from holdfast.integrations.statistics import statistics
 
@@ -52,7 +52,7 @@ class HoldfastCallback(TrainerCallback):
         self, guard: Consolidator, consolidate_at_end: bool | Iterable[Any] = True, forward: Forward | None = None
     ) -> None:
         self.guard = checked_guard(guard)
-        self.consolidate_at_end = consolidate_at_end
+        self.consolidate_at_end = checked_end(consolidate_at_end)
         self.forward = forward
 
     def on_train_begin(
@@ -80,10 +80,6 @@ class HoldfastCallback(TrainerCallback):
         join_processes(self.guard)
         optimizer: Optimizer = kwargs["optimizer"]
         self.guard.attach(optimizer)
-        if self.consolidate_at_end is not False and sample_measures(self.guard):
-            batches = self._to_measure_with(kwargs["train_dataloader"])
-            if first := first_batch(batches):
-                rehearse(self.guard, first, self.forward, _HOW_TO_MEASURE)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add the penalty and the importances to what is logged during training."""
@@ -104,15 +100,15 @@ class HoldfastCallback(TrainerCallback):
         """End the task, if there was one."""
         if self.consolidate_at_end is False or self.guard.path.steps == 0:
             return
-        self.guard.consolidate(self._to_measure_with(kwargs["train_dataloader"]), forward=self.forward)
-
-    def _to_measure_with(self, training: Iterable[Any]) -> Iterable[Any]:
-        return training if isinstance(self.consolidate_at_end, bool) else self.consolidate_at_end
+        batches = kwargs["train_dataloader"] if self.consolidate_at_end is True else self.consolidate_at_end
+        with explaining(_HOW_TO_MEASURE, TRAINED):
+            self.guard.consolidate(batches, forward=self.forward)
 
 
 _HOW_TO_MEASURE = (
-    "HoldfastCallback(guard, forward=...) calls the model with the inputs, consolidate_at_end=batches gives other "
-    "data, and consolidate_at_end=False leaves it to you."
+    "This was the end of train(). HoldfastCallback(guard, forward=...) calls the model with the inputs, "
+    "consolidate_at_end=batches gives other data, and consolidate_at_end=False leaves it to you. Before the next "
+    "training, guard.rehearse(trainer.get_train_dataloader()) tries it on two samples."
 )
 
 

@@ -5,6 +5,7 @@
 ...     L.Trainer(callbacks=[HoldfastCallback(guard)]).fit(module, task)
 """
 
+import copy
 import inspect
 import itertools
 import math
@@ -18,9 +19,17 @@ import torch
 from holdfast.consolidation import Consolidator, TaskImportance
 from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, MissingExtraError, OrderError
 from holdfast.importance.batches import Forward
-from holdfast.integrations.guards import checked_guard, first_batch, refuse_endless_data, rehearse, sample_measures
+from holdfast.integrations.guards import (
+    TRAINED,
+    checked_end,
+    checked_guard,
+    explaining,
+    refuse_endless_data,
+    sample_measures,
+)
 from holdfast.integrations.processes import join_processes
 from holdfast.integrations.statistics import statistics
+from holdfast.seeding import undisturbed
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -68,8 +77,9 @@ class HoldfastCallback(Callback):
         self._restored: Mapping[str, Any] | None = None
         self._only_evaluating = False
         self._waits = False
-        self._rehearsed = False
-        self.consolidate_at_end = consolidate_at_end
+        self._to_rehearse = False
+        self._first_batch: Any = None
+        self.consolidate_at_end = checked_end(consolidate_at_end)
         self.prepare = prepare
         self.forward = forward
 
@@ -95,8 +105,7 @@ class HoldfastCallback(Callback):
                 f"consolidate() was given a {type(trainer).__name__} as the trainer; expected a Trainer first, then "
                 "batches: consolidate(trainer, batches)."
             )
-        # A shuffling DataLoader draws from the random state that training goes on with.
-        with torch.random.fork_rng(devices=[]):
+        with undisturbed():  # training may go on after this
             found = self.guard.consolidate(self._batches(trainer, batches), forward=self.forward)
         for logger in trainer.loggers:
             logger.log_metrics(statistics(self.guard), step=trainer.global_step)
@@ -128,9 +137,9 @@ class HoldfastCallback(Callback):
         self._guard.detach()
         join_processes(self._guard)
         self._guard.refresh()
-        if self.consolidate_at_end is True and sample_measures(self._guard):
+        self._to_rehearse = self.consolidate_at_end is True and bool(sample_measures(self._guard))
+        if self._to_rehearse:
             self._training_data(trainer)  # what the end would refuse is better refused now
-        self._rehearsed = False
         self._waits = False
         if not self._attach(trainer):
             self._waits = not any(parameter.requires_grad for parameter in self._guard.parameters.values())
@@ -138,20 +147,26 @@ class HoldfastCallback(Callback):
                 self._guard.attach(*trainer.optimizers)  # what is wrong with them is the guard's to tell
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Attach optimisers that are given what the guard protects only now, as ``BackboneFinetuning`` does.
-
-        And before the first step that is watched, try on this batch what the end will do with all of them.
-        """
+        """Attach optimisers that are given what the guard protects only now, as ``BackboneFinetuning`` does."""
         if self._waits:
             self._waits = not self._attach(trainer)
-        if not (self._waits or self._rehearsed):
-            self._rehearsed = True
-            self._rehearse(trainer, batch)
+        if self._to_rehearse and not self._waits:
+            try:
+                self._first_batch = copy.deepcopy(batch)  # the training step may take it to pieces
+            except Exception:  # noqa: BLE001 (whatever cannot be copied; the end will see it as it is)
+                self._to_rehearse = False
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the penalty and the importances, as often as Lightning logs."""
+        """Log the penalty and the importances, as often as Lightning logs, and rehearse the end after the first batch.
+
+        What the module sets up by its first step is then there.
+        """
+        if self._to_rehearse and not self._waits:
+            self._to_rehearse, first, self._first_batch = False, self._first_batch, None
+            with explaining(_REHEARSED, _HOW_TO_MEASURE):
+                self.guard.rehearse([first if self.prepare is None else self.prepare(first)], forward=self.forward)
         often: int = getattr(trainer, "log_every_n_steps", 0)
         if often and trainer.global_step % often == 0:
             pl_module.log_dict(statistics(self.guard), on_step=True, on_epoch=False)
@@ -159,7 +174,8 @@ class HoldfastCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the task, unless no step was taken since the last one ended."""
         if self.consolidate_at_end is not False and self.guard.path.steps:
-            self.consolidate(trainer, None if self.consolidate_at_end is True else self.consolidate_at_end)
+            with explaining(_HOW_TO_MEASURE, TRAINED):
+                self.consolidate(trainer, None if self.consolidate_at_end is True else self.consolidate_at_end)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Notice a checkpoint that knows nothing of the guard, and one that is loaded for its weights alone.
@@ -196,19 +212,6 @@ class HoldfastCallback(Callback):
             self.guard.attach(*owning)
         return bool(owning)
 
-    def _rehearse(self, trainer: Trainer, batch: Any) -> None:
-        """Let the guard try a batch, as training got it, or one of those that the end was given."""
-        if self.consolidate_at_end is False or not sample_measures(self.guard):
-            return
-        if self.consolidate_at_end is True:
-            given: Iterable[Any] = [batch if self.prepare is None else self.prepare(batch)]
-        else:
-            first = first_batch(self.consolidate_at_end)
-            if not first:
-                return
-            given = self._batches(trainer, first)
-        rehearse(self.guard, given, self.forward, _HOW_TO_MEASURE)
-
     def _batches(self, trainer: Trainer, batches: Iterable[Any] | None) -> Iterator[Any]:
         """Yield batches as the module's training step would get them, in the form that measures read."""
         if trainer.lightning_module is None:
@@ -240,6 +243,7 @@ class HoldfastCallback(Callback):
 
 
 _AS_BATCHES = "HoldfastCallback(guard, consolidate_at_end=batches) or consolidate(trainer, batches)"
+_REHEARSED = "After the first batch, Holdfast tried on two of its samples what it will do at the end of fit()."
 _HOW_TO_MEASURE = (
     "HoldfastCallback(guard, prepare=...) makes inputs or (inputs, targets) of a batch, forward=... calls the module "
     "with the inputs, consolidate_at_end=batches gives other data, and consolidate_at_end=False leaves it to you."
