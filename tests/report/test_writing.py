@@ -112,6 +112,6 @@ def test_what_an_earlier_report_had_goes_and_what_others_put_there_stays(tmp_pat
     write_report(Report(whole.title, whole.lead, (section,), whole.provenance, whole.files), tmp_path)
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["mine.csv", "runs.csv", "verdicts.csv"]
     assert not any((tmp_path / "figures").iterdir())
-    (tmp_path / "index.html").write_bytes(b"\xff href=\"data/mine.csv\"")  # no page of ours
+    (tmp_path / "index.html").write_bytes(b'\xff href="data/mine.csv"')  # no page of ours
     write_report(whole, tmp_path)
     assert (tmp_path / "data" / "mine.csv").exists()
