@@ -21,6 +21,7 @@ def test_that_code_had_changes_is_not_cut_off_with_the_rest_of_its_commit():
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
+        ([True, True, True], "All 3 claims hold."),
         ([True, True, False], "Of 3 claims 2 hold and 1 do not."),
         ([True, False, None], "Of 3 claims 1 hold, 1 do not, and 1 could not be checked."),
     ],

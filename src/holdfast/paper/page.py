@@ -65,6 +65,8 @@ def _tally(verdicts: Sequence[Verdict]) -> str:
     hold, fail, unknown = (sum(verdict.holds is answer for verdict in verdicts) for answer in (True, False, None))
     if unknown:
         return f"Of {len(verdicts)} claims {hold} hold, {fail} do not, and {unknown} could not be checked."
+    if not fail:
+        return f"All {hold} claims hold."
     return f"Of {len(verdicts)} claims {hold} hold and {fail} do not."
 
 
