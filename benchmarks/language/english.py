@@ -51,10 +51,6 @@ class Taught:
         """Put the weights back."""
         self.model.load_state_dict(self.start)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the weights as they are."""
-        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-
     def average(self, share: float) -> None:
         """Take weights between those at the start and those after fine-tuning.
 
@@ -119,8 +115,12 @@ def start_python(settings: Settings, device: Device, seed: int, folder: Path, wa
     if way == "lora":
         adapt(model.cpu(), settings.rank, generator_for(seed, "adapter"))
         model.to(device.device)
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return Taught(model, start, folder, f"{kind_of(settings)}-{weights.hexdigest()[:8]}")
+    return Taught(model, weights_of(model), folder, f"{kind_of(settings)}-{weights.hexdigest()[:8]}")
+
+
+def weights_of(model: GPT) -> dict[str, torch.Tensor]:
+    """Return a copy of a network's weights as they are."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def is_learned(settings: Settings, folder: Path) -> bool:

@@ -78,7 +78,6 @@ def lost_at_share(learned: Sequence[Learned], way: str, measure: str, share: flo
     for free in (found for found in here if found.lesson.measure == FINE_TUNE):
         seed = free.lesson.seed
         line = [found for found in here if found.lesson.seed == seed and found.lesson.measure == measure]
-        # What is done without a guard ends in fine-tuning, and most of it begins with nothing done at all.
         ends = [(free.gained, free.lost)] if measure in UNGUARDED else []
         ends += [(0.0, 0.0)] if measure in FROM_START else []
         there = _lost_at([*ends, *((found.gained, found.lost) for found in line)], share * free.gained)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.language.corpus import LANGUAGES, Corpus
-from benchmarks.language.english import Taught
+from benchmarks.language.english import Taught, weights_of
 from benchmarks.language.settings import ADAPTER_MEASURES, UNGUARDED, Settings, methods
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule
 
@@ -79,13 +79,11 @@ def teach(lesson: Lesson, settings: Settings, corpus: Corpus, device: Device, ta
     began = time.perf_counter()
     taught.restart()
     before = _losses(settings, corpus, device, taught)
-    if lesson.measure != "averaged":
+    # An average takes the fine-tuned weights; a study that goes on in another process has to find them once more.
+    if lesson.measure != "averaged" or taught.tuned is None:
         _train(lesson, settings, corpus, device, taught)
-    elif taught.tuned is None:  # the study goes on in a process that has not fine-tuned by itself
-        _train(lesson, settings, corpus, device, taught)
-        taught.tuned = taught.weights()
-    if lesson.measure == FINE_TUNE:
-        taught.tuned = taught.weights()
+        if lesson.measure in (FINE_TUNE, "averaged"):
+            taught.tuned = weights_of(taught.model)
     if lesson.measure == "averaged":
         taught.average(lesson.strength)
     after = _losses(settings, corpus, device, taught)

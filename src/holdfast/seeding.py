@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -22,15 +22,14 @@ def generator_for(seed: int, *purpose: str | int, device: torch.device | str = "
 
 
 @contextlib.contextmanager
-def undisturbed(devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Put back the random states of Python, numpy and torch, on the CPU and on these devices.
+def undisturbed() -> Iterator[None]:
+    """Put back the random states of Python, numpy and torch on the CPU.
 
     Loaders that shuffle and data that are augmented draw from them, and so does the training that goes on.
     """
     own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 (it is the one that others draw from)
-    gpus = {device.index for device in devices if device.type == "cuda"}
     try:
-        with torch.random.fork_rng(devices=gpus):
+        with torch.random.fork_rng(devices=[]):
             yield
     finally:
         random.setstate(own)

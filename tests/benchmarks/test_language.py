@@ -12,7 +12,7 @@ import torch
 import holdfast
 from benchmarks.language import __main__ as command
 from benchmarks.language import corpus, plot, reading, report, study
-from benchmarks.language.english import is_learned, learn_english, start_python
+from benchmarks.language.english import is_learned, learn_english, start_python, weights_of
 from benchmarks.language.frontier import lost_at_share, points
 from benchmarks.language.gpt import GPT
 from benchmarks.language.lora import adapt
@@ -111,7 +111,7 @@ def test_an_average_of_adapters_is_one_of_the_weights_that_they_are_part_of(lear
     layer = taught.model.blocks[0].wide
     torch.nn.init.normal_(layer.lora_a)
     torch.nn.init.normal_(layer.lora_b)
-    taught.tuned = taught.weights()
+    taught.tuned = weights_of(taught.model)
     added = layer(torch.ones(1, TINY.width)) - layer.layer(torch.ones(1, TINY.width))
     taught.average(0.25)
     averaged = layer(torch.ones(1, TINY.width)) - layer.layer(torch.ones(1, TINY.width))

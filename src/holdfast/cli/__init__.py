@@ -15,7 +15,7 @@ def main() -> None:
             raise
         sys.stderr.write("holdfast's command line needs typer and rich: pip install 'holdfast[cli]'\n")
         sys.exit(2)
-    except KeyboardInterrupt:  # torch alone takes a second to load
+    except KeyboardInterrupt:  # the commands take a while to load
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.stderr.write("Interrupted.\n")
         sys.exit(130)

@@ -429,7 +429,7 @@ class Consolidator:
         """
         memory = self._memory
         memory.ranks.together(memory.refresh)
-        with undisturbed(parameter.device for parameter in memory.parameters.values()):
+        with undisturbed():  # by the data; measuring keeps the states that the model draws from
             rehearse_task(memory, batches, forward)
 
     def restart_task(self) -> None:

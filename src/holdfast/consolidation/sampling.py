@@ -14,8 +14,6 @@ from holdfast.errors import HoldfastWarning
 from holdfast.importance.batches import Batch, Forward, read_batch
 from holdfast.importance.engine import SampleAccumulator
 from holdfast.importance.measures import SampleMeasure
-from holdfast.importance.phi import Phi
-from holdfast.importance.scores import Score
 
 DRAWS_APART = 2**20
 """What lies between the seeds of two ranks, which must not draw the same labels.
@@ -26,32 +24,29 @@ It is more than there are tasks, and within the 32 bits that a generator on the 
 REHEARSED = 2
 """Samples of a rehearsal: the fewest by which layers that mix them can be told."""
 
-_Mean = tuple[Score, Phi, int | None, int | None]
-"""What decides the mean that a measure is made of."""
-
 
 def measure_samples(
     memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any], forward: Forward | None
 ) -> dict[str, TaskImportance]:
     """Give every batch to every measure that looks at data, so that all of them see the same samples."""
     ranks = memory.ranks
-    means = {name: _mean_of(measure) for name, measure in sampled.items()}
-    collectors = _collectors(memory, sampled, means, forward)
+    collectors = _collectors(memory, sampled, forward)
+    every = list(dict.fromkeys(collectors.values()))
     _warn_if_alone_among_several(ranks)
-    _collect(ranks, collectors.values(), batches)
-    for collector in collectors.values():
+    _collect(ranks, every, batches)
+    for collector in every:
         _add_up(memory, collector)
-    results = ranks.together(lambda: {mean: collector.result() for mean, collector in collectors.items()})
+    results = ranks.together(lambda: {collector: collector.result() for collector in every})
     # A rank that had no sample has not met the parameters that no rule covers.
     ways = ranks.each(lambda: [result.fallback for result in results.values()])
-    fallback = {mean: dict(ChainMap(*theirs)) for mean, theirs in zip(results, zip(*ways, strict=True), strict=True)}
+    fallback = {one: dict(ChainMap(*theirs)) for one, theirs in zip(every, zip(*ways, strict=True), strict=True)}
     found = {}
     for name, measure in sampled.items():
-        result = results[means[name]]
+        result = results[collectors[name]]
         importance = {
             key: wrap_local(measure.transform(mean), memory.parameters[key]) for key, mean in result.values.items()
         }
-        found[name] = TaskImportance(importance, samples=result.samples, fallback=fallback[means[name]])
+        found[name] = TaskImportance(importance, samples=result.samples, fallback=fallback[collectors[name]])
     return found
 
 
@@ -59,36 +54,39 @@ def rehearse_samples(
     memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any], forward: Forward | None
 ) -> None:
     """Do the same with the first samples alone, and forget what comes out."""
-    means = {name: _mean_of(measure) for name, measure in sampled.items()}
-    collectors = _collectors(memory, sampled, means, forward)
-    for collector in collectors.values():
-        collector.limit = min(REHEARSED, REHEARSED if collector.limit is None else collector.limit)
-    _collect(memory.ranks, collectors.values(), batches)
-    for collector in collectors.values():
+    collectors = list(dict.fromkeys(_collectors(memory, sampled, forward).values()))
+    for collector in collectors:
+        collector.limit = min(REHEARSED, collector.limit or REHEARSED)
+    _collect(memory.ranks, collectors, batches)
+    for collector in collectors:
         if not collector.seen:
             memory.ranks.together(collector.result)  # says that there were no batches
 
 
 def _collectors(
-    memory: Memory, sampled: Mapping[str, SampleMeasure], means: Mapping[str, _Mean], forward: Forward | None
-) -> dict[_Mean, SampleAccumulator]:
-    """Return one collector for each mean, which the Fisher and its root share, for one."""
+    memory: Memory, sampled: Mapping[str, SampleMeasure], forward: Forward | None
+) -> dict[str, SampleAccumulator]:
+    """Return each measure's collector, which those share that make something else of the same mean, as a root does."""
     ranks = memory.ranks
     model, parameters = whole_model(memory.model, memory.parameters, ranks.size)
     draws = memory.tasks + DRAWS_APART * ranks.rank
-    return {
-        means[name]: measure.accumulator(model, parameters, forward, task=draws) for name, measure in sampled.items()
-    }
+    made: dict[object, SampleAccumulator] = {}
+    found = {}
+    for name, measure in sampled.items():
+        mean = (measure.score, measure.phi, measure.sample_limit, measure.draw_seed)
+        if mean not in made:
+            made[mean] = measure.accumulator(model, parameters, forward, task=draws)
+        found[name] = made[mean]
+    return found
 
 
-def _collect(ranks: Ranks, collectors: Iterable[SampleAccumulator], batches: Iterable[Any]) -> None:
+def _collect(ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterable[Any]) -> None:
     """Give the batches to the collectors until there are no more, or enough.
 
     The first batches of all ranks count as one large batch in the order of the ranks, then the second ones, and so on:
     a limit takes the same samples as one process would that is given those. A rank that has no batch left waits for
     the others.
     """
-    collectors = list(collectors)
     reader = _Reader(batches, collectors)
     sizes = ranks.each(reader.read_next)
     while any(sizes):
@@ -136,11 +134,6 @@ def _add_up(memory: Memory, collector: SampleAccumulator) -> None:
         parameter = memory.parameters[name]
         collector.sums[name] = added_up_part(own, parameter) if is_sharded(parameter) else ranks.add_up(own)
     collector.samples = sum(ranks.each(lambda: collector.samples))
-
-
-def _mean_of(measure: SampleMeasure) -> _Mean:
-    """Return what decides the mean that a measure is made of."""
-    return measure.score, measure.phi, measure.sample_limit, measure.draw_seed
 
 
 def _warn_if_alone_among_several(ranks: Ranks) -> None:
