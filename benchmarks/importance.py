@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from benchmarks import networks, peers
 from benchmarks.harness import Ratio, Report, disagreement, interleaved
-from holdfast.importance.engine import sample_importance
-from holdfast.importance.phi import ABSOLUTE, SQUARE
-from holdfast.importance.scores import LogLikelihood, OutputNorm
+from holdfast.persample.engine import sample_importance
+from holdfast.persample.phi import ABSOLUTE, SQUARE
+from holdfast.persample.scores import LogLikelihood, OutputNorm
 
 
 def run(quick: bool) -> Iterator[Report]:

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from benchmarks import networks
-from holdfast.importance.engine import sample_importance
-from holdfast.importance.phi import SQUARE
-from holdfast.importance.scores import LogLikelihood
+from holdfast.persample.engine import sample_importance
+from holdfast.persample.phi import SQUARE
+from holdfast.persample.scores import LogLikelihood
 
 STATUS = Path("/proc/self/status")
 

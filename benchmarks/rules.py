@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
 from benchmarks.harness import Ratio, Report, disagreement, interleaved
-from holdfast.importance.engine import sample_importance
-from holdfast.importance.phi import SQUARE
-from holdfast.importance.scores import LogLikelihood, OutputNorm
+from holdfast.persample.engine import sample_importance
+from holdfast.persample.phi import SQUARE
+from holdfast.persample.scores import LogLikelihood, OutputNorm
 
 
 class Affine(nn.Module):

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 import holdfast
 from benchmarks.harness import Ratio, Report
-from holdfast.analysis.statistics import Estimate, estimate
-from holdfast.data import digits_dataset, load
-from holdfast.scenarios import Scenario, permuted
+from holdfast.lab.analysis.repetitions import Estimate, estimate
+from holdfast.lab.data import digits_dataset, load
+from holdfast.lab.scenarios import Scenario, permuted
 
 STRENGTHS = {"SOS": 1.0, "SI": 0.2, "EWC": 1000.0}
 """The paper's for Permuted MNIST."""

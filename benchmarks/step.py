@@ -11,11 +11,11 @@ import holdfast
 from benchmarks import networks
 from benchmarks.avalanche_steps import BATCH, PLUGINS, Training
 from benchmarks.harness import Report, interleaved
-from holdfast.models import mlp
-from holdfast.scenarios import Samples, scenario_of
-from holdfast.training.fast import FastRuns
-from holdfast.training.learner import Learner
-from holdfast.training.settings import Settings
+from holdfast.lab.networks import mlp
+from holdfast.lab.scenarios import Samples, scenario_of
+from holdfast.lab.training.fast import FastRuns
+from holdfast.lab.training.learner import Learner
+from holdfast.lab.training.protocol import Settings
 
 PLAIN = "unprotected"
 MEASURES = {"SOS": holdfast.SOS, "SI": holdfast.SI, "quadratic penalty (Fisher)": holdfast.Fisher}

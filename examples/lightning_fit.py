@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast  # holdfast
-from holdfast.data import load_digits
 from holdfast.integrations.lightning import HoldfastCallback  # holdfast
+from holdfast.lab.data import load_digits
 
 
 class Classifier(L.LightningModule):

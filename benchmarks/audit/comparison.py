@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.analysis.pearson import CoMoments
+from holdfast.lab.analysis.pearson import CoMoments
 
 Importance = Mapping[str, Tensor]
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from benchmarks.audit.problem import Problem
 from holdfast import SI, Fisher
-from holdfast.importance.recurrences import add_to_path_, rescaled
+from holdfast.measures.recurrences import add_to_path_, rescaled
 
 Weights = dict[str, Tensor]
 

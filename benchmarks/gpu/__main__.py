@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import billion, fisher, plain_step, training
-from holdfast.experiments.datasets import Datasets
+from holdfast.lab.data.locations import Datasets
 
 BENCHMARKS = {
     "permuted-mnist": training.permuted_mnist,

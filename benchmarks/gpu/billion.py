@@ -11,7 +11,7 @@ import torch
 import holdfast
 from benchmarks.gpu.training import _synchronise
 from benchmarks.harness import Ratio, Report
-from holdfast.experiments.datasets import Datasets
+from holdfast.lab.data.locations import Datasets
 
 STRENGTH = 1.0
 ROUNDS = 2

@@ -8,10 +8,10 @@ import torch
 import holdfast
 from benchmarks.gpu.training import SMALL, _synchronise
 from benchmarks.harness import Ratio, Report
-from holdfast.experiments import paper_spec
-from holdfast.experiments.datasets import Datasets
-from holdfast.experiments.engines import start_engine
-from holdfast.training.precision import tf32_allowed
+from holdfast.lab.data.locations import Datasets
+from holdfast.lab.experiments import paper_spec
+from holdfast.lab.experiments.running.engines import start_engine
+from holdfast.lab.training.precision import tf32_allowed
 
 BATCH = 2000
 

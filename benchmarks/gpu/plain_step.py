@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.gpu.training import _synchronise
 from benchmarks.harness import Report
-from holdfast.experiments import paper_spec
-from holdfast.experiments.datasets import Datasets
-from holdfast.experiments.engines import start_engine
+from holdfast.lab.data.locations import Datasets
+from holdfast.lab.experiments import paper_spec
+from holdfast.lab.experiments.running.engines import start_engine
 
 NOTES = [
     (

@@ -9,10 +9,10 @@ import torch
 
 from benchmarks.gpu.profiling import kernel_table
 from benchmarks.harness import Ratio, Report
-from holdfast.experiments import paper_spec
-from holdfast.experiments.datasets import Datasets
-from holdfast.experiments.engines import start_engine
-from holdfast.training.metrics import average_accuracy
+from holdfast.lab.data.locations import Datasets
+from holdfast.lab.experiments import paper_spec
+from holdfast.lab.experiments.running.engines import start_engine
+from holdfast.lab.training.metrics import average_accuracy
 
 SMALL = {"epochs": 1, "tasks": 2}
 NOTES = [

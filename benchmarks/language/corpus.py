@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.language.sources import ENGLISH, NOT_PYTHON, PYTHON, Source
-from holdfast.files import whole_file, write_whole
+from holdfast.whole_files import whole_file, write_whole
 
 LANGUAGES = ("english", "python")
 PARTS = ("train", "validation")

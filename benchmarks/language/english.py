@@ -13,8 +13,8 @@ from benchmarks.language.lora import adapt
 from benchmarks.language.settings import MEASURES, Settings
 from benchmarks.language.training import Device, batches, schedule
 from holdfast import L2, MAS, SOS, Consolidator, Fisher, Measure
-from holdfast.files import read_tensors, write_tensors
 from holdfast.seeding import derive_seed, generator_for
+from holdfast.whole_files import read_tensors, write_tensors
 
 DECAY = 0.1
 

@@ -11,9 +11,9 @@ from benchmarks.language.frontier import Point
 from benchmarks.language.python import FINE_TUNE
 from benchmarks.language.report import NAMES
 from benchmarks.language.settings import UNGUARDED, WAYS, methods
-from holdfast.files import whole_file
-from holdfast.report.colours import colour
-from holdfast.report.style import style
+from holdfast.lab.report.colours import colour
+from holdfast.lab.report.style import style
+from holdfast.whole_files import whole_file
 
 MARKERS = {
     "L2": "s",

@@ -5,7 +5,7 @@
 >>> guard.consolidate(batches)       # at the end of each task
 """
 
-from holdfast.consolidation import Consolidator, TaskImportance, averaged_weights
+import holdfast.integrations.huggingface_batches  # noqa: F401 (lets language models' batches be read as theirs)
 from holdfast.errors import (
     BatchError,
     ConfigurationError,
@@ -21,8 +21,8 @@ from holdfast.errors import (
     StateError,
     StoreError,
 )
-from holdfast.importance.engine import SampleAccumulator, SampleImportance, sample_importance
-from holdfast.importance.measures import (
+from holdfast.guard import Consolidator, TaskImportance, averaged_weights
+from holdfast.measures import (
     L2,
     MAS,
     SI,
@@ -41,10 +41,12 @@ from holdfast.importance.measures import (
     WeightMeasure,
     measure,
     measures,
+    register_measure,
 )
-from holdfast.importance.phi import ABSOLUTE, SQUARE
-from holdfast.importance.recurrences import unbiased_alpha
-from holdfast.importance.scores import CustomScore, LogLikelihood, OutputNorm, Score
+from holdfast.measures.recurrences import unbiased_alpha
+from holdfast.persample.engine import SampleAccumulator, SampleImportance, sample_importance
+from holdfast.persample.phi import ABSOLUTE, SQUARE
+from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
 
 __version__ = "0.1.0"
 
@@ -91,6 +93,7 @@ __all__ = [
     "averaged_weights",
     "measure",
     "measures",
+    "register_measure",
     "sample_importance",
     "unbiased_alpha",
 ]

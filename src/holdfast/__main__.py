@@ -1,5 +1,5 @@
-"""``python -m holdfast``: the same as the command ``holdfast``."""
+"""``python -m holdfast``: the laboratory's command line."""
 
-from holdfast.cli import main
+from holdfast.lab.cli import main
 
 main()

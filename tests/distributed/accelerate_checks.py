@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 import holdfast
 from holdfast.integrations.accelerate import prepare_guard
-from tests.consolidation.helpers import batch, loss, net
 from tests.distributed.problem import SIZE, check_same_run, learn, make_guard, share, whole
+from tests.guard.helpers import batch, loss, net
 
 
 def as_torchrun(here):

@@ -7,9 +7,9 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from tests.consolidation.helpers import batch, loss, net, weights
 from tests.distributed.problem import SIZE, alone, check_same_run, make_guard, run, share
 from tests.distributed.processes import all_equal
+from tests.guard.helpers import batch, loss, net, weights
 
 
 def ddp_every_measure_is_that_of_the_union(here):

@@ -8,8 +8,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import holdfast
-from holdfast.integrations.statistics import statistics
-from tests.consolidation.helpers import batch, loss, net, weights
+from holdfast.integrations.callbacks import statistics
 from tests.distributed.problem import (
     SIZE,
     alone,
@@ -22,6 +21,7 @@ from tests.distributed.problem import (
     whole,
 )
 from tests.distributed.processes import all_equal, everyones
+from tests.guard.helpers import batch, loss, net, weights
 
 
 def sharded(here, model=None, mesh=None):

@@ -8,8 +8,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from tests.consolidation.helpers import batch, loss, net
 from tests.distributed.processes import everyones
+from tests.guard.helpers import batch, loss, net
 
 
 def unchanged(guard, act, error, message):

@@ -6,7 +6,7 @@ import torch
 from torch.distributed import checkpoint
 
 import holdfast
-from tests.consolidation.helpers import batch, loss, net, weights
+from tests.guard.helpers import batch, loss, net, weights
 
 SIZE = 12
 """The samples of a step, all processes together."""

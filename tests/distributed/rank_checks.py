@@ -8,9 +8,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from tests.consolidation.helpers import batch, loss, net, weights
 from tests.distributed.problem import SIZE, share
 from tests.distributed.processes import all_equal
+from tests.guard.helpers import batch, loss, net, weights
 
 MEASURE = holdfast.SOS(alpha="unbiased", beta2=0.6)
 

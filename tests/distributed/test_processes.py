@@ -10,9 +10,9 @@ import torch
 from torch.distributed import checkpoint
 
 import holdfast
-from tests.consolidation.helpers import net
 from tests.distributed import problem
 from tests.distributed.processes import run_checks
+from tests.guard.helpers import net
 
 TWO = ["tests.distributed.ddp_checks", "tests.distributed.mistake_checks", "tests.distributed.rank_checks"]
 TWO += ["tests.distributed.fsdp_checks", "tests.distributed.page_checks"]

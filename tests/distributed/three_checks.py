@@ -4,9 +4,9 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.consolidation.helpers import net
 from tests.distributed.problem import check_checkpoint
 from tests.distributed.rank_checks import ranks_give_the_mean_over_all_their_pairs
+from tests.guard.helpers import net
 
 
 def three_ranks_give_the_mean_over_all_their_pairs(here):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import holdfast
-from holdfast.experiments import paper_spec
+from holdfast.lab.experiments import paper_spec
 from tests.docs.pages import DOCS, page, run_page
 from tests.docs.sizes import held
 

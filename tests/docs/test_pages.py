@@ -7,12 +7,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from holdfast.cli.app import app
-from holdfast.cli.exits import ExitCode
-from holdfast.cli.jsonlines import plain
-from holdfast.experiments import SCENARIOS
-from tests.cli.small import small_spec, small_store
+from holdfast.lab.cli.app import app
+from holdfast.lab.cli.exits import ExitCode
+from holdfast.lab.cli.progress.json_lines import plain
+from holdfast.lab.experiments import SCENARIOS
 from tests.docs.pages import DOCS, blocks, page, run_page
+from tests.lab.cli.small import small_spec, small_store
 
 
 def test_the_scenarios_of_ones_own(capsys):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.docs.pages import DOCS
-from tests.report.browser import Browser
+from tests.lab.report.browser import Browser
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 from holdfast.integrations.accelerate import prepare_guard
-from holdfast.integrations.checkpoints import STATE_NAME
+from holdfast.integrations.callbacks import STATE_NAME
 
 
 def forget_settings():

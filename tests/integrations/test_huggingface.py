@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 import holdfast
-from holdfast.integrations.checkpoints import STATE_NAME
+from holdfast.integrations.callbacks import STATE_NAME
 from holdfast.integrations.huggingface import HoldfastCallback
 from tests.integrations import tiny
 

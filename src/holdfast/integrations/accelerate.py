@@ -12,11 +12,9 @@ from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
 
-from holdfast.consolidation import Consolidator
 from holdfast.errors import MissingExtraError, StateError
-from holdfast.integrations.checkpoints import STATE_NAME
-from holdfast.integrations.guards import checked_guard
-from holdfast.integrations.processes import join_processes
+from holdfast.guard import Consolidator
+from holdfast.integrations.callbacks import STATE_NAME, checked_guard, join_processes
 
 try:
     from accelerate.accelerator import Accelerator

@@ -11,14 +11,20 @@ from typing import Any, cast
 
 from torch.optim import Optimizer
 
-from holdfast.consolidation import Consolidator, files
-from holdfast.consolidation.distributed import Ranks
 from holdfast.errors import ConfigurationError, MissingExtraError, StateError
-from holdfast.importance.batches import Forward
-from holdfast.integrations.checkpoints import STATE_NAME
-from holdfast.integrations.guards import TRAINED, checked_end, checked_guard, explaining, refuse_endless_data
-from holdfast.integrations.processes import join_processes
-from holdfast.integrations.statistics import statistics
+from holdfast.guard import Consolidator, state_files
+from holdfast.guard.distributed.ranks import Ranks
+from holdfast.integrations.callbacks import (
+    STATE_NAME,
+    TRAINED,
+    checked_end,
+    checked_guard,
+    explaining,
+    join_processes,
+    refuse_endless_data,
+    statistics,
+)
+from holdfast.persample.batches import Forward
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -92,7 +98,7 @@ class HoldfastCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the guard's state into the checkpoint."""
         marked = {**self.guard.state_dict(), _MARK: _mark(state)}
-        files.write(_checkpoint(args, state) / STATE_NAME, marked, Ranks(self.guard.group))
+        state_files.write(_checkpoint(args, state) / STATE_NAME, marked, Ranks(self.guard.group))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -140,7 +146,7 @@ def _state_to_resume(args: TrainingArguments, state: TrainerState) -> dict[str, 
         path = folder / STATE_NAME
         if not path.is_file() or not _is_of(state, folder, named=bool(given) and folder == candidates[0]):
             continue
-        found = files.read(path)
+        found = state_files.read(path)
         if _MARK in found and found[_MARK] != _mark(state):
             raise StateError(
                 f"The guard's state at {str(path)!r} is not that of the Trainer's state beside it, but of another run "

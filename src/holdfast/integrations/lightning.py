@@ -16,19 +16,19 @@ from typing import Any
 
 import torch
 
-from holdfast.consolidation import Consolidator, TaskImportance
 from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, MissingExtraError, OrderError
-from holdfast.importance.batches import Forward
-from holdfast.integrations.guards import (
+from holdfast.guard import Consolidator, TaskImportance
+from holdfast.integrations.callbacks import (
     TRAINED,
     checked_end,
     checked_guard,
     explaining,
+    join_processes,
     refuse_endless_data,
     sample_measures,
+    statistics,
 )
-from holdfast.integrations.processes import join_processes
-from holdfast.integrations.statistics import statistics
+from holdfast.persample.batches import Forward
 from holdfast.seeding import undisturbed
 
 try:

@@ -1,0 +1,593 @@
+"""The two lines that a user adds to a training loop."""
+
+import os
+import warnings
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from holdfast.errors import (
+    ConfigurationError,
+    HoldfastWarning,
+    NotFiniteError,
+    OptimizerError,
+    OrderError,
+    ProtectError,
+)
+from holdfast.guard import state_files
+from holdfast.guard.distributed.rank_gradients import CommHook, RankGradients
+from holdfast.guard.distributed.ranks import is_fully_sharded
+from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
+from holdfast.guard.measuring import measure_task, rehearse_task
+from holdfast.guard.memory import Memory
+from holdfast.guard.selection import Protect, Selection
+from holdfast.guard.state import blank_state, from_state, to_state
+from holdfast.guard.steps.attach_warnings import meet, warn_of_unowned, warn_unless_anchored_is_trained
+from holdfast.guard.steps.loss_gradients import gradients_of_halves, protected_gradients, unscaled
+from holdfast.guard.steps.optimizers import check_optimizer, ids, innermost, trained_by
+from holdfast.guard.steps.watcher import Observed, StepWatcher
+from holdfast.holds.quadratic import penalty_value
+from holdfast.measures import Measure
+from holdfast.measures import measure as measure_by_name
+from holdfast.persample.batches import Forward
+from holdfast.seeding import undisturbed
+from holdfast.settings import number
+from holdfast.tensors.sharding import local
+from holdfast.tensors.storage import Storage
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.checkpoint.metadata import Metadata
+
+
+class Consolidator:
+    r"""Protects what a model has learned while it goes on learning.
+
+    After each task, :meth:`consolidate` measures how important every protected weight was, adds that to the total
+    importance Ω and makes the current weights the anchor θ*. From then on, each step of an attached optimiser is
+    pulled back by the gradient of :math:`c\sum_i\Omega_i(\theta_i-\theta_i^*)^2`. The penalty is never part of the
+    loss, so the gradient that measures see is the task's own.
+
+    >>> guard = Consolidator(model, SOS(), strength=500.0, protect="body.*")
+    >>> guard.attach(optimizer)
+    >>> for task in tasks:
+    ...     train(model, optimizer, task)
+    ...     guard.consolidate(batches(task))
+
+    Args:
+        model: the network.
+        measure: how importance is measured, a measure or its name in :func:`holdfast.measures`.
+        strength: the c of the penalty. What is right depends on the measure: search on a grid 1, 2, 5, 10, ….
+        protect: glob patterns, a predicate ``(name, parameter) -> bool``, or parameters; by default every trainable
+            parameter. Leave out heads that belong to one task.
+        decay: γ of online EWC: the total is multiplied by it before a task's importance is added.
+        watch: further measures that observe the same run without holding it, as a list or by names of one's own.
+        group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
+            in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
+        state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
+            and single at least. Running states are never kept in less, since averages freeze in 16 bits.
+        state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        measure: Measure | str,
+        strength: float = 1.0,
+        protect: Protect = None,
+        *,
+        decay: float = 1.0,
+        watch: Sequence[Measure | str] | Mapping[str, Measure | str] = (),
+        group: "ProcessGroup | None" = None,
+        state_dtype: torch.dtype | None = None,
+        state_device: torch.device | str | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigurationError(
+                f"model={type(model).__name__}: expected a torch.nn.Module, as in Consolidator(model, SOS(), strength)."
+            )
+        storage = Storage(state_dtype, None if state_device is None else _device(state_device))
+        driver = _as_measure(measure)
+        ledgers = {driver.name: Ledger(driver, storage)}
+        for name, watching in _named(watch):
+            if name in ledgers:
+                raise ConfigurationError(
+                    f"Two measures are called {name!r}. Give watch as a mapping with a name of your own for each."
+                )
+            if "/" in name:
+                raise ConfigurationError(f"A measure is called {name!r}; expected a name without '/'.")
+            ledgers[name] = Ledger(watching, storage)
+        self._memory = Memory(
+            model,
+            Selection(protect),
+            ledgers,
+            driver.name,
+            _checked_strength(strength),
+            _checked_decay(decay),
+            storage,
+            group,
+        )
+        self._watcher = StepWatcher(self._memory)
+        self._hooks: list[tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = []
+
+    # What there is to read
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """Every measure that watches, by name; the first one drives the penalty."""
+        return {name: ledger.measure for name, ledger in self._memory.ledgers.items()}
+
+    @property
+    def strength(self) -> float:
+        """The strength c of the penalty; may be set at any time."""
+        return self._memory.strength
+
+    @strength.setter
+    def strength(self, value: float) -> None:
+        self._memory.strength = _checked_strength(value)
+
+    @property
+    def group(self) -> "ProcessGroup | None":
+        """The processes that train this model together, ``None`` for one alone; may be set before training."""
+        return self._memory.ranks.group
+
+    @group.setter
+    def group(self, value: "ProcessGroup | None") -> None:
+        self._memory.group = value
+        self._memory.find_ranks()
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The protected parameters, by name."""
+        return dict(self._memory.parameters)
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks have been consolidated."""
+        return self._memory.tasks
+
+    @property
+    def importance(self) -> dict[str, Tensor]:
+        """The total importance Ω that holds the model, by parameter name; empty before the first consolidation."""
+        return dict(self._memory.importance)
+
+    @property
+    def anchor(self) -> dict[str, Tensor]:
+        """The weights θ* that the model is held to, by parameter name; empty before the first consolidation."""
+        return dict(self._memory.anchor)
+
+    def importance_of(self, name: str) -> dict[str, Tensor]:
+        """Return the total importance that any one of the watching measures has found."""
+        if name not in self._memory.ledgers:
+            raise ConfigurationError(f"No measure is called {name!r} here; there are {', '.join(self.measures)}.")
+        return dict(self._memory.ledgers[name].held)
+
+    def penalty(self) -> Tensor:
+        """Return the penalty's value, differentiable: for a log, or for a loss of one's own.
+
+        Attached optimisers add its gradient by themselves. Whoever adds the penalty to the loss attaches with
+        ``hold=False``, and gives path measures the task's loss through :meth:`observe`.
+        """
+        memory = self._memory
+        return penalty_value(memory.parameters, memory.importance, memory.anchor, memory.strength)
+
+    # Watching an optimiser
+
+    def attach(self, *optimizers: Optimizer, hold: bool = True) -> None:
+        """Observe, and hold back, every step of these optimisers from now on.
+
+        Args:
+            optimizers: every optimiser that trains protected parameters, or a wrapper of it.
+            hold: whether to add the penalty's gradient before each step; of an optimiser that is attached already, the
+                latest call counts.
+        """
+        if not optimizers:
+            raise OptimizerError("attach() was given no optimiser. Give every one that trains protected parameters.")
+        optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
+        self._memory.refresh()
+        protected = {id(p): name for name, p in self._memory.parameters.items()}
+        # An optimiser all of whose parameters are frozen for now may come along with others, not by itself.
+        frozen = self._memory.frozen if any(_trains(optimizer, protected) for optimizer in optimizers) else {}
+        for optimizer in optimizers:
+            check_optimizer(optimizer, self._memory.parameters, frozen)
+        # Before anything is hooked: a warning may be an error to the caller.
+        owned = self._owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
+        warn_of_unowned(self._memory, owned)
+        if hold and self._memory.anchor and self._memory.strength:
+            warn_unless_anchored_is_trained(self._memory, owned)
+        given = {id(optimizer): optimizer for optimizer in optimizers}
+        live = []
+        for ref, handles in self._hooks:
+            if id(ref()) in given:
+                _remove(handles)
+            elif ref() is not None:
+                live.append((ref, handles))
+        for optimizer in given.values():
+            handles = self._watcher.hook(optimizer, hold=hold)
+            meet(optimizer, handles[0], protected, hold=hold)
+            live.append((weakref.ref(optimizer), handles))
+        self._hooks = live
+        if self._watcher.rank_gradients is not None:
+            self._watcher.rank_gradients.active = True
+
+    def may_attach(self, optimizer: Optimizer) -> bool:
+        """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
+        memory = self._memory
+        return _trains(optimizer, ids([*memory.parameters.values(), *memory.frozen.values()]))
+
+    def detach(self) -> None:
+        """Stop observing: remove every hook. What was consolidated stays, and attach() goes on from there."""
+        for _, handles in self._hooks:
+            _remove(handles)
+        self._hooks = []
+        self._watcher.release()
+        if self._watcher.rank_gradients is not None:
+            self._watcher.rank_gradients.active = False
+
+    def observe(self, loss: Tensor, *, scaler: GradScaler | None = None, accumulate: bool = False) -> None:
+        """Measure the coming step with the gradient of this loss, instead of the one in ``.grad``.
+
+        The paper's own choice is the loss of the same batch with dropout off. Call it before ``optimizer.step()``.
+
+        Args:
+            loss: the task's loss, never scaled.
+            scaler: the ``GradScaler`` of a float16 loop: the gradient is taken at its scale, and unscaled.
+            accumulate: add to what was observed for this step, as ``backward()`` adds to ``.grad``, rather than
+                replace it: for all but the first of a step's micro-batches.
+        """
+        self._require_attached("observe")
+        self._take_in_new()
+        if self._watcher.path_measures:
+            observed = Observed(gradient=protected_gradients(self._memory, loss, scaler))
+            if not accumulate:
+                self._watcher.observed.gradient = {}
+            self._watcher.observed.add(observed)
+
+    def observe_independent(
+        self,
+        loss: Tensor,
+        samples: int | None = None,
+        *,
+        scaler: GradScaler | None = None,
+        accumulate: bool = False,
+    ) -> None:
+        """Take the gradient of this loss as g′, an estimate that is independent of the coming step.
+
+        It must come from a batch that takes no part in the step. Call it before ``optimizer.step()``.
+
+        Args:
+            loss: the task's loss on a second batch, never scaled.
+            samples: how many samples each of g and g′ is the mean of, for ``SOS(alpha="unbiased")``; with
+                ``accumulate``, all micro-batches together.
+            scaler: as for :meth:`observe`.
+            accumulate: as for :meth:`observe`.
+        """
+        self._require_attached("observe_independent")
+        self._take_in_new()
+        if any(measure.needs_independent_gradient for measure in self._watcher.path_measures.values()):
+            observed = Observed(independent=protected_gradients(self._memory, loss, scaler), samples=samples)
+            if not accumulate:
+                self._watcher.observed.independent = {}
+                self._watcher.observed.samples = None
+            self._watcher.observed.add(observed)
+
+    def backward_halves(
+        self,
+        first: Tensor,
+        second: Tensor,
+        samples: int | None = None,
+        *,
+        scaler: GradScaler | None = None,
+        accumulate: bool = False,
+    ) -> None:
+        r"""Run backward for the mean of two halves' losses, and let SOS see the two gradients apart.
+
+        With α ≠ 0, SOS needs two estimates that are independent of *each other* only, so the halves of one batch do
+        and cost no extra pass. SIU and SIB need one that is independent of the step, which is made of both halves.
+
+        Args:
+            first: the mean loss of the batch's first half.
+            second: the mean loss of its second half; both may come from one forward pass.
+            samples: how many samples each half has, for ``SOS(alpha="unbiased")``; with ``accumulate``, all
+                micro-batches together.
+            scaler: the ``GradScaler`` of a float16 loop; ``.grad`` is then scaled, as its ``step`` expects.
+            accumulate: as for :meth:`observe`.
+        """
+        self._require_attached("backward_halves")
+        self._take_in_new()
+        for name, measure in self._watcher.path_measures.items():
+            if measure.needs_step and measure.needs_independent_gradient:
+                raise OrderError(
+                    f"{name} needs a gradient that took no part in the step; both halves of the batch do. Call "
+                    "observe_independent() with the loss of a second batch."
+                )
+        if is_fully_sharded(self._memory.model):
+            raise OrderError(
+                "backward_halves() cannot take the gradients of a sharded model apart: FSDP brings them together in "
+                "backward() only. Call observe_independent() with the loss of a second batch."
+            )
+        trained = self._trained()
+        halves = gradients_of_halves(self._memory, first, second, trained, scaler)
+        names = {id(parameter): name for name, parameter in self._memory.parameters.items()}
+        observed = Observed(samples=samples)
+        for parameter, *pair in zip(trained, *halves, strict=True):
+            given = [half for half in pair if half is not None]
+            if given:
+                mean = sum(given[1:], start=given[0]) / 2
+                parameter.grad = mean if parameter.grad is None else parameter.grad + mean
+            if id(parameter) in names:
+                name = names[id(parameter)]
+                observed.gradient[name], observed.independent[name] = (unscaled(half, scaler) for half in pair)
+        if accumulate:
+            self._watcher.observed.add(observed)
+        else:
+            self._watcher.observed = observed
+
+    def observe_ranks(
+        self, samples: int | None = None, *, comm_hook: CommHook | None = None, state: object = None
+    ) -> None:
+        r"""Let SOS see the gradients of a DDP job's ranks apart, from now on: its g and g′ at no extra pass.
+
+        With α ≠ 0, SOS needs two estimates that are independent of *each other* only. With R ranks there are R of
+        them, and v takes the mean of :math:`(g_r-\alpha g_s)^2` over all pairs, for one more sum over the ranks as long
+        as the gradient. SIU and SIB need one that is independent of the step, which is made of all of them. With
+        gradient accumulation, all but the last backward pass of a step go under ``no_sync()``.
+
+        Args:
+            samples: how many samples each *rank's* gradient is the mean of, for ``SOS(alpha="unbiased")``; with
+                accumulation, those of all its micro-batches.
+            comm_hook: a DDP communication hook of one's own that averages gradients. It must not be registered with
+                the model, which takes only one, and must return their mean, up to the rounding of compression.
+            state: what that hook is given as its state.
+        """
+        self._require_attached("observe_ranks")
+        for name, measure in self._watcher.path_measures.items():
+            if measure.needs_step and measure.needs_independent_gradient:
+                raise OrderError(
+                    f"{name} needs a gradient that took no part in the step; those of all ranks do. Call "
+                    "observe_independent() with the loss of a second batch."
+                )
+        owned = self._owned()
+        trained = (p for p in self._memory.parameters.values() if id(p) in owned and p.requires_grad)
+        self._watcher.rank_gradients = RankGradients(
+            self._memory.wrapper, samples, comm_hook, state, watched=next(trained, None)
+        )
+
+    @property
+    def path(self) -> PathRecord:
+        """What path measures have gathered in the current task.
+
+        It may be set by whoever takes steps without an optimiser that could be attached, such as an engine that
+        updates weights and measures in one kernel. Tensors are taken as they are, not copied.
+        """
+        memory = self._memory
+        running = {label: dict(memory.ledgers[label].running) for label in self._watcher.path_measures}
+        return PathRecord(running, dict(memory.start), max(memory.steps.values(), default=0))
+
+    @path.setter
+    def path(self, record: PathRecord) -> None:
+        memory = self._memory
+        for label in self._watcher.path_measures:
+            memory.ledgers[label].running = dict(record.running.get(label, {}))
+        memory.start = dict(record.start)
+        memory.steps = dict.fromkeys(memory.parameters, record.steps) if record.steps else {}
+
+    # Tasks
+
+    @torch.inference_mode(mode=False)  # what is kept has to serve in training, wherever this is called
+    def consolidate(
+        self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None
+    ) -> dict[str, TaskImportance]:
+        """End a task: fold its importance into the total, and make the current weights the anchor.
+
+        If anything goes wrong, an exception is raised and nothing has changed.
+
+        With several processes, each of them calls this, with batches of its own.
+
+        Args:
+            batches: inputs, ``(inputs, targets)`` pairs or mappings with ``"labels"``, for measures that look at data
+                (a DataLoader will do). The same samples serve all measures.
+            forward: how the model is called, ``forward(model, inputs)``, returning ``[N, ..., C]``; by default
+                ``model(inputs)``.
+
+        Returns:
+            What each measure found for this task, by the measure's name. Its tensors may be the guard's own: clone
+            what you want to change.
+        """
+        memory = self._memory
+        memory.ranks.together(memory.refresh)
+        memory.refuse_unless_ranks_agree()
+        found = measure_task(memory, batches, forward)
+        totals = memory.ranks.together(lambda: self._new_totals(found))
+        anchor = memory.ranks.together(self._new_anchor)
+        for name, total in totals.items():
+            memory.ledgers[name].settle(total)
+        memory.anchor.update(anchor)
+        memory.tasks += 1
+        self.restart_task()
+        return found
+
+    @torch.inference_mode(mode=False)
+    def rehearse(self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None) -> None:
+        """Try :meth:`consolidate` on two samples, before hours of training; guard and model stay as they are.
+
+        What would be refused at the end is refused now: batches of a form that nobody can read, a model that cannot
+        be called with them, layers that mix samples. With several processes, each of them calls this. Where no measure
+        looks at data, there is nothing to try. The random states of torch, numpy and Python stay as they are.
+
+        Args:
+            batches: as for :meth:`consolidate`. Only the first one or two are read; an iterator loses them, and a
+                DataLoader with a generator or persistent workers of its own has begun a pass.
+            forward: as for :meth:`consolidate`.
+        """
+        memory = self._memory
+        memory.ranks.together(memory.refresh)
+        with undisturbed():  # by the data; measuring keeps the states that the model draws from
+            rehearse_task(memory, batches, forward)
+
+    def restart_task(self) -> None:
+        """Drop what path measures have gathered since the last consolidation, and start this task's account anew."""
+        self._memory.restart_task()
+        self._watcher.observed = Observed()
+
+    def refresh(self) -> None:
+        """Look at the model again, and take in parameters that were added, unfrozen or replaced.
+
+        This happens by itself when an optimiser is attached, at a task's first step and at its end, and as soon as an
+        attached optimiser trains a parameter that it did not train before.
+        """
+        self._memory.refresh()
+
+    def forget(self, *names: str) -> None:
+        """Let go of parameters: drop their anchor, importance and running state."""
+        for name in names:
+            if name not in self._memory.parameters and name not in self._memory.anchor:
+                raise ProtectError(
+                    f"{name!r} is not a protected parameter, so nothing was forgotten; see Consolidator.parameters for "
+                    "those."
+                )
+        for name in names:
+            self._memory.forget(name)
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on exactly: anchor, totals, and the running state of the current task.
+
+        Its tensors are the live ones, as with PyTorch's optimisers; :meth:`save` writes a file.
+        """
+        return to_state(self._memory)
+
+    @torch.inference_mode(mode=False)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state, after checking that it is whole and of this model and these measures."""
+        self._memory.refresh()
+        from_state(self._memory, state)
+        self._watcher.observed = Observed()
+
+    def blank_state_dict(self, metadata: "Metadata", prefix: str = "guard") -> dict[str, Any]:
+        """Return a state for ``torch.distributed.checkpoint.load`` to fill, whatever number of processes saved it.
+
+        >>> state = {"guard": guard.blank_state_dict(FileSystemReader(folder).read_metadata())}
+        >>> torch.distributed.checkpoint.load(state, checkpoint_id=folder)
+        >>> guard.load_state_dict(state["guard"])
+
+        Args:
+            metadata: what the checkpoint's reader says about it.
+            prefix: the key that :meth:`state_dict` was saved by; empty where it was saved by itself.
+        """
+        self._memory.refresh()
+        return blank_state(self._memory, metadata, prefix)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a safetensors file, whole or not at all.
+
+        Of several processes the first one writes. Only if the model is sharded do all of them have to call this.
+        """
+        state_files.write(path, self.state_dict(), self._memory.ranks)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take over the state of a file that :meth:`save` wrote."""
+        self.load_state_dict(state_files.read(path))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes along: all but the optimisers, whose hooks are not copied with them."""
+        if self._attached():
+            warnings.warn(
+                "A copy of an attached Consolidator is attached to nothing. Call attach() on the copy, with the "
+                "optimiser that trains its model, before it is to hold anything.",
+                HoldfastWarning,
+                stacklevel=4,
+            )
+        return {**self.__dict__, "_hooks": []}
+
+    # Helpers
+
+    def _new_anchor(self) -> dict[str, Tensor]:
+        storage = self._memory.storage
+        return {name: storage.resting(p.detach().clone(), p) for name, p in self._memory.parameters.items()}
+
+    def _new_totals(self, found: Mapping[str, TaskImportance]) -> dict[str, dict[str, Tensor]]:
+        """Return the totals with a task's importance taken in, or refuse what is not finite."""
+        memory = self._memory
+        for name, parameter in memory.parameters.items():
+            if not bool(local(parameter.detach()).isfinite().all()):
+                raise NotFiniteError(
+                    f"The weights {name!r} are not finite, so nothing was consolidated; the previous anchor and "
+                    "importance still hold. Training has diverged: restore an earlier checkpoint."
+                )
+        return {
+            name: memory.ledgers[name].new_total(task.importance, memory.decay, memory.parameters)
+            for name, task in found.items()
+        }
+
+    def _require_attached(self, call: str) -> None:
+        if not self._hooks:
+            raise OrderError(f"{call}() before attach(): no optimiser is being observed. Call attach(optimizer) first.")
+
+    def _attached(self) -> list[Optimizer]:
+        """Return the optimisers that are attached and still exist."""
+        return [optimizer for ref, _ in self._hooks if (optimizer := ref()) is not None]
+
+    def _owned(self) -> set[int]:
+        """Return the ids of all parameters that attached optimisers train."""
+        return {key for optimizer in self._attached() for key in ids(trained_by(optimizer))}
+
+    def _trained(self) -> list[Tensor]:
+        """Return what the model or an attached optimiser trains: heads may be modules of their own."""
+        every = [*self._memory.model.parameters(), *(p for o in self._attached() for p in trained_by(o))]
+        return list({id(p): p for p in every if p.requires_grad}.values())
+
+    def _take_in_new(self) -> None:
+        """Begin to watch parameters that were unfrozen or added since the last step."""
+        for optimizer in self._attached():
+            self._watcher.take_in_new(optimizer)
+
+
+def _device(given: torch.device | str) -> torch.device:
+    """Return a device with its number, as tensors name theirs."""
+    return torch.empty(0, device=given).device
+
+
+def _trains(optimizer: object, parameters: Collection[int]) -> bool:
+    """Whether an optimiser trains any of the parameters that have these ids."""
+    return isinstance(optimizer, Optimizer) and not ids(trained_by(optimizer)).isdisjoint(parameters)
+
+
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _checked_strength(value: float) -> float:
+    # The penalty's gradient has a factor 2c, which has to fit into a single-precision number.
+    expected = "a number from 0 (observing, holding nothing) to 1e38"
+    return float(number("strength", value, expected, lambda c: 0 <= c <= 1e38))
+
+
+def _checked_decay(value: float) -> float:
+    expected = "a number from 0 to 1 (1 keeps all, as the paper does)"
+    return float(number("decay", value, expected, lambda gamma: 0 <= gamma <= 1))
+
+
+def _as_measure(measure: object) -> Measure:
+    if isinstance(measure, Measure):
+        return measure
+    if isinstance(measure, str):
+        return measure_by_name(measure)
+    given = measure.__name__ if isinstance(measure, type) else type(measure).__name__
+    raise ConfigurationError(
+        f"measure={given}: expected a measure such as SOS(), with its parentheses, or the name of one such as 'SOS'."
+    )
+
+
+def _named(watch: Sequence[Measure | str] | Mapping[str, Measure | str]) -> list[tuple[str, Measure]]:
+    if isinstance(watch, Mapping):
+        return [(name, _as_measure(measure)) for name, measure in watch.items()]
+    return [(measure.name, measure) for measure in map(_as_measure, watch)]

@@ -1,0 +1,205 @@
+"""Asking every measure what it found for a task, without changing anything; from data in one process or in several."""
+
+import warnings
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from holdfast.errors import BatchError, HoldfastWarning, OrderError
+from holdfast.guard.distributed.ranks import Ranks, is_one_of_several
+from holdfast.guard.distributed.whole_model import whole_model
+from holdfast.guard.ledger import TaskImportance
+from holdfast.guard.memory import Memory
+from holdfast.measures import PathMeasure, SampleMeasure, WeightMeasure
+from holdfast.persample.batches import Batch, Forward, check_batches, read_batch
+from holdfast.persample.engine import SampleAccumulator
+from holdfast.tensors.sharding import added_up_part, is_sharded, wrap_local
+from holdfast.tensors.storage import running_dtype
+
+
+def measure_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, TaskImportance]:
+    """Return what each measure found, by its name; one that only watches and saw no step is left out."""
+    sampled = _sampled(memory)
+    found = memory.ranks.together(lambda: _measure_without_data(memory))
+    if sampled:
+        given = memory.ranks.together(lambda: _given(batches, sampled))
+        found |= measure_samples(memory, sampled, given, forward)
+    return found
+
+
+def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> None:
+    """Measure with the first samples of the data, if any measure looks at data, and forget what comes out."""
+    sampled = _sampled(memory)
+    if sampled:
+        given = memory.ranks.together(lambda: _given(batches, sampled))
+        rehearse_samples(memory, sampled, given, forward)
+
+
+def _sampled(memory: Memory) -> dict[str, SampleMeasure]:
+    """Return the measures that look at data, by name."""
+    ledgers = memory.ledgers.items()
+    return {name: ledger.measure for name, ledger in ledgers if isinstance(ledger.measure, SampleMeasure)}
+
+
+def _measure_without_data(memory: Memory) -> dict[str, TaskImportance]:
+    """Return what the measures found that look at the path or the weights alone."""
+    found: dict[str, TaskImportance] = {}
+    for name, ledger in memory.ledgers.items():
+        measure = ledger.measure
+        if isinstance(measure, PathMeasure):
+            if memory.steps:
+                found[name] = ledger.task_importance(memory.parameters, memory.start, memory.steps)
+            elif name == memory.driver:
+                raise OrderError(
+                    f"{name} measures along the training path and has seen no step of an attached optimiser since the "
+                    "last consolidation. Call attach(optimizer) before training; to protect a model that is already "
+                    "trained, use a measure that looks at data, such as Fisher() or MAS()."
+                )
+        elif isinstance(measure, WeightMeasure):
+            importance = {
+                key: measure.importance(p.detach().to(running_dtype(p))) for key, p in memory.parameters.items()
+            }
+            found[name] = TaskImportance(importance)
+    return found
+
+
+def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) -> Iterable[Any]:
+    """Return the batches, or refuse to go on without them."""
+    if batches is None:
+        raise BatchError(
+            f"{next(iter(sampled))} measures importance from data: call consolidate(batches) with the task's inputs or "
+            "(inputs, targets), such as its DataLoader."
+        )
+    return check_batches(batches)
+
+
+DRAWS_APART = 2**20
+"""What lies between the seeds of two ranks, which must not draw the same labels.
+
+It is more than there are tasks, and within the 32 bits that a generator on the CPU looks at.
+"""
+
+REHEARSED = 2
+"""Samples of a rehearsal: the fewest by which layers that mix them can be told."""
+
+
+def measure_samples(
+    memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any], forward: Forward | None
+) -> dict[str, TaskImportance]:
+    """Give every batch to every measure that looks at data, so that all of them see the same samples."""
+    ranks = memory.ranks
+    collectors = _collectors(memory, sampled, forward)
+    every = list(dict.fromkeys(collectors.values()))
+    _warn_if_alone_among_several(ranks)
+    _collect(ranks, every, batches)
+    for collector in every:
+        _add_up(memory, collector)
+    results = ranks.together(lambda: {collector: collector.result() for collector in every})
+    # A rank that had no sample has not met the parameters that no rule covers.
+    ways = ranks.each(lambda: [result.fallback for result in results.values()])
+    fallback = {one: dict(ChainMap(*theirs)) for one, theirs in zip(every, zip(*ways, strict=True), strict=True)}
+    found = {}
+    for name, measure in sampled.items():
+        result = results[collectors[name]]
+        importance = {
+            key: wrap_local(measure.transform(mean), memory.parameters[key]) for key, mean in result.values.items()
+        }
+        found[name] = TaskImportance(importance, samples=result.samples, fallback=fallback[collectors[name]])
+    return found
+
+
+def rehearse_samples(
+    memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any], forward: Forward | None
+) -> None:
+    """Do the same with the first samples alone, and forget what comes out."""
+    collectors = list(dict.fromkeys(_collectors(memory, sampled, forward).values()))
+    for collector in collectors:
+        collector.limit = min(REHEARSED, collector.limit or REHEARSED)
+    _collect(memory.ranks, collectors, batches)
+    for collector in collectors:
+        if not collector.seen:
+            memory.ranks.together(collector.result)  # says that there were no batches
+
+
+def _collectors(
+    memory: Memory, sampled: Mapping[str, SampleMeasure], forward: Forward | None
+) -> dict[str, SampleAccumulator]:
+    """Return each measure's collector, which those share that make something else of the same mean, as a root does."""
+    ranks = memory.ranks
+    model, parameters = whole_model(memory.model, memory.parameters, ranks.size)
+    draws = memory.tasks + DRAWS_APART * ranks.rank
+    made: dict[object, SampleAccumulator] = {}
+    found = {}
+    for name, measure in sampled.items():
+        mean = (measure.score, measure.phi, measure.sample_limit, measure.draw_seed)
+        if mean not in made:
+            made[mean] = measure.accumulator(model, parameters, forward, task=draws)
+        found[name] = made[mean]
+    return found
+
+
+def _collect(ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterable[Any]) -> None:
+    """Give the batches to the collectors until there are no more, or enough.
+
+    The first batches of all ranks count as one large batch in the order of the ranks, then the second ones, and so on:
+    a limit takes the same samples as one process would that is given those. A rank that has no batch left waits for
+    the others.
+    """
+    reader = _Reader(batches, collectors)
+    sizes = ranks.each(reader.read_next)
+    while any(sizes):
+        mine = sum(sizes[: ranks.rank])
+
+        def measure_and_read_on(before: int = mine, together: int = sum(sizes)) -> int:
+            for collector in collectors:
+                seen = collector.seen
+                collector.seen = seen + before
+                if reader.batch is not None:
+                    collector.update(reader.batch)
+                collector.seen = seen + together
+            return reader.read_next()
+
+        sizes = ranks.each(measure_and_read_on)
+
+
+class _Reader:
+    """Reads this rank's batches one by one, as long as a collector wants more."""
+
+    def __init__(self, batches: Iterable[Any], collectors: list[SampleAccumulator]) -> None:
+        self.batch: Batch | None = None
+        self._batches = batches
+        self._iterator: Iterator[Any] | None = None
+        self._collectors = collectors
+
+    def read_next(self) -> int:
+        """Read the next batch and return its size, 0 at the end."""
+        if self._iterator is None:
+            self._iterator = iter(self._batches)
+        self.batch = None
+        if not all(collector.full for collector in self._collectors):
+            for batch in self._iterator:
+                self.batch = read_batch(batch, self._collectors[0].device)
+                return self.batch.size
+        return 0
+
+
+def _add_up(memory: Memory, collector: SampleAccumulator) -> None:
+    """Put the sums of all ranks into a collector, of sharded parameters this rank's part of them."""
+    ranks = memory.ranks
+    if ranks.size == 1:
+        return
+    for name, own in collector.sums.items():
+        parameter = memory.parameters[name]
+        collector.sums[name] = added_up_part(own, parameter) if is_sharded(parameter) else ranks.add_up(own)
+    collector.samples = sum(ranks.each(lambda: collector.samples))
+
+
+def _warn_if_alone_among_several(ranks: Ranks) -> None:
+    if ranks.group is None and is_one_of_several():
+        warnings.warn(
+            "torch.distributed runs several processes, but this Consolidator was given a bare model and no group, so "
+            "each process measures its own samples alone and they end up with different importances. Give it the "
+            "model wrapped in DDP, or Consolidator(..., group=torch.distributed.group.WORLD).",
+            HoldfastWarning,
+            stacklevel=5,
+        )

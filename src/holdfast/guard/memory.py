@@ -1,0 +1,176 @@
+"""All that a Consolidator remembers, shared by the parts that read it, write it and save it."""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor, nn
+
+from holdfast.errors import ConfigurationError, ProtectError
+from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
+from holdfast.guard.ledger import Ledger
+from holdfast.guard.selection import Selection
+from holdfast.tensors.names import named_parameters
+from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
+from holdfast.tensors.storage import Storage
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+
+
+@dataclass
+class Memory:
+    """The protected parameters of a model, what they are held to, and what is known about the current task."""
+
+    model: nn.Module
+    """The network itself; given one in a DDP wrapper, what is inside: measuring must not wait for other ranks."""
+    selection: Selection
+    ledgers: dict[str, Ledger]
+    """The account of every measure, by name."""
+    driver: str
+    """The name of the measure that drives the penalty."""
+    strength: float
+    decay: float
+    storage: Storage
+    group: "ProcessGroup | None" = None
+    """The processes that train the model, where the user has named them."""
+    ranks: Ranks = ALONE
+    """Those processes, named or found."""
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    anchor: dict[str, Tensor] = field(default_factory=dict)
+    """θ*, the weights after the last consolidated task."""
+    tasks: int = 0
+    start: dict[str, Tensor] = field(default_factory=dict)
+    """θ(0), each parameter just before its first step of the current task: after any re-initialisation, so not θ*."""
+    steps: dict[str, int] = field(default_factory=dict)
+    """How many steps each parameter has taken in the current task; those during which it was frozen are none."""
+
+    def __post_init__(self) -> None:
+        self.wrapper = ddp_wrapper(self.model)
+        if self.wrapper is not None:
+            self.model = self.wrapper.module
+        self.find_ranks()
+        self.parameters = self.selection.find(self.model)
+
+    def find_ranks(self) -> None:
+        """Find out which processes train the model."""
+        refuse_flattened(self.model)
+        self.ranks = ranks_of(self.wrapper or self.model, self.group)
+
+    @property
+    def importance(self) -> dict[str, Tensor]:
+        """The total importance Ω that the penalty uses."""
+        return self.ledgers[self.driver].held
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """What identifies every measure in a saved state."""
+        return {name: _plain(name, ledger.measure.settings()) for name, ledger in self.ledgers.items()}
+
+    def refresh(self) -> None:
+        """Look at the model again: take in parameters that were added, unfrozen, replaced or moved."""
+        reshard(self.model)
+        self.find_ranks()
+        present = dict(named_parameters(self.model))
+        # What is held, or has been watched in this task, stays so when it is frozen: by default, the selection is of
+        # what can be trained at this moment.
+        kept = self.anchor.keys() | self.steps.keys()
+        found = self.selection.find(self.model, some=not kept)
+        self.parameters = {name: p for name, p in present.items() if name in found or name in kept}
+        for name, parameter in self.parameters.items():
+            anchor = self.anchor.get(name)
+            if anchor is None and any(kept[name].shape != parameter.shape for kept in self._tensors() if name in kept):
+                self.forget(name)  # another parameter, which takes its first step of this task from here
+            elif anchor is not None and anchor.shape != parameter.shape:
+                raise ProtectError(
+                    f"{name!r} was consolidated with shape {tuple(anchor.shape)} and now has {tuple(parameter.shape)}. "
+                    f"Restore it, or call forget({name!r}) to let go of what was learned there."
+                )
+            self._follow(name, parameter)
+
+    @property
+    def frozen(self) -> dict[str, nn.Parameter]:
+        """The parameters that, by default, only freezing has left out of the protected ones."""
+        if not self.selection.default:
+            return {}
+        present = named_parameters(self.model)
+        return {name: p for name, p in present if name not in self.parameters and not p.requires_grad}
+
+    def parameters_with(self, names: Collection[str]) -> dict[str, nn.Parameter]:
+        """Return the protected parameters and those of these names that, by default, only freezing has left out."""
+        frozen = self.frozen
+        present = named_parameters(self.model)
+        return {name: p for name, p in present if name in self.parameters or (name in names and name in frozen)}
+
+    def restart_task(self) -> None:
+        """Start the current task's account anew."""
+        for ledger in self.ledgers.values():
+            ledger.restart()
+        self.start = {}
+        self.steps = {}
+
+    def forget(self, name: str) -> None:
+        """Drop everything known about a parameter."""
+        for kept in self._tensors():
+            kept.pop(name, None)
+        self.steps.pop(name, None)
+
+    def refuse_unless_ranks_agree(self) -> None:
+        """Raise on every rank unless all of them are at the same place of the same run."""
+        if self.ranks.size == 1:
+            return
+        facts: dict[str, object] = {
+            "the number of consolidated tasks": self.tasks,
+            "the measures": self.settings,
+            "the measure that drives the penalty": self.driver,
+            "the protected parameters": {name: tuple(p.shape) for name, p in self.parameters.items()},
+            "the steps of this task": self.steps,
+            "the strength and the decay": (self.strength, self.decay),
+        }
+        # Each rank has its own part of a sharded tensor; all others are copies.
+        for name, parameter in self.parameters.items():
+            if not is_sharded(parameter):
+                kept = [tensors[name] for tensors in self._tensors() if name in tensors]
+                facts[f"the weights {name!r} (by checksum)"] = checksum([parameter])
+                facts[f"what is known about {name!r} (by checksum)"] = checksum(local(tensor) for tensor in kept)
+        self.ranks.refuse_unless_equal(facts)
+
+    def found_by_any_rank(self, found: list[T]) -> list[T]:
+        """Return what all ranks have found in their parts of the parameters; without sharding, all find the same."""
+        sharded = any(is_sharded(p) and p.device.type == "cpu" for p in self.parameters.values())
+        return [item for items in self.ranks.each(lambda: found) for item in items] if sharded else found
+
+    def _follow(self, name: str, parameter: Tensor) -> None:
+        """Move what is kept about a parameter to where it belongs now."""
+        storage = self.storage
+        kinds = ((storage.resting, self._resting()), (storage.exact, [self.start]), (storage.running, self._running()))
+        for keep, tensors in kinds:
+            for kept in tensors:
+                known = kept.get(name)
+                if known is not None and not self.storage.is_in_place(known, parameter):
+                    kept[name] = keep(like_parameter(known, parameter), parameter)
+
+    def _tensors(self) -> list[dict[str, Tensor]]:
+        return [*self._resting(), self.start, *self._running()]
+
+    def _resting(self) -> list[dict[str, Tensor]]:
+        totals = (tensors for ledger in self.ledgers.values() for tensors in (ledger.total, ledger.held))
+        return [self.anchor, *totals]
+
+    def _running(self) -> list[dict[str, Tensor]]:
+        return [ledger.running for ledger in self.ledgers.values()]
+
+
+def _plain(measure: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as a file gives them back, tuples as lists, or refuse what no file can hold."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(settings))
+    except TypeError as error:
+        raise ConfigurationError(
+            f"The settings of {measure} are {settings}; expected numbers, strings, lists of them or None, which a "
+            f"saved state can hold ({error})."
+        ) from error
+    return plain

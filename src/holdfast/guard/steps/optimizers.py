@@ -1,0 +1,123 @@
+"""Which optimisers can be watched, and why the others cannot; what they train, and what a scaler has told them."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer, SparseAdam
+
+from holdfast.errors import OptimizerError
+from holdfast.tensors.sharding import local
+
+T = TypeVar("T")
+
+
+def trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of an optimiser's groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def ids(parameters: Iterable[Tensor]) -> set[int]:
+    """Return what tells parameters apart, whatever their values."""
+    return {id(parameter) for parameter in parameters}
+
+
+def innermost(optimizer: T) -> T | Optimizer:
+    """Return the optimiser that takes the steps, out of wrappers such as Accelerate's and Lightning's.
+
+    Accelerate's wrapper is an ``Optimizer`` itself, but one whose hooks never run. One whose hooks do run, such as
+    Lookahead around another optimiser, takes steps of its own.
+    """
+    found: T | Optimizer = optimizer
+    while not _runs_hooks(found) and isinstance(inner := getattr(found, "optimizer", None), Optimizer):
+        found = inner
+    return found
+
+
+def _runs_hooks(optimizer: object) -> bool:
+    """Whether torch has seen to it, when the optimiser was made, that its ``step`` calls hooks."""
+    return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
+
+
+def check_optimizer(
+    optimizer: object, protected: Mapping[str, nn.Parameter], frozen: Mapping[str, nn.Parameter]
+) -> None:
+    """Refuse what cannot be observed, or trains none of the protected parameters nor of the frozen ones given."""
+    if not isinstance(optimizer, Optimizer):
+        raise OptimizerError(
+            f"attach() was given a {type(optimizer).__name__}; expected a torch.optim.Optimizer. For a wrapper, attach "
+            "the optimiser inside it."
+        )
+    if isinstance(optimizer, SparseAdam):
+        raise OptimizerError("SparseAdam takes sparse gradients only, and a penalty is dense. Use Adam.")
+    if any(group.get("maximize") for group in optimizer.param_groups):
+        raise OptimizerError(
+            "An optimiser with maximize=True would climb the penalty too. Minimise the negative objective instead."
+        )
+    trained = trained_by(optimizer)
+    if not ids(trained) & (ids(protected.values()) | ids(frozen.values())):
+        raise OptimizerError(
+            f"This {type(optimizer).__name__} owns none of the {len(protected)} protected parameters (such as "
+            f"{next(iter(protected))!r}). {_advice(trained, protected.values())}"
+        )
+
+
+def _advice(trained: Iterable[Tensor], protected: Iterable[nn.Parameter]) -> str:
+    """Tell how an optimiser comes to own a model's parameters."""
+    protected = list(protected)
+    if not any(parameter.requires_grad for parameter in protected):
+        return (
+            "All of them are frozen (requires_grad=False), so no step moves them and there is nothing to hold. Protect "
+            "what is trained: protect='*lora_*' for an adapter, for instance."
+        )
+    sixteen_bit = {parameter.shape for parameter in protected if parameter.dtype.itemsize < 4}
+    if any(parameter.dtype.itemsize >= 4 and parameter.shape in sixteen_bit for parameter in trained):
+        return (
+            "It seems to train single-precision copies (master weights) of a 16-bit model, whose steps the model's own "
+            "parameters do not take. Keep the model in single precision and compute under torch.autocast instead."
+        )
+    return "Build it from this model's parameters, and after the model is on its device."
+
+
+def refuse_sparse(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse gradients that are neither measured nor held."""
+    for name, parameter in parameters.items():
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise OptimizerError(
+                f"{name!r} has a sparse gradient, which cannot be measured or held. Use Embedding(sparse=False), or "
+                "leave it out of protect."
+            )
+
+
+def give_each_its_own_gradient(parameters: Iterable[nn.Parameter]) -> None:
+    """Copy gradients that share their memory with another's, or their elements with each other.
+
+    ``backward()`` makes none of these, but who assigns what ``torch.autograd.grad`` returns may have them, and what is
+    added to one of them must not end up in another.
+    """
+    taken = set()
+    for parameter in parameters:
+        grad = parameter.grad
+        own = None if grad is None else local(grad)
+        if grad is None or own is None or not own.numel():
+            continue
+        repeats = not own.is_contiguous() and any(n > 1 and not s for n, s in zip(own.shape, own.stride(), strict=True))
+        place = own.data_ptr()
+        if repeats or place in taken:
+            parameter.grad = grad.clone()
+        taken.add(place)
+
+
+class Scaling(NamedTuple):
+    """The factor in the gradients that an optimiser is about to remove, and whether it is about to skip."""
+
+    factor: float
+    skipped: bool
+
+
+def read_scaling(optimizer: Optimizer) -> Scaling:
+    """Return what the scaler has set on the optimiser for the coming step."""
+    scale: Tensor | None = getattr(optimizer, "grad_scale", None)
+    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+    skipped = found_inf is not None and bool(found_inf.item() > 0)
+    return Scaling(1.0 if scale is None else float(scale), skipped)

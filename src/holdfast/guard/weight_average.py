@@ -1,0 +1,49 @@
+"""Consolidating an average of the weights, such as an exponential moving one, in place of the latest weights."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import ConfigurationError
+from holdfast.tensors.names import named_buffers, named_parameters
+
+
+@contextlib.contextmanager
+def averaged_weights(model: nn.Module, average: nn.Module) -> Iterator[None]:
+    """Give a model the weights and buffers of an average of it for a while, and then its own again.
+
+    What is measured and made the anchor is the average, if that is what is kept of the task:
+
+    >>> with averaged_weights(model, ema):
+    ...     guard.consolidate(batches)
+
+    Args:
+        model: the network that is trained.
+        average: a copy with other weights: an ``AveragedModel``, or any module with parameters of the same names.
+    """
+    own, given = _tensors(model), _tensors(average)
+    for name, tensor in own.items():
+        if name not in given or given[name].shape != tensor.shape:
+            has = f"one of shape {tuple(given[name].shape)}" if name in given else "none of that name"
+            raise ConfigurationError(
+                f"The model has {name!r} of shape {tuple(tensor.shape)}, and the average {has}. Give an average of "
+                "this model, such as AveragedModel(model)."
+            )
+    kept = {name: tensor.detach().clone() for name, tensor in own.items()}
+    try:
+        _copy(given, own)
+        yield
+    finally:
+        _copy(kept, own)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return dict(named_parameters(model)) | dict(named_buffers(model))
+
+
+@torch.no_grad()
+def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+    for name, tensor in target.items():
+        tensor.copy_(source[name])

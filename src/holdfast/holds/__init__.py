@@ -1,0 +1,1 @@
+"""What pulls a model back to what it has learned."""

@@ -1,0 +1,1 @@
+"""The laboratory: everything that makes experiments with the library, which never imports it."""

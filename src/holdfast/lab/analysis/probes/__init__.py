@@ -1,0 +1,1 @@
+"""Observers that note what happens in a run."""

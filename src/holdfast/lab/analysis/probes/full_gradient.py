@@ -1,0 +1,59 @@
+"""The loss of a task and its gradient, over all training samples, without leaving a trace in the run."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.lab.scenarios import Samples
+from holdfast.lab.training import Learner
+from holdfast.lab.training.precision import tf32_allowed
+from holdfast.persample.isolation.isolated import isolated
+
+
+def full_loss(learner: Learner, task: int) -> float:
+    """Return L, the mean cross-entropy over a task's training samples, dropout off and without penalty."""
+    samples = learner.samples(task)
+    total = torch.zeros((), dtype=torch.float64, device=learner.device)
+    with isolated(learner.model, learner.guard.parameters.values()), torch.no_grad():
+        for x, y in _batches(samples):
+            total += learner.loss(x, y, task) * (len(y) / len(samples))
+    return total.item()
+
+
+def full_gradient(
+    learner: Learner, task: int, parameters: Mapping[str, nn.Parameter] | None = None
+) -> dict[str, Tensor]:
+    """Return ∇L by name, in float64, with respect to the protected parameters unless others are given."""
+    return mean_gradient(learner, task, learner.samples(task), parameters)
+
+
+def mean_gradient(
+    learner: Learner, task: int, samples: Samples, parameters: Mapping[str, nn.Parameter] | None = None
+) -> dict[str, Tensor]:
+    """Return the gradient of the mean cross-entropy over some samples of a task, dropout off and without penalty.
+
+    On a GPU, products are as in TF32 where the run computes with fewer digits than float32 itself: never with fewer
+    than TF32's, which no sampling of steps would notice, and at several times the speed. What they give is added up in
+    float64.
+    """
+    parameters = learner.guard.parameters if parameters is None else parameters
+    total = {name: torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for name, p in parameters.items()}
+    with isolated(learner.model, parameters.values()), tf32_allowed(learner.precision != "fp32", learner.device):
+        for x, y in _batches(samples):
+            found = torch.autograd.grad(learner.loss(x, y, task), list(parameters.values()), allow_unused=True)
+            for added_up, gradient in zip(total.values(), found, strict=True):
+                if gradient is not None:
+                    added_up.add_(gradient, alpha=len(y) / len(samples))
+    return total
+
+
+def squared_norm(gradient: dict[str, Tensor]) -> float:
+    """Return ‖g‖² over all parameters together."""
+    return torch.stack([value.square().sum() for value in gradient.values()]).sum().item()
+
+
+def _batches(samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+    # Enough to fill an accelerator, little enough for a CPU's cache.
+    batch = 1000 if samples.x.device.type == "cpu" else 5000
+    return zip(samples.x.split(batch), samples.y.split(batch), strict=True)

@@ -1,0 +1,34 @@
+"""All probes by name, as a spec names them.
+
+``"importances"`` and ``"scatter"`` look at what the measures found, ``"path"`` and ``"noise"`` at the steps of each
+task: all of them, or with ``"path:500"`` and ``"noise:200"`` so many.
+"""
+
+from holdfast.errors import ConfigurationError
+from holdfast.lab.analysis.probes.importances import Importances
+from holdfast.lab.analysis.probes.noise import Noise
+from holdfast.lab.analysis.probes.path import Path
+from holdfast.lab.analysis.probes.scatter import Scatter
+from holdfast.lab.training import Observer
+
+_OF_STEPS = {"path": Path, "noise": Noise}
+_NAMES = ("importances", "scatter", *_OF_STEPS)
+
+
+def make_probe(text: str, *, seed: int) -> tuple[str, Observer]:
+    """Return a probe's name and the probe, for one run.
+
+    Args:
+        text: the name, and for some a number of steps after a colon.
+        seed: decides what it samples.
+    """
+    name, colon, number = text.partition(":")
+    if name not in _NAMES:
+        raise ConfigurationError(f"No probe is called {name!r}; there are {', '.join(_NAMES)}.")
+    if name in _OF_STEPS:
+        if colon and not (number.isascii() and number.isdigit()):
+            raise ConfigurationError(f"The probe {text!r}: expected a whole number of steps, such as '{name}:100'.")
+        return name, _OF_STEPS[name](seed=seed, size=int(number) if colon else None)
+    if colon:
+        raise ConfigurationError(f"The probe {text!r}: expected {name!r} alone; it looks at tasks, not at steps.")
+    return name, Importances() if name == "importances" else Scatter(seed=seed)

@@ -1,0 +1,47 @@
+"""All commands in one place."""
+
+from typing import Annotated
+
+import typer
+
+import holdfast
+from holdfast.lab.cli.commands import data, runs
+from holdfast.lab.cli.commands.measures import measures
+from holdfast.lab.cli.commands.reproduce import reproduce
+from holdfast.lab.cli.commands.run import run
+from holdfast.lab.cli.commands.search import search
+from holdfast.lab.cli.exits import MEANINGS, Commands
+
+app = typer.Typer(
+    cls=Commands,
+    help="Keeps neural networks from forgetting: run, compare and look up its measures of importance.",
+    epilog=MEANINGS,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"holdfast {holdfast.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Keep neural networks from forgetting: run, compare and look up measures of importance."""
+
+
+app.command(epilog=MEANINGS)(run)
+app.command(epilog=MEANINGS)(search)
+app.command(epilog=MEANINGS)(reproduce)
+app.add_typer(runs.app, name="runs")
+app.command()(measures)
+app.add_typer(data.app, name="data")

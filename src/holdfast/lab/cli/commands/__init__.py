@@ -1,0 +1,1 @@
+"""One command a file, and how each of them ends."""

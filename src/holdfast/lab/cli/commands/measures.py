@@ -1,0 +1,135 @@
+"""``holdfast measures``: what can be chosen, and when to choose it."""
+
+import dataclasses
+import inspect
+import re
+from typing import Annotated, Any
+
+import typer
+from rich.padding import Padding
+from rich.text import Text
+
+import holdfast
+from holdfast.lab.cli.output import print_json, results, table
+from holdfast.persample.scores import LogLikelihood
+from holdfast.registry import find_name
+
+_VARIANTS = {
+    "EWC-sampled": "Many classes, where every label in turn is too much.",
+    "EWC-empirical": "To compare with code that uses the data's labels.",
+    "MAS": "No labels, and one backward pass instead of one a class.",
+    "MASX": "To check that MAS is about the likeliest label.",
+    "MAS-logits": "As MAS, for regression, or to compare with the original code.",
+    "MASX-logits": "To check the same of MAS-logits: the largest output alone.",
+    "posterior-scaled": "As posterior, in the form that shows how it depends on the batch size; experimental.",
+    "L2": "A baseline: hold all weights equally.",
+    "L2-growing": "A baseline: hold all weights equally, and harder with every task.",
+}
+"""When to choose one of the measures that share a class."""
+
+_SYMBOLS = {
+    r"\Omega": "Ω",
+    r"\omega": "ω",
+    r"\theta": "θ",
+    r"\alpha": "α",
+    r"\beta_2": "β₂",
+    r"\max_y": "max_y",
+    r"\|": "‖",
+    "^2": "²",
+    "*each*": "each",
+}
+"""How what is typeset elsewhere reads in a terminal."""
+
+
+def measures(
+    name: Annotated[str | None, typer.Argument(help="Only this one, with its settings.", show_default=False)] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines: one JSON object a measure.")] = False,
+) -> None:
+    """List the measures of importance, and say when to choose which."""
+    known = holdfast.measures()
+    chosen = known if name is None else {(found := find_name("measure", name, known)): known[found]}
+    if as_json:
+        for key, measure in chosen.items():
+            print_json(described(key, measure))
+    elif name is None:
+        _show_all(known)
+    else:
+        for key, measure in chosen.items():
+            _show_one(key, measure)
+
+
+def described(name: str, measure: holdfast.Measure) -> dict[str, Any]:
+    """Return what is known of a measure as plain values."""
+    return {
+        "name": name,
+        "class": type(measure).__name__,
+        "settings": dataclasses.asdict(measure),
+        "cost": cost_of(measure),
+        "choose_when": choose_when(name, measure),
+    }
+
+
+def choose_when(name: str, measure: holdfast.Measure) -> str:
+    """Return one line on when to choose a measure."""
+    return _VARIANTS.get(name, measure.choose_when)
+
+
+def cost_of(measure: holdfast.Measure) -> str:
+    """Return what a measure takes beyond training, in a few words."""
+    if isinstance(measure, holdfast.PathMeasure):
+        return "a second batch a step" if measure.needs_independent_gradient else "none"
+    if isinstance(measure, holdfast.SampleMeasure):
+        every_label = isinstance(measure.score, LogLikelihood) and measure.score.labels == "exact"
+        return "a pass a task and label" if every_label else "a pass a task"
+    return "none"
+
+
+def _show_all(known: dict[str, holdfast.Measure]) -> None:
+    shown = table("measure", "choose it when", wrap=("choose it when",))
+    for name, measure in known.items():
+        below = f"holdfast.{type(measure).__name__}, extra cost: {cost_of(measure)}"
+        shown.add_row(name, Text.assemble(choose_when(name, measure), "\n", (below, "dim")))
+    console = results()
+    console.print(shown)
+    console.print(
+        "\n`holdfast measures NAME` shows a measure's settings; `holdfast run --set NAME=VALUE` changes them."
+    )
+
+
+def _show_one(name: str, measure: holdfast.Measure) -> None:
+    console = results()
+    console.print(f"{name}: holdfast.{type(measure).__name__}", style="bold")
+    console.print(_summary(measure))
+    console.print(f"Choose it when: {choose_when(name, measure)}")
+    console.print(f"Extra cost: {cost_of(measure)}")
+    settings = dataclasses.asdict(measure)
+    if settings:
+        meanings = _meanings(type(measure))
+        shown = table("setting", "value", "meaning", wrap=("meaning",))
+        for key, value in settings.items():
+            shown.add_row(key, str(value), meanings.get(key, ""))
+        console.print(Padding(shown, (1, 0, 0, 0)))
+
+
+def _summary(measure: holdfast.Measure) -> str:
+    return _readable((inspect.getdoc(measure) or "").split("\n\n", maxsplit=1)[0])
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """Return what each setting means, from the docstrings of the class and those it derives from."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        _, _, arguments = inspect.cleandoc(base.__doc__ or "").partition("Args:\n")
+        for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", arguments, flags=re.MULTILINE):
+            found[name] = _readable(text)
+    return found
+
+
+def _readable(text: str) -> str:
+    """Return a docstring's text without its markup."""
+    plain = re.sub(r":\w+:`([^`]*)`", r"\1", text).replace("``", "")
+    plain = re.sub(r"\\sqrt\{([^}]*)\}", r"√(\1)", plain)
+    for typeset, read in _SYMBOLS.items():
+        plain = plain.replace(typeset, read)
+    return re.sub(r"\s+", " ", plain).strip()

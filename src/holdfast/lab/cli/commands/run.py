@@ -1,0 +1,104 @@
+"""``holdfast run``: one scenario, some measures, some seeds, into a store."""
+
+from typing import Annotated
+
+import typer
+
+from holdfast.lab.cli import arguments
+from holdfast.lab.cli.commands.run_report import report
+from holdfast.lab.cli.options import seeds_of, specs_of, widths_of
+from holdfast.lab.cli.session import session
+from holdfast.lab.experiments import Store
+
+
+def run(
+    scenario: arguments.Scenario,
+    measure: Annotated[
+        list[str] | None, typer.Option("--measure", "-m", help="A measure; may be repeated. SOS if left out.")
+    ] = None,
+    strength: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--strength",
+            "-c",
+            help="How strongly to protect: 5, or SI=5 for one of several measures, once for each. The measure's usual "
+            "c if left out.",
+        ),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many runs of each measure: seeds 0, 1, …")] = None,
+    seed: Annotated[list[int] | None, typer.Option(min=0, help="Just this seed; may be repeated.")] = None,
+    tasks: arguments.Tasks = None,
+    epochs: arguments.Epochs = None,
+    later_epochs: arguments.LaterEpochs = None,
+    batch_size: arguments.BatchSize = None,
+    lr: arguments.LearningRate = None,
+    optimizer: arguments.Optimizer = None,
+    momentum: arguments.Momentum = None,
+    reinit: Annotated[
+        bool | None, arguments.protocol_option("--reinit/--no-reinit", help="Draw weights anew before each task.")
+    ] = None,
+    samples: arguments.Samples = None,
+    validation: Annotated[
+        bool, arguments.protocol_option("--validation", help="Judge by samples kept back from training.")
+    ] = False,
+    hidden: arguments.Hidden = None,
+    watch: arguments.Watch = None,
+    probe: arguments.Probes = None,
+    assign: arguments.Assignments = None,
+    precision: arguments.Precision = None,
+    engine: arguments.EngineName = None,
+    device: arguments.Device = None,
+    side_by_side: arguments.SideBySide = None,
+    executor: arguments.ExecutorName = "local",
+    address: arguments.Address = None,
+    data_dir: arguments.DataFolder = None,
+    store: arguments.StoreFolder = arguments.DEFAULT_STORE,
+    *,
+    retry_failed: arguments.RetryFailed = False,
+    tensorboard: arguments.TensorBoard = None,
+    as_json: arguments.EventsAsJson = False,
+) -> None:
+    """Train one scenario with some measures, and keep what comes out.
+
+    What is left out is as in the paper, or as usual for the digits.
+
+    A finished run is never made again. A stopped one goes on when asked for again.
+    """
+    specs = specs_of(
+        scenario,
+        measures=measure or ["SOS"],
+        seeds=seeds_of(seeds, seed or ()),
+        strengths=strength or (),
+        watch=watch or (),
+        assignments=assign or (),
+        changes={
+            "tasks": tasks,
+            "epochs": epochs,
+            "later_epochs": later_epochs,
+            "batch_size": batch_size,
+            "learning_rate": lr,
+            "optimizer": optimizer,
+            "momentum": momentum,
+            "reinitialise": reinit,
+            "samples": samples,
+            "judge_by": "validation" if validation else None,
+            "hidden": widths_of(hidden),
+            "probes": tuple(probe) if probe else None,
+            "precision": precision,
+            "engine": engine,
+        },
+    )
+    place = Store(store)
+    with session(
+        as_json=as_json,
+        runs=len(specs),
+        tensorboard=tensorboard,
+        data_dir=data_dir,
+        device=device,
+        side_by_side=side_by_side,
+        executor=executor,
+        address=address,
+        retry=retry_failed,
+    ) as execute:
+        summary = execute(specs, place)
+    report(specs, place, summary, as_json=as_json)

@@ -1,0 +1,113 @@
+"""``holdfast search``: the strength of a measure, found on validation data and then tested."""
+
+from typing import Annotated
+
+import typer
+
+import holdfast
+from holdfast.lab.cli import arguments
+from holdfast.lab.cli.commands.search_report import report_search
+from holdfast.lab.cli.options import asked_for, settings_of_measures, widths_of
+from holdfast.lab.cli.progress.labels import label_in_search
+from holdfast.lab.cli.session import session
+from holdfast.lab.experiments import SCENARIOS, Store
+from holdfast.lab.experiments import search as search_for
+from holdfast.lab.experiments.strengths.strength_search import FINALISTS, SEARCH_SEEDS, TEST_SEEDS
+from holdfast.registry import find_name
+
+
+def search(
+    scenario: arguments.Scenario,
+    measure: Annotated[str, typer.Option("--measure", "-m", help="The measure to find a strength for.")] = "SOS",
+    low: Annotated[
+        float | None,
+        typer.Option("--from", help="The smallest strength to begin with; a tenth of the usual one if left out."),
+    ] = None,
+    high: Annotated[
+        float | None, typer.Option("--to", help="The largest one; ten times the usual one if left out.")
+    ] = None,
+    reinit: Annotated[
+        bool | None,
+        typer.Option("--reinit/--no-reinit", help="Draw weights anew before each task. Both if left out."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many runs to test: seeds 0, 1, …")] = len(TEST_SEEDS),
+    search_seeds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help=f"How many runs to judge the {FINALISTS} best strengths by: seeds {SEARCH_SEEDS[0]}, …; the first "
+            "judges all of them.",
+        ),
+    ] = len(SEARCH_SEEDS),
+    tasks: arguments.Tasks = None,
+    epochs: arguments.Epochs = None,
+    later_epochs: arguments.LaterEpochs = None,
+    batch_size: arguments.BatchSize = None,
+    lr: arguments.LearningRate = None,
+    optimizer: arguments.Optimizer = None,
+    momentum: arguments.Momentum = None,
+    samples: arguments.Samples = None,
+    hidden: arguments.Hidden = None,
+    assign: arguments.Assignments = None,
+    precision: arguments.Precision = None,
+    engine: arguments.EngineName = None,
+    device: arguments.Device = None,
+    side_by_side: arguments.SideBySide = None,
+    executor: arguments.ExecutorName = "local",
+    address: arguments.Address = None,
+    data_dir: arguments.DataFolder = None,
+    store: arguments.StoreFolder = arguments.DEFAULT_STORE,
+    *,
+    retry_failed: arguments.RetryFailed = False,
+    tensorboard: arguments.TensorBoard = None,
+    as_json: arguments.EventsAsJson = False,
+) -> None:
+    """Find the best strength of a measure on validation data, then test it with other seeds.
+
+    Strengths are 1, 2 and 5 times powers of ten. Where the best one lies at an end, the grid is extended.
+    The few that do best with one seed are repeated with others, and the best mean is chosen.
+
+    Every run is kept: a search that was stopped goes on when asked for again, and one that is done costs nothing.
+    """
+    measure = find_name("measure", measure, holdfast.measures())
+    changes = asked_for(
+        {
+            "tasks": tasks,
+            "epochs": epochs,
+            "later_epochs": later_epochs,
+            "batch_size": batch_size,
+            "learning_rate": lr,
+            "optimizer": optimizer,
+            "momentum": momentum,
+            "samples": samples,
+            "hidden": widths_of(hidden),
+            "precision": precision,
+            "engine": engine,
+            "measure_settings": settings_of_measures(assign or (), [measure], [])[measure],
+        }
+    )
+    place = Store(store)
+    with session(
+        as_json=as_json,
+        label=label_in_search,
+        tensorboard=tensorboard,
+        data_dir=data_dir,
+        device=device,
+        side_by_side=side_by_side,
+        executor=executor,
+        address=address,
+        retry=retry_failed,
+    ) as execute:
+        outcome = search_for(
+            find_name("scenario", scenario, SCENARIOS),
+            measure,
+            place,
+            low=low,
+            high=high,
+            reinitialise=reinit,
+            seeds=range(seeds),
+            search_seeds=range(SEARCH_SEEDS[0], SEARCH_SEEDS[0] + search_seeds),
+            run=execute,
+            **changes,
+        )
+    report_search(outcome, place, as_json=as_json)

@@ -1,0 +1,79 @@
+"""What an exit code means, and how a mistake becomes one: a line on stderr, and no traceback."""
+
+import signal
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any
+
+import typer
+from rich.text import Text
+from typer.core import TyperGroup
+
+from holdfast.errors import ClusterError, DataError, HoldfastError, StoreError
+from holdfast.lab.cli.interrupt import Interruption
+from holdfast.lab.cli.output import messages
+
+
+class ExitCode(IntEnum):
+    """What the shell is told."""
+
+    DONE = 0
+    FAILED = 1
+    """Some runs have no result: they failed, another process is at them, or the cluster ended."""
+    USAGE = 2
+    """Something that was asked for makes no sense."""
+    DATA = 3
+    """A data set is missing or wrong."""
+    STORE = 4
+    """The store cannot be written or read."""
+    INTERRUPTED = 130
+    """Stopped by Ctrl-C; the same command goes on."""
+    TERMINATED = 143
+    """Stopped by SIGTERM, as batch systems send it; the same command goes on."""
+
+
+MEANINGS = (
+    "Exit codes: 0 all done; 1 some runs failed; 2 a mistake in what was asked for; 3 data missing or wrong; "
+    "4 the store cannot be used; 130 interrupted; 143 terminated."
+)
+
+
+def code_of(error: HoldfastError) -> ExitCode:
+    """Return the exit code for an error."""
+    if isinstance(error, DataError):
+        return ExitCode.DATA
+    if isinstance(error, ClusterError):
+        return ExitCode.FAILED
+    return ExitCode.STORE if isinstance(error, StoreError) else ExitCode.USAGE
+
+
+class Commands(TyperGroup):
+    """The commands; errors that holdfast raises on purpose end them with a message and a code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except typer.Exit as ending:
+            if ending.exit_code == ExitCode.INTERRUPTED:
+                raise typer.Exit(_code_of_signal()) from None
+            raise
+        except HoldfastError as error:
+            messages().print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+            raise typer.Exit(code_of(error)) from error
+        except KeyboardInterrupt:
+            messages().print("Interrupted.")
+            raise typer.Exit(_code_of_signal()) from None
+
+
+def _code_of_signal() -> ExitCode:
+    return ExitCode.TERMINATED if Interruption.last_signal == signal.SIGTERM else ExitCode.INTERRUPTED
+
+
+def complain(damage: Iterable[str]) -> None:
+    """Name every file that cannot be used, and leave with the store's code if there is any."""
+    found = [line for text in damage for line in text.splitlines()]
+    for line in found:
+        messages().print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True)
+    if found:
+        raise typer.Exit(ExitCode.STORE)

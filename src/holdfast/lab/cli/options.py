@@ -1,0 +1,158 @@
+"""From what was typed to the specs of runs."""
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import holdfast
+from holdfast.errors import ConfigurationError
+from holdfast.lab.experiments import SCENARIOS, Spec, paper_spec
+from holdfast.registry import find_name
+
+_NOTHING = "fine-tune"
+"""The measure that protects nothing."""
+
+
+def specs_of(
+    scenario: str,
+    *,
+    measures: Sequence[str],
+    seeds: Sequence[int],
+    strengths: Sequence[str],
+    watch: Sequence[str],
+    assignments: Sequence[str],
+    changes: Mapping[str, Any],
+) -> list[Spec]:
+    """Return a spec for every measure and seed.
+
+    Args:
+        scenario: which tasks.
+        measures: which measures protect, each in runs of its own.
+        seeds: which seeds, each in runs of its own.
+        strengths: how strongly to protect, ``5`` or ``SI=5``.
+        watch: which measures only observe.
+        assignments: settings of measures, ``name=value`` or ``measure.name=value``.
+        changes: fields of a spec or of its settings, by name; ``None`` leaves one as it usually is.
+    """
+    scenario = find_name("scenario", scenario, SCENARIOS)
+    known = holdfast.measures()
+    measures = list(dict.fromkeys(find_name("measure", name, known) for name in measures))
+    watch = list(dict.fromkeys(find_name("measure", name, known) for name in watch))
+    settings = settings_of_measures(assignments, measures, watch)
+    strength = strengths_of(strengths, measures)
+    asked = asked_for(changes)
+    found = []
+    for measure in measures:
+        # A measure that protects need not be watched as well.
+        beside = tuple(name for name in watch if name != measure)
+        own: dict[str, Any] = {
+            "watch": beside,
+            "watch_settings": {name: settings[name] for name in beside if settings[name]},
+        }
+        own["measure_settings"] = settings[measure]
+        if measure in strength:
+            own["strength"] = strength[measure]
+        found += [paper_spec(scenario, measure, seed=seed, **own, **asked) for seed in seeds]
+    return found
+
+
+def asked_for(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes that were asked for: those that are not ``None``."""
+    asked = {name: value for name, value in changes.items() if value is not None}
+    if "epochs" in asked:  # for all tasks, also where later ones usually have another number
+        asked.setdefault("later_epochs", None)
+    if "momentum" in asked and asked.get("optimizer") != "sgd":
+        raise ConfigurationError(f"--momentum {asked['momentum']}: Adam has none; expected --optimizer sgd beside it.")
+    return asked
+
+
+def strengths_of(given: Iterable[str], measures: Sequence[str]) -> dict[str, float]:
+    """Return the strengths that were asked for, by measure: ``SI=5``, or ``5`` where only one measure protects."""
+    protecting = [name for name in measures if name != _NOTHING]
+    found: dict[str, float] = {}
+    for text in given:
+        place, sign, number = text.rpartition("=")
+        name = find_name("chosen measure", place, measures) if sign else ", ".join(protecting)
+        if not sign and len(protecting) > 1:
+            example = " ".join(f"-c {each}={number}" for each in protecting)
+            raise ConfigurationError(
+                f"--strength {text} for {name}, whose strengths are of different sizes; expected one for each, such as "
+                f"{example}."
+            )
+        if name in ("", _NOTHING):
+            raise ConfigurationError(f"--strength {text}: {_NOTHING} protects nothing, so it has no strength.")
+        if name in found:
+            raise ConfigurationError(
+                f"--strength {text}: {name} has one already, {found[name]:g}; expected one for each measure. To "
+                "compare strengths, run them one after the other into one store, or let `holdfast search` choose."
+            )
+        try:
+            found[name] = float(number)
+        except ValueError:
+            raise ConfigurationError(f"--strength {text}: expected a number, or MEASURE=NUMBER.") from None
+    return found
+
+
+def settings_of_measures(
+    assignments: Iterable[str], measures: Sequence[str], watched: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the settings that were asked for, for each measure.
+
+    ``damping=0.01`` is for every measure that protects, ``SIU.damping=0.01`` for that one, be it only watching.
+    """
+    found: dict[str, dict[str, Any]] = {name: {} for name in (*measures, *watched)}
+    for assignment in assignments:
+        place, sign, value = assignment.partition("=")
+        if not sign or not place or not value:
+            raise ConfigurationError(f"--set {assignment!r}: expected NAME=VALUE or MEASURE.NAME=VALUE.")
+        measure, _, setting = place.rpartition(".")
+        for name in [find_name("chosen measure", measure, found)] if measure else measures:
+            known = dataclasses.asdict(holdfast.measures()[name])
+            if not known:
+                raise ConfigurationError(f"--set {assignment}: {name} has no settings.")
+            setting = find_name(f"setting of {name}", setting, known)
+            found[name][setting] = _checked(name, setting, _value_of(value), known[setting])
+    return found
+
+
+def widths_of(text: str | None) -> tuple[int, ...] | None:
+    """Return the widths of hidden layers, from a text such as ``100,100``."""
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigurationError(f"--hidden {text!r}: expected widths with commas between them, such as 100,100.")
+    return tuple(int(part) for part in parts)
+
+
+def seeds_of(count: int | None, given: Sequence[int]) -> list[int]:
+    """Return the seeds, from a number of them or from a list."""
+    if count is not None and given:
+        raise ConfigurationError(f"--seeds {count} and --seed {given[0]}: expected one or the other.")
+    return list(dict.fromkeys(given)) if given else list(range(count or 1))
+
+
+def _checked(name: str, setting: str, value: Any, usual: Any) -> Any:
+    """Return a value of the kind that a setting takes."""
+    wrong = ConfigurationError(
+        f"--set {setting}={value}: {name} takes another kind of value there, such as its usual {usual}."
+    )
+    if isinstance(usual, bool) and not isinstance(value, bool):
+        raise wrong
+    try:
+        holdfast.measure(name, **{setting: value})
+    except ConfigurationError as error:
+        # Whether a number of the right kind makes sense may depend on other settings; the spec checks them together.
+        if isinstance(error.__cause__, TypeError):
+            raise wrong from error
+    return value
+
+
+def _value_of(text: str) -> Any:
+    """Return a number, truth value or ``None`` as such, and everything else as text."""
+    try:
+        value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
+    except (ValueError, SyntaxError):
+        return text
+    return value if value is None or isinstance(value, int | float | str) else text

@@ -1,0 +1,1 @@
+"""How runs are shown while they go on."""

@@ -1,0 +1,65 @@
+"""What runs are called where a person reads it."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.lab.experiments import Spec
+from holdfast.lab.training.metrics import average_accuracies
+from holdfast.lab.training.progress import Outcome
+
+Label = Callable[[Sequence[Spec]], str]
+"""Gives a name to a run, or to several that train together."""
+
+
+def label_of_group(specs: Sequence[Spec]) -> str:
+    """Return a name for runs that train together, such as ``SI, SOS seeds 0-2``."""
+    measures = ", ".join(dict.fromkeys(spec.measure for spec in specs))
+    seeds = sorted({spec.seed for spec in specs})
+    if len(seeds) == 1:
+        return f"{measures} seed {seeds[0]}"
+    in_a_row = seeds == list(range(seeds[0], seeds[-1] + 1))
+    return f"{measures} seeds {f'{seeds[0]}-{seeds[-1]}' if in_a_row else ', '.join(map(str, seeds))}"
+
+
+def label_in_search(specs: Sequence[Spec]) -> str:
+    """Return a name for runs that may differ in strength alone, such as ``SI seed 1000 re-init, c = 0.1 … 5``."""
+    strengths = list(dict.fromkeys(f"{spec.strength:g}" for spec in specs))
+    shown = strengths[0] if len(strengths) == 1 else f"{strengths[0]} … {strengths[-1]}"
+    reinit = " re-init" if specs[0].settings.reinitialise else ""
+    return f"{label_of_group(specs)}{reinit}, c = {shown}"
+
+
+def percent(share: float) -> str:
+    """Return a share as a person reads it."""
+    return f"{100 * share:.1f} %"
+
+
+def shown_value(value: Any) -> str:
+    """Return a field's value as a person reads it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or value == "":
+        return "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def accuracy_so_far(outcomes: Sequence[Outcome]) -> float | None:
+    """Return the mean accuracy over the tasks learned so far, and over runs; ``None`` before the first."""
+    means = [average_accuracies(outcome.matrix)[-1] for outcome in outcomes if outcome.matrix]
+    return statistics.mean(means) if means else None
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person reads it: ``8.1 s``, ``3:07`` or ``1:02:45``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def moment(text: str) -> str:
+    """Return a time in ISO 8601 to the second, in UTC."""
+    return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

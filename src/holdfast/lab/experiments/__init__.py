@@ -1,0 +1,48 @@
+"""Runs that can be trusted: a run is a frozen spec, its hash is its name, and its result is kept for good.
+
+>>> store = Store("results")
+>>> execute([paper_spec("permuted-digits", "SI", seed=seed) for seed in range(3)], store)
+>>> store.frame()[["measure", "seed", "average_accuracy"]]
+"""
+
+from holdfast.lab.experiments.running.bookkeeping import Summary
+from holdfast.lab.experiments.running.events import (
+    CheckpointRejected,
+    Event,
+    RunFailed,
+    RunFinished,
+    RunProgress,
+    RunSkipped,
+    RunStarted,
+)
+from holdfast.lab.experiments.running.executor import execute
+from holdfast.lab.experiments.specs.paper_specs import paper_spec
+from holdfast.lab.experiments.specs.spec import Spec
+from holdfast.lab.experiments.store.run_results import Entry, Failure, Result
+from holdfast.lab.experiments.store.store import Store
+from holdfast.lab.experiments.strengths.search_outcome import Point, SearchOutcome
+from holdfast.lab.experiments.strengths.strength_search import search
+from holdfast.lab.scenarios.registry import SCENARIOS, ScenarioKind
+
+__all__ = [
+    "SCENARIOS",
+    "CheckpointRejected",
+    "Entry",
+    "Event",
+    "Failure",
+    "Point",
+    "Result",
+    "RunFailed",
+    "RunFinished",
+    "RunProgress",
+    "RunSkipped",
+    "RunStarted",
+    "ScenarioKind",
+    "SearchOutcome",
+    "Spec",
+    "Store",
+    "Summary",
+    "execute",
+    "paper_spec",
+    "search",
+]

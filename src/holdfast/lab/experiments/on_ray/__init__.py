@@ -1,0 +1,1 @@
+"""Making runs on a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Making runs on this machine."""

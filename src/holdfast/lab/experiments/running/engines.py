@@ -1,0 +1,49 @@
+"""From specs to the engine that runs them."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from holdfast.errors import ConfigurationError
+from holdfast.lab.data import Dataset
+from holdfast.lab.experiments.specs.spec import Spec
+from holdfast.lab.scenarios import Scenario
+from holdfast.lab.scenarios.registry import scenario_kind
+from holdfast.lab.training.fast import FastRuns
+from holdfast.lab.training.learner import Learner
+from holdfast.lab.training.plain_run import PlainRun
+from holdfast.lab.training.progress import Engine
+
+
+def start_engine(specs: Sequence[Spec], datasets: Mapping[str, Dataset], device: torch.device) -> Engine:
+    """Return an engine at the beginning of one run, or of several side by side."""
+    scenarios: dict[tuple[object, ...], Scenario] = {}
+    learners = []
+    for spec in specs:
+        seed = spec.seed if scenario_kind(spec.scenario).seeded else None
+        key = spec.scenario, spec.tasks, spec.validation, spec.validation_seed, seed
+        if key not in scenarios:
+            scenarios[key] = spec.make_scenario(datasets).to(device)
+        learners.append(make_learner(spec, scenarios[key], device))
+    if all(spec.engine == "fast" for spec in specs):
+        return FastRuns(learners)
+    if len(specs) != 1:
+        raise ConfigurationError(f"{len(specs)} runs side by side in the plain loop; expected one at a time.")
+    return PlainRun(learners[0])
+
+
+def make_learner(spec: Spec, scenario: Scenario, device: torch.device) -> Learner:
+    """Return the network of a spec, ready to learn its scenario."""
+    return Learner(
+        scenario,
+        spec.make_network(scenario),
+        spec.make_measure(),
+        spec.strength,
+        spec.settings,
+        seed=spec.seed,
+        watch=spec.make_watched(),
+        device=device,
+        judge_by=spec.judge_by,
+        precision=spec.precision,
+        observers=spec.make_probes(),
+    )

@@ -1,0 +1,45 @@
+"""How many steps a run takes, found before anything is begun."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from holdfast.lab.data import Dataset, Images
+from holdfast.lab.experiments.specs.spec import Spec
+from holdfast.lab.scenarios.registry import scenario_kind
+from holdfast.lab.training.batch_order import steps_per_epoch
+
+
+class StepCounts:
+    """Counts the steps of specs.
+
+    Args:
+        datasets: the data sets that their scenarios need, by name.
+    """
+
+    def __init__(self, datasets: Mapping[str, Dataset]) -> None:
+        self._datasets = datasets
+        self._sizes: dict[Spec, list[int]] = {}
+
+    def of(self, spec: Spec) -> int:
+        """Return the steps of all tasks; settings that do not fit the data are refused."""
+        return sum(
+            spec.settings.epochs_of(task) * steps_per_epoch(size, spec.settings.batch_size)
+            for task, size in enumerate(self._training_samples(spec))
+        )
+
+    def _training_samples(self, spec: Spec) -> list[int]:
+        """Return the number of training samples of each task."""
+        assert spec.tasks is not None and spec.validation is not None
+        alike = Spec(spec.scenario, tasks=spec.tasks, validation=spec.validation)
+        if alike not in self._sizes:
+            # The tasks themselves, made of one pixel an image, which takes no time.
+            small = {name: _one_pixel(self._datasets[name]) for name in scenario_kind(spec.scenario).datasets}
+            self._sizes[alike] = [len(task.stored_train) for task in alike.make_scenario(small).tasks]
+        return self._sizes[alike]
+
+
+def _one_pixel(dataset: Dataset) -> Dataset:
+    def reduced(images: Images) -> Images:
+        return dataclasses.replace(images, pixels=images.pixels[..., :1, :1])
+
+    return dataclasses.replace(dataset, train=reduced(dataset.train), test=reduced(dataset.test))

@@ -1,0 +1,46 @@
+"""A spec's fields on one level, as values that can be compared, printed and put into a table."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast.lab.experiments.specs.spec import Spec
+from holdfast.measures import Measure
+
+
+def fields_of(spec: Spec) -> dict[str, Any]:
+    """Return everything that decides a run by name, those too that are left out of files while they are as usual.
+
+    Settings of the protocol go by their own names, those of the measure by ``measure.damping``, and those of measures
+    that only watch by ``watch.EWC.samples``.
+    """
+    fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    for nested in ("settings", "measure_settings", "watch_settings"):
+        del fields[nested]
+    fields["hidden"] = "-".join(str(width) for width in spec.hidden or ())
+    fields["watch"], fields["probes"] = " ".join(spec.watch), " ".join(spec.probes)
+    watched = {name: _settings(measure) for name, measure in spec.make_watched().items()}
+    return {
+        **fields,
+        **dataclasses.asdict(spec.settings),
+        **{f"measure.{name}": value for name, value in _settings(spec.make_measure()).items()},
+        **{f"watch.{name}.{key}": value for name, settings in watched.items() for key, value in settings.items()},
+    }
+
+
+def _settings(measure: Measure) -> dict[str, Any]:
+    return dict(sorted(dataclasses.asdict(measure).items()))
+
+
+def differing_fields(specs: Iterable[Spec]) -> list[str]:
+    """Return the names of all fields in which runs of one scenario differ.
+
+    A measure's own settings count where runs of that measure differ in them; two measures have different ones as a
+    matter of course.
+    """
+    seen: dict[str, dict[tuple[str, ...], set[Any]]] = {}
+    for spec in specs:
+        for name, value in fields_of(spec).items():
+            among = (spec.scenario, spec.measure) if name.startswith("measure.") else (spec.scenario,)
+            seen.setdefault(name, {}).setdefault(among, set()).add(value)
+    return [name for name, groups in seen.items() if any(len(values) > 1 for values in groups.values())]

@@ -1,0 +1,155 @@
+"""What a run leaves behind: its result, or why it failed, and what a store knows of it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.errors import ConfigurationError
+from holdfast.lab.experiments.specs.spec import Spec
+from holdfast.lab.training.metrics import average_accuracy, backward_transfer, forgetting, forward_transfer
+from holdfast.settings import check_fields, written
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    spec: Spec
+    matrix: tuple[tuple[float, ...], ...]
+    """Row i: the accuracy on every task after learning task i."""
+    untrained: tuple[float, ...]
+    """The untrained network's accuracy on every task."""
+    training_seconds: float
+    """The time inside the engine, for all runs that trained side by side with this one."""
+    total_seconds: float
+    """The same with loading, checkpoints and whoever listened to the events."""
+    side_by_side: int
+    """How many runs trained together, this one included."""
+    resumed: int
+    """How often the run went on from a checkpoint."""
+    state_digest: str
+    """The sha256 of the engine's last state: weights, importances, optimiser. Equal runs have equal ones."""
+    device: str
+    commit: str | None
+    """The commit of holdfast's source, if it is a git checkout."""
+    versions: Mapping[str, str]
+    finished_at: str
+    """UTC, ISO 8601."""
+
+    @property
+    def seconds(self) -> float:
+        """This run's share of the time inside the engine."""
+        return self.training_seconds / self.side_by_side
+
+    @property
+    def average_accuracy(self) -> float:
+        """The mean accuracy over all tasks after the last: the paper's figure."""
+        return average_accuracy(self.matrix)
+
+    @property
+    def forgetting(self) -> float:
+        """How far accuracy fell from its best to its last."""
+        return forgetting(self.matrix)
+
+    @property
+    def backward_transfer(self) -> float:
+        """What later tasks did to earlier ones."""
+        return backward_transfer(self.matrix)
+
+    @property
+    def forward_transfer(self) -> float:
+        """What earlier tasks did for later ones."""
+        return forward_transfer(self.matrix, self.untrained)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The four figures by name."""
+        names = ("average_accuracy", "forgetting", "backward_transfer", "forward_transfer")
+        return {name: getattr(self, name) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values, ready for JSON, with its metrics for those who read the file alone."""
+        values = written(self)
+        # JSON has no NaN, which is what the transfers of a single task are.
+        metrics = {name: None if math.isnan(value) else value for name, value in self.metrics.items()}
+        return {**values, "spec": self.spec.to_dict(), "versions": dict(self.versions), "metrics": metrics}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> "Result":
+        """Return the result of :meth:`to_dict`."""
+        check_fields(given, cls, "The result", more=["metrics"])
+        values = {key: value for key, value in given.items() if key != "metrics"}
+        values.update(
+            spec=Spec.from_dict(given["spec"]),
+            matrix=tuple(tuple(row) for row in given["matrix"]),
+            untrained=tuple(given["untrained"]),
+        )
+        result = cls(**values)
+        result._check_types()
+        return result
+
+    def _check_types(self) -> None:
+        """Refuse what could not be shown later: a file may have been changed since it was written."""
+        count = self.spec.tasks
+        rows = (*self.matrix, self.untrained)
+        whole = len(self.matrix) == count and all(len(row) == count and all(map(_is_number, row)) for row in rows)
+        if not whole:
+            raise ConfigurationError(f"The result's accuracies are not {count} numbers for each of {count} tasks.")
+        numbers = ("training_seconds", "total_seconds", "side_by_side", "resumed")
+        texts = ("state_digest", "device", "finished_at")
+        wrong = [name for name in numbers if not _is_number(getattr(self, name))]
+        wrong += [name for name in texts if not isinstance(getattr(self, name), str)]
+        wrong += ["versions"] * (not isinstance(self.versions, Mapping))
+        if wrong:
+            raise ConfigurationError(f"The result has {', '.join(wrong)} of the wrong type.")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run could not go on."""
+
+    reason: str
+    failed_at: str
+    """UTC, ISO 8601."""
+    device: str
+    commit: str | None
+    versions: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the failure as plain values, ready for JSON."""
+        return {**written(self), "versions": dict(self.versions)}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> "Failure":
+        """Return the failure of :meth:`to_dict`."""
+        check_fields(given, cls, "The failure")
+        return cls(**given)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+Status = Literal["finished", "failed", "started", "unknown", "damaged"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run in a store."""
+
+    id: str
+    status: Status
+    spec: Spec | None
+    """``None`` where it cannot be read."""
+    result: Result | None
+    failures: tuple[Failure, ...]
+    damage: str = ""
+    """Which files cannot be used, and why."""
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Finished runs come first, the oldest at the top, and damaged ones last."""
+        if self.status == "finished" and self.result is not None:
+            return 0, self.result.finished_at
+        return (2 if self.status == "damaged" else 1), self.id

@@ -1,0 +1,98 @@
+"""What a claim is: a statistic of the runs, and a bound that it has to keep."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holdfast.lab.analysis.repetitions import Estimate
+from holdfast.lab.paper.claims.differences import OnTask
+from holdfast.lab.paper.findings import NotMeasuredError, Results
+from holdfast.lab.report import Verdict
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The statistic must reach a value; with ``errors``, also when that many standard errors are taken off it."""
+
+    value: float
+    errors: float = 0.0
+
+    def holds(self, found: Estimate) -> bool:
+        """Whether it does."""
+        return found.mean >= self.value if not self.errors else found.mean - self.errors * found.error > self.value
+
+    def __str__(self) -> str:
+        return f"≥ {self.value:g}" if not self.errors else f"> {self.value:g} by {self.errors:g} standard errors"
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """The statistic must not exceed a value; with ``errors``, not even by more than that many standard errors."""
+
+    value: float
+    errors: float = 0.0
+
+    def holds(self, found: Estimate) -> bool:
+        """Whether it does."""
+        return found.mean <= self.value if not self.errors else found.mean - self.errors * found.error <= self.value
+
+    def __str__(self) -> str:
+        return f"≤ {self.value:g}" if not self.errors else f"≤ {self.value:g} within {self.errors:g} standard errors"
+
+
+@dataclass(frozen=True)
+class Between:
+    """The statistic must lie in a range."""
+
+    low: float
+    high: float
+    errors: ClassVar[float] = 0.0
+
+    def holds(self, found: Estimate) -> bool:
+        """Whether it does."""
+        return self.low <= found.mean <= self.high
+
+    def __str__(self) -> str:
+        return f"from {self.low:g} to {self.high:g}"
+
+
+Bound = AtLeast | AtMost | Between
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that the paper says, as a number that can be measured."""
+
+    name: str
+    items: tuple[str, ...]
+    """The items whose runs it is checked with, each by itself."""
+    says: str
+    """The claim, in a sentence."""
+    measured_as: str
+    """What the statistic is."""
+    statistic: Callable[[Results], Estimate]
+    bound: Bound
+    """Written down before the runs that test it, from the paper's own words."""
+    added_later: bool = False
+    """Whether it was written down when its runs had been seen, which is then said with it."""
+
+
+def check(claim: Claim, results: Results) -> Verdict:
+    """Return whether a claim holds."""
+    limit = claim.bound
+    says = claim.says + " (Added when its runs had been seen.)" * claim.added_later
+    try:
+        found = claim.statistic(results)
+    except NotMeasuredError as error:
+        return Verdict(claim.name, says, None, "", str(limit), note=f"Not checked: {error}.")
+    scatter = "" if math.isnan(found.error) else f" ± {found.error:.2g}"
+    runs = f"{found.count} run" + "s" * (found.count != 1)
+    where = f"task {found.task}, " if isinstance(found, OnTask) else ""
+    statistic = f"{claim.measured_as}: {found.mean:.3g}{scatter} ({where}{runs})"
+    if math.isnan(found.mean):
+        return Verdict(claim.name, says, None, statistic, str(limit), note="Not checked: it is not a number.")
+    if limit.errors and math.isnan(found.error):
+        note = "Not checked: a single run has no standard error."
+        return Verdict(claim.name, says, None, statistic, str(limit), note=note)
+    return Verdict(claim.name, says, limit.holds(found), statistic, str(limit))

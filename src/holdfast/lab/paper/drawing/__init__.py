@@ -1,0 +1,1 @@
+"""How the paper's tables and figures are drawn."""

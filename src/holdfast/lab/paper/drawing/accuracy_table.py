@@ -1,0 +1,81 @@
+"""Accuracies of algorithms beside the paper's, as tables for readers and as rows for programs."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.lab.analysis.repetitions import Estimate, difference_in_errors
+from holdfast.lab.paper.algorithms import Algorithm
+from holdfast.lab.paper.drawing.captions import found_strengths
+from holdfast.lab.paper.findings import NotMeasuredError, Results
+from holdfast.lab.paper.needed_runs import accuracy_runs
+from holdfast.lab.paper.presets import BENCHMARKS, PRESETS, Benchmark
+from holdfast.lab.paper.published import ACCURACIES, Published
+from holdfast.lab.report import Cell, Measured, Table, label
+
+PAPER_SEEDS = {"P-MNIST": 3, "CIFAR": 10}
+"""How many runs the means of its Table 1 are of."""
+
+
+@dataclass(frozen=True)
+class AccuracyRow:
+    """One algorithm on one benchmark."""
+
+    benchmark: Benchmark
+    algorithm: str
+    ours: Estimate | None
+    """In per cent; ``None`` if no run has finished."""
+    paper: Published | None
+    seconds: float | None
+    """Of one run's training; runs side by side share their time."""
+
+    @property
+    def difference(self) -> float | None:
+        """How far we lie above the paper, in standard errors that count both sides; ``None`` where one is unknown."""
+        if self.ours is None or self.paper is None or self.paper.error is None or math.isnan(self.ours.error):
+            return None
+        published = Estimate(self.paper.mean, self.paper.error, PAPER_SEEDS[self.benchmark])
+        found = difference_in_errors(self.ours, published)
+        return found if math.isfinite(found) else None
+
+
+def accuracy_row(results: Results, benchmark: Benchmark, algorithm: Algorithm) -> AccuracyRow:
+    """Return an algorithm's row, as far as its runs have finished."""
+    runs = results.finished(accuracy_runs(results.preset, benchmark, algorithm))
+    try:
+        ours = results.accuracy(benchmark, algorithm.name)
+    except NotMeasuredError:
+        ours = None
+    seconds = statistics.mean(run.seconds for run in runs) if runs else None
+    return AccuracyRow(benchmark, algorithm.name, ours, ACCURACIES.get((benchmark, algorithm.name)), seconds)
+
+
+def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequence[Algorithm]) -> Table:
+    """Return a table with one line an algorithm, and both benchmarks beside each other."""
+    stages = results.preset.stages
+    used = [b for b in BENCHMARKS if any(b in algorithm.benchmarks for algorithm in algorithms)]
+    # A difference from the paper means something only where its own protocol was followed.
+    compared = results.preset.follows_the_paper
+    numbered = all(algorithm.experiment for algorithm in algorithms)
+    columns = ["algorithm", *["No."] * numbered]
+    for benchmark in used:
+        columns += [stages[benchmark].title, f"paper, {PRESETS['paper'].stages[benchmark].title}"]
+        columns += [f"distance in errors, {stages[benchmark].title}"] * compared
+        columns += [f"runs, {stages[benchmark].title}"]
+    lines: list[tuple[Cell, ...]] = []
+    for algorithm in algorithms:
+        cells: list[Cell] = [label(algorithm.name), *[algorithm.experiment] * numbered]
+        for benchmark in used:
+            row = accuracy_row(results, benchmark, algorithm)
+            cells += [_measured(row.ours), None if row.paper is None else row.paper.cell()]
+            cells += [row.difference if row.difference is None else Measured(row.difference, decimals=1)] * compared
+            cells += [None if row.ours is None else row.ours.count]
+        lines.append(tuple(cells))
+    return Table(name, caption + found_strengths(results.preset, algorithms), tuple(columns), tuple(lines))
+
+
+def _measured(found: Estimate | None) -> Measured | None:
+    if found is None:
+        return None
+    return Measured(found.mean, None if math.isnan(found.error) else found.error, decimals=2)

@@ -1,0 +1,141 @@
+"""The report on some items: what was drawn, which claims hold, what is missing, and where everything comes from."""
+
+from collections.abc import Sequence
+
+from holdfast.lab.experiments import Spec
+from holdfast.lab.paper.claims import CLAIMS, check_all
+from holdfast.lab.paper.findings import Results
+from holdfast.lab.paper.item import PaperItem, runs_of
+from holdfast.lab.paper.searched_strengths import unknown_strengths
+from holdfast.lab.report import Cell, Report, Section, Table, Text, Verdict
+
+_TITLE = "Unifying Regularisation Methods for Continual Learning"
+_CLAIMS = (
+    "What the paper says, as numbers that runs decide. Every threshold was written down before the runs that test it, "
+    "from the paper's own words, unless the claim says that it was added; one that does not hold is shown as such."
+)
+_CLAIMS_ON_DIGITS = (
+    "The paper's claims that are expected to hold in miniature, with thresholds for digits: P-MNIST stands for the "
+    "permuted digits, CIFAR for the split ones. They show how the study works; the paper preset tests the paper."
+)
+FILES = (
+    ("table1.csv", "mean accuracies, a line for each algorithm and benchmark"),
+    ("runs.csv", "every run, with its accuracy on each task"),
+)
+"""What lies beside the page, besides the numbers of its own tables and figures."""
+_MISSING = (
+    "These runs have no result: they failed, were stopped, are damaged, or have not been begun. What needs them is "
+    "without them."
+)
+_PROVENANCE = (
+    "Every run behind the tables and figures, with what it took: seconds of training for it alone, where several "
+    "trained side by side. The id is a hash of all that decides the result."
+)
+
+
+def report_of(items: Sequence[PaperItem], results: Results) -> Report:
+    """Return the report."""
+    specs = runs_of(items, results.preset)
+    verdicts = check_all(results, {item.name for item in items})
+    sections = [Section(item.title, tuple(item.draw(results))) for item in items]
+    if verdicts:
+        about = _CLAIMS_ON_DIGITS if results.preset.thresholds == "digits" else _CLAIMS
+        sections.append(Section("The claims", (Text(about), *verdicts)))
+    if missing := _missing(items, specs, results):
+        columns = ("run", "seeds", "status", "reason")
+        sections.append(Section("Runs without a result", (Table("runs-without-result", _MISSING, columns, missing),)))
+    return Report(_TITLE, _lead(specs, verdicts, results), tuple(sections), _provenance(specs, results), FILES)
+
+
+def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) -> Text:
+    runs = results.finished(specs)
+    minutes = sum(run.seconds for run in runs) / 60
+    devices = ", ".join(sorted({run.device for run in runs})) or "no machine yet"
+    claims = _tally(verdicts)
+    if results.preset.thresholds == "digits":
+        claims += f" The paper makes {len(CLAIMS)} in all; the others are not expected at this size."
+    return Text(
+        f"The experiments of Benzing's paper, run with holdfast. {results.preset.about}\n\n"
+        f"{len(runs)} of {len(specs)} runs have finished: {minutes:.1f} minutes of training on {devices}, run by run. "
+        f"{claims if verdicts else ''}"
+    )
+
+
+def _tally(verdicts: Sequence[Verdict]) -> str:
+    hold, fail, unknown = (sum(verdict.holds is answer for verdict in verdicts) for answer in (True, False, None))
+    if unknown:
+        return f"Of {len(verdicts)} claims {hold} hold, {fail} do not, and {unknown} could not be checked."
+    if not fail:
+        return f"All {hold} claims hold."
+    return f"Of {len(verdicts)} claims {hold} hold and {fail} do not."
+
+
+def _missing(items: Sequence[PaperItem], specs: Sequence[Spec], results: Results) -> tuple[tuple[Cell, ...], ...]:
+    alike: dict[tuple[str, str, str | None], list[int]] = {}
+    for spec in specs:
+        status = results.status(spec)
+        if status != "finished":
+            shown = {"unknown": "not begun", "started": "stopped"}.get(status, status)
+            alike.setdefault((_described(spec), shown, results.why_missing(spec)), []).append(spec.seed)
+    rows: list[tuple[Cell, ...]] = [
+        (run, _seeds(seeds), status, reason) for (run, status, reason), seeds in alike.items()
+    ]
+    for benchmark, algorithm in dict.fromkeys(
+        found for item in items for found in unknown_strengths(results.preset, item.algorithms)
+    ):
+        damage = results.damaged_searches.get((benchmark, algorithm.name))
+        reason = damage or "Its strength is to be searched for."
+        rows.append((f"{algorithm.name} on {benchmark}", None, "damaged" if damage else "strength unknown", reason))
+    return tuple(rows)
+
+
+def _provenance(specs: Sequence[Spec], results: Results) -> Table:
+    columns = ("id", "run", "seed", "accuracy %", "seconds", "side by side", "device", "commit", "torch", "finished")
+    rows = [
+        (
+            run.spec.id,
+            _described(run.spec),
+            run.spec.seed,
+            round(100 * run.average_accuracy, 2),
+            round(run.seconds, 2),
+            run.side_by_side,
+            run.device,
+            _short(run.commit),
+            run.versions.get("torch"),
+            run.finished_at[:19],
+        )
+        for run in results.finished(specs)
+    ]
+    return Table("provenance", _PROVENANCE, columns, tuple(rows))
+
+
+def _short(commit: str | None) -> str | None:
+    """Return a commit as one writes it; that the code had changes beyond it stays."""
+    if commit is None:
+        return None
+    hashed, changes, what = commit.partition("+")
+    return hashed[:12] + changes + what
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """Return seeds as one writes them, those in a row as a range."""
+    rows: list[list[int]] = []
+    for seed in sorted(seeds):
+        if rows and seed == rows[-1][-1] + 1:
+            rows[-1].append(seed)
+        else:
+            rows.append([seed])
+    return ", ".join(str(row[0]) if len(row) == 1 else f"{row[0]}–{row[-1]}" for row in rows)
+
+
+def _described(spec: Spec) -> str:
+    """Return what tells a run apart from others of the study."""
+    settings = spec.settings
+    parts = [f"{spec.measure} on {spec.scenario}", f"c = {spec.strength:g}"]
+    parts += [f"α = {spec.measure_settings['alpha']:g}"] if spec.measure_settings.get("alpha") is not None else []
+    parts += ["re-initialised"] * settings.reinitialise
+    later = "" if settings.later_epochs is None else f" and then {settings.later_epochs}"
+    parts += [f"{spec.tasks} tasks", f"{settings.epochs}{later} epochs", f"batch {settings.batch_size}"]
+    parts += [settings.optimizer] * (settings.optimizer != "adam")
+    parts += [f"watched by {', '.join(spec.watch)}"] if spec.watch else []
+    return ", ".join(parts)

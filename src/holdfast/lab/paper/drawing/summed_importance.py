@@ -1,0 +1,47 @@
+"""Summed importances: SI, SIU, the full-gradient path integral, and the decrease in loss."""
+
+import contextlib
+
+from holdfast.lab.paper.drawing.panels import Panel, bars, lines_over_tasks, panel_or_reason
+from holdfast.lab.paper.drawing.task_columns import Table, full_paths, head_paths, loss_decreases, raw_sums
+from holdfast.lab.paper.findings import NotMeasuredError, Results
+from holdfast.lab.paper.presets import Benchmark
+
+_Y_LABEL = "sum of importances, or of loss"
+
+
+def bars_of_sums(results: Results, benchmark: Benchmark, *, task: int) -> Panel:
+    """Return the sums of one task as bars; the task is counted from 0."""
+    title = f"{results.preset.stages[benchmark].title}, task {task + 1}"
+    return panel_or_reason(
+        title,
+        lambda: bars(
+            title, {name: table[:, task] for name, table in _sums(results, benchmark).items()}, y_label=_Y_LABEL
+        ),
+    )
+
+
+def sums_over_tasks(results: Results, benchmark: Benchmark, *, first: int = 1) -> Panel:
+    """Return the sums of every task as lines, or of those from a task on."""
+    title = results.preset.stages[benchmark].title + (f", from task {first} on" if first > 1 else "")
+
+    def make() -> Panel:
+        sums = {name: table[:, first - 1 :] for name, table in _sums(results, benchmark).items()}
+        return lines_over_tasks(title, sums, y_label=_Y_LABEL, first=first)
+
+    return panel_or_reason(title, make)
+
+
+def _sums(results: Results, benchmark: Benchmark) -> dict[str, Table]:
+    full = full_paths(results, benchmark)
+    found = {
+        "SI": raw_sums(results, benchmark, "SI"),
+        "SIU": raw_sums(results, benchmark, "SIU"),
+        "full gradient": full,
+        "decrease in loss": loss_decreases(results, benchmark),
+    }
+    with contextlib.suppress(NotMeasuredError):
+        heads = head_paths(results, benchmark)
+        if heads.any():
+            found["full gradient, heads too"] = full + heads
+    return found

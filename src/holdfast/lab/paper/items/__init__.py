@@ -1,0 +1,33 @@
+"""The paper's tables and figures, in the order of their value to a reader who has little time."""
+
+from holdfast.lab.paper.item import PaperItem
+from holdfast.lab.paper.items import (
+    accuracies,
+    before_rescaling,
+    figure1,
+    figure2,
+    gradient_noise,
+    mas_logits,
+    sample_sizes,
+    summed_importances,
+    table1,
+    without_top,
+)
+
+ITEMS: dict[str, PaperItem] = {
+    item.name: item
+    for item in (
+        table1.ITEM,
+        figure1.ITEM,
+        figure2.ITEM,
+        accuracies.BATCH_SIZE,
+        mas_logits.ITEM,
+        before_rescaling.ITEM,
+        without_top.ITEM,
+        summed_importances.ITEM,
+        sample_sizes.ITEM,
+        gradient_noise.ITEM,
+        accuracies.LONG_TRAINING,
+        accuracies.SGD,
+    )
+}

@@ -1,0 +1,43 @@
+"""Figure 2: MAS and the square root of the Fisher."""
+
+from collections.abc import Sequence
+
+from holdfast.lab.experiments import Spec
+from holdfast.lab.paper.drawing.panels import correlation_panel, figure_of, scatter_panel, shown_weights
+from holdfast.lab.paper.findings import Results
+from holdfast.lab.paper.item import PaperItem
+from holdfast.lab.paper.needed_runs import correlation_runs
+from holdfast.lab.paper.presets import BENCHMARKS, Benchmark, Preset
+from holdfast.lab.report import Item
+
+_CAPTION = (
+    "MAS and the square root of the Fisher. Left: Pearson correlations of MAS with MASX, AF and √Fisher after each "
+    "task, over all protected weights; bars are standard errors over {repetitions} repetitions. Right of it: MAS "
+    "against AF and √Fisher in the first of them, one point a weight, {points} random weights; on a straight line "
+    "through the origin, one measure is a multiple of the other."
+)
+
+
+def runs(preset: Preset) -> list[Spec]:
+    """Return the runs in which every measure watches SI."""
+    return [spec for benchmark in BENCHMARKS for spec in correlation_runs(preset, benchmark)]
+
+
+def draw(results: Results) -> Sequence[Item]:
+    """Return the figure: a line of panels for each benchmark, CIFAR above MNIST as in the paper."""
+    benchmarks: tuple[Benchmark, ...] = ("CIFAR", "P-MNIST")
+    panels = [
+        panel
+        for benchmark in benchmarks
+        for panel in (
+            correlation_panel(results, benchmark, "MAS", ("MASX", "AF", "sqrtFisher"), called="MAS"),
+            scatter_panel(results, benchmark, "AF", "MAS"),
+            scatter_panel(results, benchmark, "sqrtFisher", "MAS"),
+        )
+    ]
+    points = " and ".join(dict.fromkeys(shown_weights(results, benchmark) for benchmark in benchmarks))
+    caption = _CAPTION.format(repetitions=results.preset.repetitions, points=points)
+    return [figure_of("figure2", caption, panels, columns=3)]
+
+
+ITEM = PaperItem("figure2", "Figure 2: MAS and √Fisher", runs, draw)

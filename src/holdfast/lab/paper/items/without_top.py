@@ -1,0 +1,45 @@
+"""Appendix: correlations with SOS on CIFAR's first task, without the weights that have the highest SIU."""
+
+from collections.abc import Sequence
+
+from holdfast.lab.experiments import Spec
+from holdfast.lab.paper.drawing.task_columns import correlations, correlations_without_top, each_task
+from holdfast.lab.paper.findings import NotMeasuredError, Results
+from holdfast.lab.paper.item import PaperItem
+from holdfast.lab.paper.needed_runs import correlation_runs
+from holdfast.lab.paper.presets import Preset
+from holdfast.lab.paper.published import WITHOUT_TOP
+from holdfast.lab.report import Cell, Item, Measured, Table, Text
+
+_COLUMNS = ("measure", "all weights", "without 1 %", "without 5 %", "paper, without 5 %")
+
+
+def runs(preset: Preset) -> list[Spec]:
+    """Return the runs in which every measure watches SI."""
+    return correlation_runs(preset, "CIFAR")
+
+
+def draw(results: Results) -> Sequence[Item]:
+    """Return a table with a line for each of SI, SIB and SIU."""
+    title = results.preset.stages["CIFAR"].title
+    try:
+        rows = [_row(results, name) for name in ("SI", "SIB", "SIU")]
+    except NotMeasuredError as error:
+        return [Text(f"Not measured yet: {error}.")]
+    caption = (
+        f"Correlations with SOS on the first task of {title}, before rescaling: over all weights, and without those "
+        "with the highest SIU. In the paper, what is left is dominated by noise, and SIU loses its tie to SOS."
+    )
+    return [Table("without-top", caption, _COLUMNS, tuple(rows))]
+
+
+def _row(results: Results, name: str) -> tuple[Cell, ...]:
+    tables = [
+        correlations(results, "CIFAR", name, "SOS", when="before"),
+        *(correlations_without_top(results, "CIFAR", name, "SOS", share) for share in ("0.01", "0.05")),
+    ]
+    first = [each_task(table)[0] for table in tables]
+    return (name, *(Measured(e.mean, e.error, decimals=3) for e in first), WITHOUT_TOP[name].cell())
+
+
+ITEM = PaperItem("without-top", "Appendix: without the weights of highest SIU", runs, draw)

@@ -1,0 +1,112 @@
+"""What a preset is: how a benchmark, a measure and a variant become a run."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from holdfast.errors import ConfigurationError
+from holdfast.lab.experiments import Spec, paper_spec
+
+Benchmark = Literal["P-MNIST", "CIFAR"]
+BENCHMARKS: tuple[Benchmark, ...] = ("P-MNIST", "CIFAR")
+
+Variant = Literal[
+    "usual",
+    "large batch",
+    "large batch, α = 0",
+    "no re-init",
+    "c = 0",
+    "all tasks",
+    "long training",
+    "SGD",
+    "noise",
+]
+"""What can be unusual about a run."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is chosen for one measure: its strength c, whether to re-initialise, and settings of its own."""
+
+    strength: float
+    reinitialise: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How a preset plays one of the paper's two benchmarks."""
+
+    title: str
+    """What a reader should call it."""
+    scenario: str
+    usual: Mapping[str, Any]
+    """What all its runs have instead of the scenario's usual settings."""
+    variants: Mapping[Variant, Mapping[str, Any]]
+    """What unusual runs have on top of that."""
+    seeds: int
+    """How many runs each row of Table 1 is the mean of."""
+    samples: int
+    """How many samples a measure after training looks at."""
+    many_samples: int
+    """How many it looks at where sample sizes are compared."""
+    path_steps: int
+    """From how many steps of each task the full-gradient path integral is estimated."""
+    noise: str = "noise"
+    """The probe of gradient noise."""
+    chosen: Mapping[tuple[str, Variant], Chosen] = field(default_factory=dict)
+    """By measure and variant, where it is not what ``paper_spec`` has."""
+    searched: frozenset[tuple[str, Variant]] = frozenset()
+    """The measures and variants whose strength nobody has published; each is searched for, unless it is chosen."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A size of the study: how each benchmark is played, and how often runs are repeated."""
+
+    name: str
+    about: str
+    stages: Mapping[Benchmark, Stage]
+    repetitions: int
+    """Of the runs behind correlations and summed importances."""
+    logits_seeds: int
+    """How many runs MAS and MAS on logits have at least: a t-test compares them."""
+    follows_the_paper: bool
+    """Whether its numbers may be compared with the paper's."""
+    thresholds: Literal["paper", "digits"] | None
+    """Whose thresholds decide the claims; with ``None``, no claim is decided."""
+    strengths: str
+    """Where strengths come from that the paper does not give, in a sentence."""
+
+    def seeds(self, benchmark: Benchmark, measure: str) -> int:
+        """Return how many runs the mean of a measure is of."""
+        usual = self.stages[benchmark].seeds
+        return max(usual, self.logits_seeds) if measure in ("MAS", "MAS-logits") else usual
+
+    def is_known(self, benchmark: Benchmark, measure: str, variant: Variant = "usual") -> bool:
+        """Whether a run's strength is known, rather than still to be searched for."""
+        stage = self.stages[benchmark]
+        return (measure, variant) in stage.chosen or (measure, variant) not in stage.searched
+
+    def spec(
+        self, benchmark: Benchmark, measure: str, variant: Variant = "usual", *, seed: int = 0, **more: Any
+    ) -> Spec:
+        """Return a run: what a benchmark, a measure and a variant mean in this preset."""
+        if not self.is_known(benchmark, measure, variant):
+            raise ConfigurationError(
+                f"The strength of {measure} on {benchmark} ({variant}) is not known yet; search for it first, and give "
+                "what was found to Preset.with_choice."
+            )
+        stage = self.stages[benchmark]
+        changes = {**stage.usual, **stage.variants.get(variant, {})}
+        if (chosen := stage.chosen.get((measure, variant))) is not None:
+            changes.update(strength=chosen.strength, reinitialise=chosen.reinitialise)
+            changes["measure_settings"] = {**chosen.settings, **changes.get("measure_settings", {})}
+        return paper_spec(stage.scenario, measure, seed=seed, **{**changes, **more})
+
+    def with_choice(self, benchmark: Benchmark, measure: str, variant: Variant, chosen: Chosen) -> "Preset":
+        """Return the preset with what a search has found."""
+        stage = self.stages[benchmark]
+        known = dataclasses.replace(stage, chosen={**stage.chosen, (measure, variant): chosen})
+        return dataclasses.replace(self, stages={**self.stages, benchmark: known})

@@ -1,0 +1,10 @@
+"""Learning tasks one after another: a run is a :class:`Learner`, and an engine takes its steps."""
+
+from holdfast.lab.training.fast import FastRuns
+from holdfast.lab.training.learner import Learner
+from holdfast.lab.training.observer import Observer
+from holdfast.lab.training.plain_run import PlainRun
+from holdfast.lab.training.progress import Engine, Outcome, Progress
+from holdfast.lab.training.protocol import Settings
+
+__all__ = ["Engine", "FastRuns", "Learner", "Observer", "Outcome", "PlainRun", "Progress", "Settings"]

@@ -1,0 +1,37 @@
+"""Which runs can share their steps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.errors import ConfigurationError
+from holdfast.lab.training.learner import Learner
+
+
+def check_alike(learners: Sequence[Learner]) -> None:
+    """Refuse runs that cannot share their steps."""
+    if not learners:
+        raise ConfigurationError("No runs were given; expected at least one.")
+    if len({id(learner.model) for learner in learners}) < len(learners):
+        raise ConfigurationError("Several runs have one network among them; expected one of its own for each.")
+    types = {parameter.dtype for parameter in learners[0].model.parameters()}
+    if len(types) > 1 or min(dtype.itemsize for dtype in types) < 4:
+        raise ConfigurationError(
+            f"Parameters of type {', '.join(sorted(map(str, types)))}; expected float32 or float64 for all of them. "
+            "precision='bf16' computes in 16 bits and keeps weights and importances in full."
+        )
+    expected = _kind(learners[0])
+    for learner in learners[1:]:
+        for first, other in zip(expected, _kind(learner), strict=True):
+            if first != other:
+                raise ConfigurationError(
+                    f"Runs side by side must be alike but for seed and strength; one has {first}, another {other}."
+                )
+
+
+def _kind(learner: Learner) -> tuple[Any, ...]:
+    """Return all that runs side by side have in common."""
+    tasks = tuple((len(task.stored_train), task.head) for task in learner.scenario.tasks)
+    x = learner.few_inputs()
+    measures = tuple(learner.guard.measures.items())
+    network = f"{learner.model}, parameters of {[str(p.dtype) for p in learner.model.parameters()]}"
+    return learner.settings, learner.device, learner.precision, tasks, (x.shape[1:], x.dtype), measures, network

@@ -1,0 +1,123 @@
+"""A lane: runs whose steps are taken together, by functions over a first dimension that counts them.
+
+Networks of linear layers share one lane, so that their matrix products are batched. Other networks have a lane each;
+on a GPU, lanes run at the same time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.lab.training.fast.flat_layout import FlatLayout
+from holdfast.lab.training.fast.recording import compiled
+from holdfast.lab.training.fast.sample_tables import Batches, Clock
+from holdfast.lab.training.fast.step_gradients import Gradients, GradientSource
+from holdfast.lab.training.fast.step_update import Kept, Update
+from holdfast.tensors.pieces import in_pieces
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What each step of the lane reads and leaves: indices of samples, coefficients, losses."""
+
+    orders: Tensor
+    """The samples of each step of the epoch, ``[L, steps, B]``."""
+    second_orders: Tensor | None
+    """The samples of the second batches, where measures need them."""
+    coefficients: Tensor
+    """The optimiser's, one row for each step of the task."""
+    losses: Tensor
+    """The loss of each step of the epoch, ``[L, steps]``."""
+
+
+def joined_update(layout: FlatLayout, update: Update, device: torch.device) -> Callable[..., None]:
+    """Return the update of all weights of a lane at once, compiled to one kernel where that helps.
+
+    The gradients are then read where the backward pass left them, not copied side by side.
+    """
+
+    def run(
+        kept: list[Tensor],
+        moments: int,
+        step: Gradients,
+        measured: Gradients | None,
+        independent: Gradients | None,
+        coefficients: Tensor,
+        number: Tensor,
+        hold: Tensor,
+    ) -> None:
+        row = coefficients.index_select(0, number)[0]
+        dtype = kept[0].dtype
+        flat_step = layout.joined(step).to(dtype)
+        flat_measured = flat_step if measured is None else layout.joined(measured).to(dtype)
+        flat_independent = None if independent is None else layout.joined(independent).to(dtype)
+        update(Kept.of(kept, moments), flat_step, flat_measured, flat_independent, row, hold)
+
+    return compiled(run, device)
+
+
+class Lane:
+    """L runs, step by step."""
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        kept: Kept,
+        hold: Tensor,
+        gradients: GradientSource,
+        update: Update,
+        update_joined: Callable[..., None],
+        batches: Batches,
+        schedule: Schedule,
+        clock: Clock,
+        *,
+        needs_own_gradient: bool,
+    ) -> None:
+        """Take buffers ``[L, width]`` in ``kept``, and 2c of each run in ``hold``, ``[L, 1]``."""
+        self.layout = layout
+        self.kept = kept
+        self.hold = hold
+        self.gradients = gradients
+        self.update = update
+        self.batches = batches
+        self.schedule = schedule
+        self.clock = clock
+        self.needs_own_gradient = needs_own_gradient
+        # On a CPU, one run's weights are updated parameter by parameter, in pieces; elsewhere in one kernel.
+        self._in_pieces = kept.weights.device.type == "cpu" and len(hold) == 1
+        self._update_joined = update_joined
+
+    def take_step(self) -> None:
+        """Take one step of every run."""
+        schedule, now, number = self.schedule, self.clock.in_epoch, self.clock.in_task
+        # Importance is measured with the gradient of the task's loss without dropout, at the weights before the step.
+        measured = None
+        if self.needs_own_gradient:
+            measured = self.gradients(schedule.orders, now, None, dropping=False)
+        independent = None
+        if schedule.second_orders is not None:
+            independent = self.gradients(schedule.second_orders, now, None, dropping=False)
+        step = self.gradients(schedule.orders, now, schedule.losses, dropping=True)
+        if self._in_pieces:
+            row = schedule.coefficients.index_select(0, number)[0]
+            self._update_in_pieces(step, measured, independent, row)
+        else:
+            kept, moments = self.kept.tensors(), len(self.kept.moments)
+            self._update_joined(kept, moments, step, measured, independent, schedule.coefficients, number, self.hold)
+
+    def _update_in_pieces(
+        self, step: Gradients, measured: Gradients | None, independent: Gradients | None, row: Tensor
+    ) -> None:
+        hold = self.hold[0]
+        for name, place in self.layout.places.items():
+            kept = [buffer[0, place.start : place.stop] for buffer in self.kept.tensors()]
+            gradients = [step[name], (measured or step)[name], *([] if independent is None else [independent[name]])]
+            flat = [gradient.flatten().to(kept[0].dtype) for gradient in gradients]
+            for given in in_pieces([*kept, *flat]):
+                pieces = [piece for piece in given if piece is not None]
+                own, (g_step, g_measured, *more) = pieces[: len(kept)], pieces[len(kept) :]
+                self.update(
+                    Kept.of(own, len(self.kept.moments)), g_step, g_measured, more[0] if more else None, row, hold
+                )

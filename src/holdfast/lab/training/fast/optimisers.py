@@ -1,0 +1,77 @@
+r"""Adam and SGD as element-wise formulas over tensors of any shape, with what depends on the step number in a table.
+
+A recorded step cannot compute :math:`1-\beta^t` on the host, so each optimiser gives its coefficients for every step
+of a task beforehand, and a step looks up its row.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.lab.training.protocol import Settings
+
+
+class ElementwiseOptimiser(Protocol):
+    """An optimiser whose step is one formula for all weights."""
+
+    moments: ClassVar[tuple[str, ...]]
+    """What it remembers about each weight, under the names that torch's optimiser gives them; zeros at first."""
+
+    def coefficients(self, steps: int) -> Tensor:
+        """Return what a step needs beside the gradient, one row a step, in float64."""
+
+    def step_(self, parameter: Tensor, gradient: Tensor, moments: tuple[Tensor, ...], row: Tensor) -> None:
+        """Take a step in place, with a row of the coefficients."""
+
+
+@dataclass(frozen=True)
+class Adam:
+    """As :class:`torch.optim.Adam`."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def coefficients(self, steps: int) -> Tensor:
+        """Return the step size with the first moment's bias taken out, and the root of the second's."""
+        t = torch.arange(1, steps + 1, dtype=torch.float64)
+        return torch.stack([self.learning_rate / (1 - self.beta1**t), (1 - self.beta2**t).sqrt()], dim=1)
+
+    def step_(self, parameter: Tensor, gradient: Tensor, moments: tuple[Tensor, ...], row: Tensor) -> None:
+        """Take a step in place."""
+        mean, square = moments
+        mean.lerp_(gradient, 1 - self.beta1)
+        square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        parameter.sub_(row[0] * mean / (square.sqrt() / row[1] + self.epsilon))
+
+
+@dataclass(frozen=True)
+class SGD:
+    """As :class:`torch.optim.SGD` with momentum and no damping."""
+
+    learning_rate: float
+    momentum: float
+
+    moments: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+
+    def coefficients(self, steps: int) -> Tensor:
+        """Return the learning rate, the same at every step."""
+        return torch.full((steps, 1), self.learning_rate, dtype=torch.float64)
+
+    def step_(self, parameter: Tensor, gradient: Tensor, moments: tuple[Tensor, ...], row: Tensor) -> None:
+        """Take a step in place."""
+        (velocity,) = moments
+        velocity.mul_(self.momentum).add_(gradient)
+        parameter.sub_(row[0] * velocity)
+
+
+def optimiser_of(settings: Settings) -> ElementwiseOptimiser:
+    """Return the optimiser that the settings ask for."""
+    if settings.optimizer == "adam":
+        return Adam(settings.learning_rate)
+    return SGD(settings.learning_rate, settings.momentum)

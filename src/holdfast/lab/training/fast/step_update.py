@@ -1,0 +1,75 @@
+r"""All that happens to a weight in one step: the measures see its gradient, the penalty joins, the optimiser moves it.
+
+Written once as a function of tensors of any shape, with the formulas of the eager path (the measures' ``update_`` and
+the penalty's gradient). A CPU runs it on pieces that stay in cache; on a GPU it is compiled to one kernel over the
+buffer of all weights.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from holdfast.holds.quadratic import penalty_gradient
+from holdfast.lab.training.fast.optimisers import ElementwiseOptimiser
+from holdfast.measures import PathMeasure
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept about some weights; everything of one shape."""
+
+    weights: Tensor
+    """θ."""
+    importance: Tensor
+    """Ω."""
+    anchor: Tensor
+    """θ*."""
+    moments: tuple[Tensor, ...]
+    """What the optimiser remembers."""
+    states: tuple[Tensor, ...]
+    """The running state of each path measure."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return them all in one list."""
+        return [self.weights, self.importance, self.anchor, *self.moments, *self.states]
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor], moments: int) -> "Kept":
+        """Return tensors that :meth:`tensors` listed in their arrangement again."""
+        weights, importance, anchor, *rest = tensors
+        return Kept(weights, importance, anchor, tuple(rest[:moments]), tuple(rest[moments:]))
+
+
+@dataclass(frozen=True)
+class Update:
+    """One step of some weights, in place."""
+
+    optimiser: ElementwiseOptimiser
+    measures: tuple[PathMeasure, ...]
+    batch_size: int
+
+    def __call__(
+        self, kept: Kept, step: Tensor, measured: Tensor, independent: Tensor | None, row: Tensor, hold: Tensor
+    ) -> None:
+        """Take the step.
+
+        Args:
+            kept: what is kept about the weights.
+            step: the gradient that makes the step, without the penalty's.
+            measured: g, the gradient that measures see; the same tensor unless there is dropout.
+            independent: g′, where some measure needs it.
+            row: the optimiser's coefficients.
+            hold: 2c, of a shape that broadcasts.
+        """
+        measures = list(zip(self.measures, kept.states, strict=True))
+        for measure, state in measures:
+            if not measure.needs_step:
+                measure.update_(state, measured, independent, None, self.batch_size)
+        before = kept.weights.clone()
+        held = step + penalty_gradient(before, kept.importance, kept.anchor, hold)
+        self.optimiser.step_(kept.weights, held, kept.moments, row)
+        moved = kept.weights - before
+        for measure, state in measures:
+            if measure.needs_step:
+                measure.update_(state, measured, independent, moved, self.batch_size)

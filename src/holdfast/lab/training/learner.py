@@ -1,0 +1,291 @@
+"""One network that learns one scenario: everything about a run but how its steps are taken.
+
+The engines take the steps: :class:`~holdfast.lab.training.plain_run.PlainRun` one run's, in a loop that anyone can
+read, and :class:`~holdfast.lab.training.fast.FastRuns` those of several runs side by side.
+"""
+
+import contextlib
+import copy
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.errors import ConfigurationError, HoldfastWarning
+from holdfast.guard import Consolidator
+from holdfast.lab.networks import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
+from holdfast.lab.scenarios import Samples, Scenario
+from holdfast.lab.training.batch_order import epoch_order, second_order, steps_per_epoch
+from holdfast.lab.training.modes import FEW, Modes, modes_of
+from holdfast.lab.training.observer import Observer
+from holdfast.lab.training.precision import check_precision, computing_in
+from holdfast.lab.training.progress import Outcome, Progress
+from holdfast.lab.training.protocol import Settings
+from holdfast.measures import Measure, PathMeasure
+from holdfast.seeding import generator_for
+
+
+class Learner:
+    """A network, the scenario that it learns, and the measure that protects what it has learned.
+
+    Args:
+        scenario: the tasks.
+        model: the network; its trained weights are drawn anew from the seed.
+        measure: what drives the penalty.
+        strength: the penalty's strength c.
+        settings: the protocol of the run.
+        seed: decides weights, orders, dropout and the samples that are measured.
+        watch: measures that only observe.
+        device: where to train.
+        judge_by: the samples that accuracies are of, ``"test"`` or ``"validation"``.
+        precision: ``"fp32"``, ``"tf32"`` or ``"bf16"``.
+        observers: what looks at the run from close by, by name.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        model: MultiHead,
+        measure: Measure,
+        strength: float,
+        settings: Settings,
+        *,
+        seed: int,
+        watch: Sequence[Measure] | Mapping[str, Measure] = (),
+        device: torch.device | str = "cpu",
+        judge_by: str = "test",
+        precision: str = "fp32",
+        observers: Mapping[str, Observer] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.seed = seed
+        self.device = torch.device(device)
+        self.precision = check_precision(precision)
+        self.judge_by = judge_by
+        self.scenario = scenario.to(self.device)
+        if judge_by not in ("test", "validation") or any(
+            getattr(t, f"stored_{judge_by}") is None for t in scenario.tasks
+        ):
+            raise ConfigurationError(
+                f"judge_by={judge_by!r} for a scenario whose tasks have no such samples; expected 'test', or "
+                "'validation' for a scenario that was made with a validation share."
+            )
+        _check_network(model, self.scenario)
+        self.model = with_own_dropout(model).to(self.device)
+        self.modes = self._modes()
+        if self.modes.draws:
+            warnings.warn(
+                "The network draws random numbers in its own code while training, which the seed does not decide: the "
+                "run cannot be repeated or resumed exactly. Use nn.Dropout layers, which can.",
+                HoldfastWarning,
+                stacklevel=2,
+            )
+        self.model.initialise(generator_for(seed, "weights", 0))
+        self.dropout = generator_for(seed, "dropout", 0, device=self.device)
+        give_generator(self.model, self.dropout)
+        # A head that belongs to one task is never protected; one that all share is a layer like the others.
+        protect = "body.*" if scenario.heads > 1 else None
+        self.guard = Consolidator(self.model, measure, strength, protect, watch=watch)
+        self.observers = dict(observers or {})
+        self._drawn: dict[int, dict[str, Tensor]] = {}
+        self.outcome = Outcome(untrained=self.accuracies())
+
+    @property
+    def path_measures(self) -> dict[str, PathMeasure]:
+        """The measures that see every step, by name."""
+        return {name: m for name, m in self.guard.measures.items() if isinstance(m, PathMeasure)}
+
+    @property
+    def needs_own_gradient(self) -> bool:
+        """Whether measures need a gradient in evaluation mode beside the one that makes the step."""
+        return self.modes.matter and any(measure.needs_gradient for measure in self.path_measures.values())
+
+    @property
+    def needs_second_batch(self) -> bool:
+        """Whether some measure needs the gradient of a second, independent batch."""
+        return any(measure.needs_independent_gradient for measure in self.path_measures.values())
+
+    def samples(self, task: int) -> Samples:
+        """Return a task's training samples."""
+        return self.scenario.tasks[task].train
+
+    def _modes(self) -> Modes:
+        """Return how the network differs in training, for which it has to run once."""
+        inputs = self.few_inputs()
+        try:
+            return modes_of(self.model, inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"The network cannot take inputs of shape {tuple(inputs.shape)}, as the scenario has them: {error}. "
+                "Expected a body that turns them into [N, features], and MultiHead(..., features=) with that number."
+            ) from error
+
+    def few_inputs(self) -> Tensor:
+        """Return some inputs of the first task, as the network sees them."""
+        task = self.scenario.tasks[0]
+        return task.transform(task.stored_train.x[:FEW])
+
+    def epoch_steps(self, task: int) -> int:
+        """Return how many steps an epoch of a task has."""
+        return steps_per_epoch(len(self.scenario.tasks[task].stored_train), self.settings.batch_size)
+
+    def task_steps(self, task: int) -> int:
+        """Return how many steps a task has."""
+        return self.settings.epochs_of(task) * self.epoch_steps(task)
+
+    def order(self, task: int, epoch: int, *, second: bool = False) -> Tensor:
+        """Return the samples of each step of an epoch, or those of its second batches, ``[steps, batch_size]``."""
+        samples = len(self.scenario.tasks[task].stored_train)
+        draw = second_order if second else epoch_order
+        return draw(samples, self.settings.batch_size, seed=self.seed, task=task, epoch=epoch)
+
+    def progress(
+        self, task: int, step: int, started: float, losses: tuple[float, ...], *, learned: bool = False
+    ) -> Progress:
+        """Return where an engine stands that began a task at ``started``, as ``time.perf_counter()`` had it."""
+        tasks, epochs = len(self.scenario), self.settings.epochs_of(task)
+        seconds = time.perf_counter() - started
+        return Progress(task, tasks, step, self.task_steps(task), epochs, seconds, losses, learned)
+
+    def begin_task(self, task: int) -> None:
+        """Draw the weights anew where the settings say so."""
+        if task and self.settings.reinitialise:
+            self.draw_ahead(task)
+            take_weights(self._redrawn, self._drawn.pop(task))
+        for observer in self.observers.values():
+            observer.task_begun(self, task)
+
+    def draw_ahead(self, task: int) -> None:
+        """Draw the weights that a task will begin with, for an engine that has time to."""
+        if self.settings.reinitialise and task not in self._drawn:
+            self._drawn[task] = draw_weights(self._redrawn, self.model.bias, generator_for(self.seed, "weights", task))
+
+    @property
+    def _redrawn(self) -> nn.Module:
+        """The part of the network that is drawn anew: all but heads that belong to one task."""
+        return self.model if self.scenario.heads == 1 else self.model.body
+
+    def end_task(self, task: int) -> None:
+        """Measure what the task was worth, hold it from now on, and see how well every task is done now."""
+        head = self.scenario.tasks[task].head
+        found = self.guard.consolidate(self._measured(task), forward=lambda model, x: model(x, head))
+        for observer in self.observers.values():
+            observer.task_ended(self, task, found)
+        self.outcome.matrix.append(self.accuracies())
+
+    def wanted_steps(self, task: int) -> list[int]:
+        """Return the steps of a task that some observer wants to see."""
+        steps = self.task_steps(task)
+        return sorted({step for observer in self.observers.values() for step in observer.wanted_steps(task, steps)})
+
+    @contextlib.contextmanager
+    def observed(self, task: int, step: int) -> Iterator[None]:
+        """Let observers look before and after a step that they want to see."""
+        steps = self.task_steps(task)
+        looking = [each for each in self.observers.values() if step in each.wanted_steps(task, steps)]
+        for observer in looking:
+            observer.before_step(self, task, step)
+        yield
+        for observer in looking:
+            observer.after_step(self, task, step)
+
+    @property
+    def observations(self) -> dict[str, dict[str, Any]]:
+        """All that was observed so far, by the observer's name."""
+        return {name: observer.state() for name, observer in self.observers.items()}
+
+    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
+        """Return the mean cross-entropy of a batch, in the run's precision."""
+        with self.computing():
+            logits = self.model(x, self.scenario.tasks[task].head)
+        return task_loss(logits, y)
+
+    def computing(self) -> contextlib.AbstractContextManager[None]:
+        """Compute in the run's precision."""
+        return computing_in(self.precision, self.device)
+
+    @torch.no_grad()
+    def accuracies(self) -> list[float]:
+        """Return the accuracy on every task, on the samples that the run is judged by."""
+        self.model.eval()
+        # Enough to fill an accelerator, little enough for a CPU's cache.
+        batch = 1000 if self.device.type == "cpu" else 5000
+        right, counts = [], []
+        with self.computing():
+            for task in self.scenario.tasks:
+                samples: Samples = getattr(task, self.judge_by)
+                pairs = zip(samples.x.split(batch), samples.y.split(batch), strict=True)
+                right.append(torch.stack([(self.model(x, task.head).argmax(1) == y).sum() for x, y in pairs]).sum())
+                counts.append(len(samples))
+        # Read all at once: an accelerator would be waited for each time.
+        return [correct / count for correct, count in zip(torch.stack(right).tolist(), counts, strict=True)]
+
+    def state(self) -> dict[str, Any]:
+        """Return everything about the run but its optimiser."""
+        return {
+            "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
+            "guard": copied(self.guard.state_dict()),
+            "dropout": self.dropout.get_state(),
+            "matrix": copy.deepcopy(self.outcome.matrix),
+            "untrained": list(self.outcome.untrained),
+            "failure": self.outcome.failure,
+            "observers": copied(self.observations),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.model.load_state_dict(state["model"])
+        self.guard.load_state_dict(state["guard"])
+        self.dropout.set_state(state["dropout"].cpu())
+        self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"])
+        for name, observer in self.observers.items():
+            observer.load_state(copied(state["observers"][name]))
+
+    def _measured(self, task: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the samples that measures after training look at: random ones, the same for all measures."""
+        samples = self.samples(task)
+        drawn = torch.randperm(len(samples), generator=generator_for(self.seed, "measured", task))
+        chosen = drawn[: self.settings.samples].to(self.device)
+        yield from zip(samples.x[chosen].split(500), samples.y[chosen].split(500), strict=True)
+
+
+def task_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy; a softmax in 16 bits would lose what training needs near its end."""
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), y)
+
+
+def copied(state: Any) -> Any:
+    """Return a state whose tensors are its own, each with no more memory than it needs."""
+    match state:
+        case Tensor():
+            return state.clone()
+        case dict():
+            return {key: copied(value) for key, value in state.items()}
+        case list() | tuple():
+            return type(state)(copied(value) for value in state)
+    return state
+
+
+def _check_network(model: MultiHead, scenario: Scenario) -> None:
+    if not isinstance(model, MultiHead):
+        raise ConfigurationError(
+            f"The network is a {type(model).__name__}; expected a MultiHead. Wrap it: MultiHead(body, features, "
+            f"classes={scenario.classes}, heads={scenario.heads}), where body turns inputs into so many features."
+        )
+    if len(model.heads) < scenario.heads:
+        raise ConfigurationError(
+            f"A network with {len(model.heads)} heads for a scenario that needs {scenario.heads}; expected "
+            f"MultiHead(..., heads={scenario.heads})."
+        )
+    classes = min((head.out_features for head in model.heads if isinstance(head, nn.Linear)), default=scenario.classes)
+    if classes < scenario.classes:
+        raise ConfigurationError(
+            f"A network with heads of {classes} classes for a scenario of {scenario.classes}; expected "
+            f"MultiHead(..., classes={scenario.classes})."
+        )

@@ -1,0 +1,168 @@
+"""The measures that are taken from data after training: the Fisher information and its relatives, and MAS."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from holdfast.measures.base import SampleMeasure
+from holdfast.persample.phi import ABSOLUTE, SQUARE, Phi
+from holdfast.persample.scores import Labels, LogLikelihood, OutputNorm, Positions, Score
+from holdfast.settings import whole_number
+
+
+@dataclasses.dataclass(frozen=True)
+class LikelihoodMeasure(SampleMeasure):
+    """A mean over samples and labels of some function of the log-likelihood's gradient.
+
+    Args:
+        samples: how many samples to use, the first ones that are given (so shuffle them); ``None`` for all.
+        labels: ``"exact"`` sums over every label, weighted by the model's probability, and is refused where that takes
+            more than 100,000 backward passes for each sample, as with a large vocabulary; ``"sampled"`` draws labels
+            from the model; ``"true"`` takes the data's own.
+        positions: for outputs ``[N, *positions, C]``, whether a sample is scored jointly over its positions or each
+            position is a sample of its own (``"separate"``).
+        draws: how many labels are drawn for each sample with ``labels="sampled"``.
+        seed: the seed of drawn labels.
+    """
+
+    samples: int | None = None
+    labels: Labels = "exact"
+    positions: Positions = "joint"
+    draws: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._set("samples", _sample_limit(self.samples))
+        self._set("draws", whole_number("draws", self.draws, "a whole number of at least 1", least=1))
+        self._set("seed", whole_number("seed", self.seed, "a whole number"))
+        _ = self.score  # checks the rest
+
+    @property
+    def score(self) -> Score:
+        """The log-likelihood of labels."""
+        return LogLikelihood(self.labels, self.positions, self.draws)
+
+    @property
+    def sample_limit(self) -> int | None:
+        """How many samples to use."""
+        return self.samples
+
+    @property
+    def draw_seed(self) -> int | None:
+        """The seed, where labels are drawn."""
+        return self.seed if self.labels == "sampled" else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Fisher(LikelihoodMeasure):
+    r"""The diagonal of the Fisher information, EWC's importance.
+
+    .. math:: \omega = E_x\, E_{y\sim q_x}\!\left[\left(\frac{\partial \log q_x(y)}{\partial\theta}\right)^2\right]
+
+    With ``labels="true"`` this is the empirical Fisher. With several output positions, the exact joint Fisher is the
+    sum of the positions' own.
+    """
+
+    choose_when: ClassVar[str] = "The one with a Bayesian reason; also for a pretrained model, from proxy data."
+
+    @property
+    def name(self) -> str:
+        """EWC, or what it becomes with other labels."""
+        return {"exact": "EWC", "sampled": "EWC-sampled", "true": "EWC-empirical"}[self.labels]
+
+    @property
+    def phi(self) -> Phi:
+        """The square."""
+        return SQUARE
+
+
+@dataclasses.dataclass(frozen=True)
+class RootFisher(Fisher):
+    r"""The square root of each task's Fisher information, which SI and MAS approximate.
+
+    .. math:: \omega = \sqrt{F}, \quad\text{taken for each task, then added up}
+    """
+
+    choose_when: ClassVar[str] = "As EWC, with a much smaller spread between important and unimportant weights."
+
+    @property
+    def name(self) -> str:
+        """√Fisher, in letters that a command line takes."""
+        return "sqrtFisher"
+
+    def transform(self, mean: Tensor) -> Tensor:
+        """Return √F."""
+        return mean.sqrt()
+
+
+@dataclasses.dataclass(frozen=True)
+class AbsoluteFisher(LikelihoodMeasure):
+    r"""AF: the mean absolute gradient of the log-likelihood, the paper's bridge between MAS and the Fisher.
+
+    .. math:: \omega = E_x\, E_{y\sim q_x}\!\left[\left|\frac{\partial \log q_x(y)}{\partial\theta}\right|\right]
+    """
+
+    choose_when: ClassVar[str] = "Like √Fisher, and less sensitive to a few samples with large gradients."
+
+    @property
+    def name(self) -> str:
+        """AF."""
+        return "AF"
+
+    @property
+    def phi(self) -> Phi:
+        """The absolute value."""
+        return ABSOLUTE
+
+
+@dataclasses.dataclass(frozen=True)
+class MAS(SampleMeasure):
+    r"""Memory Aware Synapses: how much each weight moves the network's output, whatever the labels.
+
+    .. math:: \omega = E_x\left|\frac{\partial \|q_x\|^2}{\partial\theta}\right|
+
+    Args:
+        samples: how many samples to use, the first ones that are given (so shuffle them); ``None`` for all.
+        output: ``"probabilities"`` for the softmax q; ``"logits"`` for the network's output as it is, which the
+            original code uses and which is the one for regression.
+        dominant: keep the largest output alone (MASX): :math:`(\max_y q_x(y))^2` in place of :math:`\|q_x\|^2`.
+        positions: for outputs ``[N, *positions, C]``, whether a sample is scored jointly over its positions or each
+            position is a sample of its own (``"separate"``).
+    """
+
+    samples: int | None = None
+    output: Literal["probabilities", "logits"] = "probabilities"
+    dominant: bool = False
+    positions: Positions = "joint"
+
+    choose_when: ClassVar[str] = "No labels, one backward pass instead of one a class; regression with output='logits'."
+
+    def __post_init__(self) -> None:
+        self._set("samples", _sample_limit(self.samples))
+        _ = self.score  # checks the rest
+
+    @property
+    def name(self) -> str:
+        """MAS or MASX, on probabilities or on logits."""
+        return ("MASX" if self.dominant else "MAS") + ("-logits" if self.output == "logits" else "")
+
+    @property
+    def score(self) -> Score:
+        """The squared norm of the output."""
+        return OutputNorm(self.output, self.dominant, self.positions)
+
+    @property
+    def phi(self) -> Phi:
+        """The absolute value."""
+        return ABSOLUTE
+
+    @property
+    def sample_limit(self) -> int | None:
+        """How many samples to use."""
+        return self.samples
+
+
+def _sample_limit(samples: int | None) -> int | None:
+    expected = "a whole number of at least 1, or None for all"
+    return None if samples is None else whole_number("samples", samples, expected, least=1)

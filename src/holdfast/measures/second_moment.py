@@ -1,0 +1,176 @@
+"""Second-Order Synapses, and the posterior precision built on the same running average."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from holdfast.errors import ConfigurationError
+from holdfast.measures.base import PathMeasure
+from holdfast.measures.recurrences import (
+    add_pairs_to_second_moment_,
+    add_to_second_moment_,
+    bias_corrected,
+    posterior_precision,
+    unbiased_alpha,
+)
+from holdfast.settings import number, whole_number
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SecondMoment(PathMeasure):
+    r"""A running average of the task gradient's square, :math:`v \leftarrow \beta_2 v + (1-\beta_2)(g-\alpha g')^2`.
+
+    The average is the measure's own, starts anew with every task and is fed with the task's gradient alone. Adam's
+    would contain the penalty too.
+
+    Args:
+        beta2: the average's decay.
+        normalise: divide by :math:`1-\beta_2^n` after n steps, as the paper's table of formulas does (its authors'
+            scripts do not). It matters for tasks of fewer than a few thousand steps.
+    """
+
+    beta2: float = 0.999
+    normalise: bool = True
+
+    slot: ClassVar[str] = "second_moment"
+    needs_step: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        expected = "a number from 0 up to, but not, 1"
+        self._set("beta2", number("beta2", self.beta2, expected, lambda given: 0 <= given < 1))
+
+    def update_(
+        self, state: Tensor, gradient: Tensor, independent: Tensor | None, step: Tensor | None, samples: int | None
+    ) -> None:
+        """Add this step's gradient, squared."""
+        add_to_second_moment_(state, gradient, self.beta2)
+
+    def average(self, state: Tensor, steps: int) -> Tensor:
+        """Return v, normalised if so set."""
+        return bias_corrected(state, self.beta2, steps) if self.normalise else state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SOS(SecondMoment):
+    r"""Second-Order Synapses, the paper's own measure: the root of the gradient's running second moment.
+
+    .. math:: v \leftarrow \beta_2 v + (1-\beta_2)(g-\alpha g')^2, \qquad \omega = \sqrt{v}
+
+    For large batches g² is mostly the mean gradient, not its noise. An independent estimate g′ removes it: with
+    α = 1 approximately, with ``alpha="unbiased"`` exactly, such that v estimates :math:`(1-\alpha)^2` times the
+    empirical Fisher. g′ comes from :meth:`~holdfast.Consolidator.observe_independent` (a second batch),
+    :meth:`~holdfast.Consolidator.backward_halves` (the two halves of one) or
+    :meth:`~holdfast.Consolidator.observe_ranks` (the processes of a DDP job).
+
+    Args:
+        beta2: the average's decay.
+        normalise: divide v by :math:`1-\beta_2^n`.
+        alpha: α, or ``"unbiased"`` for the exact :math:`\alpha(b) = (b+\sqrt{2b-1})/(b-1)`.
+        batch_size: b, the samples in *each* gradient estimate, for ``alpha="unbiased"`` where the calls do not say.
+    """
+
+    alpha: float | Literal["unbiased"] = 0.0
+    batch_size: int | None = None
+
+    choose_when: ClassVar[str] = "The default: no extra pass, robust to learning rate, optimiser and batch size."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha != "unbiased":
+            self._set("alpha", number("alpha", self.alpha, "a number or 'unbiased'"))
+        if self.batch_size is not None:
+            self._set("batch_size", _batch_size(self.batch_size))
+
+    @property
+    def needs_independent_gradient(self) -> bool:
+        """Unless α is 0."""
+        return self.alpha != 0
+
+    def check_step(self, samples: int | None) -> None:
+        """Refuse a step whose α is unknown."""
+        self.alpha_for(samples)
+
+    def update_(
+        self, state: Tensor, gradient: Tensor, independent: Tensor | None, step: Tensor | None, samples: int | None
+    ) -> None:
+        """Add this step's difference of gradients, squared."""
+        if self.needs_independent_gradient:
+            assert independent is not None
+            gradient = gradient.sub(independent, alpha=self.alpha_for(samples))
+        super().update_(state, gradient, independent, step, samples)
+
+    def update_from_estimates_(
+        self, state: Tensor, mean: Tensor, mean_square: Tensor, estimates: int, samples: int | None
+    ) -> None:
+        """Add this step's difference of gradients, squared, given as many estimates of the gradient as there are.
+
+        Args:
+            state: the running state of some parameters.
+            mean: the mean of the estimates, which are independent of each other.
+            mean_square: the mean of their squares.
+            estimates: how many there are, at least two.
+            samples: how many samples each of them is the mean of, where known.
+        """
+        alpha = self.alpha_for(samples)
+        add_pairs_to_second_moment_(state, mean, mean_square, estimates, alpha, self.beta2)
+
+    def importance(self, state: Tensor, displacement: Tensor, steps: int) -> Tensor:
+        """Return √v."""
+        return self.average(state, steps).sqrt()
+
+    def alpha_for(self, samples: int | None) -> float:
+        """Return α for gradients of so many samples each."""
+        if not isinstance(self.alpha, str):
+            return self.alpha
+        samples = samples or self.batch_size
+        if samples is None:
+            raise ConfigurationError(
+                "SOS(alpha='unbiased') needs to know how many samples each gradient estimate has. Give SOS(..., "
+                "batch_size=b), or samples=b to observe_independent(), backward_halves() or observe_ranks()."
+            )
+        return unbiased_alpha(samples)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PosteriorPrecision(SecondMoment):
+    r"""1/(K+R): the inverse variance of a weight's posterior when the optimum itself is uncertain.
+
+    .. math:: \omega = \frac{b v}{1 + b\eta\sqrt{v}} \quad\text{or, scaled,}\quad
+              \omega = \frac{b v}{1 + \eta'\sqrt{b v}}
+
+    For small gradients this is the Fisher information, for large ones its square root.
+
+    Args:
+        beta2: the average's decay.
+        normalise: divide v by :math:`1-\beta_2^n`.
+        batch_size: b, the samples in each gradient.
+        scaled: take the form that shows the dependence on the batch size, with η′ for η.
+        eta: η (0.001 by default) or, scaled, η′ (0.01).
+    """
+
+    batch_size: int = 256
+    scaled: bool = False
+    eta: float | None = None
+
+    choose_when: ClassVar[str] = "For large gradients, to pass smoothly from Fisher to its square root; experimental."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set("batch_size", _batch_size(self.batch_size))
+        if self.eta is not None:
+            self._set("eta", number("eta", self.eta, "a number not below 0", lambda given: given >= 0))
+
+    @property
+    def name(self) -> str:
+        """One of the two forms, in the list's spelling."""
+        return "posterior-scaled" if self.scaled else "posterior"
+
+    def importance(self, state: Tensor, displacement: Tensor, steps: int) -> Tensor:
+        """Return 1/(K+R)."""
+        eta = self.eta if self.eta is not None else (0.01 if self.scaled else 0.001)
+        return posterior_precision(self.average(state, steps), self.batch_size, eta, scaled=self.scaled)
+
+
+def _batch_size(samples: int) -> int:
+    return whole_number("batch_size", samples, "a whole number of at least 1", least=1)

@@ -1,0 +1,391 @@
+r"""The per-sample engine: one way to every measure that is taken after training.
+
+.. math:: \omega_i = E_x \sum_y w_y(x)\, \varphi\!\left(\frac{\partial s_y(x)}{\partial \theta_i}\right)
+
+A chunk of samples goes forward once; the rows of its scores go backward together, as a batch dimension of their own;
+and at each place where a parameter is used, a rule turns what arrives there into the sum over samples. What no rule
+covers goes to :mod:`holdfast.persample.fallback`.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import BatchError, HoldfastError, ModelError, NotFiniteError
+from holdfast.persample.batches import Batch, BatchReader, Forward, call_model, check_batches, describe_inputs
+from holdfast.persample.fallback import Fallback
+from holdfast.persample.isolation.isolated import isolated
+from holdfast.persample.phi import Phi
+from holdfast.persample.rules.base import Rule
+from holdfast.persample.scores import Score
+from holdfast.persample.scores.precise_outputs import precise_outputs
+from holdfast.persample.tracing.parameter_uses import Use
+from holdfast.persample.tracing.parameter_views import Part, disjoint
+from holdfast.persample.tracing.reading_plan import Plan, Site, check_independent, make_plan, plan_for_one, record
+from holdfast.persample.tracing.sample_order import SampleOrder
+from holdfast.tensors.names import named_parameters
+
+Found = tuple[Part, Rule, str, Tensor, Tensor]
+"""What arrived at one use of a parameter: the part of it, the rule, the role in it, the input and δ."""
+
+CPU_BUDGET = 192 * 2**20
+"""Bytes that a chunk may take by default on a CPU."""
+
+CPU_SAMPLES = 256
+"""Samples that a chunk of that budget may hold: matrix products run at full speed; more would only take memory."""
+
+ACCELERATOR_BUDGET = 2**30
+"""Bytes that a chunk may take by default on an accelerator, which wants large chunks."""
+
+
+@dataclass
+class SampleImportance:
+    """The importances of one measurement, how many samples they are the mean of, and how they were found."""
+
+    values: dict[str, Tensor]
+    samples: int
+    fallback: dict[str, str] = field(default_factory=dict)
+    """The parameters that no rule covered, with the way they were measured instead."""
+
+
+class SampleAccumulator:
+    """Adds up a measure's importance, batch after batch.
+
+    Args:
+        model: the network; it is measured in eval mode and left as it was.
+        score: what is differentiated.
+        phi: what is done to each element of a gradient before it is averaged.
+        parameters: which parameters to measure, by name; all of the model's by default.
+        forward: how the model is called, ``forward(model, inputs)``; by default ``model(inputs)``, with the logits
+            taken from an output that has them.
+        samples: stop after this many samples; ``None`` takes every one that is given.
+        budget: bytes that a chunk of samples may take; chosen for the device by default.
+        generator: the source of drawn labels.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        score: Score,
+        phi: Phi,
+        *,
+        parameters: Mapping[str, nn.Parameter] | None = None,
+        forward: Forward | None = None,
+        samples: int | None = None,
+        budget: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.model = model
+        self.score = score
+        self.phi = phi
+        chosen = _measurable(model) if parameters is None else dict(parameters)
+        if not chosen:
+            raise ModelError("There is no parameter to measure: the model, or the choice of parameters, is empty.")
+        # A tensor may go by several names (tied weights): it is measured once, by the first of them.
+        first_name: dict[int, str] = {}
+        self._names = {name: first_name.setdefault(id(parameter), name) for name, parameter in chosen.items()}
+        self.parameters = {name: parameter for name, parameter in chosen.items() if self._names[name] == name}
+        self.device = next(iter(self.parameters.values())).device
+        self.forward = forward or call_model
+        self.limit = samples
+        self.budget = budget or (CPU_BUDGET if self.device.type == "cpu" else ACCELERATOR_BUDGET)
+        self.generator = generator or _generator_from_global_state(self.device)
+        self.samples = 0
+        self.seen = 0
+        with torch.inference_mode(False):
+            self._totals = {
+                name: torch.zeros_like(p, dtype=_at_least_single(p.dtype), requires_grad=False)
+                for name, p in self.parameters.items()
+            }
+        self._reader = BatchReader(self.device, model)
+        self._plan: Plan | None = None
+        self._planned_shapes: list[torch.Size] = []
+        self._plan_is_new = False
+        self._fallback = Fallback(model, self.forward, phi, self.budget)
+        self._without_rule: set[str] = set()
+        self._rows_batched = True
+        self._arrivals = _Arrivals()
+        self._routes = SampleOrder()
+
+    @property
+    def full(self) -> bool:
+        """Whether as many samples have been seen as were asked for."""
+        return self.limit is not None and self.seen >= self.limit
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """The sums over samples so far, by parameter.
+
+        Where several processes measure, each its own samples, their sums may be put here, and the numbers of their
+        samples into ``samples`` and ``seen``.
+        """
+        return self._totals
+
+    def update(self, batch: Any) -> None:
+        """Add a batch, or what is still wanted of it."""
+        if self.full:
+            return
+        with isolated(self.model, self.parameters.values()):
+            read = self._reader.read(batch)
+            if self.limit is not None:
+                read = read[: self.limit - self.seen]
+            with _explaining(read):
+                step = self._samples_per_chunk(read)
+                for first in range(0, read.size, step):
+                    self._add_chunk(read[first : first + step])
+        self.seen += read.size
+
+    def result_of(self, batches: Iterable[Any]) -> SampleImportance:
+        """Add batches until there are no more or enough samples have been seen, and return the mean."""
+        for batch in check_batches(batches):
+            self.update(batch)
+            if self.full:
+                break
+        return self.result()
+
+    def result(self) -> SampleImportance:
+        """Return the mean over the samples so far."""
+        if self.samples == 0:
+            raise BatchError(
+                f"No sample to measure importance from: {self.seen} were given, all of them with ignored labels. Give "
+                "batches with labels that count."
+                if self.seen
+                else "No sample to measure importance from: there were no batches. Give an iterable of inputs or of "
+                "(inputs, targets); an iterator that was used before is at its end."
+            )
+        values = {name: self._totals[first] / self.samples for name, first in self._names.items()}
+        for name, value in values.items():
+            if value.numel() and not math.isfinite(float(value.amax())):  # no value is negative
+                raise NotFiniteError(
+                    f"The importance of {name!r} is not finite after {self.samples} samples: the model's outputs or "
+                    "gradients overflow. Check the inputs for NaN, and the weights for divergence."
+                )
+        return SampleImportance(values, self.samples, dict.fromkeys(sorted(self._without_rule), self._fallback.way))
+
+    def _samples_per_chunk(self, batch: Batch) -> int:
+        if batch.size == 1:
+            return 1
+        shapes = batch.sample_shapes()
+        if self._plan is None or shapes != self._planned_shapes:
+            self._make_plan(batch)
+            self._planned_shapes = shapes
+        if self._plan is None:
+            return 1
+        rows = self._rows_of_one(batch, self._plan.outputs)
+        most = self._plan.samples_within(self.budget, rows)
+        if self.budget == CPU_BUDGET:
+            most = min(most, CPU_SAMPLES)
+        return math.ceil(batch.size / math.ceil(batch.size / most))  # chunks of one size, as nearly as can be
+
+    def _rows_of_one(self, batch: Batch, outputs: Tensor) -> int:
+        """Return how many rows the first sample has, or raise if the score cannot do with its outputs."""
+        return self.score.rows(outputs, _first(batch.targets), self.phi, None).count
+
+    def _make_plan(self, batch: Batch) -> None:
+        accept = partial(self._rows_of_one, batch)
+        self._plan = make_plan(self.model, self.parameters, self.forward, batch.pair(), accept)
+        self._plan_is_new = True
+
+    def _plan_for(self, batch: Batch, uses: list[Use], outputs: Tensor) -> Plan | None:
+        """Return a plan that fits this chunk, or ``None`` where only single samples can be told apart."""
+        if batch.size == 1:
+            return plan_for_one(uses, outputs)
+        if self._plan is None or not self._plan.fits(uses, batch.size):
+            self._make_plan(batch)
+        if self._plan is not None and self._plan_is_new:
+            # The plan was made with this chunk's first sample.
+            check_independent(self._plan.outputs, outputs)
+            self._plan_is_new = False
+        return self._plan if self._plan is not None and self._plan.fits(uses, batch.size) else None
+
+    def _add_chunk(self, batch: Batch) -> None:
+        uses, outputs = record(self.model, self.parameters, self.forward, batch.inputs)
+        _check_outputs(outputs, batch.size)
+        plan = self._plan_for(batch, uses, outputs)
+        sites, without_rule = ([], set()) if plan is None else plan.sites(uses, outputs, self.parameters)
+        if plan is None or (batch.size > 1 and not self._routes.keep_apart(outputs, sites)):
+            for n in range(batch.size):
+                self._add_chunk(batch[n : n + 1])
+            return
+        self._without_rule |= without_rule
+        precise = outputs.detach()
+        if self.score.softmax:
+            precise = precise_outputs(self.model, self.forward, batch.inputs, outputs)
+        rows = self.score.rows(precise, batch.targets, self.phi, self.generator)
+        step = plan.rows_within(self.budget, batch.size)
+        for start in range(0, rows.count, step):
+            u = rows.block(start, min(rows.count, start + step)).to(outputs.dtype)
+            if sites:
+                self._add_rows(outputs, u, sites, plan.rows_together(self.budget, batch.size))
+            if without_rule:
+                chosen = {name: self.parameters[name] for name in sorted(without_rule)}
+                self._fallback.add(self._totals, chosen, batch, u)
+        self.samples += rows.samples
+
+    def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int) -> None:
+        """Send rows backward and let the rules collect what arrives."""
+        arrived = self._backward(outputs, [edge for site in sites for edge in site.edges], u, together)
+        collected: dict[str, list[Found]] = {}
+        for site in sites:
+            delta = site.delta([arrived.pop(0) for _ in site.edges])
+            if delta is None:
+                continue
+            a = site.input(len(outputs))
+            dtype = _at_least_single(delta.dtype)
+            delta = delta.to(dtype)
+            a = a.to(dtype) if a.is_floating_point() else a
+            for role, part in site.wanted.items():
+                collected.setdefault(part.name, []).append((part, site.use.rule, role, a, delta))
+        for name, found in collected.items():
+            if disjoint(part for part, *_ in found):
+                for part, rule, role, a, delta in found:
+                    part.within(self._totals[name]).add_(rule.importance(role, a, delta, self.phi))
+            else:
+                self._add_shared(self._totals[name], found)
+
+    def _add_shared(self, total: Tensor, found: list[Found]) -> None:
+        """Add a parameter that is used in several places: its gradient is their sum, and only then comes φ."""
+        rows, samples = found[0][-1].shape[:2]
+        deep = max(1, min(rows, self.budget // max(1, 3 * total.numel() * total.element_size())))
+        for n in range(samples):
+            for row in range(0, rows, deep):
+                gradient = total.new_zeros(min(deep, rows - row), *total.shape)
+                for part, rule, role, a, delta in found:
+                    one = rule.gradients(role, a[n : n + 1], delta[row : row + deep, n : n + 1])
+                    part.within(gradient, lead=1).add_(one.squeeze(1))
+                total.add_(self.phi.sum(gradient, (0,)))
+
+    def _backward(self, outputs: Tensor, edges: list[Any], u: Tensor, together: int) -> list[Tensor | None]:
+        """Return the gradients ``[V, ...]`` at each edge for output gradients ``u`` of ``[V, ...]``."""
+        arrived: list[Tensor | None] = [None] * len(edges)
+        first = 0
+        while first < len(u):
+            rows = u[first : first + (together if self._rows_batched else 1)]
+            try:
+                found = torch.autograd.grad(
+                    outputs,
+                    edges,
+                    rows if len(rows) > 1 else rows[0],
+                    retain_graph=True,
+                    allow_unused=True,
+                    is_grads_batched=len(rows) > 1,
+                )
+            except RuntimeError:
+                if len(rows) == 1:
+                    raise
+                # Some backward pass cannot be batched; one row at a time either works or raises its own error.
+                self._rows_batched = False
+                continue
+            blocks: list[Tensor | None] = [g if g is None or len(rows) > 1 else g.unsqueeze(0) for g in found]
+            if len(rows) == len(u):
+                return blocks
+            for place, block in enumerate(blocks):
+                if block is not None:
+                    gathered = arrived[place] = self._arrivals.rows(place, len(u), block[0])
+                    gathered[first : first + len(rows)] = block
+            first += len(rows)
+        return arrived
+
+
+class _Arrivals:
+    """Where the rows of a block are gathered: the same memory for every block.
+
+    On a CPU, memory of this size would be mapped anew each time, and touching new pages costs as much as the
+    arithmetic.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Tensor] = {}
+
+    def rows(self, place: int, count: int, like: Tensor) -> Tensor:
+        """Return memory for ``count`` tensors like the one given, as ``[count, *like.shape]``."""
+        # The first dimension is the samples', mostly: with a sample's rows side by side they are one matrix.
+        shape = (*like.shape[:1], count, *like.shape[1:])
+        kept = self._kept.get(place)
+        if kept is None or len(kept) < shape[0] or kept.shape[1:] != shape[1:] or kept.dtype != like.dtype:
+            kept = self._kept[place] = like.new_empty(shape)
+        return kept[: shape[0]].movedim(min(1, like.ndim), 0)
+
+
+def sample_importance(
+    model: nn.Module,
+    batches: Iterable[Any],
+    score: Score,
+    phi: Phi,
+    *,
+    parameters: Mapping[str, nn.Parameter] | None = None,
+    forward: Forward | None = None,
+    samples: int | None = None,
+    budget: int | None = None,
+    generator: torch.Generator | None = None,
+) -> SampleImportance:
+    """Return ``E_x Σ_y w_y(x) φ(∂s_y(x)/∂θ)`` over the samples of ``batches``.
+
+    The arguments are those of :class:`SampleAccumulator`.
+    """
+    accumulator = SampleAccumulator(
+        model,
+        score,
+        phi,
+        parameters=parameters,
+        forward=forward,
+        samples=samples,
+        budget=budget,
+        generator=generator,
+    )
+    return accumulator.result_of(batches)
+
+
+@contextlib.contextmanager
+def _explaining(batch: Batch) -> Iterator[None]:
+    """Add to an error of the model's own what it was called with."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as error:
+        error.add_note(
+            f"This happened while importance was measured, with {batch.size} samples as inputs of shape "
+            f"{describe_inputs(batch.inputs)}. Batches are inputs, (inputs, targets) or mappings with 'labels', as a "
+            "DataLoader gives them; forward=lambda model, inputs: ... says how the model is called with the inputs."
+        )
+        raise
+
+
+def _measurable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return all parameters that can have a gradient; quantised ones hold integers."""
+    return {name: p for name, p in named_parameters(model) if p.is_floating_point()}
+
+
+def _generator_from_global_state(device: torch.device) -> torch.Generator:
+    """Return a generator that follows from torch's global random state, and leave that as it is."""
+    with torch.random.fork_rng(devices=[]):
+        seed = int(torch.randint(2**62, ()))
+    return torch.Generator(device).manual_seed(seed)
+
+
+def _check_outputs(outputs: Tensor, samples: int) -> None:
+    if outputs.ndim == 0 or len(outputs) != samples:
+        raise ModelError(
+            f"The model returned outputs of shape {tuple(outputs.shape)} for {samples} samples; expected "
+            f"[{samples}, ...]. Give a `forward` whose outputs have one row a sample."
+        )
+    if not outputs.requires_grad:
+        raise ModelError(
+            "The model's outputs do not depend on any of the parameters that are measured, as far as autograd can see. "
+            "Check that its forward pass is not under torch.no_grad() and detaches nothing."
+        )
+
+
+def _first(targets: Tensor | None) -> Tensor | None:
+    return None if targets is None else targets[:1]
+
+
+def _at_least_single(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

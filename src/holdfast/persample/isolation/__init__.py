@@ -1,0 +1,1 @@
+"""Measuring without leaving a trace."""

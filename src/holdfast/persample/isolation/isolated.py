@@ -1,0 +1,124 @@
+"""Measuring without leaving a trace.
+
+Importance is a property of the trained network, so it is measured in eval mode, whatever mode the model is in, and
+everything that measuring could disturb is put back: modes, buffers, gradients, ``requires_grad`` and random state.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from holdfast.persample.isolation.autocast import autocast_off
+
+
+@contextlib.contextmanager
+def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Put ``model`` in eval mode with gradients for ``parameters``, and restore everything afterwards."""
+    parameters = list(parameters)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(_random_state_kept(parameters))
+        # Autocast would round to 16 bits what is measured, a compiled model hides its layers, and a fused attention
+        # hides its backward pass from vmap.
+        stack.enter_context(autocast_off(model))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_reentrant_checkpoints_opened())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(_whole_products())
+        # Where torch has no batched form of an operation it runs it in a loop, and says so: nothing to act on here.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        stack.callback(_restore_modes, [(module, module.training) for module in model.modules()])
+        stack.callback(_restore_buffers, [_Buffer(*place) for place in _buffers(model)])
+        stack.callback(_restore_requirements, [(parameter, parameter.requires_grad) for parameter in parameters])
+        model.eval()
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        yield
+
+
+class _Buffer:
+    """A buffer as it was: which tensor, with what values."""
+
+    def __init__(self, module: nn.Module, name: str, tensor: Tensor) -> None:
+        self.module = module
+        self.name = name
+        self.tensor = tensor
+        self.version = tensor._version
+        self.values = tensor.detach().clone()
+
+    def restore(self) -> None:
+        # A buffer that nobody wrote to is left alone: writing would upset a backward pass that is still to come.
+        if self.tensor._version != self.version:
+            self.tensor.copy_(self.values)
+        setattr(self.module, self.name, self.tensor)
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    for module in model.modules():
+        for name, tensor in module.named_buffers(recurse=False):
+            yield module, name, tensor
+
+
+@contextlib.contextmanager
+def _whole_products() -> Iterator[None]:
+    """Compute products and convolutions in float32 proper, not in TF32, which cuDNN takes unless told otherwise.
+
+    Its ten bits would reach every importance, and let a sample's outputs depend on how many others are in the batch.
+    """
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def _random_state_kept(parameters: Iterable[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
+    devices = {parameter.device for parameter in parameters if parameter.device.type == "cuda"}
+    return torch.random.fork_rng(devices=list(devices))
+
+
+@contextlib.contextmanager
+def _reentrant_checkpoints_opened() -> Iterator[None]:
+    """Run what is checkpointed with ``use_reentrant=True`` as if it were not.
+
+    That form runs under ``no_grad`` and builds its graph in ``backward()`` only: the parameters inside would look as if
+    no output depended on them, and get importance 0. Chunks of samples keep the memory in bounds without it.
+    """
+    kept = torch.utils.checkpoint.CheckpointFunction
+    torch.utils.checkpoint.CheckpointFunction = _Opened  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        torch.utils.checkpoint.CheckpointFunction = kept  # type: ignore[misc]
+
+
+class _Opened:
+    @staticmethod
+    def apply(function: Callable[..., Any], _preserve_random_state: bool, *inputs: Any) -> Any:
+        return function(*inputs)
+
+
+def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:
+        module.training = training
+
+
+def _restore_buffers(buffers: list[_Buffer]) -> None:
+    with torch.no_grad():
+        for buffer in buffers:
+            buffer.restore()
+
+
+def _restore_requirements(required: list[tuple[nn.Parameter, bool]]) -> None:
+    for parameter, requires_grad in required:
+        parameter.requires_grad_(requires_grad)

@@ -1,0 +1,61 @@
+"""Embedding tables: a sample touches only the rows it looks up."""
+
+import torch
+from torch import Tensor
+
+from holdfast.persample.phi import Phi
+from holdfast.persample.rules.base import Rule
+
+
+class Embedding(Rule):
+    """``y_t = weight[index_t]``, so row k of a sample's gradient is the sum of δ over the places that look up k."""
+
+    def __init__(self, input: Tensor, weight: Tensor, padding_idx: int | None = None) -> None:
+        super().__init__(input, {"weight": weight})
+        self.weight = weight
+        # F.embedding counts a negative padding index from the end.
+        self.padding_idx = None if padding_idx is None else padding_idx % weight.shape[0]
+
+    @classmethod
+    def bind(
+        cls,
+        input: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> "Embedding | None":
+        """Bind ``F.embedding``; a gradient that is scaled by frequency is left to autograd."""
+        return None if scale_grad_by_freq else cls(input, weight, padding_idx)
+
+    def gradients(self, role: str, a: Tensor, delta: Tensor) -> Tensor:
+        """Return the dense gradients, for tables that are shared with another layer."""
+        index, delta = self._flat(a, delta)
+        dense = delta.new_zeros(*delta.shape[:2], *self.weight.shape)
+        where = index.unsqueeze(-1).expand(delta.shape[1:]).expand_as(delta)
+        return dense.scatter_add_(2, where, delta)
+
+    def importance(self, role: str, a: Tensor, delta: Tensor, phi: Phi) -> Tensor:
+        """Return the importance, adding up repeated look-ups of a sample before φ."""
+        index, delta = self._flat(a, delta)
+        rows = self.weight.shape[0]
+        sample = torch.arange(len(index), device=index.device).unsqueeze(-1)
+        looked_up, inverse = torch.unique(sample * rows + index, return_inverse=True)
+        sums = delta.new_zeros(len(delta), len(looked_up), delta.shape[-1])
+        sums.index_add_(1, inverse.flatten(), delta.flatten(1, 2))
+        total = delta.new_zeros(self.weight.shape)
+        return total.index_add_(0, looked_up % rows, phi.sum(sums, (0,)))
+
+    def row_numel(self, role: str) -> int:
+        """No more than δ itself."""
+        return 0
+
+    def _flat(self, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the indices as ``[N, T]`` and δ as ``[V, N, T, width]``, 0 where the padding index was looked up."""
+        index = a.reshape(len(a), -1)
+        delta = delta.reshape(*delta.shape[:2], index.shape[1], -1)
+        if self.padding_idx is not None:
+            delta = delta * (index != self.padding_idx).unsqueeze(-1)
+        return index, delta

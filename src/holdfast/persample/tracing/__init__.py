@@ -1,0 +1,1 @@
+"""Seeing where a model uses its parameters, and where samples lie there."""

@@ -1,0 +1,99 @@
+"""Settings: numbers that users give, checked once and with one message, and how they are written down.
+
+Numbers of other libraries, such as numpy's, become Python's own, so that settings can be saved as they are. What is
+written names runs (by its hash) and says whose a saved state is, so a setting that comes later must not change what was
+written before it: see :func:`added`.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from holdfast.errors import ConfigurationError
+
+_ADDED = "holdfast_added"
+
+
+def added(default: Any) -> Any:
+    """Return a field for a setting that its dataclass did not have at first.
+
+    While it has its default it is left out of hashes and files, and where it is absent it is read as its default: runs
+    keep their names, and states that were saved before it still load.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Measured(holdfast.WeightMeasure):
+    ...     share: float = 0.1
+    ...     damping: float = added(0.0)
+    """
+    return dataclasses.field(default=default, metadata={_ADDED: True})
+
+
+def written(settings: Any) -> dict[str, Any]:
+    """Return a dataclass's fields by name as they are written down: all but added ones that have their default."""
+    return {
+        field.name: getattr(settings, field.name)
+        for field in dataclasses.fields(settings)
+        if not (field.name in added_names(type(settings)) and getattr(settings, field.name) == field.default)
+    }
+
+
+def added_names(kind: type) -> set[str]:
+    """Return the names of a dataclass's fields that may be absent from what was written."""
+    return {field.name for field in dataclasses.fields(kind) if field.metadata.get(_ADDED)}
+
+
+def check_keys(given: Mapping[str, Any], expected: Iterable[str], what: str, optional: Iterable[str] = ()) -> None:
+    """Refuse a mapping that lacks a key or has one too many, and whatever is no mapping."""
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{what} is of type {type(given).__name__}; expected names with their values.")
+    wanted = set(expected)
+    missing, unknown = sorted(wanted - set(given) - set(optional)), sorted(set(given) - wanted)
+    if missing:
+        too_many = f" and has an unknown {', '.join(unknown)}" if unknown else ""
+        raise ConfigurationError(f"{what} lacks {', '.join(missing)}{too_many}.")
+    if unknown:
+        raise ConfigurationError(
+            f"{what} has an unknown {', '.join(unknown)}; expected exactly {', '.join(sorted(wanted))}."
+        )
+
+
+def check_fields(given: Mapping[str, Any], kind: type, what: str, *, more: Iterable[str] = ()) -> None:
+    """Refuse a mapping that is not what :func:`written` gives for a dataclass, with some keys more."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    check_keys(given, [*names, *more], what, optional=added_names(kind))
+
+
+def require(condition: bool, given: str, expected: str) -> None:
+    """Raise a :class:`~holdfast.errors.ConfigurationError` unless a setting makes sense."""
+    if not condition:
+        raise ConfigurationError(f"{given}: expected {expected}.")
+
+
+def whole_number(name: str, given: object, expected: str, least: int | None = None) -> int:
+    """Return a setting as an ``int``, or say what was expected of it."""
+    value = int(given) if not isinstance(given, bool) and isinstance(given, Integral) else None
+    if value is None or (least is not None and value < least):
+        raise _wrong(name, given, expected)
+    return value
+
+
+def number(name: str, given: object, expected: str, fits: Callable[[float], bool] | None = None) -> float:
+    """Return a setting as a finite ``float``, or as the ``int`` that it is, or say what was expected of it."""
+    value = math.nan
+    if not isinstance(given, bool) and isinstance(given, Real):
+        with contextlib.suppress(OverflowError):  # of a whole number that is larger than any float
+            value = float(given)
+    if not math.isfinite(value) or (fits is not None and not fits(value)):
+        raise _wrong(name, given, expected)
+    return given if type(given) is int else value
+
+
+def _wrong(name: str, given: object, expected: str) -> ConfigurationError:
+    error = ConfigurationError(f"{name}={given!r}: expected {expected}.")
+    if isinstance(given, bool) or not isinstance(given, Real):
+        # Its kind is wrong, whatever the other settings: the cause says so to those who ask.
+        error.__cause__ = TypeError(f"{name} takes a number, not a {type(given).__name__}")
+    return error

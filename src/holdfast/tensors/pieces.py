@@ -1,0 +1,38 @@
+"""Walking through parameters in pieces that stay in cache.
+
+The element-wise work around a training step is bound by memory: every operation on a whole parameter is a pass over
+it. Doing all operations on one piece before the next makes them cost one pass together.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from holdfast.tensors.sharding import local
+
+PIECE = 2**19
+"""Elements of a piece on a CPU: half a dozen float32 tensors of this length fit a third-level cache, and each operation
+on one is long enough to be shared among threads.
+"""
+LARGE_PIECE = 2**24
+"""The same on an accelerator, which wants few large operations: small enough that temporary tensors cost no memory to
+speak of.
+"""
+
+
+def in_pieces(tensors: Sequence[Tensor | None]) -> Iterator[Sequence[Tensor | None]]:
+    """Yield matching pieces of equally shaped tensors; ``None`` stays ``None``.
+
+    Of sharded tensors, which all have to be spread alike, they are pieces of this process's own part. A tensor whose
+    memory is laid out unlike the others' cannot be cut alike, so all are yielded whole.
+    """
+    tensors = [local(tensor) for tensor in tensors]
+    given = [tensor for tensor in tensors if tensor is not None]
+    length = PIECE if given[0].device.type == "cpu" else LARGE_PIECE
+    if given[0].numel() <= length or not all(tensor.is_contiguous() for tensor in given):
+        yield tensors
+        return
+    cut = [None if tensor is None else torch.split(tensor.view(-1), length) for tensor in tensors]
+    for i in range(-(-given[0].numel() // length)):
+        yield [None if pieces is None else pieces[i] for pieces in cut]

@@ -1,0 +1,61 @@
+"""Files that version 0.1.0 wrote: every measure's guard, in the middle of its second task."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+import holdfast
+
+FILES = sorted((Path(__file__).parent / "saved_by_0.1.0").glob("*.safetensors"))
+
+
+def trained_guard(name):
+    """Return a guard that was trained as those of the files were."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = holdfast.Consolidator(model, name, strength=3.0, decay=0.9, watch=[] if name == "SI" else ["SI"])
+    guard.attach(optimizer)
+    generator = torch.Generator().manual_seed(1)
+    data = [(torch.randn(8, 3, generator=generator), torch.randint(2, (8,), generator=generator)) for _ in range(4)]
+
+    def train():
+        for x, y in data:
+            optimizer.zero_grad()
+            guard.observe_independent(F.cross_entropy(model(x.flip(0) + 1), y), samples=8)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    train()
+    guard.consolidate(data)
+    train()
+    return guard
+
+
+def test_there_is_one_of_every_measure():
+    assert {path.stem for path in FILES} == set(holdfast.measures())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_they_load_as_they_were_and_are_written_again_alike(path, tmp_path):
+    guard = trained_guard(path.stem)
+    guard.load(path)
+    kept = load_file(path)
+    state = guard.state_dict()
+    assert (guard.strength, guard.tasks, state["decay"]) == (3.0, 1, 0.9)
+    assert set(state["steps"].values()) == {4}
+    assert state["tensors"].keys() == kept.keys()
+    for name, tensor in kept.items():
+        assert torch.equal(state["tensors"][name], tensor)
+    guard.save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_same_training_still_gives_the_same_state(path):
+    state = trained_guard(path.stem).state_dict()
+    for name, tensor in load_file(path).items():
+        torch.testing.assert_close(state["tensors"][name], tensor, rtol=1e-4, atol=1e-6)

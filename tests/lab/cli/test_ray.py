@@ -1,0 +1,87 @@
+"""The commands on a real Ray, and the guide's."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from holdfast.lab.cli.exits import ExitCode
+from holdfast.lab.experiments import Store, execute
+from tests.lab.cli.small import OPTIONS
+from tests.lab.experiments.helpers import same_result
+from tests.lab.experiments.ray_helpers import local_ray
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "ray.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def on_ray():
+    with local_ray():
+        yield
+
+
+@pytest.mark.slow
+def test_the_runs_are_those_of_the_local_executor(call, on_ray, tmp_path):
+    command = ("run", "permuted-digits", "-m", "SI", "-m", "EWC", "--seeds", "2", *OPTIONS)
+    done = call(*command, "--executor", "Ray", "--json", "--store", tmp_path / "ray")
+    assert (done.exit_code, done.stderr) == (0, "")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [events.count(event) for event in events if event["event"] == "finished"] == [1] * 4
+    assert events[-1]["event"] == "summary" and events[-1]["finished"] == 4
+    assert call(*command, "--store", tmp_path / "local").exit_code == 0
+    local = Store(tmp_path / "local").results()
+    assert len(local) == 4 and all(same_result(Store(tmp_path / "ray").get(result.spec), result) for result in local)
+
+
+@pytest.mark.slow
+def test_a_search_makes_its_runs_there(call, on_ray, tmp_path):
+    options = ("-m", "SI", "--from", "10", "--to", "20", "--no-reinit", "--seeds", "1", *OPTIONS, "--json")
+    outcomes = []
+    for executor in ("ray", "local"):
+        store = tmp_path / executor
+        done = call("search", "permuted-digits", *options, "--executor", executor, "--store", store)
+        assert done.exit_code == 0, done.stderr
+        outcomes.append({**json.loads(done.stdout.splitlines()[-1]), "store": None})
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.slow
+def test_a_reproduction_stops_after_its_budget(call, on_ray, tmp_path):
+    options = ("--preset", "digits", "--device", "cpu", "--executor", "ray", "--out", tmp_path / "report")
+    done = call("reproduce", "table1", *options, "--budget", "1", "--store", tmp_path / "store")
+    assert done.exit_code == ExitCode.INTERRUPTED, done.stderr
+    assert (tmp_path / "report" / "index.html").exists()
+    left = [path.parent.name for path in (tmp_path / "store").glob("runs/*/*-task.safetensors")]
+    finished = Store(tmp_path / "store").results()
+    assert left or finished  # it was at work
+
+
+def test_an_address_is_for_ray_alone(call, tmp_path):
+    done = call("run", "permuted-digits", *OPTIONS, "--address", "auto", "--store", tmp_path)
+    assert done.exit_code == ExitCode.USAGE
+    assert "--address auto: a Ray cluster's; expected --executor ray beside it." in done.stderr
+
+
+def test_an_executor_that_there_is_not(call, tmp_path):
+    done = call("run", "permuted-digits", *OPTIONS, "--executor", "rai", "--store", tmp_path)
+    assert done.exit_code == ExitCode.USAGE
+    assert "No executor is called 'rai'. Did you mean 'ray'? There are local, ray." in done.stderr
+
+
+@pytest.mark.slow
+def test_the_guide(call, on_ray, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    local, by_address = re.findall(r"```sh\nholdfast (.*)\n```", GUIDE)
+    assert "--address 10.0.0.1:6379" in by_address
+    for command in (local, by_address.partition(" --address")[0]):  # an address is tested in a process of its own
+        assert call(*shlex.split(command)).exit_code == 0
+    assert len(Store("holdfast-runs").results()) == 5
+    scope = {}
+    for block in re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL):
+        exec(compile(block, "ray.md", "exec"), scope)
+    assert "c = " in capsys.readouterr().out
+    for spec in scope["specs"]:
+        (result,) = execute(spec, tmp_path / "local").finished
+        assert same_result(Store("results").get(spec), result)

@@ -1,0 +1,171 @@
+import json
+
+import pytest
+
+from holdfast.lab.experiments import Store
+from tests.lab.cli.small import OPTIONS, small_spec
+
+DIVERGES = ("--optimizer", "sgd", "--lr", "1e30", "--momentum", "0")
+
+
+@pytest.fixture
+def run(call, tmp_path):
+    def in_store(*arguments, options=OPTIONS, store=tmp_path / "store"):
+        return call("run", *arguments, *options, "--store", store)
+
+    return in_store
+
+
+def events(shown):
+    return [json.loads(line) for line in shown.stdout.splitlines()]
+
+
+def test_measures_and_seeds_run_and_are_compared(run, tmp_path):
+    shown = run("permuted-digits", "-m", "SI", "-m", "SOS", "--seeds", "2")
+    assert shown.exit_code == 0
+    expected = [small_spec(measure, seed) for measure in ("SI", "SOS") for seed in (0, 1)]
+    assert {result.spec for result in Store(tmp_path / "store").results()} == set(expected)
+    title, header, *rows = shown.stdout.splitlines()
+    assert title.strip() == "permuted-digits"
+    assert header.split()[:3] == ["measure", "strength", "runs"]
+    assert {tuple(row.split()[:3]) for row in rows} == {
+        (name, f"{small_spec(name).strength:g}", "2") for name in ("SI", "SOS")
+    }
+    assert all("±" in row for row in rows)
+
+
+def test_without_a_terminal_there_is_a_line_for_each_task_and_run(run):
+    lines = run("permuted-digits", "-m", "SI").stderr.splitlines()
+    assert lines[0] == "SI seed 0 starts, 44 steps in 2 tasks"
+    assert [line.split(",")[0] for line in lines[1:3]] == ["SI seed 0: task 1/2", "SI seed 0: task 2/2"]
+    assert lines[3].startswith("SI seed 0: ") and " % in " in lines[3]
+    assert len(lines) == 4
+
+
+def test_what_is_finished_is_not_run_again_but_shown(run, tmp_path):
+    first = run("permuted-digits", "-m", "SI", "--seeds", "2")
+    again = run("permuted-digits", "-m", "SI", "--seeds", "2")
+    assert again.exit_code == 0
+    assert again.stdout == first.stdout
+    assert again.stderr.splitlines() == [f"SI seed {seed} skipped: finished already" for seed in (0, 1)]
+
+
+def test_json_tells_every_event_and_nothing_else(run):
+    shown = run("permuted-digits", "-m", "SI", "-m", "EWC", "--seed", "3", "--json")
+    told = events(shown)
+    assert shown.stderr == ""
+    ids = [small_spec(name, 3).id for name in ("SI", "EWC")]
+    assert [event["id"] for event in told if event["event"] == "started"] == ids
+    learned = [event for event in told if event["event"] == "progress" and event["learned"]]
+    assert [(event["task"], event["tasks"]) for event in learned] == [(0, 2), (1, 2)] * 2
+    finished = [event for event in told if event["event"] == "finished"]
+    assert [event["average_accuracy"] for event in finished] == [e["accuracies"][0] for e in learned[1::2]]
+    summary = told[-1]
+    assert (summary["event"], summary["runs"], summary["finished"], summary["failed"]) == ("summary", 2, 2, 0)
+    assert {line["measure"] for line in summary["lines"]} == {"SI", "EWC"}
+    assert summary["lines"][0]["average_accuracy_error"] is None  # one run has none, and JSON has no NaN
+
+
+def test_a_run_that_diverges_fails_and_the_others_do_not(run, tmp_path):
+    shown = run("permuted-digits", "-m", "fine-tune", *DIVERGES)
+    assert shown.exit_code == 1
+    assert "fine-tune seed 0 failed: The loss is" in shown.stderr
+    assert "1 of 1 runs have no result." in shown.stderr and "--retry-failed" in shown.stderr
+    again = run("permuted-digits", "-m", "fine-tune", *DIVERGES)
+    assert again.exit_code == 1
+    assert "fine-tune seed 0 skipped: failed before. The loss is" in again.stderr
+    assert f"holdfast runs show {Store(tmp_path / 'store').ids()[0][:8]}" in again.stderr
+    retried = events(run("permuted-digits", "-m", "fine-tune", *DIVERGES, "--retry-failed", "--json"))
+    assert [event["event"] for event in retried][-2:] == ["failed", "summary"]
+    (name,) = Store(tmp_path / "store").ids()
+    assert len(Store(tmp_path / "store").failures(name)) == 2
+
+
+def test_the_store_may_be_named_by_the_environment(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "elsewhere"))
+    assert call("run", "permuted-digits", *OPTIONS).exit_code == 0
+    assert len(Store(tmp_path / "elsewhere").results()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["permutd-digits"], "Did you mean 'permuted-digits'?"),
+        (["permuted-digits", "-m", "SO"], "Did you mean 'SOS'?"),
+        (["permuted-digits", "-m", "SI", "--set", "dampin=1"], "Did you mean 'damping'?"),
+        (["permuted-digits", "--lr", "-1"], "learning_rate"),
+        (["permuted-digits", "--optimizer", "lion"], "expected 'adam' or 'sgd'"),
+        (["permuted-digits", "--strength", "-2"], "strength=-2.0"),
+        (["permuted-digits", "--hidden", "10x10"], "such as 100,100"),
+        (["permuted-digits", "--seeds", "2", "--seed", "1"], "one or the other"),
+        (["permuted-digits", "--device", "abacus"], "--device 'abacus' cannot be used"),
+        (["permuted-digits", "--precision", "int4"], "precision='int4'"),
+        (["permuted-digits", "--device", "meta"], "--device 'meta' cannot be used"),
+        (["permuted-digits", "--tasks", "0"], "tasks=0"),
+        (["permuted-digits", "--batch-size", "2000"], "batch_size=2000 for a task of 1438 samples"),
+        (["permuted-digits", "--momentum", "0.5"], "expected --optimizer sgd"),
+        (["permuted-digits", "-m", "SI", "-m", "MAS", "-c", "5"], "-c SI=5 -c MAS=5"),
+        (["split-mnist", "-m", "L2"], "--strength on the command line"),
+        (["permuted-digits", "--probe", "importance"], "No probe is called 'importance'"),
+        (["split-cifar", "--hidden", "10"], "has no hidden layers to choose"),
+    ],
+)
+def test_mistakes_are_explained_in_a_line(run, tmp_path, arguments, message):
+    shown = run(*arguments, options=())
+    assert shown.exit_code == 2
+    assert message in shown.stderr
+    assert len(shown.stderr.splitlines()) == 1 and shown.stdout == ""
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--seeds", "0"], ["--side-by-side", "0"], ["--epochs", "many"], ["--colour"]])
+def test_mistakes_in_the_form_of_options_are_typers_own(run, arguments):
+    shown = run("permuted-digits", *arguments, options=())
+    assert shown.exit_code == 2
+    assert arguments[0] in shown.stderr
+
+
+def test_missing_data_names_the_command_that_gets_it(run, tmp_path):
+    shown = run("permuted-mnist", "-m", "SI", "--data-dir", tmp_path / "nothing")
+    assert shown.exit_code == 3
+    assert "holdfast data fetch MNIST" in shown.stderr
+
+
+def test_a_store_that_is_a_file(run, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    shown = run("permuted-digits", store=tmp_path / "file")
+    assert shown.exit_code == 4
+    assert f"{tmp_path / 'file'} is a file; expected a folder" in shown.stderr
+
+
+def test_whether_weights_are_drawn_anew_is_shown_where_it_differs(call, tmp_path):
+    command = ("run", "permuted-digits", "-m", "SI", *OPTIONS, "--store", tmp_path)
+    call(*command, "--reinit")
+    call(*command, "--no-reinit")
+    assert "reinitialise" in call("runs", "compare", "--store", tmp_path).stdout
+
+
+def test_a_damaged_result_does_not_hide_the_others(run, tmp_path):
+    run("permuted-digits", "-m", "SI", "--seeds", "2")
+    first = Store(tmp_path / "store").run_folder(small_spec("SI", 0).id) / "result.json"
+    first.write_text("{")
+    shown = run("permuted-digits", "-m", "SI", "--seeds", "2")
+    assert shown.exit_code == 4
+    assert str(first) in shown.stderr
+    assert shown.stdout.splitlines()[2].split()[:3] == ["SI", "20", "1"]
+
+
+def test_probes_are_kept(call, run, tmp_path):
+    assert run("permuted-digits", "-m", "SI", "--watch", "EWC", "--probe", "importances").exit_code == 0
+    store = Store(tmp_path / "store")
+    (name,) = store.ids()
+    assert set(store.observations(name)["importances"]["tasks"][0]["sums"]) == {"SI", "EWC"}
+    shown = call("runs", "show", name, "--store", store.folder)
+    assert f"Observations, for Store.observations('{name}'): importances" in shown.stdout
+
+
+def test_a_store_that_cannot_be_written(run, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    shown = run("permuted-digits", store=tmp_path / "file" / "store")
+    assert shown.exit_code == 4
+    assert "could not be written" in shown.stderr

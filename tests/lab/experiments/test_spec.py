@@ -1,0 +1,146 @@
+"""Specs: equal meanings have equal names, and everything that decides a result is part of the name."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from holdfast.errors import ConfigurationError
+from holdfast.lab.experiments import Spec, paper_spec
+from holdfast.lab.scenarios import Samples, scenario_of
+from holdfast.lab.training.protocol import Settings
+
+
+def test_the_id_is_the_same_in_every_process_and_version():
+    """A change here orphans every stored result: raise the layout instead."""
+    spec = Spec("split-digits", "SI", 2.0, seed=3, settings=Settings(epochs=4, batch_size=32), watch=("SOS", "EWC"))
+    assert spec.id == "7e7886d576f4ad7f"
+
+
+def test_what_is_left_out_is_what_is_usual():
+    explicit = Spec(
+        "permuted-mnist",
+        "SI",
+        1,
+        measure_settings={"clamp": "task", "damping": 0.1},
+        tasks=10,
+        hidden=(2000, 2000),
+        validation=0,
+    )
+    assert explicit == Spec("permuted-mnist", "SI", 1.0)
+    assert explicit.id == Spec("permuted-mnist", "SI", 1.0).id
+    assert hash(explicit) == hash(Spec("permuted-mnist", "SI", 1.0))
+
+
+def test_two_names_of_one_measure_are_one_run():
+    assert Spec("split-digits", "MAS", measure_settings={"dominant": True}).id == Spec("split-digits", "MASX").id
+    assert Spec("split-digits", "SI", watch=("SOS", "EWC")).id == Spec("split-digits", "SI", watch=("EWC", "SOS")).id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scenario": "permuted-digits", "hidden": (100, 100)},
+        {"strength": 2.0},
+        {"measure_settings": {"damping": 0.2}},
+        {"watch": ("SOS",)},
+        {"watch": ("EWC", "SIU"), "watch_settings": {"SIU": {"damping": 0.5}}},
+        {"tasks": 4},
+        {"hidden": (99,)},
+        {"seed": 1},
+        {"judge_by": "validation"},
+        {"validation": 0.2},
+        {"validation_seed": 1},
+        {"precision": "tf32"},
+        {"engine": "plain"},
+        *(
+            {"settings": dataclasses.replace(Settings(), **one)}
+            for one in (
+                {"epochs": 3},
+                {"later_epochs": 3},
+                {"batch_size": 3},
+                {"optimizer": "sgd"},
+                {"learning_rate": 0.1},
+                {"momentum": 0.5},
+                {"reinitialise": True},
+                {"samples": 9},
+            )
+        ),
+    ],
+)
+def test_every_field_changes_the_id(change):
+    usual = {"scenario": "split-digits", "measure": "SI", "watch": ("EWC", "SIU")}
+    assert Spec(**usual).id != Spec(**usual | change).id
+    assert Spec(**usual | change).id == Spec(**usual | change).id
+
+
+def test_a_spec_survives_json():
+    spec = Spec("split-digits", "SOS", 0.1, {"alpha": "unbiased"}, watch=("SI",), watch_settings={"SI": {"damping": 1}})
+    again = Spec.from_dict(json.loads(json.dumps(spec.to_dict())))
+    assert again == spec and again.id == spec.id
+
+
+def test_a_dictionary_with_a_key_too_few_or_too_many_is_refused():
+    whole = Spec("split-digits").to_dict()
+    lacking = {key: value for key, value in whole.items() if key != "seed"}
+    with pytest.raises(ConfigurationError, match="lacks seed"):
+        Spec.from_dict(lacking)
+    with pytest.raises(ConfigurationError, match="unknown speed"):
+        Spec.from_dict({**whole, "speed": 1})
+    with pytest.raises(ConfigurationError, match="settings lacks epochs"):
+        Spec.from_dict({**whole, "settings": {k: v for k, v in whole["settings"].items() if k != "epochs"}})
+    with pytest.raises(ConfigurationError, match="layout 99"):
+        Spec.from_dict({**lacking, "layout": 99})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"scenario": "mnist"}, "No scenario is called 'mnist'; there are permuted-mnist"),
+        ({"measure": "XYZ"}, "No measure is called 'XYZ'"),
+        ({"measure_settings": {"dampening": 1}}, "dampening"),
+        ({"strength": -1}, "strength=-1"),
+        ({"strength": float("nan")}, "strength=nan"),
+        ({"strength": 1e39}, "strength=1e\\+39: expected a number from 0 to 1e38"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": True}, "seed=True"),
+        ({"tasks": 6}, "tasks=6: expected 1 to 5 for split-digits"),
+        ({"hidden": ()}, "hidden"),
+        ({"hidden": (0,)}, "hidden"),
+        ({"scenario": "split-cifar", "hidden": (10,)}, "paper's CNN"),
+        ({"validation": 1.0}, "validation=1.0"),
+        ({"judge_by": "validation", "validation": 0.0}, "nothing is kept back"),
+        ({"judge_by": "train"}, "judge_by='train'"),
+        ({"precision": "fp16"}, "precision='fp16'"),
+        ({"engine": "slow"}, "engine='slow'"),
+        ({"probes": ("paths",)}, "No probe is called 'paths'"),
+        ({"probes": ("path", "path:4")}, "each of them once"),
+        ({"watch": ("SI",)}, "name a measure twice"),
+        ({"watch": ("SOS", "SOS")}, "name a measure twice"),
+        ({"watch_settings": {"SOS": {}}}, "not watched"),
+    ],
+)
+def test_specs_that_make_no_sense(wrong, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Spec(**{"scenario": "split-digits", "measure": "SI", **wrong})
+
+
+@pytest.mark.parametrize("make", [Spec, paper_spec])
+def test_a_scenario_of_ones_own_is_told_where_it_belongs(make):
+    own = scenario_of([(Samples(torch.zeros(4, 2), torch.zeros(4).long()),) * 2])
+    with pytest.raises(
+        ConfigurationError, match=r"^The scenario is a Scenario; expected a name, .*registered first"
+    ) as error:
+        make(own, "SI", strength=1.0)
+    assert "tensor" not in str(error.value) and "docs/experiments.md" in str(error.value)
+
+
+def test_a_measure_can_watch_twice_under_a_name_of_its_own():
+    spec = Spec("split-digits", "SI", watch=("AF", "AF:few", "SI:other"), watch_settings={"AF:few": {"samples": 10}})
+    watched = spec.make_watched()
+    assert list(watched) == ["AF", "AF:few", "SI:other"]
+    assert watched["AF:few"].samples == 10 and watched["AF"].samples is None
+    assert Spec.from_dict(spec.to_dict()) == spec
+    with pytest.raises(ConfigurationError, match="such as 'AF:again'"):
+        Spec("split-digits", "SI", watch=("AF", "AF"))

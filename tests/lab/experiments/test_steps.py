@@ -1,0 +1,25 @@
+"""Steps are counted before anything runs, and agree with what the engine tells."""
+
+import pytest
+
+from holdfast.errors import ConfigurationError
+from holdfast.lab.data.locations import Datasets
+from holdfast.lab.experiments import RunProgress, execute
+from holdfast.lab.experiments.running.step_counts import StepCounts
+from tests.lab.experiments.helpers import small_spec
+
+
+@pytest.mark.parametrize("changes", [{}, {"judge_by": "validation"}])
+def test_the_count_is_what_a_run_takes(tmp_path, changes):
+    spec = small_spec(**changes)
+    told = []
+    execute(spec, tmp_path, on_event=told.append)
+    steps = {event.progress.task: event.progress.steps for event in told if isinstance(event, RunProgress)}
+    assert StepCounts(Datasets()).of(spec) == sum(steps.values())
+
+
+def test_a_batch_that_no_task_can_fill_is_refused():
+    counts = StepCounts(Datasets())
+    assert counts.of(small_spec()) == 30
+    with pytest.raises(ConfigurationError, match="batch_size=256 for a task of"):
+        counts.of(small_spec(validation=0.9))

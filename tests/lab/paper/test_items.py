@@ -1,0 +1,77 @@
+"""What items ask for, and that all of them can be drawn from real runs and from none."""
+
+import shutil
+from collections import Counter
+
+import pytest
+
+from holdfast.lab.experiments import Store
+from holdfast.lab.paper import ITEMS, PRESETS
+from holdfast.lab.paper.algorithms import TABLE1
+from holdfast.lab.paper.findings import Results
+from holdfast.lab.paper.needed_runs import MANY_SAMPLES, accuracy_runs, correlation_runs
+from holdfast.lab.paper.presets import PAPER
+from holdfast.lab.paper.published import ACCURACIES
+from holdfast.lab.report import Figure, Report, Section, Table, Text
+
+
+def test_table_1_has_the_papers_130_runs_and_seven_more_of_mas_which_a_test_compares():
+    specs = [spec for row in TABLE1 for benchmark in row.benchmarks for spec in accuracy_runs(PAPER, benchmark, row)]
+    assert Counter(spec.scenario for spec in specs) == {"permuted-mnist": 30 + 7, "split-cifar": 100}
+    assert len({spec.id for spec in specs}) == 137
+    assert {(benchmark, row.name) for row in TABLE1 for benchmark in row.benchmarks} <= set(ACCURACIES)
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
+def test_every_item_has_runs_in_every_preset(item, preset):
+    specs = item.runs(preset)
+    assert specs
+    assert len({spec.id for spec in specs}) == len(specs)
+
+
+def test_items_share_runs():
+    once = {spec.id for item in ITEMS.values() for spec in item.runs(PAPER)}
+    assert sum(len(item.runs(PAPER)) for item in ITEMS.values()) > 1.5 * len(once)
+
+
+def test_measures_are_compared_on_the_same_samples_and_af_on_more():
+    spec = correlation_runs(PAPER, "P-MNIST")[0]
+    assert spec.measure == "SI" and spec.settings.samples == 30_000
+    limits = {name: settings["samples"] for name, settings in spec.watch_settings.items() if "samples" in settings}
+    assert limits.pop(MANY_SAMPLES) is None
+    assert set(limits) == {"EWC", "sqrtFisher", "AF", "MAS", "MASX", "MAS-logits"}
+    assert set(limits.values()) == {1000}
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
+def test_without_results_an_item_says_so_instead_of_failing(item, nothing):
+    drawn = item.draw(nothing)
+    assert drawn
+    for each in drawn:
+        if isinstance(each, Text):
+            assert "Not measured yet" in each.text
+        elif isinstance(each, Table):
+            ours = [i for i, column in enumerate(each.columns) if i and column != "No." and "paper" not in column]
+            assert all(row[i] is None for row in each.rows for i in ours)
+        else:
+            assert isinstance(each, Figure) and each.data is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
+def test_with_results_it_shows_numbers(item, results):
+    drawn = item.draw(results)
+    shown = [each.data if isinstance(each, Figure) else each for each in drawn]
+    assert shown and all(isinstance(table, Table) and table.rows for table in shown)
+    Report("All", Text("Names are unique."), (Section(item.title, tuple(drawn)),), shown[0].__class__("p", "", (), ()))
+
+
+@pytest.mark.slow
+def test_figure_1_shows_what_there_is_where_its_controls_are_missing(results, tmp_path):
+    """The controls come after the runs that most figures need, so they are missing first."""
+    store = Store(tmp_path / "store")
+    for spec in correlation_runs(results.preset, "CIFAR"):
+        shutil.copytree(results.store.run_folder(spec.id), store.run_folder(spec.id))
+    (figure,) = ITEMS["figure1"].draw(Results(store, results.preset))
+    assert {row[1] for row in figure.data.rows} == {"SI", "SIB", "SIU"}

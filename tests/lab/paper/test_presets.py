@@ -1,0 +1,57 @@
+import pytest
+
+from holdfast.errors import ConfigurationError
+from holdfast.lab.experiments import SCENARIOS, paper_spec
+from holdfast.lab.paper.presets import DIGITS, PAPER, PRESETS, Chosen
+from tests.lab.paper.tiny import FOUND, with_unknown_strength
+
+
+def test_the_paper_preset_is_the_papers_protocol():
+    assert PAPER.spec("P-MNIST", "SI", seed=2) == paper_spec("permuted-mnist", "SI", seed=2, precision="bf16")
+    assert PAPER.spec("CIFAR", "EWC") == paper_spec("split-cifar", "EWC", precision="bf16")
+    assert [PAPER.stages[benchmark].seeds for benchmark in ("P-MNIST", "CIFAR")] == [3, 10]
+    assert (PAPER.repetitions, PAPER.logits_seeds) == (5, 10)
+
+
+def test_large_batches_have_the_papers_own_strengths_rates_and_epochs():
+    mnist, cifar = (PAPER.spec(benchmark, "SOS", "large batch") for benchmark in ("P-MNIST", "CIFAR"))
+    assert (mnist.strength, mnist.settings.batch_size, mnist.settings.learning_rate) == (10.0, 2048, 0.008)
+    assert (cifar.strength, cifar.settings.learning_rate, cifar.settings.later_epochs) == (2000.0, 0.001, 600)
+    assert mnist.measure_settings["alpha"] == cifar.measure_settings["alpha"] == 1.0
+    assert PAPER.spec("CIFAR", "SOS", "large batch, α = 0").measure_settings["alpha"] == 0.0
+
+
+def test_the_controls_differ_from_si_in_regularisation_alone():
+    usual, free, kept = (PAPER.spec("CIFAR", "SI", variant) for variant in ("usual", "c = 0", "no re-init"))
+    assert (usual.strength, usual.settings.reinitialise) == (5.0, True)
+    assert (free.strength, free.settings) == (0.0, usual.settings)
+    assert (kept.strength, kept.settings.reinitialise) == (0.5, False)
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_a_large_batch_is_eight_times_the_usual_one(preset):
+    for benchmark in preset.stages:
+        usual, large = (preset.spec(benchmark, "SI", variant) for variant in ("usual", "large batch"))
+        assert large.settings.batch_size == 8 * usual.settings.batch_size
+
+
+def test_the_digits_need_no_download():
+    assert {SCENARIOS[stage.scenario].datasets for stage in DIGITS.stages.values()} == {("digits",)}
+    assert not any(stage.searched for stage in DIGITS.stages.values())
+
+
+def test_a_strength_that_nobody_knows_is_asked_for_and_then_used():
+    preset = with_unknown_strength()
+    assert not preset.is_known("P-MNIST", "L2") and preset.is_known("P-MNIST", "SI")
+    with pytest.raises(ConfigurationError, match=r"L2 on P-MNIST.*search for it first"):
+        preset.spec("P-MNIST", "L2")
+    found = preset.with_choice("P-MNIST", "L2", "usual", FOUND)
+    assert found.is_known("P-MNIST", "L2")
+    assert found.spec("P-MNIST", "L2").strength == FOUND.strength
+    assert not preset.is_known("P-MNIST", "L2")
+
+
+def test_what_is_chosen_for_a_measure_can_hold_settings_of_its_own():
+    chosen = Chosen(3.0, reinitialise=True, settings={"alpha": 0.5})
+    spec = with_unknown_strength().with_choice("CIFAR", "SOS", "usual", chosen).spec("CIFAR", "SOS")
+    assert (spec.strength, spec.settings.reinitialise, spec.measure_settings["alpha"]) == (3.0, True, 0.5)

@@ -1,0 +1,132 @@
+"""Measuring leaves no trace, also when it fails midway."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast.persample.engine import sample_importance
+from holdfast.persample.phi import SQUARE
+from holdfast.persample.scores import LogLikelihood
+
+
+class Counting(nn.Module):
+    """Writes to a buffer, replaces another and draws random numbers in every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("replaced", torch.zeros(2))
+
+    def forward(self, x):
+        self.calls += 1
+        self.replaced = self.replaced + torch.randn(2)
+        return x
+
+
+class Failing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left = 10**9
+
+    def forward(self, x):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyError("midway")
+        return x
+
+
+def _model():
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), Counting(), Failing(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(12, 3)
+    )
+    model.train()
+    model[1].eval()  # a frozen norm in a model that is being trained
+    model[0].weight.requires_grad_(False)
+    model(torch.randn(4, 2, 3, 3)).sum().backward()
+    return model
+
+
+def _trace(model):
+    return {
+        "modes": [module.training for module in model.modules()],
+        "values": {name: value.clone() for name, value in model.state_dict().items()},
+        "buffers": {name: id(buffer) for name, buffer in model.named_buffers()},
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+        "gradients": [None if p.grad is None else (id(p.grad), p.grad.clone()) for p in model.parameters()],
+        "random": torch.get_rng_state(),
+        "grad mode": torch.is_grad_enabled(),
+    }
+
+
+def _assert_same(a, b):
+    assert a.keys() == b.keys()
+    for key in ("modes", "buffers", "requires_grad", "grad mode"):
+        assert a[key] == b[key], key
+    torch.testing.assert_close(a["values"], b["values"], rtol=0, atol=0)
+    assert torch.equal(a["random"], b["random"])
+    for x, y in zip(a["gradients"], b["gradients"], strict=True):
+        assert (x is None) == (y is None)
+        if x is not None:
+            assert x[0] == y[0]
+            assert torch.equal(x[1], y[1])
+
+
+@pytest.mark.parametrize("labels", ["exact", "sampled"])
+@pytest.mark.parametrize("samples", [1, 5])
+def test_no_trace(samples, labels):
+    model, inputs = _model(), [torch.randn(samples, 2, 3, 3) for _ in range(2)]
+    before = _trace(model)
+    with torch.no_grad():
+        found = sample_importance(model, inputs, LogLikelihood(labels), SQUARE)
+    assert all(value.any() for value in found.values.values())
+    _assert_same(before, _trace(model))
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 3, 4])
+def test_no_trace_after_an_error(calls):
+    model, inputs = _model(), [torch.randn(5, 2, 3, 3) for _ in range(3)]
+    model[3].left = calls
+    before = _trace(model)
+    with pytest.raises(KeyError, match="midway"):
+        sample_importance(model, inputs, LogLikelihood(), SQUARE)
+    _assert_same(before, _trace(model))
+
+
+def test_a_backward_pass_that_is_still_to_come():
+    """Restoring a batch norm's statistics must not look like a change of them to autograd."""
+    model, inputs = _model(), torch.randn(4, 2, 3, 3)
+    loss = model(inputs).square().sum()
+    sample_importance(model, [inputs], LogLikelihood(), SQUARE)
+    loss.backward()
+
+
+def test_inside_inference_mode():
+    model, inputs = nn.Linear(4, 3), torch.randn(5, 4)
+    expected = sample_importance(model, [inputs], LogLikelihood(), SQUARE)
+    with torch.inference_mode():
+        found = sample_importance(model, [inputs], LogLikelihood(), SQUARE)
+    torch.testing.assert_close(found.values, expected.values)
+
+
+def test_the_mode_the_model_is_in_makes_no_difference():
+    model, inputs = _model(), torch.randn(5, 2, 3, 3)
+    trained = sample_importance(model, [inputs], LogLikelihood(), SQUARE)
+    evaluated = sample_importance(copy.deepcopy(model).eval(), [inputs], LogLikelihood(), SQUARE)
+    torch.testing.assert_close(trained.values, evaluated.values, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_layer_that_is_used_twice_keeps_its_parameters(dtype):
+    """Replacing a tied module's parameters for one call is where torch itself may leave the wrong ones behind."""
+    layer = nn.Sequential(nn.Linear(4, 4), nn.PReLU())
+    model = nn.Sequential(layer, layer, nn.Linear(4, 3)).to(dtype)
+    with torch.no_grad():
+        model[2].weight.mul_(200)  # certain enough for outputs in float64
+    before = dict(model.named_parameters(remove_duplicate=False))
+    found = sample_importance(model, [torch.randn(5, 4, dtype=dtype)], LogLikelihood(), SQUARE)
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert found.fallback
+    assert before.keys() == after.keys()
+    assert all(after[name] is parameter for name, parameter in before.items())
