@@ -1,13 +1,21 @@
 """How many bytes a guard holds for each parameter."""
 
+from unittest import mock
+
 import torch
 from torch import nn
 
 import holdfast
+from holdfast.guard.steps import bundles
 
 
 def held(measure, weights=torch.float32, state_dtype=None):
     """Return the bytes a parameter of a guard's state in the middle of a task, and of its working buffers."""
+    with mock.patch.object(bundles, "SMALL", 0):  # as if the parameters were large
+        return _held(measure, weights, state_dtype)
+
+
+def _held(measure, weights, state_dtype):
     model = nn.Linear(30, 5).to(weights)
     optimizer = torch.optim.Adam(model.parameters())
     guard = holdfast.Consolidator(model, measure, state_dtype=state_dtype)
@@ -23,6 +31,7 @@ def held(measure, weights=torch.float32, state_dtype=None):
     # A total that is clamped only where it is used is held twice.
     known = [*guard.state_dict()["tensors"].values(), *guard.importance.values()]
     state = {tensor.data_ptr(): tensor for tensor in known}.values()
-    buffers = [*guard._watcher._before.values(), *guard._watcher._held_back.values()]
+    walks = guard._attachment.watcher._walks.values()
+    buffers = [tensor for walk in walks for bundle in walk.bundles for tensor in bundle._reused.values()]
     count = sum(parameter.numel() for parameter in model.parameters())
     return tuple(sum(tensor.nbytes for tensor in tensors) / count for tensors in (state, buffers))

@@ -135,7 +135,7 @@ def test_a_module_that_is_replaced_by_one_of_another_shape_within_its_first_task
     guard.attach(optimizer)
     train(model, optimizer)
     assert torch.equal(guard.path.start["2.weight"], fresh)
-    assert guard.path.running["SI"]["2.weight"].shape == (7, 5)
+    assert guard.path.running["SI"]["path"]["2.weight"].shape == (7, 5)
     assert guard.path.steps == 6
     guard.consolidate()
     assert guard.importance["2.weight"].shape == (7, 5)

@@ -153,7 +153,7 @@ def test_names_are_those_of_the_list():
         (lambda: holdfast.Consolidator(net(), "SOS", strength=True), "strength=True"),
         (lambda: holdfast.Consolidator(net(), "SOS", strength=10**400), "strength=1000.*expected a number"),
         (lambda: holdfast.Consolidator(net(), "SOS", decay=1.5), "decay=1.5"),
-        (lambda: holdfast.Consolidator(net(), "SOX"), "No measure is called 'SOX'; there are SI"),
+        (lambda: holdfast.Consolidator(net(), "SOX"), "No measure is called 'SOX'. Did you mean 'SOS'.* There are SI"),
         (lambda: holdfast.Consolidator(net(), holdfast.SOS), "with its parentheses"),
         (lambda: holdfast.Consolidator(net(), "SOS", watch=["SOS"]), "Two measures are called 'SOS'"),
         (lambda: holdfast.Consolidator(net(), "SOS", watch={"a/b": "SI"}), "'a/b'"),
@@ -372,7 +372,7 @@ def test_the_path_can_be_taken_over():
     guard.attach(optimizer)
     model(torch.randn(5, 3)).square().mean().backward()
     optimizer.step()
-    before = {name: state.clone() for name, state in guard.path.running["SOS"].items()}
+    before = {name: state.clone() for name, state in guard.path.running["SOS"]["second_moment"].items()}
     guard.path = guard.path
     assert guard.path.steps == 1
     found = guard.consolidate()

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import holdfast
+from holdfast.guard.steps import bundles
 from tests import oracles, path_oracle
 from tests.docs.pages import run_page
 from tests.guard.helpers import weights
@@ -265,8 +266,8 @@ def test_an_observed_gradient_that_overflows_at_the_scale_is_taken_without_it():
     guard.observe_independent(loss_of(model, batches(1)[0]) * 8, scaler=scaler)
     loss_of(model, batches(1)[0]).backward()
     optimizer.step()
-    assert all(bool(value.isfinite().all()) for value in guard.path.running["SIU"].values())
-    assert any(bool(value.any()) for value in guard.path.running["SIU"].values())
+    assert all(bool(value.isfinite().all()) for value in guard.path.running["SIU"]["path"].values())
+    assert any(bool(value.any()) for value in guard.path.running["SIU"]["path"].values())
 
 
 @pytest.mark.parametrize("way", ["observe", "observe_independent", "backward_halves"])
@@ -317,7 +318,8 @@ def test_float16_weights_are_held_without_overflow():
 # Optimisers
 
 
-def test_an_optimiser_that_begins_to_overwrite_gradients_is_noticed():
+def test_an_optimiser_that_begins_to_overwrite_gradients_is_noticed(monkeypatch):
+    monkeypatch.setattr(bundles, "SMALL", 0)  # small parameters are measured from copies anyway
     model = Net()
     guard = holdfast.Consolidator(model, holdfast.SI())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=True)

@@ -9,6 +9,7 @@ from torch import nn
 
 import holdfast
 from holdfast.errors import OrderError
+from holdfast.measures.base import Needs
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
 
@@ -98,7 +99,7 @@ def test_two_steps_for_one_backward_are_measured_where_the_gradient_is_the_tasks
     optimizer.step()
     assert torch.equal(model.weight.grad, gradient)
     expected = -gradient * (model.weight.detach() - before)
-    torch.testing.assert_close(guard.path.running["SI"]["weight"], expected)
+    torch.testing.assert_close(guard.path.running["SI"]["path"]["weight"], expected)
 
 
 class Clearing(torch.optim.SGD):
@@ -129,7 +130,7 @@ def test_observing_alone_is_right_with_an_optimiser_that_overwrites_gradients(fo
         gradient, before = model.weight.grad.clone(), model.weight.detach().clone()
         optimizer.step()
         total -= gradient * (model.weight.detach() - before)
-    torch.testing.assert_close(guard.path.running["SI"]["weight"], total)
+    torch.testing.assert_close(guard.path.running["SI"]["path"]["weight"], total)
 
 
 @pytest.mark.parametrize("measure", ["L2", "SOS"])
@@ -169,14 +170,20 @@ class Travelled(holdfast.PathMeasure):
     """The length of the way, whatever moved the weights."""
 
     choose_when: ClassVar[str] = "never"
-    slot: ClassVar[str] = "length"
-    needs_step: ClassVar[bool] = True
 
-    def update_(self, state, gradient, independent, step, samples):
-        state.add_(step.abs())
+    @property
+    def needs(self):
+        return Needs(step=True)
 
-    def importance(self, state, displacement, steps):
-        return state.clone()
+    @property
+    def running(self):
+        return {"length": "task"}
+
+    def update_(self, states, seen):
+        states["length"].add_(seen.step.abs())
+
+    def importance(self, states, displacement, steps):
+        return states["length"].clone()
 
 
 def test_what_the_penalty_alone_moves_has_travelled():

@@ -56,9 +56,9 @@ def test_its_mean_is_the_empirical_fisher_of_what_one_rank_sees(estimates):
 def test_a_measure_knows_its_alpha():
     mean, square = torch.tensor([0.5]), torch.tensor([1.0])
     measure, state = holdfast.SOS(alpha="unbiased", beta2=0.0), torch.zeros(1)
-    measure.update_from_estimates_(state, mean, square, 2, 8)
+    measure.update_from_estimates_({"second_moment": state}, mean, square, 2, 8)
     expected = torch.zeros(1)
     add_pairs_to_second_moment_(expected, mean, square, 2, holdfast.unbiased_alpha(8), 0.0)
     assert torch.equal(state, expected)
     with pytest.raises(holdfast.ConfigurationError, match="observe_ranks"):
-        measure.update_from_estimates_(state, mean, square, 2, None)
+        measure.update_from_estimates_({"second_moment": state}, mean, square, 2, None)

@@ -2,36 +2,33 @@
 
 import os
 import warnings
-import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from holdfast.errors import (
     ConfigurationError,
     HoldfastWarning,
     NotFiniteError,
-    OptimizerError,
-    OrderError,
     ProtectError,
 )
+from holdfast.forms import Form, Matrix
+from holdfast.forms import form as form_by_name
 from holdfast.guard import state_files
-from holdfast.guard.distributed.rank_gradients import CommHook, RankGradients
-from holdfast.guard.distributed.ranks import is_fully_sharded
+from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
-from holdfast.guard.measuring import measure_task, rehearse_task
+from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import Memory
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.state import blank_state, from_state, to_state
-from holdfast.guard.steps.attach_warnings import meet, warn_of_unowned, warn_unless_anchored_is_trained
-from holdfast.guard.steps.loss_gradients import gradients_of_halves, protected_gradients, unscaled
-from holdfast.guard.steps.optimizers import check_optimizer, ids, innermost, trained_by
-from holdfast.guard.steps.watcher import Observed, StepWatcher
+from holdfast.guard.steps.attachment import Attachment
+from holdfast.guard.steps.observed import Observed
+from holdfast.holds import Hold
+from holdfast.holds import hold as hold_by_name
 from holdfast.holds.quadratic import penalty_value
 from holdfast.measures import Measure
 from holdfast.measures import measure as measure_by_name
@@ -66,6 +63,8 @@ class Consolidator:
         strength: the c of the penalty. What is right depends on the measure: search on a grid 1, 2, 5, 10, ….
         protect: glob patterns, a predicate ``(name, parameter) -> bool``, or parameters; by default every trainable
             parameter. Leave out heads that belong to one task.
+        form: in which space importance is kept, a form or its name: ``"diagonal"``, one number a weight.
+        holds: what pulls beside the guard's own hold, each with a strength of its own: holds or their names.
         decay: γ of online EWC: the total is multiplied by it before a task's importance is added.
         watch: further measures that observe the same run without holding it, as a list or by names of one's own.
         group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
@@ -82,6 +81,8 @@ class Consolidator:
         strength: float = 1.0,
         protect: Protect = None,
         *,
+        form: Form | str = "diagonal",
+        holds: Sequence[Hold | str] = (),
         decay: float = 1.0,
         watch: Sequence[Measure | str] | Mapping[str, Measure | str] = (),
         group: "ProcessGroup | None" = None,
@@ -94,7 +95,7 @@ class Consolidator:
             )
         storage = Storage(state_dtype, None if state_device is None else _device(state_device))
         driver = _as_measure(measure)
-        ledgers = {driver.name: Ledger(driver, storage)}
+        ledgers = {driver.name: Ledger(driver, _as_form(form), storage)}
         for name, watching in _named(watch):
             if name in ledgers:
                 raise ConfigurationError(
@@ -102,7 +103,7 @@ class Consolidator:
                 )
             if "/" in name:
                 raise ConfigurationError(f"A measure is called {name!r}; expected a name without '/'.")
-            ledgers[name] = Ledger(watching, storage)
+            ledgers[name] = Ledger(watching, storage=storage)
         self._memory = Memory(
             model,
             Selection(protect),
@@ -111,10 +112,10 @@ class Consolidator:
             _checked_strength(strength),
             _checked_decay(decay),
             storage,
+            _as_holds(holds),
             group,
         )
-        self._watcher = StepWatcher(self._memory)
-        self._hooks: list[tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = []
+        self._attachment = Attachment(self._memory)
 
     # What there is to read
 
@@ -131,6 +132,16 @@ class Consolidator:
     @strength.setter
     def strength(self, value: float) -> None:
         self._memory.strength = _checked_strength(value)
+
+    @property
+    def form(self) -> Form:
+        """In which space the importance that holds the model is kept."""
+        return self._memory.driving.form
+
+    @property
+    def holds(self) -> tuple[Hold, ...]:
+        """What pulls beside the guard's own hold."""
+        return tuple(self._memory.holds)
 
     @property
     def group(self) -> "ProcessGroup | None":
@@ -154,8 +165,16 @@ class Consolidator:
 
     @property
     def importance(self) -> dict[str, Tensor]:
-        """The total importance Ω that holds the model, by parameter name; empty before the first consolidation."""
-        return dict(self._memory.importance)
+        """The total importance Ω that holds the model, by parameter name; empty before the first consolidation.
+
+        In a form other than the diagonal this is its diagonal, for reading; what holds is :attr:`matrices`.
+        """
+        return self._memory.driving.diagonal
+
+    @property
+    def matrices(self) -> dict[str, Matrix]:
+        """Q of every block of parameters that holds the model, by the block's name."""
+        return dict(self._memory.driving.held)
 
     @property
     def anchor(self) -> dict[str, Tensor]:
@@ -166,7 +185,7 @@ class Consolidator:
         """Return the total importance that any one of the watching measures has found."""
         if name not in self._memory.ledgers:
             raise ConfigurationError(f"No measure is called {name!r} here; there are {', '.join(self.measures)}.")
-        return dict(self._memory.ledgers[name].held)
+        return self._memory.ledgers[name].diagonal
 
     def penalty(self) -> Tensor:
         """Return the penalty's value, differentiable: for a log, or for a loss of one's own.
@@ -175,7 +194,11 @@ class Consolidator:
         ``hold=False``, and gives path measures the task's loss through :meth:`observe`.
         """
         memory = self._memory
-        return penalty_value(memory.parameters, memory.importance, memory.anchor, memory.strength)
+        value = penalty_value(memory.parameters, memory.driving.held.values(), memory.anchor, memory.strength)
+        for hold in memory.holds:
+            own = hold.value(memory.held(memory.parameters))
+            value = value if own is None else value + own.to(value.device)
+        return value
 
     # Watching an optimiser
 
@@ -187,48 +210,15 @@ class Consolidator:
             hold: whether to add the penalty's gradient before each step; of an optimiser that is attached already, the
                 latest call counts.
         """
-        if not optimizers:
-            raise OptimizerError("attach() was given no optimiser. Give every one that trains protected parameters.")
-        optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
-        self._memory.refresh()
-        protected = {id(p): name for name, p in self._memory.parameters.items()}
-        # An optimiser all of whose parameters are frozen for now may come along with others, not by itself.
-        frozen = self._memory.frozen if any(_trains(optimizer, protected) for optimizer in optimizers) else {}
-        for optimizer in optimizers:
-            check_optimizer(optimizer, self._memory.parameters, frozen)
-        # Before anything is hooked: a warning may be an error to the caller.
-        owned = self._owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
-        warn_of_unowned(self._memory, owned)
-        if hold and self._memory.anchor and self._memory.strength:
-            warn_unless_anchored_is_trained(self._memory, owned)
-        given = {id(optimizer): optimizer for optimizer in optimizers}
-        live = []
-        for ref, handles in self._hooks:
-            if id(ref()) in given:
-                _remove(handles)
-            elif ref() is not None:
-                live.append((ref, handles))
-        for optimizer in given.values():
-            handles = self._watcher.hook(optimizer, hold=hold)
-            meet(optimizer, handles[0], protected, hold=hold)
-            live.append((weakref.ref(optimizer), handles))
-        self._hooks = live
-        if self._watcher.rank_gradients is not None:
-            self._watcher.rank_gradients.active = True
+        self._attachment.attach(optimizers, hold=hold)
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
-        memory = self._memory
-        return _trains(optimizer, ids([*memory.parameters.values(), *memory.frozen.values()]))
+        return self._attachment.may_attach(optimizer)
 
     def detach(self) -> None:
         """Stop observing: remove every hook. What was consolidated stays, and attach() goes on from there."""
-        for _, handles in self._hooks:
-            _remove(handles)
-        self._hooks = []
-        self._watcher.release()
-        if self._watcher.rank_gradients is not None:
-            self._watcher.rank_gradients.active = False
+        self._attachment.detach()
 
     def observe(self, loss: Tensor, *, scaler: GradScaler | None = None, accumulate: bool = False) -> None:
         """Measure the coming step with the gradient of this loss, instead of the one in ``.grad``.
@@ -241,13 +231,7 @@ class Consolidator:
             accumulate: add to what was observed for this step, as ``backward()`` adds to ``.grad``, rather than
                 replace it: for all but the first of a step's micro-batches.
         """
-        self._require_attached("observe")
-        self._take_in_new()
-        if self._watcher.path_measures:
-            observed = Observed(gradient=protected_gradients(self._memory, loss, scaler))
-            if not accumulate:
-                self._watcher.observed.gradient = {}
-            self._watcher.observed.add(observed)
+        self._attachment.observe(loss, scaler, accumulate=accumulate)
 
     def observe_independent(
         self,
@@ -268,14 +252,7 @@ class Consolidator:
             scaler: as for :meth:`observe`.
             accumulate: as for :meth:`observe`.
         """
-        self._require_attached("observe_independent")
-        self._take_in_new()
-        if any(measure.needs_independent_gradient for measure in self._watcher.path_measures.values()):
-            observed = Observed(independent=protected_gradients(self._memory, loss, scaler), samples=samples)
-            if not accumulate:
-                self._watcher.observed.independent = {}
-                self._watcher.observed.samples = None
-            self._watcher.observed.add(observed)
+        self._attachment.observe_independent(loss, samples, scaler, accumulate=accumulate)
 
     def backward_halves(
         self,
@@ -299,35 +276,7 @@ class Consolidator:
             scaler: the ``GradScaler`` of a float16 loop; ``.grad`` is then scaled, as its ``step`` expects.
             accumulate: as for :meth:`observe`.
         """
-        self._require_attached("backward_halves")
-        self._take_in_new()
-        for name, measure in self._watcher.path_measures.items():
-            if measure.needs_step and measure.needs_independent_gradient:
-                raise OrderError(
-                    f"{name} needs a gradient that took no part in the step; both halves of the batch do. Call "
-                    "observe_independent() with the loss of a second batch."
-                )
-        if is_fully_sharded(self._memory.model):
-            raise OrderError(
-                "backward_halves() cannot take the gradients of a sharded model apart: FSDP brings them together in "
-                "backward() only. Call observe_independent() with the loss of a second batch."
-            )
-        trained = self._trained()
-        halves = gradients_of_halves(self._memory, first, second, trained, scaler)
-        names = {id(parameter): name for name, parameter in self._memory.parameters.items()}
-        observed = Observed(samples=samples)
-        for parameter, *pair in zip(trained, *halves, strict=True):
-            given = [half for half in pair if half is not None]
-            if given:
-                mean = sum(given[1:], start=given[0]) / 2
-                parameter.grad = mean if parameter.grad is None else parameter.grad + mean
-            if id(parameter) in names:
-                name = names[id(parameter)]
-                observed.gradient[name], observed.independent[name] = (unscaled(half, scaler) for half in pair)
-        if accumulate:
-            self._watcher.observed.add(observed)
-        else:
-            self._watcher.observed = observed
+        self._attachment.backward_halves(first, second, samples, scaler, accumulate=accumulate)
 
     def observe_ranks(
         self, samples: int | None = None, *, comm_hook: CommHook | None = None, state: object = None
@@ -346,18 +295,7 @@ class Consolidator:
                 the model, which takes only one, and must return their mean, up to the rounding of compression.
             state: what that hook is given as its state.
         """
-        self._require_attached("observe_ranks")
-        for name, measure in self._watcher.path_measures.items():
-            if measure.needs_step and measure.needs_independent_gradient:
-                raise OrderError(
-                    f"{name} needs a gradient that took no part in the step; those of all ranks do. Call "
-                    "observe_independent() with the loss of a second batch."
-                )
-        owned = self._owned()
-        trained = (p for p in self._memory.parameters.values() if id(p) in owned and p.requires_grad)
-        self._watcher.rank_gradients = RankGradients(
-            self._memory.wrapper, samples, comm_hook, state, watched=next(trained, None)
-        )
+        self._attachment.observe_ranks(samples, comm_hook, state)
 
     @property
     def path(self) -> PathRecord:
@@ -367,14 +305,20 @@ class Consolidator:
         updates weights and measures in one kernel. Tensors are taken as they are, not copied.
         """
         memory = self._memory
-        running = {label: dict(memory.ledgers[label].running) for label in self._watcher.path_measures}
+        running = {
+            label: {state: dict(tensors) for state, tensors in memory.ledgers[label].running.items()}
+            for label in self._attachment.watcher.path_measures
+        }
         return PathRecord(running, dict(memory.start), max(memory.steps.values(), default=0))
 
     @path.setter
     def path(self, record: PathRecord) -> None:
         memory = self._memory
-        for label in self._watcher.path_measures:
-            memory.ledgers[label].running = dict(record.running.get(label, {}))
+        for label in self._attachment.watcher.path_measures:
+            ledger = memory.ledgers[label]
+            given = record.running.get(label, {})
+            ledger.running = {state: dict(given.get(state, {})) for state in ledger.measure.running}
+        memory.version += 1
         memory.start = dict(record.start)
         memory.steps = dict.fromkeys(memory.parameters, record.steps) if record.steps else {}
 
@@ -406,12 +350,15 @@ class Consolidator:
         found = measure_task(memory, batches, forward)
         totals = memory.ranks.together(lambda: self._new_totals(found))
         anchor = memory.ranks.together(self._new_anchor)
+        memory.ranks.together(lambda: self._tell_holds(memory.anchor | anchor, totals.get(memory.driver)))
         for name, total in totals.items():
             memory.ledgers[name].settle(total)
+            for state, tensors in found[name].lasting.items():
+                memory.ledgers[name].running[state] = tensors
         memory.anchor.update(anchor)
         memory.tasks += 1
         self.restart_task()
-        return found
+        return {name: finding.shown() for name, finding in found.items()}
 
     @torch.inference_mode(mode=False)
     def rehearse(self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None) -> None:
@@ -434,7 +381,7 @@ class Consolidator:
     def restart_task(self) -> None:
         """Drop what path measures have gathered since the last consolidation, and start this task's account anew."""
         self._memory.restart_task()
-        self._watcher.observed = Observed()
+        self._attachment.watcher.observed = Observed()
 
     def refresh(self) -> None:
         """Look at the model again, and take in parameters that were added, unfrozen or replaced.
@@ -469,7 +416,7 @@ class Consolidator:
         """Take over a state, after checking that it is whole and of this model and these measures."""
         self._memory.refresh()
         from_state(self._memory, state)
-        self._watcher.observed = Observed()
+        self._attachment.watcher.observed = Observed()
 
     def blank_state_dict(self, metadata: "Metadata", prefix: str = "guard") -> dict[str, Any]:
         """Return a state for ``torch.distributed.checkpoint.load`` to fill, whatever number of processes saved it.
@@ -498,14 +445,18 @@ class Consolidator:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy takes along: all but the optimisers, whose hooks are not copied with them."""
-        if self._attached():
+        if self._attachment.attached():
             warnings.warn(
                 "A copy of an attached Consolidator is attached to nothing. Call attach() on the copy, with the "
                 "optimiser that trains its model, before it is to hold anything.",
                 HoldfastWarning,
                 stacklevel=4,
             )
-        return {**self.__dict__, "_hooks": []}
+        return {"_memory": self._memory}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._memory = state["_memory"]
+        self._attachment = Attachment(self._memory)
 
     # Helpers
 
@@ -513,7 +464,19 @@ class Consolidator:
         storage = self._memory.storage
         return {name: storage.resting(p.detach().clone(), p) for name, p in self._memory.parameters.items()}
 
-    def _new_totals(self, found: Mapping[str, TaskImportance]) -> dict[str, dict[str, Tensor]]:
+    def _tell_holds(self, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None) -> None:
+        """Let holds take the task in; if one refuses it, all are as they were."""
+        memory = self._memory
+        before = [(hold, hold.state()) for hold in memory.holds]
+        try:
+            for hold in memory.holds:
+                hold.end_task(memory.held(memory.parameters, anchor, total))
+        except BaseException:
+            for hold, state in before:
+                hold.load_state(state)
+            raise
+
+    def _new_totals(self, found: Mapping[str, Finding]) -> dict[str, dict[str, Matrix]]:
         """Return the totals with a task's importance taken in, or refuse what is not finite."""
         memory = self._memory
         for name, parameter in memory.parameters.items():
@@ -523,46 +486,14 @@ class Consolidator:
                     "importance still hold. Training has diverged: restore an earlier checkpoint."
                 )
         return {
-            name: memory.ledgers[name].new_total(task.importance, memory.decay, memory.parameters)
-            for name, task in found.items()
+            name: memory.ledgers[name].new_total(finding.matrices, memory.decay, memory.tasks, memory.parameters)
+            for name, finding in found.items()
         }
-
-    def _require_attached(self, call: str) -> None:
-        if not self._hooks:
-            raise OrderError(f"{call}() before attach(): no optimiser is being observed. Call attach(optimizer) first.")
-
-    def _attached(self) -> list[Optimizer]:
-        """Return the optimisers that are attached and still exist."""
-        return [optimizer for ref, _ in self._hooks if (optimizer := ref()) is not None]
-
-    def _owned(self) -> set[int]:
-        """Return the ids of all parameters that attached optimisers train."""
-        return {key for optimizer in self._attached() for key in ids(trained_by(optimizer))}
-
-    def _trained(self) -> list[Tensor]:
-        """Return what the model or an attached optimiser trains: heads may be modules of their own."""
-        every = [*self._memory.model.parameters(), *(p for o in self._attached() for p in trained_by(o))]
-        return list({id(p): p for p in every if p.requires_grad}.values())
-
-    def _take_in_new(self) -> None:
-        """Begin to watch parameters that were unfrozen or added since the last step."""
-        for optimizer in self._attached():
-            self._watcher.take_in_new(optimizer)
 
 
 def _device(given: torch.device | str) -> torch.device:
     """Return a device with its number, as tensors name theirs."""
     return torch.empty(0, device=given).device
-
-
-def _trains(optimizer: object, parameters: Collection[int]) -> bool:
-    """Whether an optimiser trains any of the parameters that have these ids."""
-    return isinstance(optimizer, Optimizer) and not ids(trained_by(optimizer)).isdisjoint(parameters)
-
-
-def _remove(handles: Iterable[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 def _checked_strength(value: float) -> float:
@@ -585,6 +516,31 @@ def _as_measure(measure: object) -> Measure:
     raise ConfigurationError(
         f"measure={given}: expected a measure such as SOS(), with its parentheses, or the name of one such as 'SOS'."
     )
+
+
+def _as_form(form: object) -> Form:
+    if isinstance(form, Form):
+        return form
+    if isinstance(form, str):
+        return form_by_name(form)
+    given = form.__name__ if isinstance(form, type) else type(form).__name__
+    raise ConfigurationError(
+        f"form={given}: expected a form such as Diagonal(), with its parentheses, or its name, such as 'diagonal'."
+    )
+
+
+def _as_holds(holds: object) -> list[Hold]:
+    if isinstance(holds, str | Hold) or not isinstance(holds, Sequence):
+        raise ConfigurationError(f"holds={holds!r}: expected a list of holds or of their names.")
+    found = [hold_by_name(hold) if isinstance(hold, str) else hold for hold in holds]
+    for hold in found:
+        if not isinstance(hold, Hold):
+            given = hold.__name__ if isinstance(hold, type) else type(hold).__name__
+            raise ConfigurationError(f"holds has {given}; expected a hold, with its parentheses, or the name of one.")
+    names = [hold.name for hold in found]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"holds names {names}; expected each of them once, since states are kept by name.")
+    return found
 
 
 def _named(watch: Sequence[Measure | str] | Mapping[str, Measure | str]) -> list[tuple[str, Measure]]:

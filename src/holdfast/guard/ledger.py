@@ -1,14 +1,17 @@
-"""What is kept for one measure: the total so far, and the running state of the current task."""
+"""What is kept for one measure: the total so far, and the running states of the current task."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from holdfast.errors import NotFiniteError
-from holdfast.measures import Measure, PathMeasure
-from holdfast.tensors.sharding import local, wrap_local
+from holdfast.errors import ConfigurationError, NotFiniteError
+from holdfast.forms import Diagonal, DiagonalMatrix, Form, Matrix
+from holdfast.measures import Measure
+from holdfast.measures.base import States
+from holdfast.tensors.sharding import local, whole_maxima, whole_sums, wrap_local
 from holdfast.tensors.storage import Storage, at_hand, running_dtype
 
 
@@ -17,7 +20,7 @@ class TaskImportance:
     """What a measure found for one task."""
 
     importance: dict[str, Tensor]
-    """ω, the task's importance, as added to the total."""
+    """ω, the task's importance, as added to the total; in a form other than the diagonal, its diagonal."""
 
     raw: dict[str, Tensor] | None = None
     """What a path measure accumulated: ω̃ before clamping and rescaling for SI, v before the root for SOS."""
@@ -33,12 +36,74 @@ class TaskImportance:
 class PathRecord:
     """What has been measured along the path of the current task so far."""
 
-    running: dict[str, dict[str, Tensor]]
-    """The running state of every path measure: by the measure's name, then by parameter."""
+    running: dict[str, dict[str, dict[str, Tensor]]]
+    """The running states of every path measure: by the measure's name, the state's, and then by parameter."""
     start: dict[str, Tensor]
     """θ(0), every parameter just before the task's first step."""
     steps: int
     """How many steps the task has taken."""
+
+
+class TaskSoFar:
+    """What is known of a task at its end, as measures are given it: of sharded parameters, this process's parts."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        running: Mapping[str, Mapping[str, Tensor]],
+        start: Mapping[str, Tensor],
+        steps: Mapping[str, int],
+        means: Mapping[str, Tensor],
+    ) -> None:
+        self.parameters: Mapping[str, Tensor] = _Weights(parameters)
+        self.means = means
+        self._whole = parameters
+        self._running = running
+        self._start = start
+        self._steps = steps
+
+    def states(self, name: str) -> States | None:
+        """Return a parameter's running states; ``None`` if it took no step."""
+        kept = {state: tensors[name] for state, tensors in self._running.items() if name in tensors}
+        return {state: local(at_hand(tensor, self._whole[name])) for state, tensor in kept.items()} or None
+
+    def displacement(self, name: str) -> Tensor:
+        """Return θ(T) − θ(0); 0 where the start was not kept."""
+        theta = self.parameters[name]
+        if name not in self._start:
+            return torch.zeros_like(theta)
+        return theta - local(at_hand(self._start[name], self._whole[name]))
+
+    def steps(self, name: str) -> int:
+        """Return how many steps a parameter took."""
+        return self._steps.get(name, 0)
+
+    def largest(self, values: Mapping[str, Tensor]) -> float:
+        """Return the largest of all values, over all parameters and all processes' parts of them."""
+        parts = [wrap_local(value, self._whole[name]) for name, value in values.items()]
+        return max(map(float, whole_maxima(parts)), default=0.0)
+
+    def sum(self, values: Mapping[str, Tensor]) -> float:
+        """Return the sum of all values, over all parameters and all processes' parts of them."""
+        parts = [wrap_local(value, self._whole[name]).sum() for name, value in values.items()]
+        return sum(map(float, whole_sums(parts)))
+
+
+class _Weights(Mapping[str, Tensor]):
+    """Parameters as measures are given them: in single precision at least, converted when they are asked for."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+
+    def __getitem__(self, name: str) -> Tensor:
+        parameter = self._parameters[name]
+        return local(parameter.detach()).to(running_dtype(parameter))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
 
 
 @dataclass
@@ -46,48 +111,88 @@ class Ledger:
     """The account of one measure."""
 
     measure: Measure
+    form: Form = field(default_factory=Diagonal)
     storage: Storage = field(default_factory=Storage)
-    total: dict[str, Tensor] = field(default_factory=dict)
-    running: dict[str, Tensor] = field(default_factory=dict)
-    held: dict[str, Tensor] = field(default_factory=dict)
-    """Ω as the penalty uses it: the total, clamped at 0 where the measure leaves that to the end."""
+    total: dict[str, Matrix] = field(default_factory=dict)
+    """Q of every block so far, by the block's name."""
+    held: dict[str, Matrix] = field(default_factory=dict)
+    """The same as the hold uses it: clamped at 0 where the measure leaves that to the end."""
+    running: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """The running states by name, each by parameter."""
 
-    def running_for(self, name: str, parameter: Tensor) -> Tensor:
-        """Return a parameter's running state, zeros at first, never in less than single precision."""
-        if name not in self.running:
-            nothing = torch.zeros_like(parameter, dtype=running_dtype(parameter), requires_grad=False)
-            self.running[name] = self.storage.running(nothing, parameter)
-        return self.running[name]
+    def __post_init__(self) -> None:
+        self.form.check(self.measure)
+        self.restart()
 
-    def task_importance(
-        self, parameters: Mapping[str, Tensor], start: Mapping[str, Tensor], steps: Mapping[str, int]
-    ) -> TaskImportance:
-        """Return what this path measure found during the task; parameters that took no step have importance 0."""
-        assert isinstance(self.measure, PathMeasure)
-        importance = {}
-        for name, parameter in parameters.items():
-            state = self.running.get(name)
-            if state is None:
-                importance[name] = torch.zeros_like(parameter, dtype=running_dtype(parameter), requires_grad=False)
-                continue
-            own = local(at_hand(state, parameter))
-            moved = torch.zeros_like(own)
-            if name in start:
-                moved = local(parameter.detach()).to(own.dtype) - local(at_hand(start[name], parameter))
-            importance[name] = wrap_local(self.measure.importance(own, moved, steps[name]), parameter)
-        return TaskImportance(importance, raw=dict(self.running))
+    @property
+    def diagonal(self) -> dict[str, Tensor]:
+        """Ω as the hold uses it, weight by weight."""
+        return {name: omega for matrix in self.held.values() for name, omega in matrix.diagonal().items()}
+
+    def states_of(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
+        """Return a parameter's running states, zeros at first, never in less than single precision."""
+        for tensors in self.running.values():
+            if name not in tensors:
+                nothing = torch.zeros_like(parameter, dtype=running_dtype(parameter), requires_grad=False)
+                tensors[name] = self.storage.running(nothing, parameter)
+        return {state: tensors[name] for state, tensors in self.running.items()}
+
+    def knows(self, name: str) -> bool:
+        """Whether a parameter has running states."""
+        return any(name in tensors for tensors in self.running.values())
+
+    def finished(
+        self,
+        parameters: Mapping[str, Tensor],
+        start: Mapping[str, Tensor],
+        steps: Mapping[str, int],
+        means: Mapping[str, Tensor],
+    ) -> tuple[dict[str, Matrix], dict[str, dict[str, Tensor]]]:
+        """Return what the measure found for a task, and its lasting states, both checked."""
+        importance, lasting = self.measure.finish(TaskSoFar(parameters, self.running, start, steps, means))
+        kept = [state for state, lifetime in self.measure.running.items() if lifetime == "lasting"]
+        if unknown := [state for state in lasting if state not in kept]:
+            raise ConfigurationError(
+                f"{self.measure.name} returned a state {unknown[0]!r} to be kept; those of its that last are {kept}."
+            )
+        wrapped = {state: self._like(parameters, tensors, state) for state, tensors in lasting.items()}
+        omegas = self._like(parameters, importance, "importance")
+        return {name: DiagonalMatrix(name, omega) for name, omega in omegas.items()}, wrapped
+
+    def _like(self, parameters: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
+        """Return what a measure found spread as the parameters are, or refuse what is not of their names and shapes."""
+        name = self.measure.name
+        if found.keys() != parameters.keys():
+            missing, unknown = sorted(parameters.keys() - found.keys()), sorted(found.keys() - parameters.keys())
+            raise ConfigurationError(
+                f"{name} gave an {what} that {'lacks ' + missing[0] if missing else 'has an unknown ' + unknown[0]}; "
+                "expected one tensor for each protected parameter."
+            )
+        for key, tensor in found.items():
+            shape = local(parameters[key]).shape
+            if not isinstance(tensor, Tensor) or tensor.shape != shape:
+                given = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ConfigurationError(
+                    f"{name} gave an {what} of shape {given} for {key!r}, which has {tuple(shape)}; expected one "
+                    "number a weight, so that none is spread over others without a word."
+                )
+        return {key: wrap_local(found[key], parameters[key]) for key in parameters}
 
     def new_total(
-        self, importance: Mapping[str, Tensor], decay: float, parameters: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+        self, found: Mapping[str, Matrix], decay: float, tasks: int, parameters: Mapping[str, Tensor]
+    ) -> dict[str, Matrix]:
         """Return the total with a task's importance taken in, changing nothing yet."""
         total = dict(self.total)
-        for name, omega in importance.items():
-            added = omega
-            if name in total and not self.measure.replaces_total:
-                added = torch.add(omega, at_hand(total[name], omega), alpha=decay)
-            total[name] = self.storage.resting(added, parameters[name])
-            if not bool(local(total[name]).isfinite().all()):
+        for name, matrix in found.items():
+            like = parameters[matrix.block.parameters[0]]
+            added = matrix
+            if name in total and self.measure.total != "replace":
+                earlier = total[name].mapped(partial(at_hand, parameter=like))
+                added = matrix.plus(earlier, decay if self.measure.total == "add" else decay * tasks)
+                if self.measure.total == "average":
+                    added = added.scaled(1 / (1 + decay * tasks))
+            total[name] = added.mapped(partial(self.storage.resting, parameter=like))
+            if not total[name].is_finite:
                 raise NotFiniteError(
                     f"{self.measure.name}: the importance of {name!r} is not finite, so nothing was consolidated; the "
                     "previous anchor and importance still hold. Look for NaN or overflow in this task's gradients and "
@@ -95,12 +200,16 @@ class Ledger:
                 )
         return total
 
-    def settle(self, total: dict[str, Tensor]) -> None:
+    def settle(self, total: dict[str, Matrix]) -> None:
         """Make a total the current one."""
         self.total = total
-        clamped = self.measure.clamps_total
-        self.held = {name: value.clamp(min=0) for name, value in total.items()} if clamped else total
+        self.held = total
+        if self.measure.clamps_total:
+            self.held = {name: matrix.mapped(lambda tensor: tensor.clamp(min=0)) for name, matrix in total.items()}
 
     def restart(self) -> None:
-        """Forget the running state; the tensors themselves belong to whoever was given them."""
-        self.running = {}
+        """Forget the states of the task; the tensors themselves belong to whoever was given them."""
+        lifetimes = self.measure.running
+        self.running = {
+            state: self.running.get(state, {}) if lifetime == "lasting" else {} for state, lifetime in lifetimes.items()
+        }

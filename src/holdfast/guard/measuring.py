@@ -3,64 +3,105 @@
 import warnings
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+from torch import Tensor
 
 from holdfast.errors import BatchError, HoldfastWarning, OrderError
+from holdfast.forms import Matrix
 from holdfast.guard.distributed.ranks import Ranks, is_one_of_several
 from holdfast.guard.distributed.whole_model import whole_model
-from holdfast.guard.ledger import TaskImportance
+from holdfast.guard.ledger import Ledger, TaskImportance
 from holdfast.guard.memory import Memory
-from holdfast.measures import PathMeasure, SampleMeasure, WeightMeasure
+from holdfast.measures import SampleMeasure
 from holdfast.persample.batches import Batch, Forward, check_batches, read_batch
-from holdfast.persample.engine import SampleAccumulator
-from holdfast.tensors.sharding import added_up_part, is_sharded, wrap_local
-from holdfast.tensors.storage import running_dtype
+from holdfast.persample.engine import SampleAccumulator, SampleImportance
+from holdfast.tensors.sharding import added_up_part, is_sharded
+
+DRAWS_APART = 2**20
+"""What lies between the seeds of two ranks, which must not draw the same labels.
+
+It is more than there are tasks, and within the 32 bits that a generator on the CPU looks at.
+"""
+
+REHEARSED = 2
+"""Samples of a rehearsal: the fewest by which layers that mix them can be told."""
 
 
-def measure_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, TaskImportance]:
+@dataclass
+class Finding:
+    """What a measure found for a task, on its way into the total."""
+
+    matrices: dict[str, Matrix]
+    lasting: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    raw: dict[str, Tensor] | None = None
+    samples: int | None = None
+    fallback: dict[str, str] = field(default_factory=dict)
+
+    def shown(self) -> TaskImportance:
+        """Return it as users are told."""
+        importance = {name: omega for matrix in self.matrices.values() for name, omega in matrix.diagonal().items()}
+        return TaskImportance(importance, self.raw, self.samples, self.fallback)
+
+
+def measure_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, Finding]:
     """Return what each measure found, by its name; one that only watches and saw no step is left out."""
     sampled = _sampled(memory)
     found = memory.ranks.together(lambda: _measure_without_data(memory))
     if sampled:
         given = memory.ranks.together(lambda: _given(batches, sampled))
-        found |= measure_samples(memory, sampled, given, forward)
+        found |= _measure_samples(memory, sampled, given, forward)
     return found
 
 
 def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> None:
     """Measure with the first samples of the data, if any measure looks at data, and forget what comes out."""
     sampled = _sampled(memory)
-    if sampled:
-        given = memory.ranks.together(lambda: _given(batches, sampled))
-        rehearse_samples(memory, sampled, given, forward)
+    if not sampled:
+        return
+    given = memory.ranks.together(lambda: _given(batches, sampled))
+    collectors = list(dict.fromkeys(_collectors(memory, sampled, forward).values()))
+    for collector in collectors:
+        collector.limit = min(REHEARSED, collector.limit or REHEARSED)
+    _collect(memory.ranks, collectors, given)
+    for collector in collectors:
+        if not collector.seen:
+            memory.ranks.together(collector.result)  # says that there were no batches
 
 
 def _sampled(memory: Memory) -> dict[str, SampleMeasure]:
     """Return the measures that look at data, by name."""
     ledgers = memory.ledgers.items()
-    return {name: ledger.measure for name, ledger in ledgers if isinstance(ledger.measure, SampleMeasure)}
+    return {name: cast("SampleMeasure", ledger.measure) for name, ledger in ledgers if ledger.measure.needs.data}
 
 
-def _measure_without_data(memory: Memory) -> dict[str, TaskImportance]:
+def _measure_without_data(memory: Memory) -> dict[str, Finding]:
     """Return what the measures found that look at the path or the weights alone."""
-    found: dict[str, TaskImportance] = {}
+    found: dict[str, Finding] = {}
     for name, ledger in memory.ledgers.items():
-        measure = ledger.measure
-        if isinstance(measure, PathMeasure):
-            if memory.steps:
-                found[name] = ledger.task_importance(memory.parameters, memory.start, memory.steps)
-            elif name == memory.driver:
+        needs = ledger.measure.needs
+        if needs.data:
+            continue
+        if needs.path and not memory.steps:
+            if name == memory.driver:
                 raise OrderError(
                     f"{name} measures along the training path and has seen no step of an attached optimiser since the "
                     "last consolidation. Call attach(optimizer) before training; to protect a model that is already "
                     "trained, use a measure that looks at data, such as Fisher() or MAS()."
                 )
-        elif isinstance(measure, WeightMeasure):
-            importance = {
-                key: measure.importance(p.detach().to(running_dtype(p))) for key, p in memory.parameters.items()
-            }
-            found[name] = TaskImportance(importance)
+            continue
+        matrices, lasting = _finished(memory, ledger, {})
+        raw = dict(next(iter(ledger.running.values()))) if ledger.running else None
+        found[name] = Finding(matrices, lasting, raw)
     return found
+
+
+def _finished(
+    memory: Memory, ledger: Ledger, means: Mapping[str, Tensor]
+) -> tuple[dict[str, Matrix], dict[str, dict[str, Tensor]]]:
+    return ledger.finished(memory.parameters, memory.start, memory.steps, means)
 
 
 def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) -> Iterable[Any]:
@@ -73,56 +114,64 @@ def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) 
     return check_batches(batches)
 
 
-DRAWS_APART = 2**20
-"""What lies between the seeds of two ranks, which must not draw the same labels.
-
-It is more than there are tasks, and within the 32 bits that a generator on the CPU looks at.
-"""
-
-REHEARSED = 2
-"""Samples of a rehearsal: the fewest by which layers that mix them can be told."""
-
-
-def measure_samples(
+def _measure_samples(
     memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any], forward: Forward | None
-) -> dict[str, TaskImportance]:
+) -> dict[str, Finding]:
     """Give every batch to every measure that looks at data, so that all of them see the same samples."""
+    _warn_if_alone_among_several(memory.ranks)
+    passes = max(memory.ledgers[name].form.passes for name in sampled)
+    if passes > 1 and iter(batches) is batches:
+        raise BatchError(
+            f"The form {memory.driving.form.name!r} goes through the samples {passes} times, and the batches given can "
+            "be gone through once: an iterator, or a generator. Give a DataLoader, or a list of batches."
+        )
+    known: dict[str, dict[str, Tensor]] = {name: {} for name in sampled}
+    seen: dict[str, SampleImportance] = {}
+    for number in range(passes):
+        wanted = {name: measure for name, measure in sampled.items() if number < memory.ledgers[name].form.passes}
+        results = _pass(memory, wanted, batches, forward, known)
+        for name, result in results.items():
+            known[name] |= result.values
+        seen = seen or results
+    found = {}
+    for name, measure in sampled.items():
+        ledger = memory.ledgers[name]
+        if ledger.form.elementwise:
+            matrices, lasting = _finished(memory, ledger, known[name])
+        else:
+            blocks = ledger.form.blocks(memory.model, memory.parameters)
+            matrices, lasting = ledger.form.matrices(measure, blocks, known[name]), {}
+        found[name] = Finding(matrices, lasting, samples=seen[name].samples, fallback=seen[name].fallback)
+    return found
+
+
+def _pass(
+    memory: Memory,
+    sampled: Mapping[str, SampleMeasure],
+    batches: Iterable[Any],
+    forward: Forward | None,
+    known: Mapping[str, Mapping[str, Tensor]],
+) -> dict[str, SampleImportance]:
+    """Go through the samples once, and return each measure's means over those of all ranks."""
     ranks = memory.ranks
-    collectors = _collectors(memory, sampled, forward)
+    collectors = _collectors(memory, sampled, forward, known)
     every = list(dict.fromkeys(collectors.values()))
-    _warn_if_alone_among_several(ranks)
     _collect(ranks, every, batches)
     for collector in every:
         _add_up(memory, collector)
     results = ranks.together(lambda: {collector: collector.result() for collector in every})
     # A rank that had no sample has not met the parameters that no rule covers.
     ways = ranks.each(lambda: [result.fallback for result in results.values()])
-    fallback = {one: dict(ChainMap(*theirs)) for one, theirs in zip(every, zip(*ways, strict=True), strict=True)}
-    found = {}
-    for name, measure in sampled.items():
-        result = results[collectors[name]]
-        importance = {
-            key: wrap_local(measure.transform(mean), memory.parameters[key]) for key, mean in result.values.items()
-        }
-        found[name] = TaskImportance(importance, samples=result.samples, fallback=fallback[collectors[name]])
-    return found
-
-
-def rehearse_samples(
-    memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any], forward: Forward | None
-) -> None:
-    """Do the same with the first samples alone, and forget what comes out."""
-    collectors = list(dict.fromkeys(_collectors(memory, sampled, forward).values()))
-    for collector in collectors:
-        collector.limit = min(REHEARSED, collector.limit or REHEARSED)
-    _collect(memory.ranks, collectors, batches)
-    for collector in collectors:
-        if not collector.seen:
-            memory.ranks.together(collector.result)  # says that there were no batches
+    for result, theirs in zip(results.values(), zip(*ways, strict=True), strict=True):
+        result.fallback = dict(ChainMap(*theirs))
+    return {name: results[collectors[name]] for name in sampled}
 
 
 def _collectors(
-    memory: Memory, sampled: Mapping[str, SampleMeasure], forward: Forward | None
+    memory: Memory,
+    sampled: Mapping[str, SampleMeasure],
+    forward: Forward | None,
+    known: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> dict[str, SampleAccumulator]:
     """Return each measure's collector, which those share that make something else of the same mean, as a root does."""
     ranks = memory.ranks
@@ -131,9 +180,17 @@ def _collectors(
     made: dict[object, SampleAccumulator] = {}
     found = {}
     for name, measure in sampled.items():
-        mean = (measure.score, measure.phi, measure.sample_limit, measure.draw_seed)
+        form = memory.ledgers[name].form
+        mean = (measure.score, measure.phi, measure.sample_limit, measure.draw_seed, form)
         if mean not in made:
-            made[mean] = measure.accumulator(model, parameters, forward, task=draws)
+            blocks = form.blocks(memory.model, memory.parameters)
+            made[mean] = measure.accumulator(
+                model,
+                parameters,
+                forward,
+                task=draws,
+                reduction=partial(form.reduction, measure, blocks, known=(known or {}).get(name, {})),
+            )
         found[name] = made[mean]
     return found
 
@@ -189,8 +246,9 @@ def _add_up(memory: Memory, collector: SampleAccumulator) -> None:
     if ranks.size == 1:
         return
     for name, own in collector.sums.items():
-        parameter = memory.parameters[name]
-        collector.sums[name] = added_up_part(own, parameter) if is_sharded(parameter) else ranks.add_up(own)
+        parameter = memory.parameters.get(name)
+        spread = parameter is not None and is_sharded(parameter)
+        collector.sums[name] = added_up_part(own, parameter) if spread else ranks.add_up(own)
     collector.samples = sum(ranks.each(lambda: collector.samples))
 
 

@@ -1,18 +1,21 @@
 """All that a Consolidator remembers, shared by the parts that read it, write it and save it."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, ProtectError
+from holdfast.forms import Matrix
 from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.selection import Selection
+from holdfast.holds import Held, Hold
 from holdfast.tensors.names import named_parameters
-from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
+from holdfast.tensors.sharding import is_sharded, like_parameter, refuse_flattened, reshard
 from holdfast.tensors.storage import Storage
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ class Memory:
     strength: float
     decay: float
     storage: Storage
+    holds: Sequence[Hold] = ()
+    """What pulls beside the quadratic hold."""
     group: "ProcessGroup | None" = None
     """The processes that train the model, where the user has named them."""
     ranks: Ranks = ALONE
@@ -47,6 +52,8 @@ class Memory:
     """θ(0), each parameter just before its first step of the current task: after any re-initialisation, so not θ*."""
     steps: dict[str, int] = field(default_factory=dict)
     """How many steps each parameter has taken in the current task; those during which it was frozen are none."""
+    version: int = 0
+    """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
 
     def __post_init__(self) -> None:
         self.wrapper = ddp_wrapper(self.model)
@@ -61,14 +68,30 @@ class Memory:
         self.ranks = ranks_of(self.wrapper or self.model, self.group)
 
     @property
-    def importance(self) -> dict[str, Tensor]:
-        """The total importance Ω that the penalty uses."""
-        return self.ledgers[self.driver].held
+    def driving(self) -> Ledger:
+        """The account of the measure that drives the penalty."""
+        return self.ledgers[self.driver]
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
         """What identifies every measure in a saved state."""
-        return {name: _plain(name, ledger.measure.settings()) for name, ledger in self.ledgers.items()}
+        return {name: plain(name, ledger.measure.settings()) for name, ledger in self.ledgers.items()}
+
+    def held(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        anchor: Mapping[str, Tensor] | None = None,
+        importance: Mapping[str, Matrix] | None = None,
+    ) -> Held:
+        """Return what holds may look at while some parameters move."""
+        return Held(
+            self.model,
+            parameters,
+            self.anchor if anchor is None else anchor,
+            self.driving.held if importance is None else importance,
+            self.strength,
+            self.tasks,
+        )
 
     def refresh(self) -> None:
         """Look at the model again: take in parameters that were added, unfrozen, replaced or moved."""
@@ -80,9 +103,11 @@ class Memory:
         kept = self.anchor.keys() | self.steps.keys()
         found = self.selection.find(self.model, some=not kept)
         self.parameters = {name: p for name, p in present.items() if name in found or name in kept}
+        self.version += 1
         for name, parameter in self.parameters.items():
             anchor = self.anchor.get(name)
-            if anchor is None and any(kept[name].shape != parameter.shape for kept in self._tensors() if name in kept):
+            known = [tensors[name] for tensors in (self.start, *self._running()) if name in tensors]
+            if anchor is None and any(tensor.shape != parameter.shape for tensor in known):
                 self.forget(name)  # another parameter, which takes its first step of this task from here
             elif anchor is not None and anchor.shape != parameter.shape:
                 raise ProtectError(
@@ -90,6 +115,9 @@ class Memory:
                     f"Restore it, or call forget({name!r}) to let go of what was learned there."
                 )
             self._follow(name, parameter)
+        for ledger in self.ledgers.values():
+            for matrices in (ledger.total, ledger.held):
+                self._follow_matrices(matrices)
 
     @property
     def frozen(self) -> dict[str, nn.Parameter]:
@@ -111,12 +139,18 @@ class Memory:
             ledger.restart()
         self.start = {}
         self.steps = {}
+        self.version += 1
 
     def forget(self, name: str) -> None:
-        """Drop everything known about a parameter."""
-        for kept in self._tensors():
+        """Drop everything known about a parameter, and about the block that it is part of."""
+        for kept in (self.anchor, self.start, *self._running()):
             kept.pop(name, None)
+        for ledger in self.ledgers.values():
+            for matrices in (ledger.total, ledger.held):
+                for block in [key for key, matrix in matrices.items() if name in matrix.block.parameters]:
+                    del matrices[block]
         self.steps.pop(name, None)
+        self.version += 1
 
     def refuse_unless_ranks_agree(self) -> None:
         """Raise on every rank unless all of them are at the same place of the same run."""
@@ -130,47 +164,58 @@ class Memory:
             "the steps of this task": self.steps,
             "the strength and the decay": (self.strength, self.decay),
         }
+        totals: dict[str, list[Tensor]] = {}
+        for ledger in self.ledgers.values():
+            for matrix in ledger.total.values():
+                totals.setdefault(matrix.block.parameters[0], []).extend(matrix.tensors().values())
         # Each rank has its own part of a sharded tensor; all others are copies.
         for name, parameter in self.parameters.items():
             if not is_sharded(parameter):
-                kept = [tensors[name] for tensors in self._tensors() if name in tensors]
+                kept = [tensors[name] for tensors in (self.anchor, self.start, *self._running()) if name in tensors]
                 facts[f"the weights {name!r} (by checksum)"] = checksum([parameter])
-                facts[f"what is known about {name!r} (by checksum)"] = checksum(local(tensor) for tensor in kept)
+                facts[f"what is known about {name!r} (by checksum)"] = checksum([*kept, *totals.get(name, ())])
         self.ranks.refuse_unless_equal(facts)
 
     def found_by_any_rank(self, found: list[T]) -> list[T]:
         """Return what all ranks have found in their parts of the parameters; without sharding, all find the same."""
+        if self.ranks.size == 1:
+            return found
         sharded = any(is_sharded(p) and p.device.type == "cpu" for p in self.parameters.values())
         return [item for items in self.ranks.each(lambda: found) for item in items] if sharded else found
 
     def _follow(self, name: str, parameter: Tensor) -> None:
         """Move what is kept about a parameter to where it belongs now."""
         storage = self.storage
-        kinds = ((storage.resting, self._resting()), (storage.exact, [self.start]), (storage.running, self._running()))
+        kinds = ((storage.resting, [self.anchor]), (storage.exact, [self.start]), (storage.running, self._running()))
         for keep, tensors in kinds:
             for kept in tensors:
                 known = kept.get(name)
-                if known is not None and not self.storage.is_in_place(known, parameter):
+                if known is not None and not storage.is_in_place(known, parameter):
                     kept[name] = keep(like_parameter(known, parameter), parameter)
 
-    def _tensors(self) -> list[dict[str, Tensor]]:
-        return [*self._resting(), self.start, *self._running()]
+    def _follow_matrices(self, matrices: dict[str, Matrix]) -> None:
+        """Do the same with importances, those of the diagonal spread as the parameters are."""
+        for name, matrix in list(matrices.items()):
+            like = self.parameters.get(matrix.block.parameters[0])
+            if like is None or all(self.storage.is_in_place(tensor, like) for tensor in matrix.tensors().values()):
+                continue
+            matrices[name] = matrix.mapped(partial(self.resting, like=like))
 
-    def _resting(self) -> list[dict[str, Tensor]]:
-        totals = (tensors for ledger in self.ledgers.values() for tensors in (ledger.total, ledger.held))
-        return [self.anchor, *totals]
+    def resting(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """Return part of an importance as it is kept, beside a parameter of its block."""
+        return self.storage.resting(like_parameter(tensor, like), like)
 
     def _running(self) -> list[dict[str, Tensor]]:
-        return [ledger.running for ledger in self.ledgers.values()]
+        return [tensors for ledger in self.ledgers.values() for tensors in ledger.running.values()]
 
 
-def _plain(measure: str, settings: dict[str, Any]) -> dict[str, Any]:
+def plain(what: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings as a file gives them back, tuples as lists, or refuse what no file can hold."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(settings))
+        found: dict[str, Any] = json.loads(json.dumps(settings))
     except TypeError as error:
         raise ConfigurationError(
-            f"The settings of {measure} are {settings}; expected numbers, strings, lists of them or None, which a "
+            f"The settings of {what} are {settings}; expected numbers, strings, lists of them or None, which a "
             f"saved state can hold ({error})."
         ) from error
-    return plain
+    return found

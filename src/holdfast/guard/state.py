@@ -1,25 +1,44 @@
-"""Turning what a Consolidator remembers into a state and back, with every check made before anything changes."""
+"""Turning what a Consolidator remembers into a state and back, with every check made before anything changes.
+
+A state is plain values and named tensors: ``anchor/NAME``, ``start/NAME``, ``total/MEASURE/NAME`` and
+``running/MEASURE/NAME``. A measure of several running states has ``running.STATE/MEASURE/NAME``, a form of several
+tensors ``total/MEASURE/BLOCK#TENSOR``, and holds have ``hold/HOLD/TENSOR``.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.errors import StateError
-from holdfast.guard.memory import Memory
+from holdfast.forms import Diagonal, Matrix
+from holdfast.guard.ledger import Ledger
+from holdfast.guard.memory import Memory, plain
 from holdfast.guard.state_files import VERSION
 from holdfast.tensors.sharding import like_parameter
-from holdfast.tensors.storage import Storage
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
+_DIAGONAL = Diagonal().settings()
+
+
+class Place(NamedTuple):
+    """What a tensor of a state is."""
+
+    kind: str
+    """Such as ``"anchor"`` or ``"total/SI"``."""
+    name: str
+    """The parameter's, the block's, or the hold's own name for it."""
+    part: str = ""
+    """Which of a form's tensors it is."""
+
 
 def to_state(memory: Memory) -> dict[str, Any]:
     """Return everything needed to go on exactly, as plain values and named tensors."""
-    return {
+    state: dict[str, Any] = {
         "version": VERSION,
         "strength": memory.strength,
         "decay": memory.decay,
@@ -28,8 +47,19 @@ def to_state(memory: Memory) -> dict[str, Any]:
         "tasks": memory.tasks,
         "steps": dict(memory.steps),
         "parameters": sorted(memory.parameters),
-        "tensors": {f"{kind}/{name}": value for kind, kept in _groups(memory).items() for name, value in kept.items()},
+        **_beside_the_usual(memory),
+        "tensors": {},
     }
+    tensors = state["tensors"]
+    for kind, kept in _by_parameter(memory).items():
+        tensors |= {f"{kind}/{name}": tensor for name, tensor in kept.items()}
+    for label, ledger in memory.ledgers.items():
+        for block, matrix in ledger.total.items():
+            for part, tensor in matrix.tensors().items():
+                tensors[f"total/{label}/{block}" + (f"#{part}" if part else "")] = tensor
+    for hold in memory.holds:
+        tensors |= {f"hold/{hold.name}/{name}": tensor for name, tensor in hold.state().items()}
+    return state
 
 
 def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
@@ -38,91 +68,40 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     tensors: Mapping[str, Tensor] = state["tensors"]
     parameters = parameters_of(memory, tensors, state["parameters"])
     _check_names(parameters, state)
-    taken: dict[str, dict[str, Tensor]] = {kind: {} for kind in _groups(memory)}
-    places = {key: place_of(memory, parameters, key, tensor.shape) for key, tensor in tensors.items()}
-    for key, (kind, name) in places.items():
-        parameter = parameters[name]
-        keep = _keeper(memory.storage, kind)
-        taken[kind][name] = keep(like_parameter(tensors[key].detach(), parameter).clone(), parameter)
+    kept: dict[str, dict[str, Tensor]] = {kind: {} for kind in _by_parameter(memory)}
+    totals: dict[str, dict[str, dict[str, Tensor]]] = {f"total/{label}": {} for label in memory.ledgers}
+    holds: dict[str, dict[str, Tensor]] = {f"hold/{hold.name}": {} for hold in memory.holds}
+    for key, tensor in tensors.items():
+        kind, name, part = place_of(memory, parameters, key, tensor.shape)
+        if kind in kept:
+            keep = _keeper(memory, kind)
+            kept[kind][name] = keep(like_parameter(tensor.detach(), parameters[name]).clone(), parameters[name])
+        elif kind in totals:
+            totals[kind].setdefault(name, {})[part] = tensor.detach()
+        else:
+            holds[kind][name] = tensor.detach().clone()
+    restored = {
+        label: _restored(memory, ledger, totals[f"total/{label}"], parameters)
+        for label, ledger in memory.ledgers.items()
+    }
+    for hold in memory.holds:
+        hold.load_state(holds[f"hold/{hold.name}"])
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.steps = dict(state["steps"])
-    memory.anchor, memory.start = taken["anchor"], taken["start"]
-    kept = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
-    memory.parameters = {name: p for name, p in parameters.items() if name in kept}
+    memory.anchor, memory.start = kept["anchor"], kept["start"]
+    known = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
+    memory.parameters = {name: p for name, p in parameters.items() if name in known}
     for label, ledger in memory.ledgers.items():
-        ledger.settle(taken[f"total/{label}"])
-        ledger.running = taken[f"running/{label}"]
-
-
-def parameters_of(memory: Memory, keys: Iterable[str], names: Iterable[str] = ()) -> dict[str, nn.Parameter]:
-    """Return the protected parameters, and those of a state that have been frozen since, by its tensors' keys."""
-    return memory.parameters_with({*names, *(name for _, name in map(partial(_parts, memory), keys))})
-
-
-def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, shape: torch.Size) -> tuple[str, str]:
-    """Return what a tensor of a state is, and of which parameter, or refuse one that does not fit the model."""
-    kind, name = _parts(memory, key)
-    parameter = parameters.get(name)
-    if parameter is None or parameter.shape != shape:
-        has = "none of that name" if parameter is None else f"one of shape {tuple(parameter.shape)}"
-        raise StateError(
-            f"The state was made for another model: it holds a parameter {name!r} of shape {tuple(shape)}, and this "
-            f"model has {has}. For a layer that was taken away on purpose, call forget({name!r}) before saving."
-        )
-    return kind, name
-
-
-def _keeper(storage: Storage, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return how tensors of this kind are kept."""
-    if kind == "start":
-        return storage.exact
-    return storage.running if kind.startswith("running/") else storage.resting
-
-
-def _parts(memory: Memory, key: str) -> tuple[str, str]:
-    """Return what a tensor of a state is, and the name of its parameter."""
-    kind = next((kind for kind in _groups(memory) if key.startswith(f"{kind}/")), None)
-    if kind is None:
-        raise StateError(f"The state holds {key!r}, which this version does not know.")
-    return kind, key[len(kind) + 1 :]
-
-
-def _groups(memory: Memory) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of a memory by what they are."""
-    groups = {"anchor": memory.anchor, "start": memory.start}
-    for label, ledger in memory.ledgers.items():
-        groups[f"total/{label}"] = ledger.total
-        groups[f"running/{label}"] = ledger.running
-    return groups
-
-
-def _check_contents(memory: Memory, state: Mapping[str, Any]) -> None:
-    if state.get("version") != VERSION:
-        raise StateError(
-            f"The state has version {state.get('version')!r}; this holdfast reads version {VERSION}. Use the holdfast "
-            "that wrote it."
-        )
-    absent = {"strength", "decay", "driver", "measures", "tasks", "steps", "parameters", "tensors"} - set(state)
-    if absent:
-        raise StateError(f"The state lacks {sorted(absent)}: it is not whole. Use another copy.")
-    if (state["driver"], state["measures"]) != (memory.driver, memory.settings):
-        raise StateError(
-            f"The state was made with {state['measures']}, driven by {state['driver']!r}; this Consolidator has "
-            f"{memory.settings}, driven by {memory.driver!r}. Make one with the same measures and settings."
-        )
-
-
-def _check_names(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
-    missing = sorted(set(state["parameters"]) - set(parameters))
-    if missing:
-        raise StateError(
-            f"The state protects {missing[0]!r}{f' and {len(missing) - 1} more' if missing[1:] else ''}, which this "
-            "Consolidator does not: it was made for another model, or with another `protect`."
-        )
+        ledger.settle(restored[label])
+        ledger.running = {running: kept[kind] for running, kind in _running_kinds(label, ledger).items()}
+    memory.version += 1
 
 
 def blank_state(memory: Memory, metadata: "Metadata", prefix: str) -> dict[str, Any]:
-    """Return a state like the one in a checkpoint, of this model's layout, with nothing filled in yet."""
+    """Return a state like the one in a checkpoint of ``torch.distributed.checkpoint``, with nothing filled in yet.
+
+    That reads into tensors which are already there, of this model's layout.
+    """
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata  # noqa: PLC0415 (not in every build)
 
     under = tuple(prefix.split(".")) if prefix else ()
@@ -145,10 +124,132 @@ def blank_state(memory: Memory, metadata: "Metadata", prefix: str) -> dict[str, 
         stored = metadata.state_dict_metadata[key]
         value = None
         if isinstance(stored, TensorStorageMetadata):
-            _, name = place_of(memory, parameters, str(path[-1]), stored.size)
-            value = torch.empty_like(parameters[name], dtype=stored.properties.dtype, requires_grad=False)
+            place = place_of(memory, parameters, str(path[-1]), stored.size)
+            like, dtype = parameters.get(place.name), stored.properties.dtype
+            if like is not None and not place.part:
+                value = torch.empty_like(like, dtype=dtype, requires_grad=False)
+            else:
+                value = torch.empty(stored.size, dtype=dtype, device=next(iter(parameters.values())).device)
         inner = state
         for part in path[:-1]:
             inner = inner.setdefault(part, {})
         inner[path[-1]] = value
     return state
+
+
+def parameters_of(memory: Memory, keys: Iterable[str], names: Iterable[str] = ()) -> dict[str, nn.Parameter]:
+    """Return the protected parameters, and those of a state that have been frozen since, by its tensors' keys."""
+    return memory.parameters_with({*names, *(_place(memory, key).name for key in keys)})
+
+
+def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, shape: torch.Size) -> Place:
+    """Return what a tensor of a state is, or refuse one that does not fit the model."""
+    place = _place(memory, key)
+    if place.kind.startswith("hold/") or (
+        place.kind.startswith("total/") and not _ledger(memory, place).form.elementwise
+    ):
+        return place
+    parameter = parameters.get(place.name)
+    if parameter is None or parameter.shape != shape:
+        has = "none of that name" if parameter is None else f"one of shape {tuple(parameter.shape)}"
+        raise StateError(
+            f"The state was made for another model: it holds a parameter {place.name!r} of shape {tuple(shape)}, and "
+            f"this model has {has}. For a layer that was taken away on purpose, call forget({place.name!r}) before "
+            "saving."
+        )
+    return place
+
+
+def _place(memory: Memory, key: str) -> Place:
+    kinds = [*_by_parameter(memory), *(f"total/{label}" for label in memory.ledgers)]
+    kinds += [f"hold/{hold.name}" for hold in memory.holds]
+    kind = next((kind for kind in kinds if key.startswith(f"{kind}/")), None)
+    if kind is None:
+        raise StateError(f"The state holds {key!r}, which this version does not know.")
+    place = Place(kind, key[len(kind) + 1 :])
+    if kind.startswith("total/") and not _ledger(memory, place).form.elementwise:
+        block, _, part = place.name.rpartition("#")
+        return Place(kind, block, part)
+    return place
+
+
+def _ledger(memory: Memory, place: Place) -> Ledger:
+    return memory.ledgers[place.kind.partition("/")[2]]
+
+
+def _restored(
+    memory: Memory, ledger: Ledger, tensors: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Matrix]:
+    """Return the importances of a measure, each of its tensors where it belongs."""
+    blocks = {block.name: block for block in ledger.form.blocks(memory.model, parameters)}
+    found = {}
+    for name, parts in tensors.items():
+        if name not in blocks:
+            raise StateError(
+                f"The state holds an importance of {name!r}, which is no block of this model's parameters in the form "
+                f"{ledger.form.name!r}. It was made for another model, or with another `protect`."
+            )
+        like = parameters[blocks[name].parameters[0]]
+        matrix = ledger.form.restored(blocks[name], parts, parameters)
+        found[name] = matrix.mapped(Tensor.clone).mapped(partial(memory.resting, like=like))
+    return found
+
+
+def _keeper(memory: Memory, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return how tensors of this kind are kept."""
+    if kind == "start":
+        return memory.storage.exact
+    return memory.storage.running if kind.startswith("running") else memory.storage.resting
+
+
+def _by_parameter(memory: Memory) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a memory that are shaped as parameters are, by what they are."""
+    groups = {"anchor": memory.anchor, "start": memory.start}
+    for label, ledger in memory.ledgers.items():
+        groups |= {kind: ledger.running[state] for state, kind in _running_kinds(label, ledger).items()}
+    return groups
+
+
+def _running_kinds(label: str, ledger: Ledger) -> dict[str, str]:
+    """Return what a measure's running states are called in a state: a single one needs no name of its own."""
+    states = list(ledger.measure.running)
+    return {state: f"running/{label}" if len(states) == 1 else f"running.{state}/{label}" for state in states}
+
+
+def _beside_the_usual(memory: Memory) -> dict[str, Any]:
+    """Return what a state says only where it is not as usual: a form other than the diagonal, and further holds."""
+    form = plain("the form", memory.driving.form.settings())
+    holds = {hold.name: plain(hold.name, hold.settings()) for hold in memory.holds}
+    return ({} if form == _DIAGONAL else {"form": form}) | ({"holds": holds} if holds else {})
+
+
+def _check_contents(memory: Memory, state: Mapping[str, Any]) -> None:
+    if state.get("version") != VERSION:
+        raise StateError(
+            f"The state has version {state.get('version')!r}; this holdfast reads version {VERSION}. Use the holdfast "
+            "that wrote it."
+        )
+    absent = {"strength", "decay", "driver", "measures", "tasks", "steps", "parameters", "tensors"} - set(state)
+    if absent:
+        raise StateError(f"The state lacks {sorted(absent)}: it is not whole. Use another copy.")
+    if (state["driver"], state["measures"]) != (memory.driver, memory.settings):
+        raise StateError(
+            f"The state was made with {state['measures']}, driven by {state['driver']!r}; this Consolidator has "
+            f"{memory.settings}, driven by {memory.driver!r}. Make one with the same measures and settings."
+        )
+    here = _beside_the_usual(memory)
+    for what, usual in (("form", _DIAGONAL), ("holds", {})):
+        then, now = state.get(what, usual), here.get(what, usual)
+        if then != now:
+            raise StateError(
+                f"The state was made with {what}={then}; this Consolidator has {what}={now}. Make one with the same."
+            )
+
+
+def _check_names(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
+    missing = sorted(set(state["parameters"]) - set(parameters))
+    if missing:
+        raise StateError(
+            f"The state protects {missing[0]!r}{f' and {len(missing) - 1} more' if missing[1:] else ''}, which this "
+            "Consolidator does not: it was made for another model, or with another `protect`."
+        )

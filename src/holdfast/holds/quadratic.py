@@ -1,26 +1,57 @@
-r"""The quadratic penalty :math:`c \sum_i \Omega_i (\theta_i - \theta_i^*)^2`, its value and its gradient.
+r"""The quadratic hold :math:`c\,\langle\theta-\theta^*, Q(\theta-\theta^*)\rangle`, its value and its gradient.
 
-There is no ½, as in the paper, so the gradient is :math:`2c\,\Omega(\theta-\theta^*)`.
+There is no ½, as in the paper, so the gradient is :math:`2c\,Q(\theta-\theta^*)`. The diagonal, :math:`Q = \Omega`, is
+written for tensors of any shape, so that weights can be walked through in pieces; other forms go block by block.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from holdfast.forms.base import Matrix
+from holdfast.forms.diagonal import DiagonalMatrix
+from holdfast.holds.base import Held, Hold
 from holdfast.tensors.pieces import in_pieces
 from holdfast.tensors.sharding import is_sharded, whole_sums
 from holdfast.tensors.storage import at_hand
 
 
+class Quadratic(Hold):
+    """The guard's own hold, in a form that is not element by element."""
+
+    def gradient(self, held: Held) -> Mapping[str, Tensor]:
+        """Return 2c·Q(θ − θ*)."""
+        found: dict[str, Tensor] = {}
+        for matrix in _whole(held):
+            d = displacement(matrix, held.parameters, held.anchor)
+            found |= {name: 2 * held.strength * pull for name, pull in matrix.apply(d).items()}
+        return found
+
+
+def _whole(held: Held) -> list[Matrix]:
+    """Return the blocks all of whose parameters the step moves: a frozen part of a block leaves its D at 0."""
+    return [matrix for matrix in held.importance.values() if any(n in held.parameters for n in matrix.block.parameters)]
+
+
+def displacement(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return D = θ − θ* of a block, 0 for parameters that are not given."""
+    return {
+        name: parameters[name] - at_hand(anchor[name], parameters[name])
+        if name in parameters
+        else torch.zeros_like(anchor[name])
+        for name in matrix.block.parameters
+    }
+
+
 def penalty_value(
-    parameters: Mapping[str, Tensor], importance: Mapping[str, Tensor], anchor: Mapping[str, Tensor], strength: float
+    parameters: Mapping[str, Tensor], importance: Iterable[Matrix], anchor: Mapping[str, Tensor], strength: float
 ) -> Tensor:
     """Return the penalty, differentiable in the parameters; for sharded ones, that of all processes' parts."""
     terms = [
-        _term(parameter, at_hand(importance[name], parameter), at_hand(anchor[name], parameter))
-        for name, parameter in parameters.items()
-        if name in anchor
+        _term(matrix, parameters, anchor)
+        for matrix in importance
+        if any(name in parameters for name in matrix.block.parameters)
     ]
     device = next(iter(parameters.values())).device
     if not terms:
@@ -29,35 +60,36 @@ def penalty_value(
     return strength * torch.stack([term.to(device) for term in whole_sums(terms)]).sum()
 
 
-def _term(parameter: Tensor, importance: Tensor, anchor: Tensor) -> Tensor:
+def _term(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
+    if not isinstance(matrix, DiagonalMatrix):
+        return matrix.value(displacement(matrix, parameters, anchor))
+    parameter = parameters[matrix.name]
+    omega, theta_star = at_hand(matrix.omega, parameter), at_hand(anchor[matrix.name], parameter)
     if torch.is_grad_enabled() or is_sharded(parameter):
-        return _weighted_squares(parameter, importance, anchor)
+        return _weighted_squares(parameter, omega, theta_star)
     # Closures want the value at every step, and whole temporaries would be new memory every time.
-    sums = []
-    for theta, omega, theta_star in in_pieces([parameter.detach(), importance, anchor]):
-        assert theta is not None and omega is not None and theta_star is not None
-        sums.append(_weighted_squares(theta, omega, theta_star))
-    return torch.stack(sums).sum()
+    pieces = in_pieces([parameter.detach(), omega, theta_star])
+    return torch.stack([_weighted_squares(*piece) for piece in pieces]).sum()
 
 
-def _weighted_squares(parameter: Tensor, importance: Tensor, anchor: Tensor) -> Tensor:
-    return (importance * (parameter - anchor).square()).sum()
+def _weighted_squares(theta: Tensor, omega: Tensor, theta_star: Tensor) -> Tensor:
+    return (omega * (theta - theta_star).square()).sum()
 
 
-def penalty_gradient(parameter: Tensor, importance: Tensor, anchor: Tensor, factor: float | Tensor) -> Tensor:
+def penalty_gradient(theta: Tensor, omega: Tensor, theta_star: Tensor, factor: float | Tensor) -> Tensor:
     """Return ``factor · Ω (θ − θ*)``; ``factor`` is 2c."""
-    return factor * importance * (parameter - anchor)
+    return factor * omega * (theta - theta_star)
 
 
 def add_penalty_gradient(
-    gradient: Tensor, parameter: Tensor, importance: Tensor, anchor: Tensor, *, factor: float, out: Tensor
+    gradient: Tensor, theta: Tensor, omega: Tensor, theta_star: Tensor, *, factor: float, out: Tensor
 ) -> None:
     """Write a gradient and the penalty's to ``out``, which may be ``gradient`` itself."""
     # A temporary would be new memory every time, and touching new pages costs more than the arithmetic.
-    spare = out if out.data_ptr() != gradient.data_ptr() and out.dtype == anchor.dtype else None
-    distance = torch.sub(parameter, anchor, out=spare)
+    spare = out if out.data_ptr() != gradient.data_ptr() and out.dtype == theta_star.dtype else None
+    distance = torch.sub(theta, theta_star, out=spare)
     if distance.dtype == gradient.dtype:
-        torch.addcmul(gradient, importance, distance, value=factor, out=out)
+        torch.addcmul(gradient, omega, distance, value=factor, out=out)
     else:  # low-precision parameters are held with importances of full precision
         largest = torch.finfo(out.dtype).max  # beyond which float16, soon reached at a scaler's scale, is infinite
-        out.copy_((gradient + penalty_gradient(parameter, importance, anchor, factor)).clamp_(-largest, largest))
+        out.copy_((gradient + penalty_gradient(theta, omega, theta_star, factor)).clamp_(-largest, largest))

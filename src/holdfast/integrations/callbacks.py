@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,7 +27,7 @@ def checked_guard(given: object) -> Consolidator:
 
 def sample_measures(guard: Consolidator) -> dict[str, SampleMeasure]:
     """Return the measures that look at data, by name."""
-    return {name: measure for name, measure in guard.measures.items() if isinstance(measure, SampleMeasure)}
+    return {name: cast("SampleMeasure", m) for name, m in guard.measures.items() if m.needs.data}
 
 
 def refuse_endless_data(guard: Consolidator, instead: str) -> None:

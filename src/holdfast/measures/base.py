@@ -1,16 +1,18 @@
-"""The three kinds of measure, and the few verbs that each of them has.
+"""What a measure is: what a weight is worth, found along the training path, from data, or from the weights alone.
 
-- A :class:`PathMeasure` watches every optimiser step: ``update_`` at each, ``importance`` at the end of the task.
-- A :class:`SampleMeasure` looks at data after training: ``accumulator`` collects batches.
-- A :class:`WeightMeasure` looks at the weights alone: ``importance``.
+A measure is a frozen dataclass that holds settings and no state; whoever uses it keeps the state. It says what it
+:class:`Needs`, which running states it has and how the importances of several tasks become one total, and it is
+*finished* at the end of a task, over all parameters at once. Three classes have the usual cases:
 
-A measure is a frozen dataclass that holds settings and no state; whoever uses it keeps the state.
+- a :class:`PathMeasure` watches every optimiser step: ``update_`` at each, ``importance`` at the end;
+- a :class:`SampleMeasure` looks at data after training: a score, and φ of its gradients;
+- a :class:`WeightMeasure` looks at the weights: ``importance``.
 """
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,81 @@ from torch import Tensor, nn
 from holdfast.persample.batches import Forward
 from holdfast.persample.engine import SampleAccumulator
 from holdfast.persample.phi import Phi
+from holdfast.persample.reductions import Reduction
 from holdfast.persample.scores import Score
 from holdfast.settings import written
+
+States = Mapping[str, Tensor]
+"""The running states of some weights by name, all of one shape."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a measure has to be given, and so when it is asked."""
+
+    gradient: bool = False
+    """g, the task's gradient, before every step."""
+    independent: bool = False
+    """g′, a second estimate of it that took no part in the step, likewise."""
+    step: bool = False
+    """Δ, so that it is updated after every step and not before it."""
+    number: bool = False
+    """How many steps the task has taken before, which an engine that records its steps cannot tell."""
+    data: bool = False
+    """Samples, at the end of a task."""
+
+    @property
+    def path(self) -> bool:
+        """Whether it wants to see every step."""
+        return self.gradient or self.independent or self.step
+
+
+class Seen(NamedTuple):
+    """What a measure is shown of one step: tensors of the states' shape, those that it needs."""
+
+    gradient: Tensor
+    independent: Tensor | None = None
+    step: Tensor | None = None
+    samples: int | None = None
+    """How many samples each of the gradients is the mean of, where known."""
+    number: int | None = None
+    """How many steps the task has taken before this one."""
+
+
+class TaskRecord(Protocol):
+    """What is known of a task at its end, parameter by parameter."""
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The weights, after the task's last step."""
+
+    def states(self, name: str) -> States | None:
+        """Return a parameter's running states; ``None`` if it took no step."""
+
+    def displacement(self, name: str) -> Tensor:
+        """Return θ(T) − θ(0), from before a parameter's first step of the task to after its last."""
+
+    def steps(self, name: str) -> int:
+        """Return how many steps a parameter took."""
+
+    @property
+    def means(self) -> Mapping[str, Tensor]:
+        """The means over samples, for measures that look at data."""
+
+    def largest(self, values: Mapping[str, Tensor]) -> float:
+        """Return the largest of all values, over all parameters and all processes' parts of them."""
+
+    def sum(self, values: Mapping[str, Tensor]) -> float:
+        """Return the sum of all values, likewise."""
+
+
+class Finished(NamedTuple):
+    """What a measure found for a task."""
+
+    importance: dict[str, Tensor]
+    """ω, by parameter."""
+    lasting: dict[str, dict[str, Tensor]] = {}  # noqa: RUF012 (of a named tuple, and never changed)
+    """The states that last from task to task as they are from now on: by their names, then by parameter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +105,28 @@ class Measure(ABC):
     """One line on when to choose it."""
 
     @property
-    def replaces_total(self) -> bool:
-        """Whether a new task's importance takes the place of the total, instead of being added to it."""
-        return False
+    def needs(self) -> Needs:
+        """What it has to be given."""
+        return Needs()
+
+    @property
+    def running(self) -> Mapping[str, Literal["task", "lasting"]]:
+        """Its running states by name: zeros at the start of every task, or of the first one alone."""
+        return {}
+
+    @property
+    def total(self) -> Literal["add", "replace", "average"]:
+        """What becomes of the total when a task's importance is taken in."""
+        return "add"
 
     @property
     def clamps_total(self) -> bool:
         """Whether negative importances stay in the total, which is clamped at 0 only where it is used."""
         return False
+
+    @abstractmethod
+    def finish(self, task: TaskRecord) -> Finished:
+        """Return what the task was worth, over all parameters at once."""
 
     @property
     def name(self) -> str:
@@ -56,52 +145,74 @@ class Measure(ABC):
 class PathMeasure(Measure):
     """A measure that is taken along the training path, one optimiser step after another."""
 
-    slot: ClassVar[str]
-    """What its running state is called."""
-
-    needs_step: ClassVar[bool]
-    """Whether it uses Δ, and so has to wait until the step has been taken."""
+    @property
+    @abstractmethod
+    def needs(self) -> Needs:
+        """What it has to be given at every step."""
 
     @property
-    def needs_gradient(self) -> bool:
-        """Whether it uses g, the gradient of the step's own batch."""
-        return True
+    @abstractmethod
+    def running(self) -> Mapping[str, Literal["task", "lasting"]]:
+        """Its running states."""
 
     @property
-    def needs_independent_gradient(self) -> bool:
-        """Whether each step needs g′, a second estimate of the gradient."""
+    def takes_estimates(self) -> bool:
+        """Whether several gradients serve it that are independent of each other, though not of the step."""
         return False
 
     def check_step(self, samples: int | None) -> None:
-        """Refuse a step that cannot be measured, before anything is; ``samples`` as in :meth:`update_`."""
+        """Refuse a step that cannot be measured, before anything is; ``samples`` as in :class:`Seen`."""
 
     @abstractmethod
-    def update_(
-        self, state: Tensor, gradient: Tensor, independent: Tensor | None, step: Tensor | None, samples: int | None
-    ) -> None:
-        """Take one training step into ``state``, in place.
+    def update_(self, states: States, seen: Seen) -> None:
+        """Take one training step into the states, in place and element by element.
 
-        Args:
-            state: the running state of some parameters, zeros at the start of a task.
-            gradient: g, the task's gradient before the step.
-            independent: g′, where the measure needs it.
-            step: Δ, where the measure needs it.
-            samples: how many samples each of the gradients is the mean of, where known.
+        Tensors of any shape may be given: a parameter, a piece of a large one, or many small ones side by side.
         """
 
-    @abstractmethod
-    def importance(self, state: Tensor, displacement: Tensor, steps: int) -> Tensor:
-        """Return the task's importance.
+    def update_from_estimates_(
+        self, states: States, mean: Tensor, mean_square: Tensor, estimates: int, samples: int | None
+    ) -> None:
+        """Do the same, given estimates of the gradient that are independent of each other; see ``takes_estimates``.
 
         Args:
-            state: the running state after the task's last step.
+            states: the running states.
+            mean: the mean of the estimates.
+            mean_square: the mean of their squares.
+            estimates: how many there are, at least two.
+            samples: how many samples each of them is the mean of, where known.
+        """
+        raise TypeError(f"{self.name} has no use for several estimates of the gradient")
+
+    @abstractmethod
+    def importance(self, states: States, displacement: Tensor, steps: int) -> Tensor:
+        """Return what the task was worth for one parameter.
+
+        Args:
+            states: the running states after the task's last step.
             displacement: θ(T) − θ(0), from before the task's first step to after its last.
             steps: how many steps were taken.
         """
 
+    def finish(self, task: TaskRecord) -> Finished:
+        """Return the importance of each parameter by itself; one that took no step has 0."""
+        found = {}
+        for name, parameter in task.parameters.items():
+            states = task.states(name)
+            if states is None:
+                found[name] = torch.zeros_like(parameter)
+            else:
+                found[name] = self.importance(states, task.displacement(name), task.steps(name))
+        return Finished(found)
+
 
 class SampleMeasure(Measure):
     """A measure that is taken from data after training, through the per-sample engine."""
+
+    @property
+    def needs(self) -> Needs:
+        """Samples."""
+        return Needs(data=True)
 
     @property
     @abstractmethod
@@ -127,12 +238,17 @@ class SampleMeasure(Measure):
         """Return the importance, given the mean over samples."""
         return mean
 
+    def finish(self, task: TaskRecord) -> Finished:
+        """Return the transformed means."""
+        return Finished({name: self.transform(mean) for name, mean in task.means.items()})
+
     def accumulator(
         self,
         model: nn.Module,
         parameters: Mapping[str, nn.Parameter] | None = None,
         forward: Forward | None = None,
         task: int = 0,
+        reduction: Callable[[Mapping[str, nn.Parameter]], Reduction] | None = None,
     ) -> SampleAccumulator:
         """Return a collector of batches; ``task`` varies the labels drawn, where any are."""
         generator = None
@@ -147,6 +263,7 @@ class SampleMeasure(Measure):
             forward=forward,
             samples=self.sample_limit,
             generator=generator,
+            reduction=reduction,
         )
 
     def measure(
@@ -168,3 +285,7 @@ class WeightMeasure(Measure):
     @abstractmethod
     def importance(self, parameter: Tensor) -> Tensor:
         """Return the importance of a parameter's weights."""
+
+    def finish(self, task: TaskRecord) -> Finished:
+        """Return the importance of each parameter by itself."""
+        return Finished({name: self.importance(parameter) for name, parameter in task.parameters.items()})

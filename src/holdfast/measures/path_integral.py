@@ -1,13 +1,17 @@
-"""Synaptic Intelligence, its unbiased version and its bias alone."""
+"""Synaptic Intelligence (Zenke, Poole and Ganguli 2017, arXiv 1703.04200), its unbiased version and its bias alone.
+
+The latter two are of Benzing 2020, "Unifying Regularisation Methods for Continual Learning" (arXiv 2006.06357).
+"""
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from holdfast.measures.base import PathMeasure
+from holdfast.measures.base import Needs, PathMeasure, Seen, States
 from holdfast.measures.recurrences import add_to_path_, rescaled
 from holdfast.settings import number, require
 
@@ -27,33 +31,33 @@ class PathIntegral(PathMeasure):
     damping: float = 0.1
     clamp: Literal["task", "total"] = "task"
 
-    slot: ClassVar[str] = "path"
-    needs_step: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         expected = "a number above 0 (ξ keeps the division finite)"
         self._set("damping", number("damping", self.damping, expected, lambda given: given > 0))
         require(self.clamp in ("task", "total"), f"clamp={self.clamp!r}", "'task' or 'total'")
 
     @property
+    def running(self) -> Mapping[str, Literal["task", "lasting"]]:
+        """The path integral ω̃."""
+        return {"path": "task"}
+
+    @property
     def clamps_total(self) -> bool:
         """Whether the total is clamped rather than each task."""
         return self.clamp == "total"
 
-    def update_(
-        self, state: Tensor, gradient: Tensor, independent: Tensor | None, step: Tensor | None, samples: int | None
-    ) -> None:
+    def update_(self, states: States, seen: Seen) -> None:
         """Add this step's gradient times Δ."""
-        assert step is not None
-        add_to_path_(state, self.integrand(gradient, independent), step)
+        assert seen.step is not None
+        add_to_path_(states["path"], self.integrand(seen), seen.step)
 
-    def importance(self, state: Tensor, displacement: Tensor, steps: int) -> Tensor:
+    def importance(self, states: States, displacement: Tensor, steps: int) -> Tensor:
         """Return the rescaled path integral."""
-        path = state if self.clamps_total else state.clamp(min=0)
+        path = states["path"] if self.clamps_total else states["path"].clamp(min=0)
         return rescaled(path, displacement, self.damping)
 
     @abstractmethod
-    def integrand(self, gradient: Tensor, independent: Tensor | None) -> Tensor:
+    def integrand(self, seen: Seen) -> Tensor:
         """Return what is multiplied with the step."""
 
 
@@ -64,14 +68,20 @@ class SI(PathIntegral):
     .. math:: \tilde\omega = -\sum_t g_t\,\Delta_t
 
     The gradient that makes the step also measures it, which biases the sum by the gradient's noise; that bias is most
-    of SI, and what ties it to the square root of the Fisher information.
+    of SI, and what ties it to the square root of the Fisher information. Zenke, Poole and Ganguli 2017, arXiv
+    1703.04200.
     """
 
     choose_when: ClassVar[str] = "The classic that needs no extra pass; small batches, constant learning rate."
 
-    def integrand(self, gradient: Tensor, independent: Tensor | None) -> Tensor:
+    @property
+    def needs(self) -> Needs:
+        """The step's own gradient, and the step."""
+        return Needs(gradient=True, step=True)
+
+    def integrand(self, seen: Seen) -> Tensor:
         """Return g."""
-        return gradient
+        return seen.gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,24 +89,21 @@ class SIU(PathIntegral):
     r"""SI unbiased: the gradient is estimated on a second batch that took no part in the step.
 
     .. math:: \tilde\omega = -\sum_t g'_t\,\Delta_t
+
+    Benzing 2020, arXiv 2006.06357.
     """
 
     choose_when: ClassVar[str] = "To attribute the loss's decrease to weights without bias; it protects worse than SI."
 
     @property
-    def needs_gradient(self) -> bool:
-        """Never."""
-        return False
+    def needs(self) -> Needs:
+        """A second gradient, and the step."""
+        return Needs(independent=True, step=True)
 
-    @property
-    def needs_independent_gradient(self) -> bool:
-        """Always."""
-        return True
-
-    def integrand(self, gradient: Tensor, independent: Tensor | None) -> Tensor:
+    def integrand(self, seen: Seen) -> Tensor:
         """Return g′."""
-        assert independent is not None
-        return independent
+        assert seen.independent is not None
+        return seen.independent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,16 +111,18 @@ class SIB(PathIntegral):
     r"""SI's bias alone: nothing but gradient noise times the step, and yet it protects as well as SI.
 
     .. math:: \tilde\omega = -\sum_t (g_t - g'_t)\,\Delta_t
+
+    Benzing 2020, arXiv 2006.06357.
     """
 
     choose_when: ClassVar[str] = "To study SI's bias; in practice SOS measures the same thing more directly."
 
     @property
-    def needs_independent_gradient(self) -> bool:
-        """Always."""
-        return True
+    def needs(self) -> Needs:
+        """Both gradients, and the step."""
+        return Needs(gradient=True, independent=True, step=True)
 
-    def integrand(self, gradient: Tensor, independent: Tensor | None) -> Tensor:
+    def integrand(self, seen: Seen) -> Tensor:
         """Return g − g′."""
-        assert independent is not None
-        return torch.sub(gradient, independent)
+        assert seen.independent is not None
+        return torch.sub(seen.gradient, seen.independent)

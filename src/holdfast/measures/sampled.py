@@ -60,8 +60,9 @@ class Fisher(LikelihoodMeasure):
 
     .. math:: \omega = E_x\, E_{y\sim q_x}\!\left[\left(\frac{\partial \log q_x(y)}{\partial\theta}\right)^2\right]
 
-    With ``labels="true"`` this is the empirical Fisher. With several output positions, the exact joint Fisher is the
-    sum of the positions' own.
+    With ``labels="true"`` this is the empirical Fisher, which is another thing (Kunstner, Balles and Hennig 2019, arXiv
+    1905.12558). With several output positions, the exact joint Fisher is the sum of the positions' own. Kirkpatrick et
+    al. 2017, arXiv 1612.00796; in its online form, with ``decay``, Schwarz et al. 2018, arXiv 1805.06370.
     """
 
     choose_when: ClassVar[str] = "The one with a Bayesian reason; also for a pretrained model, from proxy data."
@@ -82,6 +83,8 @@ class RootFisher(Fisher):
     r"""The square root of each task's Fisher information, which SI and MAS approximate.
 
     .. math:: \omega = \sqrt{F}, \quad\text{taken for each task, then added up}
+
+    Benzing 2020, arXiv 2006.06357.
     """
 
     choose_when: ClassVar[str] = "As EWC, with a much smaller spread between important and unimportant weights."
@@ -101,6 +104,8 @@ class AbsoluteFisher(LikelihoodMeasure):
     r"""AF: the mean absolute gradient of the log-likelihood, the paper's bridge between MAS and the Fisher.
 
     .. math:: \omega = E_x\, E_{y\sim q_x}\!\left[\left|\frac{\partial \log q_x(y)}{\partial\theta}\right|\right]
+
+    Benzing 2020, arXiv 2006.06357.
     """
 
     choose_when: ClassVar[str] = "Like √Fisher, and less sensitive to a few samples with large gradients."
@@ -121,6 +126,9 @@ class MAS(SampleMeasure):
     r"""Memory Aware Synapses: how much each weight moves the network's output, whatever the labels.
 
     .. math:: \omega = E_x\left|\frac{\partial \|q_x\|^2}{\partial\theta}\right|
+
+    Aljundi et al. 2018, arXiv 1711.09601, on the network's outputs; on probabilities, and MASX, Benzing 2020, arXiv
+    2006.06357.
 
     Args:
         samples: how many samples to use, the first ones that are given (so shuffle them); ``None`` for all.

@@ -1,12 +1,13 @@
-"""Second-Order Synapses, and the posterior precision built on the same running average."""
+"""Second-Order Synapses, and the posterior precision built on the same running average (Benzing 2020)."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from holdfast.errors import ConfigurationError
-from holdfast.measures.base import PathMeasure
+from holdfast.measures.base import Needs, PathMeasure, Seen, States
 from holdfast.measures.recurrences import (
     add_pairs_to_second_moment_,
     add_to_second_moment_,
@@ -33,22 +34,28 @@ class SecondMoment(PathMeasure):
     beta2: float = 0.999
     normalise: bool = True
 
-    slot: ClassVar[str] = "second_moment"
-    needs_step: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         expected = "a number from 0 up to, but not, 1"
         self._set("beta2", number("beta2", self.beta2, expected, lambda given: 0 <= given < 1))
 
-    def update_(
-        self, state: Tensor, gradient: Tensor, independent: Tensor | None, step: Tensor | None, samples: int | None
-    ) -> None:
-        """Add this step's gradient, squared."""
-        add_to_second_moment_(state, gradient, self.beta2)
+    @property
+    def needs(self) -> Needs:
+        """The step's gradient."""
+        return Needs(gradient=True)
 
-    def average(self, state: Tensor, steps: int) -> Tensor:
+    @property
+    def running(self) -> Mapping[str, Literal["task", "lasting"]]:
+        """The running average v."""
+        return {"second_moment": "task"}
+
+    def update_(self, states: States, seen: Seen) -> None:
+        """Add this step's gradient, squared."""
+        add_to_second_moment_(states["second_moment"], seen.gradient, self.beta2)
+
+    def average(self, states: States, steps: int) -> Tensor:
         """Return v, normalised if so set."""
-        return bias_corrected(state, self.beta2, steps) if self.normalise else state
+        v = states["second_moment"]
+        return bias_corrected(v, self.beta2, steps) if self.normalise else v
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +68,7 @@ class SOS(SecondMoment):
     α = 1 approximately, with ``alpha="unbiased"`` exactly, such that v estimates :math:`(1-\alpha)^2` times the
     empirical Fisher. g′ comes from :meth:`~holdfast.Consolidator.observe_independent` (a second batch),
     :meth:`~holdfast.Consolidator.backward_halves` (the two halves of one) or
-    :meth:`~holdfast.Consolidator.observe_ranks` (the processes of a DDP job).
+    :meth:`~holdfast.Consolidator.observe_ranks` (the processes of a DDP job). Benzing 2020, arXiv 2006.06357.
 
     Args:
         beta2: the average's decay.
@@ -83,41 +90,36 @@ class SOS(SecondMoment):
             self._set("batch_size", _batch_size(self.batch_size))
 
     @property
-    def needs_independent_gradient(self) -> bool:
-        """Unless α is 0."""
+    def needs(self) -> Needs:
+        """The step's gradient and, unless α is 0, a second one."""
+        return Needs(gradient=True, independent=self.alpha != 0)
+
+    @property
+    def takes_estimates(self) -> bool:
+        """Whether α wants two gradients, which need be independent of each other alone."""
         return self.alpha != 0
 
     def check_step(self, samples: int | None) -> None:
         """Refuse a step whose α is unknown."""
         self.alpha_for(samples)
 
-    def update_(
-        self, state: Tensor, gradient: Tensor, independent: Tensor | None, step: Tensor | None, samples: int | None
-    ) -> None:
+    def update_(self, states: States, seen: Seen) -> None:
         """Add this step's difference of gradients, squared."""
-        if self.needs_independent_gradient:
-            assert independent is not None
-            gradient = gradient.sub(independent, alpha=self.alpha_for(samples))
-        super().update_(state, gradient, independent, step, samples)
+        if self.alpha != 0:
+            assert seen.independent is not None
+            seen = seen._replace(gradient=seen.gradient.sub(seen.independent, alpha=self.alpha_for(seen.samples)))
+        super().update_(states, seen)
 
     def update_from_estimates_(
-        self, state: Tensor, mean: Tensor, mean_square: Tensor, estimates: int, samples: int | None
+        self, states: States, mean: Tensor, mean_square: Tensor, estimates: int, samples: int | None
     ) -> None:
-        """Add this step's difference of gradients, squared, given as many estimates of the gradient as there are.
-
-        Args:
-            state: the running state of some parameters.
-            mean: the mean of the estimates, which are independent of each other.
-            mean_square: the mean of their squares.
-            estimates: how many there are, at least two.
-            samples: how many samples each of them is the mean of, where known.
-        """
+        """Add the mean of the squared differences over all pairs of estimates."""
         alpha = self.alpha_for(samples)
-        add_pairs_to_second_moment_(state, mean, mean_square, estimates, alpha, self.beta2)
+        add_pairs_to_second_moment_(states["second_moment"], mean, mean_square, estimates, alpha, self.beta2)
 
-    def importance(self, state: Tensor, displacement: Tensor, steps: int) -> Tensor:
+    def importance(self, states: States, displacement: Tensor, steps: int) -> Tensor:
         """Return √v."""
-        return self.average(state, steps).sqrt()
+        return self.average(states, steps).sqrt()
 
     def alpha_for(self, samples: int | None) -> float:
         """Return α for gradients of so many samples each."""
@@ -139,7 +141,8 @@ class PosteriorPrecision(SecondMoment):
     .. math:: \omega = \frac{b v}{1 + b\eta\sqrt{v}} \quad\text{or, scaled,}\quad
               \omega = \frac{b v}{1 + \eta'\sqrt{b v}}
 
-    For small gradients this is the Fisher information, for large ones its square root.
+    For small gradients this is the Fisher information, for large ones its square root. Benzing 2020, arXiv
+    2006.06357, the appendix on the square root of the Fisher.
 
     Args:
         beta2: the average's decay.
@@ -166,10 +169,10 @@ class PosteriorPrecision(SecondMoment):
         """One of the two forms, in the list's spelling."""
         return "posterior-scaled" if self.scaled else "posterior"
 
-    def importance(self, state: Tensor, displacement: Tensor, steps: int) -> Tensor:
+    def importance(self, states: States, displacement: Tensor, steps: int) -> Tensor:
         """Return 1/(K+R)."""
         eta = self.eta if self.eta is not None else (0.01 if self.scaled else 0.001)
-        return posterior_precision(self.average(state, steps), self.batch_size, eta, scaled=self.scaled)
+        return posterior_precision(self.average(states, steps), self.batch_size, eta, scaled=self.scaled)
 
 
 def _batch_size(samples: int) -> int:

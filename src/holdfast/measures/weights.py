@@ -1,7 +1,7 @@
 """Baselines that any importance measure has to beat."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,9 +27,9 @@ class L2(WeightMeasure):
         return "L2-growing" if self.growing else "L2"
 
     @property
-    def replaces_total(self) -> bool:
-        """Unless it grows."""
-        return not self.growing
+    def total(self) -> Literal["add", "replace", "average"]:
+        """A new one each time, unless it grows."""
+        return "add" if self.growing else "replace"
 
     def importance(self, parameter: Tensor) -> Tensor:
         """Return ones."""

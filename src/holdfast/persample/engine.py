@@ -9,7 +9,7 @@ covers goes to :mod:`holdfast.persample.fallback`.
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from holdfast.persample.batches import Batch, BatchReader, Forward, call_model, 
 from holdfast.persample.fallback import Fallback
 from holdfast.persample.isolation.isolated import isolated
 from holdfast.persample.phi import Phi
-from holdfast.persample.rules.base import Rule
+from holdfast.persample.reductions import Arrival, DiagonalReduction, Reduction, at_least_single
 from holdfast.persample.scores import Score
 from holdfast.persample.scores.precise_outputs import precise_outputs
 from holdfast.persample.tracing.parameter_uses import Use
@@ -30,9 +30,6 @@ from holdfast.persample.tracing.parameter_views import Part, disjoint
 from holdfast.persample.tracing.reading_plan import Plan, Site, check_independent, make_plan, plan_for_one, record
 from holdfast.persample.tracing.sample_order import SampleOrder
 from holdfast.tensors.names import named_parameters
-
-Found = tuple[Part, Rule, str, Tensor, Tensor]
-"""What arrived at one use of a parameter: the part of it, the rule, the role in it, the input and δ."""
 
 CPU_BUDGET = 192 * 2**20
 """Bytes that a chunk may take by default on a CPU."""
@@ -67,6 +64,7 @@ class SampleAccumulator:
         samples: stop after this many samples; ``None`` takes every one that is given.
         budget: bytes that a chunk of samples may take; chosen for the device by default.
         generator: the source of drawn labels.
+        reduction: what is made of inputs and δs, from the parameters that are measured; the diagonal by default.
     """
 
     def __init__(
@@ -80,6 +78,7 @@ class SampleAccumulator:
         samples: int | None = None,
         budget: int | None = None,
         generator: torch.Generator | None = None,
+        reduction: Callable[[Mapping[str, nn.Parameter]], Reduction] | None = None,
     ) -> None:
         self.model = model
         self.score = score
@@ -98,16 +97,12 @@ class SampleAccumulator:
         self.generator = generator or _generator_from_global_state(self.device)
         self.samples = 0
         self.seen = 0
-        with torch.inference_mode(False):
-            self._totals = {
-                name: torch.zeros_like(p, dtype=_at_least_single(p.dtype), requires_grad=False)
-                for name, p in self.parameters.items()
-            }
+        self.reduction = reduction(self.parameters) if reduction else DiagonalReduction(phi, self.parameters)
         self._reader = BatchReader(self.device, model)
         self._plan: Plan | None = None
         self._planned_shapes: list[torch.Size] = []
         self._plan_is_new = False
-        self._fallback = Fallback(model, self.forward, phi, self.budget)
+        self._fallback = Fallback(model, self.forward, self.reduction, self.budget)
         self._without_rule: set[str] = set()
         self._rows_batched = True
         self._arrivals = _Arrivals()
@@ -120,12 +115,12 @@ class SampleAccumulator:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """The sums over samples so far, by parameter.
+        """The sums over samples so far, by the reduction's names: for the diagonal, by parameter.
 
         Where several processes measure, each its own samples, their sums may be put here, and the numbers of their
         samples into ``samples`` and ``seen``.
         """
-        return self._totals
+        return self.reduction.sums
 
     def update(self, batch: Any) -> None:
         """Add a batch, or what is still wanted of it."""
@@ -159,9 +154,10 @@ class SampleAccumulator:
                 else "No sample to measure importance from: there were no batches. Give an iterable of inputs or of "
                 "(inputs, targets); an iterator that was used before is at its end."
             )
-        values = {name: self._totals[first] / self.samples for name, first in self._names.items()}
+        known = {key: key for key in self.sums} | {key: key for key in self._names if self._names[key] in self.sums}
+        values = {key: self.sums[self._names.get(key, key)] / self.samples for key in known}
         for name, value in values.items():
-            if value.numel() and not math.isfinite(float(value.amax())):  # no value is negative
+            if value.numel() and not all(map(math.isfinite, map(float, value.aminmax()))):
                 raise NotFiniteError(
                     f"The importance of {name!r} is not finite after {self.samples} samples: the model's outputs or "
                     "gradients overflow. Check the inputs for NaN, and the weights for divergence."
@@ -225,41 +221,49 @@ class SampleAccumulator:
                 self._add_rows(outputs, u, sites, plan.rows_together(self.budget, batch.size))
             if without_rule:
                 chosen = {name: self.parameters[name] for name in sorted(without_rule)}
-                self._fallback.add(self._totals, chosen, batch, u)
+                self._fallback.add(chosen, batch, u)
         self.samples += rows.samples
 
     def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int) -> None:
         """Send rows backward and let the rules collect what arrives."""
         arrived = self._backward(outputs, [edge for site in sites for edge in site.edges], u, together)
-        collected: dict[str, list[Found]] = {}
+        arrivals = []
+        used: dict[str, list[Part]] = {}
         for site in sites:
             delta = site.delta([arrived.pop(0) for _ in site.edges])
             if delta is None:
                 continue
             a = site.input(len(outputs))
-            dtype = _at_least_single(delta.dtype)
-            delta = delta.to(dtype)
+            dtype = at_least_single(delta.dtype)
             a = a.to(dtype) if a.is_floating_point() else a
-            for role, part in site.wanted.items():
-                collected.setdefault(part.name, []).append((part, site.use.rule, role, a, delta))
-        for name, found in collected.items():
-            if disjoint(part for part, *_ in found):
-                for part, rule, role, a, delta in found:
-                    part.within(self._totals[name]).add_(rule.importance(role, a, delta, self.phi))
-            else:
-                self._add_shared(self._totals[name], found)
+            arrivals.append(Arrival(site.use.rule, site.wanted, a, delta.to(dtype)))
+            for part in site.wanted.values():
+                used.setdefault(part.name, []).append(part)
+        shared = [name for name, parts in used.items() if not disjoint(parts)]
+        for arrival in arrivals:
+            alone = {role: part for role, part in arrival.parts.items() if part.name not in shared}
+            if alone:
+                self.reduction.add(arrival._replace(parts=alone))
+        for name in shared:
+            self._add_shared(name, arrivals)
 
-    def _add_shared(self, total: Tensor, found: list[Found]) -> None:
+    def _add_shared(self, name: str, arrivals: list[Arrival]) -> None:
         """Add a parameter that is used in several places: its gradient is their sum, and only then comes φ."""
-        rows, samples = found[0][-1].shape[:2]
-        deep = max(1, min(rows, self.budget // max(1, 3 * total.numel() * total.element_size())))
+        parameter = self.parameters[name]
+        dtype = at_least_single(parameter.dtype)
+        found = [
+            (part, role, arrival) for arrival in arrivals for role, part in arrival.parts.items() if part.name == name
+        ]
+        rows, samples = found[0][-1].delta.shape[:2]
+        deep = max(1, min(rows, self.budget // max(1, 3 * parameter.numel() * dtype.itemsize)))
         for n in range(samples):
             for row in range(0, rows, deep):
-                gradient = total.new_zeros(min(deep, rows - row), *total.shape)
-                for part, rule, role, a, delta in found:
+                shape = (min(deep, rows - row), *parameter.shape)
+                gradient = torch.zeros(shape, dtype=dtype, device=parameter.device)
+                for part, role, (rule, _, a, delta) in found:
                     one = rule.gradients(role, a[n : n + 1], delta[row : row + deep, n : n + 1])
                     part.within(gradient, lead=1).add_(one.squeeze(1))
-                total.add_(self.phi.sum(gradient, (0,)))
+                self.reduction.add_gradients(name, gradient, lead=1)
 
     def _backward(self, outputs: Tensor, edges: list[Any], u: Tensor, together: int) -> list[Tensor | None]:
         """Return the gradients ``[V, ...]`` at each edge for output gradients ``u`` of ``[V, ...]``."""
@@ -385,7 +389,3 @@ def _check_outputs(outputs: Tensor, samples: int) -> None:
 
 def _first(targets: Tensor | None) -> Tensor | None:
     return None if targets is None else targets[:1]
-
-
-def _at_least_single(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from holdfast.persample.batches import Batch, Forward
 from holdfast.persample.isolation.replaceable import Replaceable
-from holdfast.persample.phi import Phi
+from holdfast.persample.reductions import Reduction, at_least_single
 from holdfast.persample.tracing.sample_layout import same_values
 
 _REFUSALS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError)
@@ -24,29 +24,25 @@ _REFUSALS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, No
 class Fallback:
     """Adds the importance of parameters without a rule, and remembers which way it took."""
 
-    def __init__(self, model: nn.Module, forward: Forward, phi: Phi, budget: int) -> None:
+    def __init__(self, model: nn.Module, forward: Forward, reduction: Reduction, budget: int) -> None:
         self.model = model
         self.forward = forward
-        self.phi = phi
+        self.reduction = reduction
         self.budget = budget
         self.way = "torch.func"
         self._checked: set[str] = set()
 
-    def add(
-        self, totals: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter], batch: Batch, u: Tensor
-    ) -> None:
-        """Add φ of the gradients for rows ``u`` of ``[V, N, ...]`` to ``totals``, within the byte budget."""
-        one = max(1, sum(totals[name].numel() * totals[name].element_size() for name in parameters))
+    def add(self, parameters: Mapping[str, nn.Parameter], batch: Batch, u: Tensor) -> None:
+        """Add the gradients for rows ``u`` of ``[V, N, ...]``, within the byte budget."""
+        one = max(1, sum(p.numel() * at_least_single(p.dtype).itemsize for p in parameters.values()))
         rows = max(1, min(len(u), self.budget // one))
         samples = max(1, min(batch.size, self.budget // (one * rows)))
         for first in range(0, batch.size, samples):
             part = batch[first : first + samples]
             for row in range(0, len(u), rows):
-                self._add_block(totals, parameters, part, u[row : row + rows, first : first + samples])
+                self._add_block(parameters, part, u[row : row + rows, first : first + samples])
 
-    def _add_block(
-        self, totals: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter], batch: Batch, u: Tensor
-    ) -> None:
+    def _add_block(self, parameters: Mapping[str, nn.Parameter], batch: Batch, u: Tensor) -> None:
         if self.way == "torch.func":
             try:
                 found = self._by_vmap(parameters, batch, u)
@@ -54,14 +50,14 @@ class Fallback:
                 found = None
             if found is not None and self._agrees(found, parameters, batch, u):
                 for name, gradient in found.items():
-                    totals[name].add_(self.phi.sum(gradient.to(totals[name].dtype), (0, 1)))
+                    self.reduction.add_gradients(name, gradient, lead=2)
                 return
             # The plain way either works or raises the model's own error.
             self.way = "autograd, one sample at a time"
         for n in range(batch.size):
             for gradients in self._by_autograd(parameters, batch[n : n + 1], u[:, n : n + 1]):
                 for name, gradient in gradients.items():
-                    totals[name].add_(self.phi(gradient.to(totals[name].dtype)))
+                    self.reduction.add_gradients(name, gradient, lead=0)
 
     def _agrees(
         self, found: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter], batch: Batch, u: Tensor

@@ -21,18 +21,15 @@ speak of.
 """
 
 
-def in_pieces(tensors: Sequence[Tensor | None]) -> Iterator[Sequence[Tensor | None]]:
-    """Yield matching pieces of equally shaped tensors; ``None`` stays ``None``.
+def in_pieces(tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+    """Yield matching pieces of equally shaped tensors.
 
     Of sharded tensors, which all have to be spread alike, they are pieces of this process's own part. A tensor whose
     memory is laid out unlike the others' cannot be cut alike, so all are yielded whole.
     """
     tensors = [local(tensor) for tensor in tensors]
-    given = [tensor for tensor in tensors if tensor is not None]
-    length = PIECE if given[0].device.type == "cpu" else LARGE_PIECE
-    if given[0].numel() <= length or not all(tensor.is_contiguous() for tensor in given):
+    length = PIECE if tensors[0].device.type == "cpu" else LARGE_PIECE
+    if tensors[0].numel() <= length or not all(tensor.is_contiguous() for tensor in tensors):
         yield tensors
         return
-    cut = [None if tensor is None else torch.split(tensor.view(-1), length) for tensor in tensors]
-    for i in range(-(-given[0].numel() // length)):
-        yield [None if pieces is None else pieces[i] for pieces in cut]
+    yield from zip(*(torch.split(tensor.view(-1), length) for tensor in tensors), strict=True)

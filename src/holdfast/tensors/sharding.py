@@ -99,7 +99,7 @@ def wrap_local(part: Tensor, parameter: Tensor) -> Tensor:
     )
 
 
-def added_up_part(tensor: Tensor, parameter: Tensor) -> Tensor:
+def added_up_part(tensor: Tensor, parameter: Tensor | None) -> Tensor:
     """Return this process's part of the sum of the tensors, whole ones, that all processes of a mesh have."""
     assert is_sharded(parameter)
     from torch.distributed.tensor import DTensor, Partial  # noqa: PLC0415

@@ -6,7 +6,7 @@ over the ranks, that of the squares, the mean over all pairs of ranks follows (s
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import OrderError
-from holdfast.measures import SOS, PathMeasure
+from holdfast.measures import PathMeasure
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -87,14 +87,6 @@ class RankGradients:
         self._adder = get_gradient_edge(self._watched).node
         self._adder.register_prehook(self._look_before_adding)
 
-    def serves(self, measure: PathMeasure) -> TypeGuard[SOS]:
-        """Whether a measure needs estimates that are independent of each other, and of nothing else."""
-        return isinstance(measure, SOS) and measure.needs_independent_gradient
-
-    def update_(self, measure: SOS, state: Tensor, mean: Tensor, mean_square: Tensor) -> None:
-        """Take a step into a measure's state."""
-        measure.update_from_estimates_(state, mean, mean_square, self.estimates, self.samples)
-
     def mean_square(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
         """Return the mean square of the ranks' gradients for the coming step, scaled as the gradient given is."""
         for work in self._works:
@@ -107,7 +99,7 @@ class RankGradients:
         then, now = self._sizes[id(parameter)], _squared_norm(gradient)
         return square * torch.where(then > 0, now / then, torch.ones_like(then))
 
-    def check_step(self, measure: SOS, parameters: Mapping[str, nn.Parameter], *, replaced: bool) -> None:
+    def check_step(self, measure: PathMeasure, parameters: Mapping[str, nn.Parameter], *, replaced: bool) -> None:
         """Refuse a step for which the ranks' gradients are not known."""
         measure.check_step(self.samples)
         if replaced:

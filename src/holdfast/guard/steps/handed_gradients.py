@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -17,46 +17,59 @@ from holdfast.tensors.sharding import local
 class HandedGradients:
     """Remembers the gradients of a step without keeping them alive, and whether they have changed since.
 
+    Before a step the hold's gradient is added in place wherever no measure needs the task's alone afterwards. So a
+    gradient that nobody has touched since still has it in it, and has been measured: by a step that raised and is tried
+    again, which is then the same step, or by one that ended, which is then taken twice for one backward pass.
+
     Args:
         optimizer: that takes the step.
         parameters: all that it moves.
-        held: the names of those whose gradient has the penalty's in it.
+        changed: one whose gradient has the hold's in it, if there is any.
     """
 
     def __init__(
-        self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], held: Collection[str] = ()
+        self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], changed: str | None = None
     ) -> None:
         self.ended = False
         self._optimizer = weakref.ref(optimizer)
-        self._held = held
-        self._known: dict[str, tuple[TensorWeakRef, int] | None] = {}
-        for name, parameter in parameters.items():
-            grad = parameter.grad
-            self._known[name] = None if grad is None else (TensorWeakRef(grad), local(grad)._version)
+        self._changed = changed
+        self._known = _versions(parameters.values())
+        # One that is known to be alive vouches for the others: what is freed may come back under the same id.
+        first = (
+            parameters[changed].grad
+            if changed
+            else next((p.grad for p in parameters.values() if p.grad is not None), None)
+        )
+        self._first = None if first is None else TensorWeakRef(first)
 
     def is_tried_again(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> bool:
         """Whether a step has begun, not ended, and is taken again with the very gradients it had."""
         return (
             not self.ended
             and self._optimizer() is optimizer
-            and self._known.keys() == parameters.keys()
-            and any(known is not None for known in self._known.values())
-            and all(self._is_untouched(name, parameter) for name, parameter in parameters.items())
+            and self._first is not None
+            and self._first() is not None
+            and self._known == _versions(parameters.values())
         )
 
-    def with_penalty(self, parameters: Mapping[str, nn.Parameter]) -> str | None:
-        """Return the name of a parameter whose gradient still has the penalty's of this step in it, if any has.
+    def still_changed(self, parameters: Mapping[str, nn.Parameter]) -> str | None:
+        """Return the name of a parameter whose gradient still has the hold's of this step in it, if any has.
 
         Gradients are zeroed together, so a look at one of them tells, and costs nothing at every step.
         """
-        name = next((name for name in self._held if name in parameters), None)
-        return name if name is not None and self._is_untouched(name, parameters[name]) else None
+        parameter = parameters.get(self._changed) if self._changed else None
+        if parameter is None or parameter.grad is None or self._first is None or self._first() is not parameter.grad:
+            return None
+        return self._changed if _versions([parameter])[0] in self._known else None
 
-    def _is_untouched(self, name: str, parameter: nn.Parameter) -> bool:
-        known, grad = self._known[name], parameter.grad
-        if known is None or grad is None:
-            return known is None and grad is None
-        return known[0]() is grad and local(grad)._version == known[1]
+
+def _versions(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int] | None]:
+    """Return what tells each gradient from another, and from itself after it was written to."""
+    grads = [parameter.grad for parameter in parameters]
+    return [
+        None if grad is None else (id(grad), grad._version if type(grad) is Tensor else local(grad)._version)
+        for grad in grads
+    ]
 
 
 class Lent(NamedTuple):

@@ -1,6 +1,6 @@
 """Which optimisers can be watched, and why the others cannot; what they train, and what a scaler has told them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from torch import Tensor, nn
@@ -89,23 +89,23 @@ def refuse_sparse(parameters: Mapping[str, nn.Parameter]) -> None:
             )
 
 
-def give_each_its_own_gradient(parameters: Iterable[nn.Parameter]) -> None:
+def give_each_its_own_gradient(parameters: Sequence[nn.Parameter]) -> None:
     """Copy gradients that share their memory with another's, or their elements with each other.
 
     ``backward()`` makes none of these, but who assigns what ``torch.autograd.grad`` returns may have them, and what is
     added to one of them must not end up in another.
     """
+    given = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    parts = [(parameter, grad, local(grad)) for parameter, grad in given]
+    places = [own.data_ptr() for _, _, own in parts if own.numel()]
+    if len(set(places)) == len(places) and all(own.is_contiguous() for _, _, own in parts):
+        return
     taken = set()
-    for parameter in parameters:
-        grad = parameter.grad
-        own = None if grad is None else local(grad)
-        if grad is None or own is None or not own.numel():
-            continue
-        repeats = not own.is_contiguous() and any(n > 1 and not s for n, s in zip(own.shape, own.stride(), strict=True))
-        place = own.data_ptr()
-        if repeats or place in taken:
+    for parameter, grad, own in parts:
+        repeats = any(n > 1 and not s for n, s in zip(own.shape, own.stride(), strict=True))
+        if own.numel() and (repeats or own.data_ptr() in taken):
             parameter.grad = grad.clone()
-        taken.add(place)
+        taken.add(own.data_ptr())
 
 
 class Scaling(NamedTuple):

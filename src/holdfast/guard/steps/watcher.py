@@ -1,13 +1,15 @@
 """Watching an optimiser's steps: what happens just before and just after each of them.
 
-Before a step, the penalty's gradient is added to the task's; after it, the measures that need Δ get it. Both walk
-through the parameters once, in pieces that stay in cache, since memory traffic is all that this costs.
+Before a step, the measures that need no Δ see g, the weights are remembered for those that do, and the hold's gradient
+joins the task's. After it, the others see g and Δ. Parameters are walked in bundles, each of them once, in pieces that
+stay in cache: memory traffic is all that this costs.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,49 +19,37 @@ from torch.utils.hooks import RemovableHandle
 from holdfast.errors import NotFiniteError, OrderError
 from holdfast.guard.distributed.rank_gradients import RankGradients
 from holdfast.guard.memory import Memory
+from holdfast.guard.steps.bundles import Bundle, Several, bundles_of
+from holdfast.guard.steps.closures import closure_in, guarded, with_closure
 from holdfast.guard.steps.handed_gradients import HandedGradients, Lent, Overwriters
-from holdfast.guard.steps.optimizers import give_each_its_own_gradient, ids, read_scaling, refuse_sparse, trained_by
+from holdfast.guard.steps.observed import Observed
+from holdfast.guard.steps.optimizers import (
+    give_each_its_own_gradient,
+    ids,
+    read_scaling,
+    trained_by,
+)
+from holdfast.holds import Hold, Quadratic
 from holdfast.holds.quadratic import add_penalty_gradient, penalty_value
 from holdfast.measures import PathMeasure
+from holdfast.measures.base import Seen
 from holdfast.tensors.pieces import in_pieces
 from holdfast.tensors.sharding import local
-from holdfast.tensors.storage import at_hand, put_back, running_dtype
+from holdfast.tensors.storage import at_hand, put_back
 
-Closure = Callable[[], Any]
-
-
-@dataclass
-class Observed:
-    """The gradients that a user has given for the coming step, by parameter; ``None`` for a gradient of 0."""
-
-    gradient: dict[str, Tensor | None] = field(default_factory=dict)
-    independent: dict[str, Tensor | None] = field(default_factory=dict)
-    samples: int | None = None
-
-    def add(self, other: "Observed") -> None:
-        """Add the gradients of another part of the same step's batch."""
-        for mine, more in ((self.gradient, other.gradient), (self.independent, other.independent)):
-            for name, gradient in more.items():
-                known = mine.get(name)
-                mine[name] = gradient if known is None else known if gradient is None else known + gradient
-        self.samples = other.samples if other.samples is not None else self.samples
+Pieces = dict[str, Tensor]
 
 
 @dataclass
-class Pending:
-    """A parameter whose step is under way, for the measures that wait for Δ."""
+class Walk:
+    """The parameters that one optimiser moves, laid out for its steps."""
 
-    name: str
-    parameter: nn.Parameter
-    gradient: Tensor | None
-    independent: Tensor | None
-    before: Tensor
-    task_gradient: Tensor | None
-    """The user's own ``.grad``, to be put back after the step."""
-    lent: Lent | None = None
-    """The same, where the optimiser was given it rather than another tensor."""
-    handed: Tensor | None = None
-    """What the optimiser was given: the user's own, or one that has the penalty's gradient in it."""
+    trained: list[int]
+    """The ids of all parameters of the optimiser, and below, which of them can be trained: what it was made for."""
+    trainable: list[bool]
+    version: int
+    owned: dict[str, nn.Parameter]
+    bundles: list[Bundle]
 
 
 class StepWatcher:
@@ -69,36 +59,41 @@ class StepWatcher:
         self.memory = memory
         self.observed = Observed()
         self.rank_gradients: RankGradients | None = None
-        self._pending: list[Pending] = []
-        # Reused from step to step: the weights before it, and the gradient with the penalty's.
-        self._before: dict[str, Tensor] = {}
-        self._held_back: dict[str, Tensor] = {}
         self._overwriters = Overwriters()
         self._passed_over: set[int] = set()
+        self._alone: set[str] = set()
+        self._forget_steps()
+
+    def _forget_steps(self) -> None:
+        self._walks: WeakKeyDictionary[Optimizer, Walk] = WeakKeyDictionary()
+        self._stepping: list[Bundle] = []
+        self._lent: list[Lent] = []
         self._handed: HandedGradients | None = None
 
     @property
     def path_measures(self) -> dict[str, PathMeasure]:
         """The measures that want to see every step, by name."""
         ledgers = self.memory.ledgers.items()
-        return {name: ledger.measure for name, ledger in ledgers if isinstance(ledger.measure, PathMeasure)}
+        return {name: cast("PathMeasure", ledger.measure) for name, ledger in ledgers if ledger.measure.needs.path}
+
+    @property
+    def holds_anything(self) -> bool:
+        """Whether there is anything that could pull."""
+        return bool(self.memory.anchor or self.memory.holds)
 
     def hook(self, optimizer: Optimizer, *, hold: bool) -> list[RemovableHandle]:
-        """Watch an optimiser, and add the penalty's gradient to its steps if ``hold``."""
+        """Watch an optimiser, and hold its steps back if ``hold``."""
         # A compiled step calls the hooks as they are: what they do differs from parameter to parameter, so tracing them
         # would compile each anew.
         return [
             optimizer.register_step_pre_hook(torch.compiler.disable(partial(self._pre_hook, hold))),
-            optimizer.register_step_post_hook(torch.compiler.disable(self._post_hook)),
+            optimizer.register_step_post_hook(torch.compiler.disable(partial(self._post_hook, hold))),
         ]
 
     def release(self) -> None:
         """Let go of what was given for a step to come, and of what is reused, as large as two copies of the model."""
         self.observed = Observed()
-        self._before = {}
-        self._held_back = {}
-        self._pending = []
-        self._handed = None
+        self._forget_steps()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to a step or to optimisers: a copy watches none yet."""
@@ -106,52 +101,6 @@ class StepWatcher:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["memory"])  # type: ignore[misc]
-
-    def _pre_hook(
-        self, hold: bool, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        # args[0] is the optimiser itself.
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self._begin(optimizer, hold=hold)
-            return None
-        wrapped = self._wrapped(closure, optimizer, hold=hold)
-        if len(args) > 1:
-            return (args[0], wrapped, *args[2:]), kwargs
-        return args, {**kwargs, "closure": wrapped}
-
-    def _wrapped(self, closure: Closure, optimizer: Optimizer, *, hold: bool) -> Closure:
-        """Return a closure that gives the optimiser loss and gradient with the penalty's.
-
-        An optimiser may evaluate it several times in one step. The first time is at the weights before the step, so
-        that gradient is the one that measures see. A closure may return nothing, as those of Lightning's manual
-        optimisation do; one that leaves no gradient either has skipped this batch.
-        """
-        begun = False
-
-        def evaluate() -> Any:
-            nonlocal begun
-            with torch.enable_grad():
-                loss = closure()
-            self.take_in_new(optimizer)
-            if loss is None and all(parameter.grad is None for parameter in self._owned(optimizer).values()):
-                return loss
-            if not begun:
-                begun = True
-                self._begin(optimizer, hold=False, copy_gradients=True)
-            memory = self.memory
-            if not hold or not memory.anchor:
-                return loss
-            owned = self._owned(optimizer)
-            with torch.no_grad():
-                for name, parameter in owned.items():
-                    self._before_step(name, parameter, None, None, hold=2 * memory.strength, in_place=True, measures={})
-                if loss is None:
-                    return loss
-                value = penalty_value(owned, memory.importance, memory.anchor, memory.strength)
-            return loss + (value.to(loss.device) if isinstance(loss, Tensor) else float(value))
-
-        return evaluate
 
     def take_in_new(self, optimizer: Optimizer) -> None:
         """Begin to watch what an optimiser trains that was not there before, or frozen.
@@ -166,10 +115,27 @@ class StepWatcher:
             # What the selection leaves out need not be looked up at every step.
             self._passed_over |= trainable - ids(self.memory.parameters.values())
 
+    def owned(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+        """Return the protected parameters that this optimiser trains."""
+        trained = ids(trained_by(optimizer))
+        return {name: p for name, p in self.memory.parameters.items() if id(p) in trained and p.requires_grad}
+
+    # Before a step
+
+    def _pre_hook(
+        self, hold: bool, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        closure = closure_in(args, kwargs)
+        if closure is None:
+            self.begin(optimizer, hold=hold)
+            return None
+        return with_closure(args, kwargs, guarded(closure, self, optimizer, hold=hold))
+
     @torch.no_grad()
-    def _begin(self, optimizer: Optimizer, *, hold: bool, copy_gradients: bool = False) -> None:
-        """Do what comes before a step, or raise before anything has changed."""
-        if self._is_tried_again(optimizer):
+    def begin(self, optimizer: Optimizer, *, hold: bool, closure: bool = False) -> None:
+        """Do what comes before a step, or raise before anything has changed; a closure makes new gradients later."""
+        walk = self._current_walk(optimizer)
+        if self._is_tried_again(optimizer, walk):
             return  # it is measured and held already
         self._let_go_of_last_step()
         scaling = read_scaling(optimizer)
@@ -177,67 +143,287 @@ class StepWatcher:
             return
         memory = self.memory
         if not memory.steps:
-            memory.refresh()
-            self._passed_over = set()
-        self.take_in_new(optimizer)
-        owned = self._owned(optimizer)
-        refuse_sparse(owned)
+            self._begin_task()
+        if not memory.steps or walk is None:
+            self.take_in_new(optimizer)
+            walk = self._laid_out(optimizer)
+        owned = walk.owned
         measures = self.path_measures
-        waiting = any(measure.needs_step for measure in measures.values())
+        waiting = {key: measure for key, measure in measures.items() if measure.needs.step}
+        at_once = {key: measure for key, measure in measures.items() if not measure.needs.step}
+        self._check_measures(measures, owned)
         strength = 2 * memory.strength * scaling.factor if hold else 0.0
-        seen = {}
-        if measures:
-            self._check_measures(measures, owned)
-            # What is held goes to the optimiser as another tensor; the rest it might overwrite.
-            at_risk = waiting and self._overwriters.may_include(optimizer)
-            lent = {name for name in owned if at_risk and not (strength and name in memory.anchor)}
-            copied = owned.keys() if copy_gradients and waiting else lent
-            seen = {name: self._seen(name, p, scaling.factor, copy=name in copied) for name, p in owned.items()}
-        at_once = any(not measure.needs_step for measure in measures.values())
-        if at_once:  # measures that all wait for the step have no state to spoil yet: the walk itself looks
-            self._refuse_unless_finite(seen)
-        held = {name: p for name, p in owned.items() if strength and name in memory.anchor}
-        if not waiting:
-            give_each_its_own_gradient(held.values())
-        finite = True
-        for name, parameter in owned.items():
-            gradient, independent = seen.get(name, (None, None))
+        # Measures that all wait for the step have no state to spoil yet: there, the walk itself looks for what is no
+        # number.
+        bundles, sums = self._look(
+            optimizer,
+            walk,
+            factor=scaling.factor,
+            held_apart=bool(strength),
+            sums=bool(at_once),
+            waiting=bool(waiting),
+            closure=closure,
+        )
+        if at_once and memory.found_by_any_rank([] if _finite(sums) else [True]):
+            self._refuse_unless_finite(bundles)
+        in_place = [bundle for bundle in bundles if strength and bundle.held and not waiting]
+        give_each_its_own_gradient([parameter for bundle in in_place for parameter in bundle.parameters])
+        sums = []
+        for bundle in bundles:
+            self._before_step(bundle, at_once, strength, sums, keep_weights=bool(waiting))
+        self._stepping = bundles
+        if waiting and memory.found_by_any_rank([] if _finite(sums) else [True]):
+            self._refuse_unless_finite(bundles)
+        if hold:
+            self._pull(owned, scaling.factor, in_place=not waiting)
+        self._count_step(bundles, keep_start=bool(waiting))
+        if not closure and (strength or measures or memory.holds):
             if waiting:
-                before = _buffer(self._before, name, parameter)
-                self._pending.append(Pending(name, parameter, gradient, independent, before, parameter.grad))
-            finite &= self._before_step(
-                name, parameter, gradient, independent, hold=strength, in_place=not waiting, measures=measures
-            )
-        if waiting and memory.found_by_any_rank([] if finite else [True]):
-            self._refuse_unless_finite(seen)
-        self._count_step(owned, keep_start=waiting)
-        if copy_gradients:  # a closure makes new gradients whenever it is called
-            return
-        self._lend(self._pending)
-        if held or measures:
-            self._handed = HandedGradients(optimizer, owned, held if not waiting else ())
+                self._lend(bundles)
+            self._handed = HandedGradients(optimizer, owned, in_place[0].names[0] if in_place else None)
 
-    def _count_step(self, owned: dict[str, nn.Parameter], *, keep_start: bool) -> None:
+    def _begin_task(self) -> None:
+        """Look at the model again, and let holds look at its weights, before a task's first step."""
         memory = self.memory
-        for name, parameter in owned.items():
-            if keep_start and name not in memory.start:
-                memory.start[name] = memory.storage.exact(self._before[name].clone(), parameter)
-            memory.steps[name] = memory.steps.get(name, 0) + 1
+        memory.refresh()
+        self._passed_over = set()
+        for each in memory.holds:
+            each.begin_task(memory.held(memory.parameters))
+
+    def _look(
+        self,
+        optimizer: Optimizer,
+        walk: Walk,
+        *,
+        factor: float,
+        held_apart: bool,
+        sums: bool,
+        waiting: bool,
+        closure: bool,
+    ) -> tuple[list[Bundle], list[Tensor]]:
+        """Return the bundles, with the gradients that measures see, and the sums of these where they are asked for.
+
+        Parameters that lack a gradient go by themselves from now on.
+        """
+        at_risk = waiting and self._overwriters.may_include(optimizer)
+        lacking: set[str] = set()
+        found: list[Tensor] = []
+        for bundle in walk.bundles:
+            # What is held goes to the optimiser as another tensor; the rest it might overwrite.
+            copy = waiting and (closure or (at_risk and not (held_apart and bundle.held)))
+            if not bundle.look(self.observed, factor, copy=copy):
+                lacking |= set(bundle.lacking(self.observed))
+            elif sums and bundle.like.device.type == "cpu":  # an accelerator would have to be waited for
+                found += [local(g).sum() for g in (bundle.gradient, bundle.independent) if g is not None]
+        if not lacking:
+            return walk.bundles, found
+        self._alone |= lacking
+        return self._look(
+            optimizer,
+            self._laid_out(optimizer),
+            factor=factor,
+            held_apart=held_apart,
+            sums=sums,
+            waiting=waiting,
+            closure=closure,
+        )
+
+    def _before_step(
+        self,
+        bundle: Bundle,
+        at_once: Mapping[str, PathMeasure],
+        strength: float,
+        sums: list[Tensor],
+        *,
+        keep_weights: bool,
+    ) -> None:
+        """Walk once through a bundle: measure what needs no Δ, keep the weights, add the hold's gradient."""
+        g, g_ind = bundle.gradient, bundle.independent
+        measured = {
+            key: measure
+            for key, measure in at_once.items()
+            if g is not None or g_ind is not None or bundle.begun(key)  # 0 still ages an average that has begun
+        }
+        tensors: dict[str, Tensor | None] = {}
+        theta = bundle.weights("before" if keep_weights else "weights") if keep_weights or strength else None
+        if strength and bundle.held:
+            tensors["omega"], tensors["anchor"] = bundle.anchored()
+            tensors["task"] = bundle.task_gradient()
+            tensors["out"] = bundle.hand(in_place=not keep_weights)
+        if keep_weights and not isinstance(bundle, Several):
+            tensors["before"] = bundle.buffer("before")
+        kept = {key: bundle.states(key) for key in measured}
+        states = {key: {state: at_hand(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
+        square = None
+        if measured:
+            some = next(iter(next(iter(states.values())).values()))
+            g = torch.zeros_like(some) if g is None else g
+            ranks = self.rank_gradients if not self.observed.independent else None
+            if ranks is not None and bundle.gradient is not None:
+                square = bundle.mean_square(ranks)
+            elif g_ind is None and any(measure.needs.independent for measure in measured.values()):
+                g_ind = torch.zeros_like(some)
+        look = keep_weights and not at_once and bundle.like.device.type == "cpu"
+        tensors |= {"theta": theta, "g": g if measured or look else None, "g_ind": g_ind, "square": square}
+        for piece, own in _pieces(tensors, states):
+            for key, measure in measured.items():
+                self._update(measure, own[key], piece, bundle)
+            if "before" in piece:
+                piece["before"].copy_(piece["theta"])
+            if look:
+                sums += [piece[name].sum() for name in ("g", "g_ind") if name in piece]
+            if "omega" in piece:
+                add_penalty_gradient(
+                    piece["task"], piece["theta"], piece["omega"], piece["anchor"], factor=strength, out=piece["out"]
+                )
+        if "out" in tensors and not keep_weights:
+            bundle.deliver()
+        _put_back(states, kept)
+
+    def _update(self, measure: PathMeasure, states: Pieces, piece: Pieces, bundle: Bundle) -> None:
+        """Take a step, or a piece of it, into a measure's states."""
+        # In 16 bits a difference of gradients would lose its digits.
+        g = piece["g"].to(next(iter(states.values())).dtype)
+        if "square" in piece and measure.takes_estimates:
+            ranks = self.rank_gradients
+            assert ranks is not None
+            measure.update_from_estimates_(states, g, piece["square"], ranks.estimates, ranks.samples)
+            return
+        number = self.memory.steps.get(bundle.names[0], 0) - ("step" in piece)
+        measure.update_(states, Seen(g, piece.get("g_ind"), piece.get("step"), self.observed.samples, number))
+
+    @torch.no_grad()
+    def add_holds(self, owned: Mapping[str, nn.Parameter]) -> Tensor:
+        """Add the gradients of all holds in place, for a closure, and return their value."""
+        memory = self.memory
+        elementwise = memory.driving.form.elementwise
+        for bundle in bundles_of(memory, owned, owned, elementwise=elementwise):
+            if bundle.held and memory.strength:
+                (omega, anchor), task = bundle.anchored(), bundle.task_gradient()
+                tensors = [task, bundle.weights("weights"), omega, anchor]
+                for g, theta, piece, theta_star in in_pieces(tensors):
+                    add_penalty_gradient(g, theta, piece, theta_star, factor=2 * memory.strength, out=g)
+        self._pull(owned, 1.0, in_place=True)
+        value = penalty_value(owned, memory.driving.held.values(), memory.anchor, memory.strength)
+        for each in memory.holds:
+            own = each.value(memory.held(owned))
+            value = value if own is None else value + own.detach().to(value.device)
+        return value
+
+    def _pull(self, owned: Mapping[str, nn.Parameter], factor: float, *, in_place: bool) -> None:
+        """Add the gradients of holds that are not element by element, and of those beside the guard's own."""
+        memory = self.memory
+        holds: list[Hold] = list(memory.holds)
+        if not memory.driving.form.elementwise and memory.anchor and memory.strength:
+            holds.append(Quadratic())
+        if not holds:
+            return
+        places = {name: (bundle, i) for bundle in self._stepping for i, name in enumerate(bundle.names)}
+        for each in holds:
+            with torch.set_grad_enabled(each.runs_model):
+                added = each.gradient(memory.held(owned))
+            for name, pull in added.items():
+                parameter = owned.get(name)
+                if parameter is None:
+                    continue
+                bundle, place = places[name]
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                elif not in_place and bundle.handed[place] is None:
+                    # The measures will want the task's gradient after the step.
+                    bundle.handed[place] = parameter.grad = parameter.grad.clone()
+                parameter.grad.add_((pull.detach() * factor).to(parameter.grad.dtype))
+
+    # After a step
+
+    @torch.no_grad()
+    def _post_hook(self, hold: bool, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Do what comes after a step."""
+        self._overwriters.look(optimizer, self._lent)
+        stepping, self._stepping, self._lent = self._stepping, [], []
+        waiting = {key: measure for key, measure in self.path_measures.items() if measure.needs.step}
+        for bundle in stepping:
+            moved = bundle.gradient is not None or bundle.independent is not None
+            moved = moved or any(grad is not None for grad in (*bundle.own, *bundle.handed))
+            bundle.put_back()
+            if waiting and moved:  # no optimiser moves a parameter without a gradient
+                self._after_step(bundle, waiting)
+        walk = self._walks.get(optimizer)
+        owned = self.owned(optimizer) if walk is None else walk.owned
+        if hold and stepping:
+            for each in self.memory.holds:
+                each.after_step(self.memory.held(owned))
+        if self._handed is not None:
+            self._handed.ended = True
+        if self.observed.gradient or self.observed.independent:
+            self.observed.drop(list(owned))
+        if self.rank_gradients is not None:
+            self.rank_gradients.clear(trained_by(optimizer))
+
+    def _after_step(self, bundle: Bundle, measures: Mapping[str, PathMeasure]) -> None:
+        """Give Δ to the measures that wait for it."""
+        kept = {key: bundle.states(key) for key in measures}
+        states = {key: {state: at_hand(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
+        some = next(iter(next(iter(states.values())).values()))
+        g = torch.zeros_like(some) if bundle.gradient is None else bundle.gradient
+        g_ind = bundle.independent
+        if g_ind is None and any(measure.needs.independent for measure in measures.values()):
+            g_ind = torch.zeros_like(some)
+        tensors = {"theta": bundle.weights("weights"), "step": bundle.buffer("before"), "g": g, "g_ind": g_ind}
+        for piece, own in _pieces(tensors, states):
+            # The weights before the step are not needed again.
+            torch.sub(piece["theta"], piece["step"], out=piece["step"])
+            for key, measure in measures.items():
+                self._update(measure, own[key], piece, bundle)
+        _put_back(states, kept)
+
+    # Helpers
+
+    def _laid_out(self, optimizer: Optimizer) -> Walk:
+        """Lay out the protected parameters of an optimiser anew."""
+        memory, owned = self.memory, self.owned(optimizer)
+        for other, theirs in list(self._walks.items()):
+            shared = theirs.owned.keys() & owned.keys() if other is not optimizer else set()
+            if shared:  # what two optimisers move cannot lie in the rows of both
+                self._alone |= shared
+                del self._walks[other]
+        trained = trained_by(optimizer)
+        bundles = bundles_of(memory, owned, self._alone, elementwise=memory.driving.form.elementwise)
+        walk = Walk(list(map(id, trained)), [p.requires_grad for p in trained], memory.version, dict(owned), bundles)
+        self._walks[optimizer] = walk
+        return walk
+
+    def _current_walk(self, optimizer: Optimizer) -> Walk | None:
+        """Return how an optimiser's parameters are laid out, unless anything has changed about them."""
+        walk = self._walks.get(optimizer)
+        if walk is None or walk.version != self.memory.version:
+            return None
+        trained = trained_by(optimizer)
+        same = walk.trained == list(map(id, trained)) and walk.trainable == [p.requires_grad for p in trained]
+        return walk if same and all(bundle.is_in_place for bundle in walk.bundles) else None
+
+    def _count_step(self, bundles: Sequence[Bundle], *, keep_start: bool) -> None:
+        memory = self.memory
+        for bundle in bundles:
+            if keep_start and bundle.names[0] not in memory.start:
+                bundle.keep_start(bundle.buffer("before"))
+            for name in bundle.names:
+                memory.steps[name] = memory.steps.get(name, 0) + 1
 
     def _let_go_of_last_step(self) -> None:
         self._handed = None
-        if self._pending:  # it never ended; its buffers may still be some parameter's gradient
-            self._held_back = {}
-            self._pending = []
+        if self._stepping:  # it never ended; its buffers may still be some parameter's gradient
+            self._walks = WeakKeyDictionary()
+            self._stepping, self._lent = [], []
 
-    def _is_tried_again(self, optimizer: Optimizer) -> bool:
+    def _is_tried_again(self, optimizer: Optimizer, walk: Walk | None) -> bool:
         """Whether this very step has begun before, and raised; one that has ended is not to be taken twice."""
         if self._handed is None:
             return False
-        owned = self._owned(optimizer)
+        owned = self.owned(optimizer) if walk is None else walk.owned
         if self._handed.is_tried_again(optimizer, owned):
             return True
-        if (name := self._handed.with_penalty(owned)) is not None:
+        if (name := self._handed.still_changed(owned)) is not None:
             raise OrderError(
                 f"The gradient of {name!r} is still that of the last step, with the penalty's in it: optimizer.step() "
                 "was called again without a new backward pass, or by another optimiser that trains the same parameter. "
@@ -245,180 +431,77 @@ class StepWatcher:
             )
         return False
 
-    @staticmethod
-    def _lend(stepping: Iterable[Pending]) -> None:
+    def _lend(self, bundles: Sequence[Bundle]) -> None:
         """Note which gradients the optimiser is about to get as they are."""
-        for pending in stepping:
-            given, pending.handed = pending.task_gradient, pending.parameter.grad
-            if given is not None and pending.parameter.grad is given:
-                pending.lent = Lent(given, given._version, measured=pending.gradient is given)
+        for bundle in bundles:
+            given = bundle.own[0]
+            if not isinstance(bundle, Several) and given is not None and bundle.like.grad is given:
+                self._lent.append(Lent(given, given._version, measured=bundle.gradient is given))
 
-    def _before_step(
-        self,
-        name: str,
-        parameter: nn.Parameter,
-        gradient: Tensor | None,
-        independent: Tensor | None,
-        *,
-        hold: float,
-        in_place: bool,
-        measures: dict[str, PathMeasure],
-    ) -> bool:
-        """Walk once through a parameter: measure what needs no Δ, keep the weights, add the penalty's gradient.
-
-        Returns whether the gradients that are kept for after the step look finite, as far as that was looked at.
-        """
-        memory = self.memory
-        held = bool(hold) and name in memory.anchor
-        anchor = at_hand(memory.anchor[name], parameter) if held else None
-        importance = at_hand(memory.importance[name], parameter) if held else None
-        if anchor is not None and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter, dtype=getattr(parameter, "grad_dtype", None))
-        grad = parameter.grad
-        out = grad
-        if anchor is not None and not in_place:
-            # The measures will want the task's gradient after the step, so the optimiser gets another tensor.
-            assert grad is not None
-            parameter.grad = out = _buffer(self._held_back, name, grad)
-        before = None if in_place else self._before[name]
-        at_once = [
-            (measure, memory.ledgers[key].running_for(name, parameter))
-            for key, measure in measures.items()
-            if not measure.needs_step and self._moves(key, name, gradient, independent)
-        ]
-        running = [at_hand(state, parameter) for _, state in at_once]
-        if at_once and gradient is None:
-            gradient = torch.zeros_like(running[0])
-        samples = self.observed.samples
-        ranks = self.rank_gradients if name not in self.observed.independent else None
-        if independent is None and ranks is None and any(m.needs_independent_gradient for m, _ in at_once):
-            independent = torch.zeros_like(running[0])
-        square = (
-            ranks.mean_square(parameter, gradient) if ranks is not None and at_once and gradient is not None else None
-        )
-        look = not in_place and not at_once and parameter.device.type == "cpu"
-        sums = []
-        tensors = [parameter.detach(), grad, out, gradient, independent, square, importance, anchor, before]
-        for theta, g_all, g_out, g, g_ind, g_square, omega, theta_star, kept, *states in in_pieces(
-            [*tensors, *running]
-        ):
-            for (measure, _), state in zip(at_once, states, strict=True):
-                assert state is not None and g is not None
-                g = g.to(state.dtype)  # noqa: PLW2901 (in 16 bits a difference of gradients would lose its digits)
-                if ranks is not None and g_square is not None and ranks.serves(measure):
-                    ranks.update_(measure, state, g, g_square)
-                else:
-                    measure.update_(state, g, g_ind, None, samples)
-            if kept is not None:
-                assert theta is not None
-                kept.copy_(theta)
-            if look:
-                sums += [seen.sum() for seen in (g, g_ind) if seen is not None]
-            if theta_star is not None:
-                assert theta is not None and g_all is not None and g_out is not None and omega is not None
-                add_penalty_gradient(g_all, theta, omega, theta_star, factor=hold, out=g_out)
-        for (_, kept_state), used in zip(at_once, running, strict=True):
-            put_back(used, kept_state)
-        return not sums or bool(torch.stack(sums).isfinite().all())
-
-    @torch.no_grad()
-    def _post_hook(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Do what comes after a step."""
-        self._overwriters.look(optimizer, [pending.lent for pending in self._pending if pending.lent is not None])
-        for pending in self._pending:
-            if pending.parameter.grad is pending.handed:  # some optimisers clear gradients in their steps
-                pending.parameter.grad = pending.task_gradient
-            self._after_step(pending)
-        self._pending = []
-        if self._handed is not None:
-            self._handed.ended = True
-        owned = self._owned(optimizer)
-        for name in owned:
-            self.observed.gradient.pop(name, None)
-            self.observed.independent.pop(name, None)
-        if self.rank_gradients is not None:
-            self.rank_gradients.clear(trained_by(optimizer))
-
-    def _after_step(self, pending: Pending) -> None:
-        """Give Δ to the measures that wait for it."""
-        gradient, independent = pending.gradient, pending.independent
-        if gradient is None and independent is None and pending.handed is None:
-            return  # no optimiser moves a parameter without a gradient
-        measures = [(key, measure) for key, measure in self.path_measures.items() if measure.needs_step]
-        kept = [self.memory.ledgers[key].running_for(pending.name, pending.parameter) for key, _ in measures]
-        states = [at_hand(state, pending.parameter) for state in kept]
-        if gradient is None:
-            gradient = torch.zeros_like(states[0])
-        if independent is None and any(measure.needs_independent_gradient for _, measure in measures):
-            independent = torch.zeros_like(states[0])
-        samples = self.observed.samples
-        for theta, before, g, g_ind, *pieces in in_pieces(
-            [pending.parameter.detach(), pending.before, gradient, independent, *states]
-        ):
-            assert theta is not None and before is not None and g is not None
-            step = torch.sub(theta, before, out=before)  # the weights before the step are not needed again
-            for (_, measure), state in zip(measures, pieces, strict=True):
-                assert state is not None
-                measure.update_(state, g.to(state.dtype), g_ind, step, samples)
-        for used, state in zip(states, kept, strict=True):
-            put_back(used, state)
-
-    def _seen(
-        self, name: str, parameter: nn.Parameter, factor: float, *, copy: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradient that measures see and the independent one."""
-        independent = self.observed.independent.get(name)
-        if name in self.observed.gradient:
-            return self.observed.gradient[name], independent
-        gradient = parameter.grad
-        if gradient is None:
-            return None, independent
-        if factor != 1.0:
-            gradient = gradient.to(running_dtype(parameter)) / factor
-        elif copy:
-            gradient = gradient.clone()
-        return gradient, independent
-
-    def _moves(self, key: str, name: str, gradient: Tensor | None, independent: Tensor | None) -> bool:
-        """Whether a step changes a measure's state: a gradient of 0 still ages an average that has begun."""
-        return gradient is not None or independent is not None or name in self.memory.ledgers[key].running
-
-    def _owned(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-        """Return the protected parameters that this optimiser trains."""
-        trained = ids(trained_by(optimizer))
-        return {name: p for name, p in self.memory.parameters.items() if id(p) in trained and p.requires_grad}
-
-    def _check_measures(self, measures: dict[str, PathMeasure], owned: dict[str, nn.Parameter]) -> None:
+    def _check_measures(self, measures: Mapping[str, PathMeasure], owned: dict[str, nn.Parameter]) -> None:
         """Refuse a step for which some measure lacks what it needs."""
         ranks = self.rank_gradients if not self.observed.independent else None
         for key, measure in measures.items():
-            if ranks is not None and ranks.serves(measure):
+            if ranks is not None and measure.takes_estimates:
                 ranks.check_step(measure, owned, replaced=bool(self.observed.gradient))
                 continue
             measure.check_step(self.observed.samples)
-            if measure.needs_independent_gradient and any(name not in self.observed.independent for name in owned):
-                how = "observe_independent(loss)" + ("" if measure.needs_step else " or backward_halves(first, second)")
+            if measure.needs.independent and not owned.keys() <= self.observed.independent.keys():
+                how = "observe_independent(loss)" + ("" if measure.needs.step else " or backward_halves(first, second)")
                 raise OrderError(
                     f"{key} needs a second, independent gradient before every step and got none. Call {how} before "
                     "optimizer.step()."
                 )
 
-    def _refuse_unless_finite(self, seen: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
+    def _refuse_unless_finite(self, bundles: Sequence[Bundle]) -> None:
         """Refuse a NaN or an infinity before it spoils anything; on a CPU, where looking costs little.
 
         An accelerator would have to be waited for at every step: there, the end of the task finds it.
         """
-        spoilt = [name for name, pair in seen.items() if not all(_looks_finite(gradient) for gradient in pair)]
+        spoilt = [
+            name
+            for bundle in bundles
+            if not all(map(_looks_finite, (bundle.gradient, bundle.independent)))
+            for name in bundle.names
+            if len(bundle.names) == 1 or not bundle.is_finite(name)
+        ]
         for name in self.memory.found_by_any_rank(spoilt):
-            for pending in self._pending:
-                pending.parameter.grad = pending.task_gradient
-            self._pending = []
+            for bundle in bundles:
+                bundle.put_back()
+            self._stepping = []
             step = self.memory.steps.get(name, 0) + 1
             raise NotFiniteError(
                 f"The gradient of {name!r} holds a NaN or an infinity at step {step} of this task. The step was not "
                 "taken and nothing was recorded. Look at this batch and its loss; zero the gradients to go on without "
                 "it."
             )
+
+
+def _pieces(
+    tensors: Mapping[str, Tensor | None], states: Mapping[str, Mapping[str, Tensor]]
+) -> Iterator[tuple[Pieces, dict[str, Pieces]]]:
+    """Yield matching pieces of tensors by name, without those that are ``None``, and of every measure's states."""
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    places = [(key, state) for key, own in states.items() for state in own]
+    if not given:
+        return
+    for cut in in_pieces([*given.values(), *(states[key][state] for key, state in places)]):
+        own: dict[str, Pieces] = {key: {} for key in states}
+        for (key, state), piece in zip(places, cut[len(given) :], strict=True):
+            own[key][state] = piece
+        yield dict(zip(given, cut, strict=False)), own
+
+
+def _put_back(used: Mapping[str, Mapping[str, Tensor]], kept: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Keep what was changed where it is kept."""
+    for key, own in kept.items():
+        for state, tensor in own.items():
+            put_back(used[key][state], tensor)
+
+
+def _finite(sums: Sequence[Tensor]) -> bool:
+    """Whether all of some sums are numbers."""
+    return not sums or bool(torch.stack([total.double() for total in sums]).isfinite().all())
 
 
 def _looks_finite(gradient: Tensor | None) -> bool:
@@ -428,11 +511,3 @@ def _looks_finite(gradient: Tensor | None) -> bool:
     own = local(gradient)
     # The sum is not finite if any element is not; the reverse is rare, and then looked into.
     return bool(own.sum().isfinite()) or bool(own.isfinite().all())
-
-
-def _buffer(buffers: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """Return a buffer for a parameter, made anew when the parameter has changed."""
-    kept = buffers.get(name)
-    if kept is None or kept.shape != like.shape or kept.dtype != like.dtype or kept.device != like.device:
-        kept = buffers[name] = torch.empty_like(like, requires_grad=False)
-    return kept

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from holdfast.guard import TaskImportance
 from holdfast.lab.training import Learner
-from holdfast.measures.path_integral import PathIntegral
 
 _PIECE = 2**17
 """Weights in a piece: a few megabytes in float64."""
@@ -31,7 +30,7 @@ def before_rescaling(learner: Learner, found: Mapping[str, TaskImportance]) -> d
     rows = after_rescaling(learner, found)
     for measure in rows:
         path = found[measure].raw
-        if path is not None and isinstance(learner.guard.measures[measure], PathIntegral):
+        if path is not None and "path" in learner.guard.measures[measure].running:
             # A parameter that took no step has no path.
             rows[measure] = {
                 name: path[name] if name in path else torch.zeros_like(value) for name, value in rows[measure].items()

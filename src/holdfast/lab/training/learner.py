@@ -9,7 +9,7 @@ import copy
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -97,17 +97,17 @@ class Learner:
     @property
     def path_measures(self) -> dict[str, PathMeasure]:
         """The measures that see every step, by name."""
-        return {name: m for name, m in self.guard.measures.items() if isinstance(m, PathMeasure)}
+        return {name: cast("PathMeasure", m) for name, m in self.guard.measures.items() if m.needs.path}
 
     @property
     def needs_own_gradient(self) -> bool:
         """Whether measures need a gradient in evaluation mode beside the one that makes the step."""
-        return self.modes.matter and any(measure.needs_gradient for measure in self.path_measures.values())
+        return self.modes.matter and any(measure.needs.gradient for measure in self.path_measures.values())
 
     @property
     def needs_second_batch(self) -> bool:
         """Whether some measure needs the gradient of a second, independent batch."""
-        return any(measure.needs_independent_gradient for measure in self.path_measures.values())
+        return any(measure.needs.independent for measure in self.path_measures.values())
 
     def samples(self, task: int) -> Samples:
         """Return a task's training samples."""

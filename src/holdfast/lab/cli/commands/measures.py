@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.padding import Padding
@@ -77,12 +77,11 @@ def choose_when(name: str, measure: holdfast.Measure) -> str:
 
 def cost_of(measure: holdfast.Measure) -> str:
     """Return what a measure takes beyond training, in a few words."""
-    if isinstance(measure, holdfast.PathMeasure):
-        return "a second batch a step" if measure.needs_independent_gradient else "none"
-    if isinstance(measure, holdfast.SampleMeasure):
-        every_label = isinstance(measure.score, LogLikelihood) and measure.score.labels == "exact"
+    if measure.needs.data:
+        score = cast("holdfast.SampleMeasure", measure).score
+        every_label = isinstance(score, LogLikelihood) and score.labels == "exact"
         return "a pass a task and label" if every_label else "a pass a task"
-    return "none"
+    return "a second batch a step" if measure.needs.independent else "none"
 
 
 def _show_all(known: dict[str, holdfast.Measure]) -> None:

@@ -147,8 +147,8 @@ class FastRuns:
             self._bind(i)
             record = learner.guard.path
             self._layout.fill(self._start[i], record.start)
-            for states, label in zip(self._kept.states, learner.path_measures, strict=True):
-                self._layout.fill(states[i], record.running[label])
+            for rows, (label, running) in zip(self._kept.states, self._state_names, strict=True):
+                self._layout.fill(rows[i], record.running[label][running])
             for rows, name in zip(self._kept.moments, self._update.optimiser.moments, strict=True):
                 self._layout.fill(rows[i], own["optimizer"][name])
             self._hold(i)
@@ -159,6 +159,7 @@ class FastRuns:
 
     def _make_buffers(self) -> None:
         first, runs = self._first, len(self.learners)
+        self._state_names = [(label, state) for label, m in first.path_measures.items() for state in m.running]
         settings, scenario = first.settings, first.scenario
         dtype = next(first.model.parameters()).dtype
         optimiser = optimiser_of(settings)
@@ -167,7 +168,7 @@ class FastRuns:
             return torch.zeros(runs, self._layout.width, dtype=dtype, device=self._device)
 
         moments = tuple(rows() for _ in optimiser.moments)
-        states = tuple(rows() for _ in first.path_measures)
+        states = tuple(rows() for _ in self._state_names)
         self._kept = Kept(rows(), rows(), rows(), moments, states)
         self._start = rows()
         self._update = Update(optimiser, tuple(first.path_measures.values()), settings.batch_size)
@@ -285,7 +286,9 @@ class FastRuns:
                 views = self._layout.views(rows[row])
                 return {name: views[name] for name in names if name in views}  # frozen ones have no place
 
-            running = {label: own(rows) for label, rows in zip(learner.path_measures, self._kept.states, strict=True)}
+            running: dict[str, dict[str, dict[str, Tensor]]] = {label: {} for label in learner.path_measures}
+            for (label, state), rows in zip(self._state_names, self._kept.states, strict=True):
+                running[label][state] = own(rows)
             learner.guard.path = PathRecord(running, own(self._start), self.step)
 
     def _hold(self, run: int) -> None:

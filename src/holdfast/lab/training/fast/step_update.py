@@ -13,6 +13,7 @@ from torch import Tensor
 from holdfast.holds.quadratic import penalty_gradient
 from holdfast.lab.training.fast.optimisers import ElementwiseOptimiser
 from holdfast.measures import PathMeasure
+from holdfast.measures.base import Seen
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Kept:
     moments: tuple[Tensor, ...]
     """What the optimiser remembers."""
     states: tuple[Tensor, ...]
-    """The running state of each path measure."""
+    """The running states of all path measures, one measure's after another's."""
 
     def tensors(self) -> list[Tensor]:
         """Return them all in one list."""
@@ -62,14 +63,15 @@ class Update:
             row: the optimiser's coefficients.
             hold: 2c, of a shape that broadcasts.
         """
-        measures = list(zip(self.measures, kept.states, strict=True))
-        for measure, state in measures:
-            if not measure.needs_step:
-                measure.update_(state, measured, independent, None, self.batch_size)
+        rest = iter(kept.states)
+        measures = [(measure, {state: next(rest) for state in measure.running}) for measure in self.measures]
+        for measure, states in measures:
+            if not measure.needs.step:
+                measure.update_(states, Seen(measured, independent, None, self.batch_size))
         before = kept.weights.clone()
         held = step + penalty_gradient(before, kept.importance, kept.anchor, hold)
         self.optimiser.step_(kept.weights, held, kept.moments, row)
         moved = kept.weights - before
-        for measure, state in measures:
-            if measure.needs_step:
-                measure.update_(state, measured, independent, moved, self.batch_size)
+        for measure, states in measures:
+            if measure.needs.step:
+                measure.update_(states, Seen(measured, independent, moved, self.batch_size))

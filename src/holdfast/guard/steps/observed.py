@@ -1,6 +1,7 @@
-"""Taking the gradients of losses that a user gives: scaled or not, in one process or several, sharded or not."""
+"""Gradients that a user gives for the coming step: taken from losses, scaled or not, in one process or several."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,29 @@ from holdfast.guard.distributed.ranks import is_fully_sharded
 from holdfast.guard.memory import Memory
 from holdfast.tensors.sharding import reshard
 from holdfast.tensors.storage import running_dtype
+
+
+@dataclass
+class Observed:
+    """The gradients that a user has given for the coming step, by parameter; ``None`` for a gradient of 0."""
+
+    gradient: dict[str, Tensor | None] = field(default_factory=dict)
+    independent: dict[str, Tensor | None] = field(default_factory=dict)
+    samples: int | None = None
+
+    def add(self, other: "Observed") -> None:
+        """Add the gradients of another part of the same step's batch."""
+        for mine, more in ((self.gradient, other.gradient), (self.independent, other.independent)):
+            for name, gradient in more.items():
+                known = mine.get(name)
+                mine[name] = gradient if known is None else known if gradient is None else known + gradient
+        self.samples = other.samples if other.samples is not None else self.samples
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Let go of what has served its step."""
+        for name in names:
+            self.gradient.pop(name, None)
+            self.independent.pop(name, None)
 
 
 def protected_gradients(memory: Memory, loss: Tensor, scaler: GradScaler | None) -> dict[str, Tensor | None]:

@@ -1,0 +1,41 @@
+"""In which space importance is kept, and how it is applied: each form is one file."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from holdfast.errors import ConfigurationError
+from holdfast.forms.base import Block, Form, Matrix
+from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
+from holdfast.registry import Registry
+
+F = TypeVar("F", bound=Form)
+
+FORMS: Registry[Callable[..., Form]] = Registry("form")
+"""What makes each form, by name."""
+
+
+def register_form(name: str) -> Callable[[type[F]], type[F]]:
+    """Let a form of one's own be asked for by name, wherever forms are."""
+
+    def register(kind: type[F]) -> type[F]:
+        if not (isinstance(kind, type) and issubclass(kind, Form)):
+            raise ConfigurationError(f"register_form({name!r}) was given {kind!r}; expected a class of forms.")
+        kind.name = name
+        FORMS.register(name, kind)
+        return kind
+
+    return register
+
+
+register_form("diagonal")(Diagonal)
+
+
+def form(name: str, **settings: Any) -> Form:
+    """Return a form by its name, with settings of its own."""
+    try:
+        return FORMS[name](**settings)
+    except TypeError as error:
+        raise ConfigurationError(f"The form {name!r}: {error}.") from error
+
+
+__all__ = ["FORMS", "Block", "Diagonal", "DiagonalMatrix", "Form", "Matrix", "form", "register_form"]

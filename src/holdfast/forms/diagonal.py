@@ -1,0 +1,105 @@
+r"""The diagonal, :math:`Q(D) = \Omega \circ D`: one number a weight, as EWC, SI, MAS and SOS keep it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import StateError
+from holdfast.forms.base import Block, Displacement, Form, Matrix
+from holdfast.measures.base import SampleMeasure
+from holdfast.persample.reductions import DiagonalReduction, Reduction
+
+
+class DiagonalMatrix(Matrix):
+    """Ω of one parameter."""
+
+    def __init__(self, name: str, omega: Tensor) -> None:
+        self.name = name
+        self.block = Block(name, (name,))
+        self.omega = omega
+
+    def apply(self, d: Displacement) -> dict[str, Tensor]:
+        """Return Ω∘D."""
+        return {self.name: self.omega * d[self.name]}
+
+    def value(self, d: Displacement) -> Tensor:
+        """Return the sum of Ω D²."""
+        return (self.omega * d[self.name].square()).sum()
+
+    def plus(self, earlier: Matrix, decay: float) -> "DiagonalMatrix":
+        """Return the sum, weight by weight."""
+        assert isinstance(earlier, DiagonalMatrix)
+        return DiagonalMatrix(self.name, torch.add(self.omega, earlier.omega, alpha=decay))
+
+    def scaled(self, factor: float) -> "DiagonalMatrix":
+        """Return a multiple of Ω."""
+        return DiagonalMatrix(self.name, factor * self.omega)
+
+    def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return D/(1 + cΩ)."""
+        return {self.name: d[self.name] / (1 + strength * self.omega)}
+
+    def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
+        """Return B/(Ω + damping)."""
+        damped = self.omega + damping
+        return {self.name: torch.where(damped > 0, b[self.name] / damped, 0.0)}
+
+    def diagonal(self) -> dict[str, Tensor]:
+        """Return Ω."""
+        return {self.name: self.omega}
+
+    def trace(self) -> Tensor:
+        """Return the sum of Ω."""
+        return self.omega.sum()
+
+    def largest_eigenvalue(self) -> Tensor:
+        """Return the largest Ω."""
+        return self.omega.max() if self.omega.numel() else self.omega.new_zeros(())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return Ω, which needs no name beside the parameter's."""
+        return {"": self.omega}
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "DiagonalMatrix":
+        """Return another Ω."""
+        return DiagonalMatrix(self.name, change(self.omega))
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal(Form):
+    """One number a weight: all measures have it."""
+
+    elementwise: ClassVar[bool] = True
+
+    def blocks(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
+        """Return each parameter by itself."""
+        return [Block(name, (name,)) for name in parameters]
+
+    def reduction(
+        self,
+        measure: SampleMeasure,
+        blocks: Sequence[Block],
+        parameters: Mapping[str, nn.Parameter],
+        known: Mapping[str, Tensor],
+    ) -> Reduction:
+        """Add up φ of every element."""
+        return DiagonalReduction(measure.phi, parameters)
+
+    def matrices(
+        self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]
+    ) -> dict[str, Matrix]:
+        """Return what the measure makes of the means."""
+        return {block.name: DiagonalMatrix(block.name, measure.transform(means[block.name])) for block in blocks}
+
+    def restored(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
+        """Return Ω, which has the parameter's shape."""
+        if tensors.keys() != {""} or tensors[""].shape != parameters[block.name].shape:
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            raise StateError(
+                f"The importance of {block.name!r} is {shapes}; expected one tensor of shape "
+                f"{tuple(parameters[block.name].shape)}. The state was made for another model, or with another form."
+            )
+        return DiagonalMatrix(block.name, tensors[""])

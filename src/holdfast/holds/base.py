@@ -1,0 +1,79 @@
+"""What a hold is: something that pulls a model back to what it has learned, once at every optimiser step.
+
+A hold may add to the gradient before a step, move the weights after it, or both; it may do so from what the guard
+remembers alone, or by running the model on data of its own. Measures see none of it: their g is the task's gradient and
+their Δ the optimiser's step.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from holdfast.errors import ConfigurationError
+from holdfast.forms.base import Matrix
+from holdfast.settings import number
+
+
+class Held(NamedTuple):
+    """What a hold may look at."""
+
+    model: nn.Module
+    parameters: Mapping[str, nn.Parameter]
+    """The protected parameters that the step moves, by name."""
+    anchor: Mapping[str, Tensor]
+    """θ*, the weights after the last consolidated task; nothing before the first."""
+    importance: Mapping[str, Matrix]
+    """Q of every block of parameters that is held, by the block's name."""
+    strength: float
+    """The guard's own strength c."""
+    tasks: int
+    """How many tasks have been consolidated."""
+
+
+class Hold:
+    """A pull of one's own beside the guard's.
+
+    Args:
+        strength: how strongly it pulls, in a unit of its own.
+    """
+
+    name: ClassVar[str]
+    """What it is registered as."""
+
+    runs_model: ClassVar[bool] = False
+    """Whether it runs the model on data of its own: gradients are then enabled while it is asked."""
+
+    def __init__(self, strength: float = 1.0) -> None:
+        expected = "a number from 0 to 1e38"
+        self.strength = float(number("strength", strength, expected, lambda given: 0 <= given <= 1e38))
+
+    def begin_task(self, held: Held) -> None:
+        """Look at the weights before a task's first step."""
+
+    def gradient(self, held: Held) -> Mapping[str, Tensor]:
+        """Return what to add to the task's gradient before a step, for the parameters that are pulled."""
+        return {}
+
+    def value(self, held: Held) -> Tensor | None:
+        """Return the loss whose gradient that is, where there is one, differentiable in the parameters."""
+        return None
+
+    def after_step(self, held: Held) -> None:
+        """Move the weights, in place, after a step."""
+
+    def end_task(self, held: Held) -> None:
+        """Take in a task that has just been consolidated: the anchor and the importance are the new ones."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the hold's settings as plain values, to be stored with its state: all but its strength."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that it has to remember, by names of its own."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state, or refuse what is none of this hold's."""
+        if state:
+            raise ConfigurationError(f"{type(self).__name__} keeps no state, and was given {', '.join(sorted(state))}.")
