@@ -4,7 +4,15 @@ import argparse
 import importlib
 from pathlib import Path
 
-NAMES = ("importance", "rules", "memory", "step", "state")
+MODULES = {
+    "importance": "importance",
+    "rules": "rules",
+    "memory": "memory",
+    "step": "step",
+    "steps-of-many": "many_tensors",
+    "state": "state",
+}
+NAMES = tuple(MODULES)
 USUAL = NAMES[:-1]
 """What runs without being named: the last one takes ten minutes and needs MNIST."""
 
@@ -24,7 +32,7 @@ def main() -> None:
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
     for name in options.names or USUAL:
         # Some of them need other libraries, to compare with.
-        benchmark = importlib.import_module(f"benchmarks.{name}")
+        benchmark = importlib.import_module(f"benchmarks.{MODULES[name]}")
         for report in benchmark.run(options.quick):
             report.show()
             if not options.quick:

@@ -18,18 +18,30 @@ from rich.table import Table
 PACKAGES = ("torch", "backpack-for-pytorch", "nngeometry", "avalanche-lib")
 
 
-def interleaved(cases: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+def interleaved(
+    cases: Mapping[str, Callable[[], object]],
+    repeats: int,
+    *,
+    before: Callable[[str], object] = lambda _: None,
+) -> dict[str, list[float]]:
     """Return the seconds that each case took, in rounds A B C, B C A, … so that a slow moment hits all alike.
 
     Each round starts with another case, so that none always finds the caches as one and the same case left them.
+
+    Args:
+        cases: what to time, by name.
+        repeats: how many rounds.
+        before: called with a case's name each time before it is timed.
     """
-    for case in cases.values():
+    for name, case in cases.items():
+        before(name)
         case()
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     names = list(cases)
     for turn in range(repeats):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
+            before(name)
             gc.collect()
             start = time.perf_counter()
             cases[name]()
@@ -148,7 +160,8 @@ def surroundings(name: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
     on_gpu = name.startswith("gpu-")
-    command = f"python -m benchmarks {name.partition('-')[0]}"
+    # One benchmark writes two reports, importance-mlp and importance-cnn.
+    command = f"python -m benchmarks {'importance' if name.startswith('importance-') else name}"
     if on_gpu:
         command = f"make bench-gpu PYTHON=python3 BENCH={name.removeprefix('gpu-')}"
     gpu = {"gpu": torch.cuda.get_device_name()} if on_gpu and torch.cuda.is_available() else {}

@@ -33,10 +33,11 @@ def added(default: Any) -> Any:
 
 def written(settings: Any) -> dict[str, Any]:
     """Return a dataclass's fields by name as they are written down: all but added ones that have their default."""
+    later = added_names(type(settings))
     return {
         field.name: getattr(settings, field.name)
         for field in dataclasses.fields(settings)
-        if not (field.name in added_names(type(settings)) and getattr(settings, field.name) == field.default)
+        if not (field.name in later and getattr(settings, field.name) == field.default)
     }
 
 

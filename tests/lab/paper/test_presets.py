@@ -51,6 +51,26 @@ def test_a_strength_that_nobody_knows_is_asked_for_and_then_used():
     assert not preset.is_known("P-MNIST", "L2")
 
 
+def test_a_run_is_made_once_and_anew_where_a_choice_has_changed_it():
+    preset = with_unknown_strength()
+    si, sos = (preset.spec("P-MNIST", measure, seed=1) for measure in ("SI", "SOS"))
+    watched = preset.spec("P-MNIST", "SI", seed=1, watch=["SOS"], watch_settings={"SOS": {"alpha": 0.5}})
+    assert preset.spec("P-MNIST", "SI", seed=1) is si
+    assert preset.spec("P-MNIST", "SI", seed=1, watch=("SOS",), watch_settings={"SOS": {"alpha": 0.5}}) is watched
+    others = (
+        preset.spec("P-MNIST", "SI", seed=2),
+        preset.spec("P-MNIST", "SI", "long training", seed=1),
+        preset.spec("CIFAR", "SI", seed=1),
+        watched,
+        preset.spec("P-MNIST", "SI", seed=1, watch=("SOS",), watch_settings={"SOS": {"alpha": 0.2}}),
+    )
+    assert len({si, *others}) == 6
+    chosen = preset.with_choice("P-MNIST", "SOS", "usual", FOUND)
+    assert chosen.spec("P-MNIST", "SI", seed=1) is si
+    assert chosen.spec("P-MNIST", "SOS", seed=1).strength == FOUND.strength != sos.strength
+    assert preset.spec("P-MNIST", "SOS", seed=1) is sos
+
+
 def test_what_is_chosen_for_a_measure_can_hold_settings_of_its_own():
     chosen = Chosen(3.0, reinitialise=True, settings={"alpha": 0.5})
     spec = with_unknown_strength().with_choice("CIFAR", "SOS", "usual", chosen).spec("CIFAR", "SOS")

@@ -2,12 +2,14 @@ import csv
 import dataclasses
 import re
 import statistics
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.lab.experiments import Store, Summary
+from holdfast.lab.experiments import Result, Spec, Store, Summary
+from holdfast.lab.experiments.store.store import read_nested
 from holdfast.lab.paper import ITEMS, items_named, reproduce, run_nothing
 from holdfast.lab.paper.drawing.run_tables import RUNS_COLUMNS, csv_files
 from holdfast.lab.paper.findings import Results
@@ -127,6 +129,55 @@ def test_without_runs_the_report_says_what_is_missing(tmp_path):
     assert {line["status"] for line in rows(tmp_path / "runs.csv")} == {"unknown"}
 
 
+@pytest.fixture
+def specs_made(monkeypatch):
+    """Every spec that is made while a test runs, by hand or from a file."""
+    made, check = [], Spec.__post_init__
+
+    def counted(spec):
+        made.append(spec)
+        check(spec)
+
+    monkeypatch.setattr(Spec, "__post_init__", counted)
+    return made
+
+
+@pytest.fixture
+def files_read(monkeypatch):
+    """Of every result and every file of observations that is read while a test runs, the run."""
+    read, parse = [], Result.from_dict
+
+    def parsed(content):
+        result = parse(content)
+        read.append(f"result of {result.spec.id}")
+        return result
+
+    def nested(path):
+        read.append(f"observations of {path.parent.name}")
+        return read_nested(path)
+
+    monkeypatch.setattr(Result, "from_dict", parsed)
+    monkeypatch.setattr("holdfast.lab.experiments.store.store.read_nested", nested)
+    return read
+
+
+def test_however_many_items_and_claims_ask_for_a_run_its_spec_is_made_once(tmp_path, specs_made):
+    found = reproduce(items_named(["all"]), tiny_preset(), Store(tmp_path / "s"), tmp_path, run=run_nothing)
+    made = Counter(spec.id for spec in specs_made)
+    assert len(found.verdicts) > 10 and {spec.id for spec in found.specs} <= set(made)
+    assert made.most_common(1)[0][1] == 1
+
+
+@pytest.mark.slow
+def test_every_file_is_read_once_however_many_look_at_it(results, tmp_path, specs_made, files_read):
+    preset = dataclasses.replace(results.preset)  # without the specs that it has made
+    found = reproduce(items_named(["all"]), preset, results.store, tmp_path, run=refuse)
+    observed = [f"observations of {spec.id}" for spec in found.specs if spec.probes]
+    assert observed
+    assert sorted(files_read) == sorted([*(f"result of {spec.id}" for spec in found.specs), *observed])
+    assert Counter(spec.id for spec in specs_made).most_common(1)[0][1] == 2  # once more by its result
+
+
 def test_a_stopped_study_gives_a_partial_report_and_goes_on(tmp_path):
     store, items = Store(tmp_path / "store"), items_named(["long-training"])
 
@@ -149,7 +200,7 @@ def test_runs_that_fail_are_shown_with_their_reason(tmp_path):
 
 
 @pytest.mark.slow
-def test_unknown_strengths_are_searched_for_on_validation_data(tmp_path):
+def test_unknown_strengths_are_searched_for_on_validation_data(tmp_path, files_read):
     preset, store = with_unknown_strength(), Store(tmp_path / "store")
     items = items_named(["table1"])
     left = reproduce(items, preset, store, tmp_path / "before", run=run_nothing)
@@ -159,8 +210,11 @@ def test_unknown_strengths_are_searched_for_on_validation_data(tmp_path):
     def only_l2(specs, store):
         return on_cpu([spec for spec in specs if spec.measure == "L2"], store)
 
-    found = reproduce(items, preset, store, tmp_path / "after", run=only_l2)
+    reproduce(items, preset, store, tmp_path / "first", run=only_l2)
+    files_read.clear()
+    found = reproduce(items, preset, store, tmp_path / "after", run=run_nothing)
     assert found.searches_left == 0
+    assert Counter(files_read).most_common(1)[0][1] == 1  # by the search, and by the report on what it has found
     searched = {}
     for result in store.results():
         if result.spec.judge_by == "validation":

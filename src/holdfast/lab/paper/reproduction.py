@@ -9,6 +9,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.lab.experiments import Spec, Store, Summary, execute
+from holdfast.lab.experiments.store.read_once import ReadOnce
 from holdfast.lab.paper.drawing.paper_report import report_of
 from holdfast.lab.paper.drawing.run_tables import csv_files
 from holdfast.lab.paper.findings import Results
@@ -75,6 +76,7 @@ def reproduce(
     """
     with _writing(folder):
         _make_writable(Path(folder))
+    store = ReadOnce(store.folder)  # searches and the report look at the same results
     interrupted = False
     damaged_searches: dict[tuple[Benchmark, str], str] = {}
     for item in items:

@@ -28,6 +28,13 @@ class FrozenDict(Mapping[str, Any]):
         return repr(self._items)
 
 
+def frozen(value: Any) -> Any:
+    """Return a value of mappings and lists as one that cannot change, and so can be hashed."""
+    if isinstance(value, Mapping):
+        return FrozenDict({key: frozen(inner) for key, inner in value.items()})
+    return tuple(frozen(inner) for inner in value) if isinstance(value, list | tuple) else value
+
+
 def digest_of(value: Any) -> str:
     """Return the first 16 hexadecimal digits of the sha256 of a value's canonical JSON."""
     text = json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), allow_nan=False)

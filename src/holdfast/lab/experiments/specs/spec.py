@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from holdfast.errors import ConfigurationError
@@ -73,7 +74,7 @@ class Spec:
         self._fill_in_measures()
         self._check_probes()
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The run's name: 16 hexadecimal digits, the same wherever and whenever the spec is made."""
         return digest_of(self.to_dict())

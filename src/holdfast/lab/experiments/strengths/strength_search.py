@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from holdfast.errors import ConfigurationError
@@ -74,7 +74,8 @@ def search(
     measure = _checked_measure(scenario, measure, seeds, search_seeds, changes)
     start = _start(low, high, _known_strength(scenario, measure, changes))
     grids = [_Grid(choice, start) for choice in ((False, True) if reinitialise is None else (reinitialise,))]
-    runs = PointRuns(partial(paper_spec, scenario, measure, **changes), as_store(store), run)
+    # Points that are judged again, by more seeds, ask for the runs of the first seed once more.
+    runs = PointRuns(cache(partial(paper_spec, scenario, measure, **changes)), as_store(store), run)
     while not runs.stopped and (asked := [(grid, number) for grid in grids for number in grid.wanted()]):
         _judge(asked, runs, search_seeds[:1])
     finalists, where = _finalists(grids), "on its grid"

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments import Spec, paper_spec
+from holdfast.lab.experiments.specs.canonical import frozen
 
 Benchmark = Literal["P-MNIST", "CIFAR"]
 BENCHMARKS: tuple[Benchmark, ...] = ("P-MNIST", "CIFAR")
@@ -23,6 +24,8 @@ Variant = Literal[
     "noise",
 ]
 """What can be unusual about a run."""
+
+_Row = tuple[Benchmark, str, Variant]
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,10 @@ class Preset:
     """Whose thresholds decide the claims; with ``None``, no claim is decided."""
     strengths: str
     """Where strengths come from that the paper does not give, in a sentence."""
+    _made: dict[tuple[_Row, int, Mapping[str, Any]], Spec] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Every run that was asked for, by row, seed and what else: each item and each claim asks for its runs anew."""
 
     def seeds(self, benchmark: Benchmark, measure: str) -> int:
         """Return how many runs the mean of a measure is of."""
@@ -93,6 +100,21 @@ class Preset:
         self, benchmark: Benchmark, measure: str, variant: Variant = "usual", *, seed: int = 0, **more: Any
     ) -> Spec:
         """Return a run: what a benchmark, a measure and a variant mean in this preset."""
+        asked = (benchmark, measure, variant), seed, frozen(more)
+        if asked not in self._made:
+            self._made[asked] = self._make(benchmark, measure, variant, seed=seed, **more)
+        return self._made[asked]
+
+    def with_choice(self, benchmark: Benchmark, measure: str, variant: Variant, chosen: Chosen) -> "Preset":
+        """Return the preset with what a search has found."""
+        stage, row = self.stages[benchmark], (measure, variant)
+        known = dataclasses.replace(stage, chosen={**stage.chosen, row: chosen})
+        found = dataclasses.replace(self, stages={**self.stages, benchmark: known})
+        unchanged = {asked: spec for asked, spec in self._made.items() if asked[0] != (benchmark, *row)}
+        found._made.update(unchanged)  # noqa: SLF001 (a preset as well)
+        return found
+
+    def _make(self, benchmark: Benchmark, measure: str, variant: Variant, *, seed: int, **more: Any) -> Spec:
         if not self.is_known(benchmark, measure, variant):
             raise ConfigurationError(
                 f"The strength of {measure} on {benchmark} ({variant}) is not known yet; search for it first, and give "
@@ -104,9 +126,3 @@ class Preset:
             changes.update(strength=chosen.strength, reinitialise=chosen.reinitialise)
             changes["measure_settings"] = {**chosen.settings, **changes.get("measure_settings", {})}
         return paper_spec(stage.scenario, measure, seed=seed, **{**changes, **more})
-
-    def with_choice(self, benchmark: Benchmark, measure: str, variant: Variant, chosen: Chosen) -> "Preset":
-        """Return the preset with what a search has found."""
-        stage = self.stages[benchmark]
-        known = dataclasses.replace(stage, chosen={**stage.chosen, (measure, variant): chosen})
-        return dataclasses.replace(self, stages={**self.stages, benchmark: known})
