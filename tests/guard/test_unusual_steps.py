@@ -40,7 +40,8 @@ def descent(hooks_run):
 
         @torch.no_grad()
         def step(self, closure=None):
-            assert closure is None
+            if closure is not None:
+                closure()
             for group in self.param_groups:
                 for parameter in group["params"]:
                     parameter.add_(parameter.grad, alpha=-group["lr"])
@@ -255,3 +256,86 @@ def test_what_the_penalty_alone_moves_has_travelled():
         length += (model[1].weight.detach() - before).abs()
     assert length.sum() > 0
     torch.testing.assert_close(guard.consolidate()["Travelled"].importance["1.weight"], length)
+
+
+def centring(base):
+    class Centring(base):
+        """Changes the gradients before its base takes them."""
+
+        def step(self, closure=None):
+            with torch.no_grad():
+                for parameter in self.param_groups[0]["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.sub_(parameter.grad.mean())
+            return super().step(closure)
+
+    return Centring
+
+
+def moving_on(base):
+    class MovingOn(base):
+        """Moves the weights once more after its base."""
+
+        def step(self, closure=None):
+            super().step(closure)
+            with torch.no_grad():
+                for parameter in self.param_groups[0]["params"]:
+                    parameter.mul_(0.9)
+
+    return MovingOn
+
+
+@pytest.mark.parametrize("derived", [centring, moving_on])
+@pytest.mark.parametrize("measure", ["SOS", "SI", "EWC"])
+@pytest.mark.parametrize("with_closure", [False, True], ids=["plain", "closure"])
+def test_a_step_that_calls_its_bases_is_one_step(descent, derived, measure, with_closure):
+    """Weights, paths and steps, against an optimiser that has all of its step in one class."""
+
+    class Whole(torch.optim.Optimizer):
+        """The same step without a base's, written out."""
+
+        def __init__(self, params, lr):
+            super().__init__(params, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            parameters = self.param_groups[0]["params"]
+            if derived is centring:
+                for parameter in parameters:
+                    if parameter.grad is not None:
+                        parameter.grad.sub_(parameter.grad.mean())
+            if closure is not None:
+                closure()
+            for parameter in parameters:
+                parameter.add_(parameter.grad, alpha=-0.01)
+                if derived is moving_on:
+                    parameter.mul_(0.9)
+
+    def trained(kind):
+        model = linear()
+        optimizer = kind(model.parameters(), 0.01)
+        guard = holdfast.Consolidator(model, measure, 5.0)
+        guard.attach(optimizer)
+        for task in range(2):
+            for step in range(3):
+
+                def loss(scale=1 + step):
+                    optimizer.zero_grad()
+                    model(scale * X).square().mean().backward()
+
+                if with_closure:
+                    optimizer.step(loss)
+                else:
+                    loss()
+                    optimizer.step()
+            if task == 0:
+                guard.consolidate([X])
+        return model, guard
+
+    model, guard = trained(derived(descent))
+    expected, reference = trained(Whole)
+    assert guard.path.steps == reference.path.steps == 3
+    torch.testing.assert_close(model.weight, expected.weight)
+    for label, states in reference.path.running.items():
+        for state, tensors in states.items():
+            torch.testing.assert_close(guard.path.running[label][state], tensors)

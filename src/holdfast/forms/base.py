@@ -103,8 +103,8 @@ class Form(ABC):
         """Refuse a measure that has no importance in this form: one that is not from data has one number a weight."""
         if not self.elementwise and not measure.needs.data:
             raise ConfigurationError(
-                f"{measure.name} finds one number a weight, so it has no importance in the form {self.name!r}; expected "
-                "a measure that looks at data, such as Fisher(). Or keep it in the form 'diagonal'."
+                f"{measure.name} finds one number a weight, so it has no importance in the form {self.name!r}. Take a "
+                "measure that looks at data, such as Fisher(), or the form 'diagonal'."
             )
 
     @abstractmethod

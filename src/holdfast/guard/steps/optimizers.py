@@ -1,5 +1,6 @@
 """Which optimisers can be watched, and why the others cannot; what they train, and what a scaler has told them."""
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -37,6 +38,23 @@ def innermost(optimizer: T) -> T | Optimizer:
 def _runs_hooks(optimizer: object) -> bool:
     """Whether torch has seen to it, when the optimiser was made, that its ``step`` calls hooks."""
     return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
+
+
+def is_within_its_own_step(optimizer: Optimizer) -> bool:
+    """Whether a hook runs around a base class's step, inside the step of the class derived from it.
+
+    torch puts hooks around the ``step`` of each class of which an optimiser is made. Where one that has its own calls
+    its base's, they run for both, and the outer one is the whole step.
+    """
+    hooked = [kind for kind in type(optimizer).__mro__ if getattr(vars(kind).get("step"), "hooked", False)]
+    if len(hooked) < 2:
+        return False
+    code = vars(hooked[0])["step"].__code__
+    frame, around = inspect.currentframe(), 0
+    while frame is not None:
+        around += frame.f_code is code and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return around > 1
 
 
 def check_optimizer(

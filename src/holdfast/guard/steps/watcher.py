@@ -26,6 +26,7 @@ from holdfast.guard.steps.observed import Observed
 from holdfast.guard.steps.optimizers import (
     give_each_its_own_gradient,
     ids,
+    is_within_its_own_step,
     read_scaling,
     trained_by,
 )
@@ -125,6 +126,8 @@ class StepWatcher:
     def _pre_hook(
         self, hold: bool, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if is_within_its_own_step(optimizer):
+            return None
         closure = closure_in(args, kwargs)
         if closure is None:
             self.begin(optimizer, hold=hold)
@@ -339,6 +342,8 @@ class StepWatcher:
     @torch.no_grad()
     def _post_hook(self, hold: bool, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Do what comes after a step."""
+        if is_within_its_own_step(optimizer):
+            return
         self._overwriters.look(optimizer, self._lent)
         stepping, self._stepping, self._lent = self._stepping, [], []
         waiting = {key: measure for key, measure in self.path_measures.items() if measure.needs.step}
