@@ -21,7 +21,9 @@ from holdfast.errors import (
     StateError,
     StoreError,
 )
+from holdfast.forms import Form, register_form
 from holdfast.guard import Consolidator, TaskImportance, averaged_weights
+from holdfast.holds import Hold, register_hold
 from holdfast.measures import (
     L2,
     MAS,
@@ -67,6 +69,8 @@ __all__ = [
     "DataError",
     "FineTune",
     "Fisher",
+    "Form",
+    "Hold",
     "HoldfastError",
     "HoldfastWarning",
     "LogLikelihood",
@@ -93,6 +97,8 @@ __all__ = [
     "averaged_weights",
     "measure",
     "measures",
+    "register_form",
+    "register_hold",
     "register_measure",
     "sample_importance",
     "unbiased_alpha",

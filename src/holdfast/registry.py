@@ -25,17 +25,24 @@ class Registry(Mapping[str, T], Generic[T]):
         self.kind = kind
         self._known: dict[str, T] = {}
 
-    def register(self, name: str, thing: T) -> None:
-        """Enter a thing; registering another under the same name is refused, and the same one again changes nothing."""
+    def check(self, name: str, thing: T) -> None:
+        """Refuse a name that is none, or that another thing has."""
         if not isinstance(name, str) or not name or set(name) & set("/: ") or name != name.strip():
             raise ConfigurationError(
                 f"The name {name!r} for a {self.kind}; expected a text without spaces, '/' or ':', such as "
                 f"'my-{self.kind}'."
             )
-        same = next((known for known in self._known if simplified(known) == simplified(name)), None)
+        same = self._same(name)
         if same is not None and not _is_again(self._known[same], thing):
             raise ConfigurationError(f"A {self.kind} is called {same!r} already; expected another name than {name!r}.")
-        self._known[name if same is None else same] = thing
+
+    def register(self, name: str, thing: T) -> None:
+        """Enter a thing; registering another under the same name is refused, and the same one again changes nothing."""
+        self.check(name, thing)
+        self._known[self._same(name) or name] = thing
+
+    def _same(self, name: str) -> str | None:
+        return next((known for known in self._known if simplified(known) == simplified(name)), None)
 
     def find(self, name: str) -> str:
         """Return the name that is meant, whatever its capitals and hyphens, or say which ones are near it."""

@@ -31,9 +31,16 @@ def register_measure(name: str) -> Callable[[type[M]], type[M]]:
     def register(kind: type[M]) -> type[M]:
         if not (isinstance(kind, type) and issubclass(kind, Measure)):
             raise ConfigurationError(f"register_measure({name!r}) was given {kind!r}; expected a class of measures.")
-        if kind.name is Measure.name:
+        MEASURES.check(name, kind)
+        nameless = kind.name is Measure.name
+        if nameless:
             kind.name = name  # type: ignore[assignment, method-assign]
-        _enter(name, kind)
+        try:
+            _enter(name, kind)
+        except ConfigurationError:
+            if nameless:
+                del kind.name
+            raise
         return kind
 
     return register

@@ -218,13 +218,14 @@ class SampleAccumulator:
         for start in range(0, rows.count, step):
             u = rows.block(start, min(rows.count, start + step)).to(outputs.dtype)
             if sites:
-                self._add_rows(outputs, u, sites, plan.rows_together(self.budget, batch.size))
+                together = plan.rows_together(self.budget, batch.size)
+                self._add_rows(outputs, u, sites, together, first=start == 0)
             if without_rule:
                 chosen = {name: self.parameters[name] for name in sorted(without_rule)}
                 self._fallback.add(chosen, batch, u)
         self.samples += rows.samples
 
-    def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int) -> None:
+    def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int, *, first: bool) -> None:
         """Send rows backward and let the rules collect what arrives."""
         arrived = self._backward(outputs, [edge for site in sites for edge in site.edges], u, together)
         arrivals = []
@@ -236,7 +237,7 @@ class SampleAccumulator:
             a = site.input(len(outputs))
             dtype = at_least_single(delta.dtype)
             a = a.to(dtype) if a.is_floating_point() else a
-            arrivals.append(Arrival(site.use.rule, site.wanted, a, delta.to(dtype)))
+            arrivals.append(Arrival(site.use.rule, site.wanted, a, delta.to(dtype), first))
             for part in site.wanted.values():
                 used.setdefault(part.name, []).append(part)
         shared = [name for name, parts in used.items() if not disjoint(parts)]
@@ -260,7 +261,7 @@ class SampleAccumulator:
             for row in range(0, rows, deep):
                 shape = (min(deep, rows - row), *parameter.shape)
                 gradient = torch.zeros(shape, dtype=dtype, device=parameter.device)
-                for part, role, (rule, _, a, delta) in found:
+                for part, role, (rule, _, a, delta, _) in found:
                     one = rule.gradients(role, a[n : n + 1], delta[row : row + deep, n : n + 1])
                     part.within(gradient, lead=1).add_(one.squeeze(1))
                 self.reduction.add_gradients(name, gradient, lead=1)

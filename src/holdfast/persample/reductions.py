@@ -27,6 +27,8 @@ class Arrival(NamedTuple):
     """a, as ``[N, ...]``."""
     delta: Tensor
     """δ, as ``[V, N, ...]`` for V rows of scores."""
+    first: bool = True
+    """Whether these are the samples' first rows: what is made of inputs alone is added up once for all rows."""
 
 
 class Reduction(ABC):

@@ -1,0 +1,239 @@
+"""Holds beside the guard's own: before a step, after it, from data of their own; none of them seen by measures."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import holdfast
+from holdfast.errors import ConfigurationError, StateError
+from holdfast.holds import HOLDS, Hold, register_hold
+
+X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
+Y = torch.arange(20) % 2
+
+
+class Halfway(Hold):
+    """Acts after the step: brings every weight halfway back to the anchor."""
+
+    def after_step(self, held):
+        with torch.no_grad():
+            for name, parameter in held.parameters.items():
+                if name in held.anchor:
+                    parameter.add_(held.anchor[name] - parameter, alpha=0.5)
+
+
+class Rehearsal(Hold):
+    """Acts before the step, with a batch: the loss of inputs that it was given, on labels that the old model gave."""
+
+    runs_model = True
+
+    def __init__(self, inputs, strength=1.0):
+        super().__init__(strength)
+        self.inputs, self.labels = inputs, None
+
+    def end_task(self, held):
+        with torch.no_grad():
+            self.labels = held.model(self.inputs).argmax(1)
+
+    def value(self, held):
+        return None if self.labels is None else self.strength * F.cross_entropy(held.model(self.inputs), self.labels)
+
+    def gradient(self, held):
+        value = self.value(held)
+        if value is None:
+            return {}
+        return dict(zip(held.parameters, torch.autograd.grad(value, list(held.parameters.values())), strict=True))
+
+    def state(self):
+        return {} if self.labels is None else {"labels": self.labels}
+
+    def load_state(self, state):
+        self.labels = state.get("labels")
+
+
+for _name, _kind in {"toy-halfway": Halfway, "toy-rehearsal": Rehearsal}.items():
+    if _name not in HOLDS:
+        register_hold(_name)(_kind)
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(3, 2).double()
+
+
+def step(model, optimizer, x=X):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), Y).backward()
+    optimizer.step()
+
+
+def started(measure="SI", strength=2.0, **settings):
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = holdfast.Consolidator(model, measure, strength, **settings)
+    guard.attach(optimizer)
+    step(model, optimizer)
+    guard.consolidate([(X, Y)])
+    return model, optimizer, guard
+
+
+@pytest.mark.parametrize("measure", ["SI", "EWC"])
+def test_a_hold_that_acts_after_the_step_moves_the_weights_once_more(measure):
+    model, optimizer, guard = started(measure, holds=["toy-halfway"])
+    plain, twin_optimizer, _ = started(measure)
+    assert torch.equal(model.weight, plain.weight)  # there was nothing to hold to before
+    step(model, optimizer)
+    step(plain, twin_optimizer)
+    torch.testing.assert_close(model.weight, (plain.weight + guard.anchor["weight"]) / 2)
+
+
+def test_measures_see_the_optimisers_step_without_it():
+    paths = []
+    for holds in ([], ["toy-halfway"]):
+        model, optimizer, guard = started(holds=holds)
+        step(model, optimizer)
+        paths.append(guard.path.running["SI"]["path"]["weight"].clone())
+    assert torch.equal(*paths)
+
+
+@pytest.mark.parametrize("closure", [False, True])
+@pytest.mark.parametrize("measure", ["SI", "EWC"])
+def test_a_hold_with_a_batch_adds_the_gradient_of_its_value(measure, closure):
+    inputs = -2 * X
+    model, optimizer, guard = started(measure, holds=[Rehearsal(inputs, strength=0.3)])
+    with torch.no_grad():
+        model.weight.mul_(-1)
+    twin = copy.deepcopy(model)
+    labels = guard.holds[0].labels
+    loss = F.cross_entropy(twin(X), Y) + 0.3 * F.cross_entropy(twin(inputs), labels)
+    for name, parameter in twin.named_parameters():
+        loss = loss + 2.0 * (guard.importance[name] * (parameter - guard.anchor[name]).square()).sum()
+    expected = torch.autograd.grad(loss, list(twin.parameters()))
+    before = [p.detach().clone() for p in model.parameters()]
+    if closure:
+
+        def evaluate():
+            optimizer.zero_grad()
+            value = F.cross_entropy(model(X), Y)
+            value.backward()
+            return value
+
+        torch.testing.assert_close(optimizer.step(evaluate), loss.detach())
+    else:
+        step(model, optimizer)
+    for parameter, old, gradient in zip(model.parameters(), before, expected, strict=True):
+        torch.testing.assert_close(parameter.detach(), old - 0.1 * gradient)
+    assert guard.penalty().requires_grad
+
+
+def test_measures_see_the_tasks_gradient_and_so_does_the_user():
+    seconds = []
+    for holds in ([], [Rehearsal(-X, strength=5.0)]):
+        model, optimizer, guard = started("SOS", holds=holds)
+        step(model, optimizer)
+        seconds.append(guard.path.running["SOS"]["second_moment"]["weight"].clone())
+    assert torch.equal(*seconds)
+    model, optimizer, guard = started("SI", strength=0.0, holds=[Rehearsal(-X, strength=5.0)])
+    F.cross_entropy(model(X), Y).backward()
+    own = model.weight.grad
+    values = own.clone()
+    optimizer.step()
+    assert model.weight.grad is own and torch.equal(own, values)
+
+
+def test_a_loss_scale_is_the_holds_too():
+    """A fused optimiser unscales by itself, so what is added has to be scaled as the gradient is."""
+
+    def moved(scale):
+        model = linear().float()
+        guard = holdfast.Consolidator(model, "EWC", 2.0, holds=[Rehearsal(-X.float())])
+        guard.consolidate([(X.float(), Y)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        guard.attach(optimizer)
+        optimizer.grad_scale, optimizer.found_inf = torch.tensor(scale), torch.tensor(0.0)
+        with torch.no_grad():
+            model.weight.mul_(-1)
+        (scale * F.cross_entropy(model(X.float()), Y)).backward()
+        optimizer.step()
+        return model.weight.detach()
+
+    torch.testing.assert_close(moved(256.0), moved(1.0))
+
+
+def test_its_state_travels_with_the_guards(tmp_path):
+    _, _, guard = started(holds=[Rehearsal(X)])
+    guard.save(tmp_path / "state")
+    other = holdfast.Consolidator(linear(), "SI", holds=[Rehearsal(X)])
+    other.load(tmp_path / "state")
+    assert torch.equal(other.holds[0].labels, guard.holds[0].labels)
+    with pytest.raises(StateError, match="holds="):
+        holdfast.Consolidator(linear(), "SI").load(tmp_path / "state")
+    _, _, plain = started()
+    plain.save(tmp_path / "plain")
+    with pytest.raises(StateError, match="holds="):
+        holdfast.Consolidator(linear(), "SI", holds=["toy-halfway"]).load(tmp_path / "plain")
+
+
+def test_a_hold_that_refuses_a_task_leaves_all_as_they_were():
+    class Refusing(Hold):
+        name = "refusing"
+
+        def end_task(self, held):
+            assert held.anchor["weight"] is not None and held.importance["weight"].omega is not None
+            raise ConfigurationError("not this one")
+
+    kept = Rehearsal(X)
+    model, optimizer, guard = started(holds=[kept])
+    guard._memory.holds.append(Refusing())
+    labels, anchor = kept.labels.clone(), guard.anchor["weight"].clone()
+    kept.inputs = -X
+    step(model, optimizer)
+    with pytest.raises(ConfigurationError, match="not this one"):
+        guard.consolidate()
+    assert guard.tasks == 1 and guard.path.steps == 1
+    assert torch.equal(kept.labels, labels) and torch.equal(guard.anchor["weight"], anchor)
+
+
+def test_a_step_that_is_skipped_pulls_nothing():
+    model, _, guard = started("EWC", holds=["toy-halfway"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    guard.attach(optimizer)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(1.0), torch.tensor(1.0)
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    before = model.weight.detach().clone()
+    F.cross_entropy(model(X), Y).backward()
+    optimizer.step()
+    assert torch.equal(model.weight, before)
+
+
+def test_observing_alone_pulls_nothing():
+    model, optimizer, guard = started("EWC", holds=["toy-halfway"])
+    guard.attach(optimizer, hold=False)
+    twin = copy.deepcopy(model)
+    step(model, optimizer)
+    step(twin, torch.optim.SGD(twin.parameters(), lr=0.1))
+    torch.testing.assert_close(model.weight, twin.weight)
+
+
+@pytest.mark.parametrize(
+    ("holds", "message"),
+    [
+        (["toy-halfwey"], r"No hold is called 'toy-halfwey'\. Did you mean 'toy-halfway'"),
+        ([Halfway], "with its parentheses"),
+        ("toy-halfway", "expected a list of holds"),
+        (["toy-halfway", "toy-halfway"], "each of them once"),
+        ([3], "holds has int"),
+    ],
+)
+def test_what_is_no_list_of_holds_is_refused(holds, message):
+    with pytest.raises(ConfigurationError, match=message):
+        holdfast.Consolidator(linear(), "SI", holds=holds)
+
+
+def test_a_strength_that_makes_no_sense_is_refused():
+    with pytest.raises(ConfigurationError, match="strength=-1"):
+        Halfway(strength=-1)

@@ -1,0 +1,199 @@
+"""Measures that are not the paper's: several states, some of which last, and totals of every kind."""
+
+import copy
+import dataclasses
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.errors import ConfigurationError
+from holdfast.guard.steps import bundles
+from holdfast.measures import MEASURES, register_measure
+from holdfast.measures.base import Finished, Needs
+
+X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk(holdfast.PathMeasure):
+    """Two states, one of which lasts; each scaled by its largest over the network; every third step counts twice."""
+
+    choose_when: ClassVar[str] = "never"
+    kind: str = "replace"
+
+    @property
+    def needs(self):
+        return Needs(gradient=True, step=True, number=True)
+
+    @property
+    def running(self):
+        return {"far": "task", "size": "lasting"}
+
+    @property
+    def total(self):
+        return self.kind
+
+    def update_(self, states, seen):
+        states["far"].add_(seen.step.abs())
+        states["size"].add_(seen.gradient.abs(), alpha=2.0 if seen.number % 3 == 0 else 1.0)
+
+    def importance(self, states, displacement, steps):
+        raise AssertionError("it is finished as a whole")
+
+    def finish(self, task):
+        far = {name: task.states(name)["far"] for name in task.parameters}
+        size = {name: task.states(name)["size"] for name in task.parameters}
+        scales = task.largest(far), task.largest(size)
+        found = {name: far[name] / scales[0] + size[name] / scales[1] for name in far}
+        return Finished(found, {"size": {name: value / 2 for name, value in size.items()}})
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+def by_hand(model, tasks, kind, strength=0.0):
+    """Return what Walk finds, from its words."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    names = [name for name, _ in model.named_parameters()]
+    size = dict.fromkeys(names, 0.0)
+    totals = []
+    for task in range(tasks):
+        far = dict.fromkeys(names, 0.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            model((1 + task) * X).square().mean().backward()
+            before = {name: p.detach().clone() for name, p in model.named_parameters()}
+            optimizer.step()
+            for name, p in model.named_parameters():
+                far[name] = far[name] + (p.detach() - before[name]).abs()
+                size[name] = size[name] + (2 if step % 3 == 0 else 1) * p.grad.abs()
+        largest = max(float(v.max()) for v in far.values()), max(float(v.max()) for v in size.values())
+        totals.append({name: far[name] / largest[0] + size[name] / largest[1] for name in names})
+        size = {name: value / 2 for name, value in size.items()}
+    if kind == "replace":
+        return totals[-1]
+    summed = {name: sum(total[name] for total in totals) for name in names}
+    return {name: value / (tasks if kind == "average" else 1) for name, value in summed.items()}
+
+
+@pytest.mark.parametrize("small", [bundles.SMALL, 0], ids=["rows", "alone"])
+@pytest.mark.parametrize("kind", ["add", "replace", "average"])
+def test_its_states_and_totals_are_those_of_its_definition(kind, small, monkeypatch, tmp_path):
+    monkeypatch.setattr(bundles, "SMALL", small)
+    expected = by_hand(network(), 3, kind)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = holdfast.Consolidator(model, Walk(kind), strength=0.0)
+    guard.attach(optimizer)
+    for task in range(3):
+        for step in range(4):
+            if (task, step) == (1, 2):  # in the middle of a task, with a lasting state from before it
+                guard.save(tmp_path / "state")
+                guard.detach()
+                guard = holdfast.Consolidator(model, Walk(kind), strength=0.0)
+                guard.load(tmp_path / "state")
+                guard.attach(optimizer)
+            optimizer.zero_grad()
+            model((1 + task) * X).square().mean().backward()
+            optimizer.step()
+        guard.consolidate()
+    for name, value in expected.items():
+        torch.testing.assert_close(guard.importance[name], value)
+
+
+def test_a_copy_goes_on_by_itself():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = holdfast.Consolidator(model, Walk(), strength=0.0)
+    guard.attach(optimizer)
+    model(X).square().mean().backward()
+    optimizer.step()
+    with pytest.warns(holdfast.HoldfastWarning, match="attached to nothing"):
+        twin = copy.deepcopy(guard)
+    size = twin.path.running["Walk"]["size"]["0.weight"].clone()
+    optimizer.step()
+    assert torch.equal(twin.path.running["Walk"]["size"]["0.weight"], size)
+    assert not torch.equal(guard.path.running["Walk"]["size"]["0.weight"], size)
+
+
+def broken(change):
+    @dataclasses.dataclass(frozen=True)
+    class Broken(holdfast.WeightMeasure):
+        choose_when: ClassVar[str] = "never"
+
+        def importance(self, parameter):
+            return torch.ones_like(parameter)
+
+        def finish(self, task):
+            return Finished(*change(super().finish(task).importance))
+
+    return Broken()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: ({**found, "0.weight": torch.ones(3)},), r"of shape \(3,\) for '0.weight', which has \(4, 3\)"),
+        (lambda found: ({**found, "0.weight": 1.0},), r"of shape float for '0.weight'"),
+        (lambda found: ({k: v for k, v in found.items() if k != "2.bias"},), r"lacks 2\.bias"),
+        (lambda found: ({**found, "3.bias": found["2.bias"]},), r"has an unknown 3\.bias"),
+        (lambda found: (found, {"size": {}}), r"a state 'size' to be kept; those of its that last are \[\]"),
+    ],
+)
+def test_what_does_not_fit_the_parameters_is_refused_and_nothing_changes(change, message):
+    guard = holdfast.Consolidator(network(), broken(change))
+    with pytest.raises(ConfigurationError, match=message):
+        guard.consolidate()
+    assert guard.tasks == 0 and not guard.anchor
+
+
+def test_one_that_is_registered_works_by_name():
+    @register_measure("own-magnitude")
+    @dataclasses.dataclass(frozen=True)
+    class Own(holdfast.WeightMeasure):
+        power: float = 1.0
+        choose_when: ClassVar[str] = "never"
+
+        def importance(self, parameter):
+            return parameter.abs() ** self.power
+
+    try:
+        guard = holdfast.Consolidator(network(), "own-magnitude")
+        assert guard.measures == {"own-magnitude": Own()}
+        assert holdfast.measure("Own_Magnitude", power=2.0) == Own(2.0)
+        with pytest.raises(ConfigurationError, match=r"'ownmagnitud'\. Did you mean 'own-magnitude'"):
+            holdfast.measure("ownmagnitud")
+        with pytest.raises(ConfigurationError, match="called 'own-magnitude' already"):
+            register_measure("OWN-magnitude")(Walk)
+    finally:
+        del MEASURES._known["own-magnitude"]
+
+
+def test_one_that_cannot_be_made_or_has_another_name_is_not_registered():
+    @dataclasses.dataclass(frozen=True)
+    class NoDefault(holdfast.WeightMeasure):
+        power: float
+        choose_when: ClassVar[str] = "never"
+
+        def importance(self, parameter):
+            return parameter
+
+    with pytest.raises(ConfigurationError, match="cannot be made without settings"):
+        register_measure("no-default")(NoDefault)
+
+    class Named(holdfast.SI):
+        @property
+        def name(self):
+            return "named"
+
+    with pytest.raises(ConfigurationError, match="calls itself 'named' was registered as 'other'"):
+        register_measure("other")(Named)
+    with pytest.raises(ConfigurationError, match="expected a class of measures"):
+        register_measure("other")(holdfast.SI())
+    with pytest.raises(ConfigurationError, match="expected a text without spaces"):
+        register_measure("two words")(Walk)
