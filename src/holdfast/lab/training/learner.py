@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, HoldfastWarning
+from holdfast.forms import Form
 from holdfast.guard import Consolidator
+from holdfast.holds import Hold
 from holdfast.lab.networks import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.lab.scenarios import Samples, Scenario
 from holdfast.lab.training.batch_order import epoch_order, second_order, steps_per_epoch
@@ -44,6 +46,8 @@ class Learner:
         judge_by: the samples that accuracies are of, ``"test"`` or ``"validation"``.
         precision: ``"fp32"``, ``"tf32"`` or ``"bf16"``.
         observers: what looks at the run from close by, by name.
+        form: in which space importance is kept.
+        holds: what pulls beside the guard's own hold.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class Learner:
         judge_by: str = "test",
         precision: str = "fp32",
         observers: Mapping[str, Observer] | None = None,
+        form: Form | str = "diagonal",
+        holds: Sequence[Hold] = (),
     ) -> None:
         self.settings = settings
         self.seed = seed
@@ -89,7 +95,7 @@ class Learner:
         give_generator(self.model, self.dropout)
         # A head that belongs to one task is never protected; one that all share is a layer like the others.
         protect = "body.*" if scenario.heads > 1 else None
-        self.guard = Consolidator(self.model, measure, strength, protect, watch=watch)
+        self.guard = Consolidator(self.model, measure, strength, protect, form=form, holds=holds, watch=watch)
         self.observers = dict(observers or {})
         self._drawn: dict[int, dict[str, Tensor]] = {}
         self.outcome = Outcome(untrained=self.accuracies())

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from holdfast.errors import ConfigurationError, NotFiniteError
 from holdfast.guard import PathRecord
-from holdfast.lab.training.fast.alike import check_alike
 from holdfast.lab.training.fast.dropout_masks import Masks
 from holdfast.lab.training.fast.flat_layout import FlatLayout
 from holdfast.lab.training.fast.lanes import Lane, Schedule, joined_update
 from holdfast.lab.training.fast.optimisers import optimiser_of
 from holdfast.lab.training.fast.recording import Recording, in_parallel
 from holdfast.lab.training.fast.sample_tables import Batches, Clock
+from holdfast.lab.training.fast.shared_steps import check_alike
 from holdfast.lab.training.fast.step_gradients import (
     Formula,
     FunctionalGradients,

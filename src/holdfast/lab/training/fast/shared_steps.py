@@ -13,6 +13,8 @@ def check_alike(learners: Sequence[Learner]) -> None:
         raise ConfigurationError("No runs were given; expected at least one.")
     if len({id(learner.model) for learner in learners}) < len(learners):
         raise ConfigurationError("Several runs have one network among them; expected one of its own for each.")
+    for learner in learners:
+        _refuse_unless_elementwise(learner)
     types = {parameter.dtype for parameter in learners[0].model.parameters()}
     if len(types) > 1 or min(dtype.itemsize for dtype in types) < 4:
         raise ConfigurationError(
@@ -26,6 +28,20 @@ def check_alike(learners: Sequence[Learner]) -> None:
                 raise ConfigurationError(
                     f"Runs side by side must be alike but for seed and strength; one has {first}, another {other}."
                 )
+
+
+def _refuse_unless_elementwise(learner: Learner) -> None:
+    """Refuse what the one kernel of a step has no place for, rather than train something else in its stead."""
+    guard = learner.guard
+    wanted = []
+    if not guard.form.elementwise:
+        wanted.append(f"the form {guard.form.name!r}, which is not element by element")
+    wanted += [f"the hold {hold.name!r}" for hold in guard.holds]
+    wanted += [f"{name}, which counts steps" for name, measure in guard.measures.items() if measure.needs.number]
+    if wanted:
+        raise ConfigurationError(
+            f"The fast engine cannot do with {', '.join(wanted)}; expected engine='plain' for such a run."
+        )
 
 
 def _kind(learner: Learner) -> tuple[Any, ...]:
