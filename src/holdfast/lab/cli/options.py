@@ -35,7 +35,7 @@ def specs_of(
         assignments: settings of measures, ``name=value`` or ``measure.name=value``.
         changes: fields of a spec or of its settings, by name; ``None`` leaves one as it usually is.
     """
-    scenario = find_name("scenario", scenario, SCENARIOS)
+    scenario = SCENARIOS.find(scenario)
     known = holdfast.measures()
     measures = list(dict.fromkeys(find_name("measure", name, known) for name in measures))
     watch = list(dict.fromkeys(find_name("measure", name, known) for name in watch))

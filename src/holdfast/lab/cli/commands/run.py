@@ -7,6 +7,7 @@ import typer
 from holdfast.lab.cli import arguments
 from holdfast.lab.cli.commands.run_report import report
 from holdfast.lab.cli.options import seeds_of, specs_of, widths_of
+from holdfast.lab.cli.own_files import named_scenario
 from holdfast.lab.cli.session import session
 from holdfast.lab.experiments import Store
 
@@ -42,6 +43,7 @@ def run(
         bool, arguments.protocol_option("--validation", help="Judge by samples kept back from training.")
     ] = False,
     hidden: arguments.Hidden = None,
+    network: arguments.Network = None,
     watch: arguments.Watch = None,
     probe: arguments.Probes = None,
     assign: arguments.Assignments = None,
@@ -53,6 +55,7 @@ def run(
     address: arguments.Address = None,
     data_dir: arguments.DataFolder = None,
     store: arguments.StoreFolder = arguments.DEFAULT_STORE,
+    own_file: arguments.OwnFile = None,
     *,
     retry_failed: arguments.RetryFailed = False,
     tensorboard: arguments.TensorBoard = None,
@@ -65,7 +68,7 @@ def run(
     A finished run is never made again. A stopped one goes on when asked for again.
     """
     specs = specs_of(
-        scenario,
+        named_scenario(scenario, own_file),
         measures=measure or ["SOS"],
         seeds=seeds_of(seeds, seed or ()),
         strengths=strength or (),
@@ -83,6 +86,7 @@ def run(
             "samples": samples,
             "judge_by": "validation" if validation else None,
             "hidden": widths_of(hidden),
+            "network": network,
             "probes": tuple(probe) if probe else None,
             "precision": precision,
             "engine": engine,

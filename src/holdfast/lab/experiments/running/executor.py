@@ -13,6 +13,7 @@ from holdfast.lab.experiments.running.bookkeeping import Bookkeeping, Summary
 from holdfast.lab.experiments.running.events import Event, RunSkipped
 from holdfast.lab.experiments.running.grouping import Group, plan
 from holdfast.lab.experiments.running.job import Job, Surroundings
+from holdfast.lab.experiments.running.sources_at_hand import load_sources
 from holdfast.lab.experiments.running.step_counts import StepCounts
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.store import Claim, Store, as_store
@@ -35,7 +36,8 @@ def execute(
 ) -> Summary:
     """Make all runs whose results the store lacks.
 
-    A run that was killed goes on from its last checkpoint. Several processes may do this with one store at the same
+    A run that was killed goes on from its last checkpoint, and one that was made from a file (:func:`load_source`) with
+    the file that the store has kept. Several processes may do this with one store at the same
     time: each run is made once. A run that diverges or runs out of memory is written down as failed, and the others
     go on; a store that cannot be written ends everything with a :class:`~holdfast.errors.StoreError`.
 
@@ -93,6 +95,7 @@ class _Executor:
 
     def execute(self, specs: Sequence[Spec], together: int, *, retry: bool) -> Summary:
         left = [spec for spec in specs if self.books.is_to_run(spec, retry=retry)]
+        load_sources(left, self.store)
         for spec in left:
             self.counts.of(
                 spec
