@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments import SCENARIOS, Source, load_source
-from holdfast.registry import find_name, names_of
+from holdfast.registry import find_name, names_of, simplified
 
 
 def load_beside(file: Path | None) -> None:
@@ -38,13 +38,14 @@ def named_scenario(typed: str, beside: Path | None) -> str:
         )
     if not name:
         raise ConfigurationError(
-            f"{typed}: which scenario? {file} registers {', '.join(known)}; expected one of them after a colon, as in "
+            f"Which scenario of {file}? It registers {', '.join(known)}; expected one of them after a colon, as in "
             f"{file}:{known[0]}."
         )
     with names_of(source.digest):
         functions = {SCENARIOS[each].make.__name__: each for each in known}
-    found = find_name(f"scenario of {file}", name, [*functions, *known])
-    return found if found in known else functions[found]
+    taken = {simplified(each) for each in known}
+    meant = {each: each for each in known} | {f: each for f, each in functions.items() if simplified(f) not in taken}
+    return meant[find_name(f"scenario of {file}", name, meant)]
 
 
 def _loaded(file: Path) -> Source:
