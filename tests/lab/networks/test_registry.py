@@ -112,3 +112,14 @@ def test_a_cell_that_is_run_again_registers_again():
         scope = {"register_network": register_network, "narrow": narrow, "__name__": "a notebook"}
         exec(f"@register_network('mine')\ndef mine(scenario):\n    return narrow(scenario, (3,)), {bias}", scope)
     assert NETWORKS["mine"].make is scope["mine"]
+
+
+def test_what_a_function_does_wrong_is_told_with_its_line(tmp_path):
+    @register_network("broken")
+    def broken(scenario):
+        return nn.Linear(scenario.width, 2)
+
+    line = broken.__code__.co_firstlineno + 2
+    (failed,) = execute(small_spec(network="broken", hidden=None), tmp_path).failed
+    assert failed.reason.startswith(f"The network could not be made: line {line}: AttributeError: ")
+    assert failed.reason.endswith(f"That was in broken of {__file__}.")

@@ -86,7 +86,7 @@ def register_network(name: str) -> Callable[[F], F]:
     """
 
     def wrap(make: F) -> NetworkKind:
-        given = list(inspect.signature(make).parameters) if callable(make) else None
+        given = list(inspect.signature(make).parameters) if inspect.isfunction(make) else []
         if given not in (list(_GIVEN[:1]), list(_GIVEN)):
             raise ConfigurationError(
                 f"register_network({name!r}) was given {make!r}; expected a function of (scenario, hidden), or of "

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.errors import ConfigurationError
 from holdfast.lab.data import READERS, Dataset
 from holdfast.lab.experiments.specs import usual_protocols
-from holdfast.lab.experiments.specs.sources import told
+from holdfast.lab.experiments.specs.sources import told_in_a_line
 from holdfast.lab.experiments.specs.usual_protocols import Protocol, protocol_of
 from holdfast.lab.networks import NETWORKS
 from holdfast.lab.scenarios import Samples, Scenario, permuted, split, split_cifar
@@ -146,8 +146,13 @@ def register_scenario(
     def wrap(make: F) -> ScenarioKind:
         takes = _checked_arguments(name, make, datasets)
         usual = NETWORKS.find(network)
-        possible = possible_tasks or (_MANY if "tasks" in takes else range(1, tasks + 1))
-        _require(isinstance(tasks, int) and tasks in possible, name, "tasks", tasks, f"a number in {possible}")
+        whole = isinstance(tasks, int) and not isinstance(tasks, bool)
+        _require(whole, name, "tasks", tasks, "a whole number")
+        usually_possible = _MANY if "tasks" in takes else range(1, tasks + 1)
+        possible = usually_possible if possible_tasks is None else possible_tasks
+        _require(tasks in possible, name, "tasks", tasks, f"a number in {possible}")
+        widths = all(isinstance(width, int) and width >= 1 for width in hidden) and bool(hidden)
+        _require(widths, name, "hidden", hidden, "one or more positive widths")
         share_fits = isinstance(validation, int | float) and 0 <= validation < 1
         _require(share_fits, name, "validation", validation, "a share from 0 up to, but not, 1")
         _require(isinstance(settings, Settings | None), name, "settings", settings, "holdfast.lab.training.Settings")
@@ -198,16 +203,9 @@ def _require(condition: bool, scenario: str, name: str, given: object, expected:
 
 
 def _made(make: Callable[..., Scenario], asked: Mapping[str, object]) -> Scenario:
-    """Return what another's function makes, or say in a line what went wrong in it."""
-    try:
+    """Return what another's function makes."""
+    with told_in_a_line("The scenario", make):
         made: object = make(**asked)
-    except (HoldfastError, MemoryError):
-        raise
-    except Exception as error:
-        place = inspect.getfile(make)
-        raise ConfigurationError(
-            f"The scenario could not be made: {told(error, place)} That was in {make.__name__} of {place}."
-        ) from error
     if not isinstance(made, Scenario):
         raise ConfigurationError(
             f"{make.__name__} returned a {type(made).__name__}; expected a holdfast.lab.scenarios.Scenario, such as "

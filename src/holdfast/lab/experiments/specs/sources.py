@@ -8,17 +8,21 @@ To load a file is to run it. It is done for whoever names a file, and for whoeve
 never to list, show or compare what a store holds.
 """
 
+import contextlib
 import hashlib
+import inspect
 import os
 import string
 import sys
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.errors import ConfigurationError
+import torch
+
+from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.registry import is_loaded, loaded_again, loading, names_in
 
 _DIGITS = 16
@@ -145,6 +149,25 @@ def told(error: BaseException, file: str) -> str:
         line, message = (lines[-1] if lines else None), " ".join(str(error).split())
     where = "" if line is None else f"line {line}: "
     return f"{where}{type(error).__name__}{f': {message}' if message else ''}".rstrip(".") + "."
+
+
+@contextlib.contextmanager
+def told_in_a_line(what: str, make: Callable[..., object]) -> Iterator[None]:
+    """Turn what goes wrong in another's function into an error that says where in it.
+
+    Args:
+        what: what it was to make, at the beginning of a sentence.
+        make: the function.
+    """
+    try:
+        yield
+    except (HoldfastError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        file = inspect.getfile(make)
+        raise ConfigurationError(
+            f"{what} could not be made: {told(error, file)} That was in {make.__name__} of {file}."
+        ) from error
 
 
 def _require_names(place: Path, names: Mapping[str, object]) -> None:

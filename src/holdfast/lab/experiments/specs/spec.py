@@ -9,7 +9,7 @@ from holdfast.lab.analysis.probes.registry import make_probe
 from holdfast.lab.data import Dataset
 from holdfast.lab.experiments.specs.canonical import FrozenDict, digest_of
 from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKind, find_scenario
-from holdfast.lab.experiments.specs.sources import is_source_digest, missing_source
+from holdfast.lab.experiments.specs.sources import is_source_digest, missing_source, told_in_a_line
 from holdfast.lab.networks import NETWORKS, MultiHead
 from holdfast.lab.scenarios import Scenario
 from holdfast.lab.training.observer import Observer
@@ -150,7 +150,9 @@ class Spec:
 
     def make_network(self, scenario: Scenario) -> MultiHead:
         """Return the network that learns them."""
-        return self._named(NETWORKS, self.network or self.scenario_kind.network).network(scenario, self.hidden)
+        kind = self._named(NETWORKS, self.network or self.scenario_kind.network)
+        with told_in_a_line("The network", kind.make):
+            return kind.network(scenario, self.hidden)
 
     @property
     def scenario_kind(self) -> ScenarioKind:
