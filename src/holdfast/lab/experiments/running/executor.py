@@ -17,6 +17,7 @@ from holdfast.lab.experiments.running.sources_at_hand import load_sources
 from holdfast.lab.experiments.running.step_counts import StepCounts
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.store import Claim, Store, as_store
+from holdfast.lab.training.out_of_memory import is_out_of_memory
 
 USUAL_SIDE_BY_SIDE = 10
 """How many runs train together on a GPU; on a CPU they would only wait for each other."""
@@ -149,17 +150,10 @@ class _Executor:
         except HoldfastError as error:
             return str(error)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             return (
                 f"Out of memory: {str(error).strip() or 'no more could be had'}. Take a smaller batch_size, narrower "
                 "hidden layers, fewer runs side by side, or a device with more memory."
             )
         return None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Tell running out of memory from other errors; on a CPU, torch says so in words alone."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return any(words in str(error) for words in ("can't allocate memory", "not enough memory"))

@@ -29,14 +29,14 @@ class StepCounts:
     def _training_samples(self, spec: Spec) -> list[int]:
         """Return the number of training samples of each task."""
         kind = spec.scenario_kind
-        datasets: Mapping[str, Dataset] = {name: self._datasets[name] for name in kind.datasets}
         key: tuple[object, ...] = spec.source, spec.scenario, spec.tasks, spec.validation
-        if kind.counted_by_pixel:
-            # The tasks themselves, made of one pixel an image, which takes no time.
-            datasets = {name: _one_pixel(dataset) for name, dataset in datasets.items()}
-        else:
+        if not kind.counted_by_pixel:
             key = *key, spec.validation_seed, spec.seed if kind.seeded else None
         if key not in self._sizes:
+            datasets = {name: self._datasets[name] for name in kind.datasets}
+            if kind.counted_by_pixel:
+                # The tasks themselves, made of one pixel an image, which takes no time.
+                datasets = {name: _one_pixel(dataset) for name, dataset in datasets.items()}
             self._sizes[key] = [len(task.stored_train) for task in spec.make_scenario(datasets).tasks]
         return self._sizes[key]
 

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.lab.training.out_of_memory import is_out_of_memory
 from holdfast.registry import is_loaded, loaded_again, loading, names_in
 
 _DIGITS = 16
@@ -161,9 +160,11 @@ def told_in_a_line(what: str, make: Callable[..., object]) -> Iterator[None]:
     """
     try:
         yield
-    except (HoldfastError, MemoryError, torch.OutOfMemoryError):
+    except HoldfastError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         file = inspect.getfile(make)
         raise ConfigurationError(
             f"{what} could not be made: {told(error, file)} That was in {make.__name__} of {file}."
