@@ -68,10 +68,11 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def find(self, name: str) -> str:
         """Return the name that is meant, whatever its capitals and hyphens, or say which ones are near it."""
-        return find_name(self.kind, name, self._seen())
+        return self._meant(name, self._seen())
 
     def __getitem__(self, name: str) -> T:
-        thing, file = self._seen()[self.find(name)]
+        seen = self._seen()
+        thing, file = seen[self._meant(name, seen)]
         view = _VIEW.get()
         if view is not None and file is not None:
             view.used.add(file)
@@ -85,6 +86,10 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return len(self._seen())
+
+    def _meant(self, name: str, seen: Mapping[str, object]) -> str:
+        exact = isinstance(name, str) and name in seen  # which is by far the most frequent
+        return name if exact else find_name(self.kind, name, seen)
 
     def _seen(self) -> dict[str, tuple[T, str | None]]:
         """Return what can be named here and now, each with the file that it comes from."""
