@@ -3,6 +3,11 @@ import signal
 import pytest
 import torch
 
+from holdfast import registry
+from holdfast.lab.experiments import SCENARIOS
+from holdfast.lab.networks import NETWORKS
+from holdfast.measures import MEASURES
+
 
 def pytest_configure():
     """In the background of a script an interrupt is ignored, which the processes that tests interrupt would inherit."""
@@ -22,3 +27,11 @@ def on_the_cpu(request, monkeypatch):
 def as_wide_as_a_file(monkeypatch):
     """What commands print is as wide here as in a file, whatever terminal the tests are run in."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered(monkeypatch):
+    """What a test registers, or loads from a file, is not known to the next one."""
+    monkeypatch.setattr(registry, "_FILES", dict(registry._FILES))
+    for kinds in (MEASURES, NETWORKS, SCENARIOS):
+        monkeypatch.setattr(kinds, "_known", dict(kinds._known))

@@ -2,16 +2,42 @@
 
 Each kind of thing that can be named (measures, forms, holds, scenarios, networks) has a :class:`Registry`. A name that
 is registered works wherever names do: in a :class:`~holdfast.Consolidator`, a spec, the command line and saved files.
+
+What a file registers while it is :func:`loading` is kept apart, under the file's digest: a program may load one file
+after another, or two versions of one, and a run that was made from a file finds the names of just that one
+(:func:`names_of`).
 """
 
+import contextlib
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from holdfast.errors import ConfigurationError
 
 T = TypeVar("T")
 Given = TypeVar("Given")
+
+_Names = dict[str, dict[str, Any]]
+"""What one file has registered, by kind and by name."""
+
+_FILES: dict[str, _Names] = {}
+"""The names of every file that was loaded, by its digest; where two have a name, the file that comes last is meant."""
+
+
+@dataclass
+class _View:
+    """Which names are seen."""
+
+    file: str | None
+    used: set[str] = field(default_factory=set)
+    """The files whose names were asked for."""
+
+
+_LOADING: ContextVar[tuple[str, _Names] | None] = ContextVar("loading", default=None)
+_VIEW: ContextVar[_View | None] = ContextVar("view", default=None)
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -32,33 +58,107 @@ class Registry(Mapping[str, T], Generic[T]):
                 f"The name {name!r} for a {self.kind}; expected a text without spaces, '/' or ':', such as "
                 f"'my-{self.kind}'."
             )
+        seen = self._seen()
         same = self._same(name)
-        if same is not None and not _is_again(self._known[same], thing):
+        if same is not None and not _is_again(seen[same][0], thing):
             raise ConfigurationError(f"A {self.kind} is called {same!r} already; expected another name than {name!r}.")
 
     def register(self, name: str, thing: T) -> None:
         """Enter a thing; registering another under the same name is refused, and the same one again changes nothing."""
         self.check(name, thing)
-        self._known[self._same(name) or name] = thing
+        loading = _LOADING.get()
+        own = self._known if loading is None else loading[1].setdefault(self.kind, {})
+        own[self._same(name) or name] = thing
 
     def _same(self, name: str) -> str | None:
-        return next((known for known in self._known if simplified(known) == simplified(name)), None)
+        return next((known for known in self._seen() if simplified(known) == simplified(name)), None)
 
     def find(self, name: str) -> str:
         """Return the name that is meant, whatever its capitals and hyphens, or say which ones are near it."""
-        return find_name(self.kind, name, self._known)
+        return self._meant(name, self._seen())
 
     def __getitem__(self, name: str) -> T:
-        return self._known[self.find(name)]
+        seen = self._seen()
+        thing, file = seen[self._meant(name, seen)]
+        view = _VIEW.get()
+        if view is not None and file is not None:
+            view.used.add(file)
+        return thing
 
     def __contains__(self, name: object) -> bool:
-        return name in self._known
+        return name in self._seen()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
+        return iter(self._seen())
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._seen())
+
+    def _meant(self, name: str, seen: Mapping[str, object]) -> str:
+        exact = isinstance(name, str) and name in seen  # which is by far the most frequent
+        return name if exact else find_name(self.kind, name, seen)
+
+    def _seen(self) -> dict[str, tuple[T, str | None]]:
+        """Return what can be named here and now, each with the file that it comes from."""
+        seen: dict[str, tuple[T, str | None]] = {name: (thing, None) for name, thing in self._known.items()}
+        for file, names in _files_in_view():
+            seen |= {name: (thing, file) for name, thing in names.get(self.kind, {}).items()}
+        return seen
+
+
+@contextlib.contextmanager
+def loading(file: str) -> Iterator[Mapping[str, Mapping[str, object]]]:
+    """Let what is registered be a file's own, and give it by kind and name: all of it, or nothing where this raises.
+
+    Args:
+        file: the digest of its content.
+    """
+    names: _Names = {}
+    token = _LOADING.set((file, names))
+    try:
+        yield names
+    finally:
+        _LOADING.reset(token)
+    _FILES.pop(file, None)
+    _FILES[file] = names
+
+
+def loaded_again(file: str) -> None:
+    """Let a file that was loaded before be the one whose names are meant."""
+    _FILES[file] = _FILES.pop(file)
+
+
+def is_loaded(file: str) -> bool:
+    """Whether what a file registers is known."""
+    return file in _FILES
+
+
+def names_in(file: str) -> dict[str, list[str]]:
+    """Return the names that a file has registered, by kind."""
+    return {kind: list(names) for kind, names in _FILES[file].items()}
+
+
+@contextlib.contextmanager
+def names_of(file: str | None) -> Iterator[set[str]]:
+    """Let names mean what they do for one file, and give the files whose names were asked for.
+
+    Within it, no other file's names are seen; nor are its own, if it was not loaded. Without a file, all are seen.
+    """
+    view = _View(file)
+    token = _VIEW.set(view)
+    try:
+        yield view.used
+    finally:
+        _VIEW.reset(token)
+
+
+def _files_in_view() -> Iterable[tuple[str, _Names]]:
+    loading, view = _LOADING.get(), _VIEW.get()
+    if loading is not None:
+        return [loading]
+    if view is not None and view.file is not None:
+        return [(view.file, _FILES.get(view.file, {}))]
+    return _FILES.items()
 
 
 def registering(registry: Registry[T], name: str, wrap: Callable[[Given], T]) -> Callable[[Given], Given]:
@@ -96,5 +196,6 @@ def _is_again(known: object, given: object) -> bool:
     """Whether a thing is the one that is known: the same, or of the same place, as when a file is run again."""
     if known is given:
         return True
-    place = [(getattr(x, "__module__", None), getattr(x, "__qualname__", None)) for x in (known, given)]
+    wrapped = [getattr(x, "__wrapped__", x) for x in (known, given)]
+    place = [(getattr(x, "__module__", None), getattr(x, "__qualname__", None)) for x in wrapped]
     return place[0] == place[1] and None not in place[0]

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from holdfast.lab.cli.app import app
 from holdfast.lab.cli.exits import ExitCode
 from holdfast.lab.cli.progress.json_lines import plain
+from holdfast.lab.data.locations import Datasets
 from holdfast.lab.experiments import SCENARIOS
 from tests.docs.pages import DOCS, blocks, page, run_page
 from tests.lab.cli.small import small_spec, small_store
@@ -33,6 +35,8 @@ def test_experiments_in_python(tmp_path, monkeypatch, capsys):
     assert scope["curves"].epochs.notna().all()
     assert scope["again"].outcomes[0].matrix == scope["whole"].outcomes[0].matrix
     assert "c = " in capsys.readouterr().out
+    assert set(scope["store"].frame().scenario) == {"permuted-digits", "points", "few-digits"}
+    assert scope["spec"].make_network(scope["spec"].make_scenario(Datasets())).body[0].out_features == 50
 
 
 @pytest.mark.parametrize("name", sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")))
@@ -54,6 +58,7 @@ def test_the_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "data"))
     monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    shutil.copytree(DOCS.parent / "examples" / "extending", tmp_path / "examples" / "extending")
     commands = [line for block in blocks(page("command-line.md"), "sh") for line in block.splitlines()]
     assert len(commands) > 8
     for command in commands:

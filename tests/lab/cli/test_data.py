@@ -82,6 +82,6 @@ def test_what_cannot_be_fetched_is_an_error_about_data(call, tmp_path, mirror):
 
 def test_mistakes(call, tmp_path):
     unknown = call("data", "fetch", "cifar", "--data-dir", tmp_path)
-    assert unknown.exit_code == 2 and "Did you mean 'CIFAR-10'?" in unknown.stderr
+    assert unknown.exit_code == 2 and "Did you mean 'CIFAR-10'" in unknown.stderr
     address = call("data", "fetch", "MNIST", "--data-dir", tmp_path, "--mirror", "ftp://example.org/")
     assert address.exit_code == 2 and "expected an address that begins with https://" in address.stderr

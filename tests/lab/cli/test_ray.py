@@ -1,17 +1,21 @@
 """The commands on a real Ray, and the guide's."""
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from holdfast import registry
 from holdfast.lab.cli.exits import ExitCode
-from holdfast.lab.experiments import Store, execute
+from holdfast.lab.experiments import SCENARIOS, Store, execute, load_source, paper_spec
+from holdfast.lab.experiments.on_ray.ray_executor import execute_on_ray
 from tests.lab.cli.small import OPTIONS
-from tests.lab.experiments.helpers import same_result
+from tests.lab.experiments.helpers import StopAfter, same_result
 from tests.lab.experiments.ray_helpers import local_ray
+from tests.lab.experiments.study_file import STUDY, write_study
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "ray.md").read_text(encoding="utf-8")
 
@@ -56,6 +60,55 @@ def test_a_reproduction_stops_after_its_budget(call, on_ray, tmp_path):
     left = [path.parent.name for path in (tmp_path / "store").glob("runs/*/*-task.safetensors")]
     finished = Store(tmp_path / "store").results()
     assert left or finished  # it was at work
+
+
+@pytest.mark.slow
+def test_a_file_of_ones_own_travels_to_the_workers(call, on_ray, tmp_path):
+    file = write_study(tmp_path)
+    command = (
+        "run",
+        f"{file}:blobs",
+        "-m",
+        "walk",
+        "-m",
+        "SI",
+        "--seeds",
+        "2",
+        "--network",
+        "narrow",
+        "--device",
+        "cpu",
+    )
+    done = call(*command, "--executor", "ray", "--store", tmp_path / "ray")
+    assert done.exit_code == 0, done.stderr
+    assert call(*command, "--store", tmp_path / "local").exit_code == 0
+    local = Store(tmp_path / "local").results()
+    assert len(local) == 4 and all(same_result(Store(tmp_path / "ray").get(result.spec), result) for result in local)
+    assert Store(tmp_path / "ray").source(local[0].spec.source) == file.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_of_a_file_goes_on_there_with_the_text_in_the_store(on_ray, tmp_path):
+    load_source(write_study(tmp_path))
+    spec, store = paper_spec("blobs", "walk", epochs=5), Store(tmp_path / "store")
+    stop = StopAfter(4)
+    assert execute(spec, store, on_event=stop.on_event, stop=stop, checkpoint_seconds=0).interrupted
+    registry._FILES.clear()
+    (result,) = execute_on_ray(store.spec(spec.id), store, device="cpu").finished
+    assert result.resumed == 1
+    assert "blobs" not in SCENARIOS  # the workers alone have run the file
+
+
+@pytest.mark.slow
+def test_a_file_that_a_worker_cannot_load_is_told_before_anything_runs(call, on_ray, tmp_path):
+    here = f"import os\nif os.getpid() != {os.getpid()}:\n    raise OSError('not on this node')\n"
+    file = write_study(tmp_path, here + STUDY)
+    done = call(
+        "run", f"{file}:blobs", "--executor", "ray", "-c", "1", "--store", tmp_path / "store", "--device", "cpu"
+    )
+    assert done.exit_code == ExitCode.USAGE
+    assert "could not be loaded: line 3: OSError: not on this node. That was on node" in done.stderr
+    assert Store(tmp_path / "store").ids() == []
 
 
 def test_an_address_is_for_ray_alone(call, tmp_path):

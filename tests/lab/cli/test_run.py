@@ -90,7 +90,7 @@ def test_the_store_may_be_named_by_the_environment(call, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["permutd-digits"], "Did you mean 'permuted-digits'?"),
+        (["permutd-digits"], "Did you mean 'permuted-digits'"),
         (["permuted-digits", "-m", "SO"], "Did you mean 'SOS'?"),
         (["permuted-digits", "-m", "SI", "--set", "dampin=1"], "Did you mean 'damping'?"),
         (["permuted-digits", "--lr", "-1"], "learning_rate"),

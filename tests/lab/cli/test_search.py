@@ -104,7 +104,7 @@ def test_with_one_seed_the_table_names_none(find):
     ("arguments", "message"),
     [
         (["permuted-digits", "-m", "fine-tune"], "fine-tune has no strength to search for"),
-        (["permutd-digits"], "Did you mean 'permuted-digits'?"),
+        (["permutd-digits"], "Did you mean 'permuted-digits'"),
         (["permuted-digits", "-m", "SO"], "Did you mean 'SOS'?"),
         (["permuted-digits", "--from", "2", "--to", "1"], "the smaller one first"),
         (["permuted-digits", "--seeds", "1001"], "none in both"),

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from holdfast import registry
 from holdfast.errors import StoreError
-from holdfast.lab.experiments import RunFinished, Store, execute
+from holdfast.lab.experiments import RunFinished, Store, execute, load_source, paper_spec
 from holdfast.lab.experiments.on_ray.parcel import Changes, Parcel, pack
 from tests.lab.experiments.helpers import StopAfter, same_result, small_spec
+from tests.lab.experiments.study_file import write_study
 
 
 @pytest.fixture
@@ -89,6 +91,23 @@ def test_observations_come_before_the_result_that_says_they_are_there(store, oth
     monkeypatch.undo()
     sent[0].unpack(other)
     assert set(other.observations(spec)) == {"importances"}
+
+
+def test_the_file_that_runs_are_made_from_travels_with_them_and_not_back(store, other, tmp_path):
+    loaded = load_source(write_study(tmp_path))
+    spec = paper_spec("blobs", "SI", epochs=5)
+    stop_within(store, spec)
+    kept = f"sources/{loaded.digest}.py"
+    assert bytes(pack(store, [spec]).written[kept]) == loaded.content
+    pack(store, [spec]).unpack(other)
+    assert files(other) == files(store)
+    registry._FILES.clear()
+    changes = Changes(other)
+    execute(spec, other)
+    parcel = changes.parcel(checkpoints=True)
+    assert kept not in (*parcel.written, *parcel.removed)
+    parcel.unpack(store)
+    assert store.get(spec).resumed == 1
 
 
 def test_a_result_is_never_overwritten(store, other):

@@ -97,7 +97,10 @@ def test_a_dictionary_with_a_key_too_few_or_too_many_is_refused():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"scenario": "mnist"}, "No scenario is called 'mnist'; there are permuted-mnist"),
+        (
+            {"scenario": "mnist"},
+            r"No scenario is called 'mnist'. Did you mean 'split-mnist'\? There are permuted-mnist",
+        ),
         ({"measure": "XYZ"}, "No measure is called 'XYZ'"),
         ({"measure_settings": {"dampening": 1}}, "dampening"),
         ({"strength": -1}, "strength=-1"),

@@ -15,7 +15,15 @@ def _option(*names: str, help: str, panel: str, min: float | None = None) -> Any
 
 
 Scenario = Annotated[
-    str, typer.Argument(help="permuted-digits or split-digits (built in), permuted-mnist, split-mnist, split-cifar.")
+    str,
+    typer.Argument(
+        help="permuted-digits or split-digits (built in), permuted-mnist, split-mnist, split-cifar; or FILE.py:NAME, "
+        "one that a file of your own registers."
+    ),
+]
+OwnFile = Annotated[
+    Path | None,
+    typer.Option("--with", help="A Python file that registers measures or networks of your own.", show_default=False),
 ]
 
 Tasks = Annotated[int | None, _option(help="How many tasks.", panel=_PROTOCOL)]
@@ -28,6 +36,9 @@ Momentum = Annotated[float | None, _option(help="Of SGD.", panel=_PROTOCOL)]
 Samples = Annotated[int | None, _option(help="Samples for measures after training.", panel=_PROTOCOL)]
 
 Hidden = Annotated[str | None, _option(help="Widths of hidden layers, such as 100,100.", panel=_NETWORK)]
+Network = Annotated[
+    str | None, _option(help="mlp, cnn, or one that a file registers; the scenario's usual one.", panel=_NETWORK)
+]
 Watch = Annotated[
     list[str] | None,
     _option(help="A measure that only observes, for --probe to look at; may be repeated.", panel=_NETWORK),
@@ -41,9 +52,19 @@ Probes = Annotated[
         panel=_NETWORK,
     ),
 ]
+Form = Annotated[str | None, _option("--form", help="How importance is kept: diagonal.", panel=_NETWORK)]
+Holds = Annotated[
+    list[str] | None,
+    _option("--hold", help="A hold beside the measure's own; may be repeated.", panel=_NETWORK),
+]
 Assignments = Annotated[
     list[str] | None,
-    _option("--set", help="A measure's setting: damping=0.01 or SIU.damping=0.01; may be repeated.", panel=_NETWORK),
+    _option(
+        "--set",
+        help="A measure's setting: damping=0.01 or SIU.damping=0.01; of the form or a hold: form.NAME=VALUE or "
+        "HOLD.NAME=VALUE; may be repeated.",
+        panel=_NETWORK,
+    ),
 ]
 
 Precision = Annotated[str | None, _option(help="fp32, tf32 or bf16, of matrix products.", panel=_MACHINE)]

@@ -3,12 +3,14 @@
 import ast
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import holdfast
 from holdfast.errors import ConfigurationError
+from holdfast.forms import FORMS
+from holdfast.holds import HOLDS
 from holdfast.lab.experiments import SCENARIOS, Spec, paper_spec
-from holdfast.registry import find_name
+from holdfast.registry import find_name, simplified
 
 _NOTHING = "fine-tune"
 """The measure that protects nothing."""
@@ -35,7 +37,7 @@ def specs_of(
         assignments: settings of measures, ``name=value`` or ``measure.name=value``.
         changes: fields of a spec or of its settings, by name; ``None`` leaves one as it usually is.
     """
-    scenario = find_name("scenario", scenario, SCENARIOS)
+    scenario = SCENARIOS.find(scenario)
     known = holdfast.measures()
     measures = list(dict.fromkeys(find_name("measure", name, known) for name in measures))
     watch = list(dict.fromkeys(find_name("measure", name, known) for name in watch))
@@ -114,6 +116,42 @@ def settings_of_measures(
             setting = find_name(f"setting of {name}", setting, known)
             found[name][setting] = _checked(name, setting, _value_of(value), known[setting])
     return found
+
+
+class FormAndHolds(NamedTuple):
+    """What was asked for beside the measures."""
+
+    fields: dict[str, Any]
+    """The fields of a spec that it makes different."""
+    left: list[str]
+    """The settings that are of measures."""
+
+
+def form_and_holds(form: str | None, holds: Sequence[str], assignments: Sequence[str]) -> FormAndHolds:
+    """Return the form and the holds that were asked for, with those of the settings that are theirs.
+
+    ``form.damping=0.1`` is of the form, and ``asymmetric.factor=2`` of the hold of that name.
+    """
+    chosen = list(dict.fromkeys(find_name("hold", name, HOLDS) for name in holds))
+    places = {simplified(name): name for name in (*chosen, "form")}
+    settings: dict[str, dict[str, Any]] = {name: {} for name in places.values()}
+    left = []
+    for assignment in assignments:
+        place, sign, value = assignment.partition("=")
+        owner, _, setting = place.rpartition(".")
+        if sign and simplified(owner) in places:
+            settings[places[simplified(owner)]][setting] = _value_of(value)
+        else:
+            left.append(assignment)
+    fields: dict[str, Any] = {}
+    if form is not None or settings["form"]:
+        fields["form"] = find_name("form", form or "diagonal", FORMS)
+    if settings["form"]:
+        fields["form_settings"] = settings["form"]
+    if chosen:
+        fields["holds"] = tuple(chosen)
+        fields["hold_settings"] = {name: settings[name] for name in chosen if settings[name]}
+    return FormAndHolds(fields, left)
 
 
 def widths_of(text: str | None) -> tuple[int, ...] | None:

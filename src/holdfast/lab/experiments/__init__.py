@@ -17,12 +17,14 @@ from holdfast.lab.experiments.running.events import (
 )
 from holdfast.lab.experiments.running.executor import execute
 from holdfast.lab.experiments.specs.paper_specs import paper_spec
+from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKind, register_scenario
+from holdfast.lab.experiments.specs.sources import Source, load_source
 from holdfast.lab.experiments.specs.spec import Spec
+from holdfast.lab.experiments.specs.usual_protocols import Protocol
 from holdfast.lab.experiments.store.run_results import Entry, Failure, Result
 from holdfast.lab.experiments.store.store import Store
 from holdfast.lab.experiments.strengths.search_outcome import Point, SearchOutcome
 from holdfast.lab.experiments.strengths.strength_search import search
-from holdfast.lab.scenarios.registry import SCENARIOS, ScenarioKind
 
 __all__ = [
     "SCENARIOS",
@@ -31,6 +33,7 @@ __all__ = [
     "Event",
     "Failure",
     "Point",
+    "Protocol",
     "Result",
     "RunFailed",
     "RunFinished",
@@ -39,10 +42,13 @@ __all__ = [
     "RunStarted",
     "ScenarioKind",
     "SearchOutcome",
+    "Source",
     "Spec",
     "Store",
     "Summary",
     "execute",
+    "load_source",
     "paper_spec",
+    "register_scenario",
     "search",
 ]

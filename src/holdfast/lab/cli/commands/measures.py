@@ -10,7 +10,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 import holdfast
+from holdfast.lab.cli.arguments import OwnFile
 from holdfast.lab.cli.output import print_json, results, table
+from holdfast.lab.cli.own_files import load_beside
 from holdfast.persample.scores import LogLikelihood
 from holdfast.registry import find_name
 
@@ -43,10 +45,12 @@ _SYMBOLS = {
 
 def measures(
     name: Annotated[str | None, typer.Argument(help="Only this one, with its settings.", show_default=False)] = None,
+    own_file: OwnFile = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="For machines: one JSON object a measure.")] = False,
 ) -> None:
     """List the measures of importance, and say when to choose which."""
+    load_beside(own_file)
     known = holdfast.measures()
     chosen = known if name is None else {(found := find_name("measure", name, known)): known[found]}
     if as_json:
@@ -71,8 +75,8 @@ def described(name: str, measure: holdfast.Measure) -> dict[str, Any]:
 
 
 def choose_when(name: str, measure: holdfast.Measure) -> str:
-    """Return one line on when to choose a measure."""
-    return _VARIANTS.get(name, measure.choose_when)
+    """Return one line on when to choose a measure; one of another's may only say what it is."""
+    return _VARIANTS.get(name) or getattr(measure, "choose_when", None) or _summary(measure)
 
 
 def cost_of(measure: holdfast.Measure) -> str:
@@ -87,7 +91,7 @@ def cost_of(measure: holdfast.Measure) -> str:
 def _show_all(known: dict[str, holdfast.Measure]) -> None:
     shown = table("measure", "choose it when", wrap=("choose it when",))
     for name, measure in known.items():
-        below = f"holdfast.{type(measure).__name__}, extra cost: {cost_of(measure)}"
+        below = f"{_class_of(measure)}, extra cost: {cost_of(measure)}"
         shown.add_row(name, Text.assemble(choose_when(name, measure), "\n", (below, "dim")))
     console = results()
     console.print(shown)
@@ -98,7 +102,7 @@ def _show_all(known: dict[str, holdfast.Measure]) -> None:
 
 def _show_one(name: str, measure: holdfast.Measure) -> None:
     console = results()
-    console.print(f"{name}: holdfast.{type(measure).__name__}", style="bold")
+    console.print(f"{name}: {_class_of(measure)}", style="bold")
     console.print(_summary(measure))
     console.print(f"Choose it when: {choose_when(name, measure)}")
     console.print(f"Extra cost: {cost_of(measure)}")
@@ -109,6 +113,12 @@ def _show_one(name: str, measure: holdfast.Measure) -> None:
         for key, value in settings.items():
             shown.add_row(key, str(value), meanings.get(key, ""))
         console.print(Padding(shown, (1, 0, 0, 0)))
+
+
+def _class_of(measure: holdfast.Measure) -> str:
+    """Return what a measure's class is called where it is used."""
+    kind = type(measure).__name__
+    return f"holdfast.{kind}" if getattr(holdfast, kind, None) is type(measure) else kind
 
 
 def _summary(measure: holdfast.Measure) -> str:

@@ -6,7 +6,8 @@ import typer
 
 from holdfast.lab.cli import arguments
 from holdfast.lab.cli.commands.run_report import report
-from holdfast.lab.cli.options import seeds_of, specs_of, widths_of
+from holdfast.lab.cli.options import form_and_holds, seeds_of, specs_of, widths_of
+from holdfast.lab.cli.own_files import named_scenario
 from holdfast.lab.cli.session import session
 from holdfast.lab.experiments import Store
 
@@ -42,8 +43,11 @@ def run(
         bool, arguments.protocol_option("--validation", help="Judge by samples kept back from training.")
     ] = False,
     hidden: arguments.Hidden = None,
+    network: arguments.Network = None,
     watch: arguments.Watch = None,
     probe: arguments.Probes = None,
+    form: arguments.Form = None,
+    hold: arguments.Holds = None,
     assign: arguments.Assignments = None,
     precision: arguments.Precision = None,
     engine: arguments.EngineName = None,
@@ -53,6 +57,7 @@ def run(
     address: arguments.Address = None,
     data_dir: arguments.DataFolder = None,
     store: arguments.StoreFolder = arguments.DEFAULT_STORE,
+    own_file: arguments.OwnFile = None,
     *,
     retry_failed: arguments.RetryFailed = False,
     tensorboard: arguments.TensorBoard = None,
@@ -64,13 +69,15 @@ def run(
 
     A finished run is never made again. A stopped one goes on when asked for again.
     """
+    scenario = named_scenario(scenario, own_file)
+    beside = form_and_holds(form, hold or (), assign or ())
     specs = specs_of(
         scenario,
         measures=measure or ["SOS"],
         seeds=seeds_of(seeds, seed or ()),
         strengths=strength or (),
         watch=watch or (),
-        assignments=assign or (),
+        assignments=beside.left,
         changes={
             "tasks": tasks,
             "epochs": epochs,
@@ -83,9 +90,11 @@ def run(
             "samples": samples,
             "judge_by": "validation" if validation else None,
             "hidden": widths_of(hidden),
+            "network": network,
             "probes": tuple(probe) if probe else None,
             "precision": precision,
             "engine": engine,
+            **beside.fields,
         },
     )
     place = Store(store)

@@ -7,10 +7,11 @@ import typer
 import holdfast
 from holdfast.lab.cli import arguments
 from holdfast.lab.cli.commands.search_report import report_search
-from holdfast.lab.cli.options import asked_for, settings_of_measures, widths_of
+from holdfast.lab.cli.options import asked_for, form_and_holds, settings_of_measures, widths_of
+from holdfast.lab.cli.own_files import named_scenario
 from holdfast.lab.cli.progress.labels import label_in_search
 from holdfast.lab.cli.session import session
-from holdfast.lab.experiments import SCENARIOS, Store
+from holdfast.lab.experiments import Store
 from holdfast.lab.experiments import search as search_for
 from holdfast.lab.experiments.strengths.strength_search import FINALISTS, SEARCH_SEEDS, TEST_SEEDS
 from holdfast.registry import find_name
@@ -48,6 +49,9 @@ def search(
     momentum: arguments.Momentum = None,
     samples: arguments.Samples = None,
     hidden: arguments.Hidden = None,
+    network: arguments.Network = None,
+    form: arguments.Form = None,
+    hold: arguments.Holds = None,
     assign: arguments.Assignments = None,
     precision: arguments.Precision = None,
     engine: arguments.EngineName = None,
@@ -57,6 +61,7 @@ def search(
     address: arguments.Address = None,
     data_dir: arguments.DataFolder = None,
     store: arguments.StoreFolder = arguments.DEFAULT_STORE,
+    own_file: arguments.OwnFile = None,
     *,
     retry_failed: arguments.RetryFailed = False,
     tensorboard: arguments.TensorBoard = None,
@@ -69,7 +74,9 @@ def search(
 
     Every run is kept: a search that was stopped goes on when asked for again, and one that is done costs nothing.
     """
+    scenario = named_scenario(scenario, own_file)
     measure = find_name("measure", measure, holdfast.measures())
+    beside = form_and_holds(form, hold or (), assign or ())
     changes = asked_for(
         {
             "tasks": tasks,
@@ -81,9 +88,11 @@ def search(
             "momentum": momentum,
             "samples": samples,
             "hidden": widths_of(hidden),
+            "network": network,
             "precision": precision,
             "engine": engine,
-            "measure_settings": settings_of_measures(assign or (), [measure], [])[measure],
+            **beside.fields,
+            "measure_settings": settings_of_measures(beside.left, [measure], [])[measure],
         }
     )
     place = Store(store)
@@ -99,7 +108,7 @@ def search(
         retry=retry_failed,
     ) as execute:
         outcome = search_for(
-            find_name("scenario", scenario, SCENARIOS),
+            scenario,
             measure,
             place,
             low=low,

@@ -51,11 +51,13 @@ class Parcel:
 
 
 def pack(store: Store, members: Sequence[Spec]) -> Parcel:
-    """Return all that a store has of runs that train together; the caller has claimed them."""
+    """Return all that a store has of runs that train together; the caller has claimed them, and kept their sources."""
     folders = [store.run_folder(spec.id) for spec in members]
     if len(members) > 1:
         folders.append(store.checkpoint_folder([spec.id for spec in members]))
-    return Parcel({name: np.fromfile(path, np.uint8) for name, path in _files(store, folders).items()})
+    sources = {store.source_path(spec.source) for spec in members if spec.source is not None}
+    files = _files(store, folders) | {_name(store, path): path for path in sources}
+    return Parcel({name: np.fromfile(path, np.uint8) for name, path in files.items()})
 
 
 class Changes:
@@ -86,7 +88,8 @@ class Changes:
     def _stamps(self) -> dict[str, _Stamp]:
         """Return what tells a file from the one that was there before: files are replaced, never changed."""
         found = {}
-        for name, path in _files(self._store, self._store.folder.glob("*/*")).items():
+        folders = [path for part in ("runs", "groups") for path in self._store.folder.glob(f"{part}/*")]
+        for name, path in _files(self._store, folders).items():
             with contextlib.suppress(FileNotFoundError):
                 seen = path.stat()
                 found[name] = (seen.st_ino, seen.st_mtime_ns, seen.st_size)
@@ -96,8 +99,12 @@ class Changes:
 def _files(store: Store, folders: Iterable[Path]) -> dict[str, Path]:
     """Return the files in some folders by their paths in the store: no locks, and nothing that is half written."""
     return {
-        path.relative_to(store.folder).as_posix(): path
+        _name(store, path): path
         for folder in folders
         for path in folder.iterdir()
         if path.name != "lock" and not path.name.startswith(".")
     }
+
+
+def _name(store: Store, path: Path) -> str:
+    return path.relative_to(store.folder).as_posix()

@@ -30,6 +30,7 @@ from holdfast.lab.experiments.running.bookkeeping import Bookkeeping, Summary
 from holdfast.lab.experiments.running.events import CheckpointRejected, Event, RunFailed, RunFinished, RunSkipped
 from holdfast.lab.experiments.running.executor import USUAL_SIDE_BY_SIDE, distinct
 from holdfast.lab.experiments.running.grouping import Group, plan
+from holdfast.lab.experiments.running.sources_at_hand import keep_sources
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.provenance import source_commit, versions
 from holdfast.lab.experiments.store.run_results import Failure
@@ -135,7 +136,8 @@ class _Spreader:
 
     def execute(self, specs: list[Spec]) -> Summary:
         try:
-            problem = ray.get(ray.remote(num_cpus=0)(check).remote(specs, self.work.data_dir))
+            sources = keep_sources(specs, self.store)
+            problem = ray.get(ray.remote(num_cpus=0)(check).remote(specs, self.work.data_dir, sources))
             if problem is not None:
                 raise problem
             self.store.tidy_groups()

@@ -4,8 +4,9 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -17,6 +18,7 @@ from holdfast.lab.experiments.on_ray.workplace import workplace
 from holdfast.lab.experiments.running.events import CheckpointRejected, Event
 from holdfast.lab.experiments.running.executor import execute
 from holdfast.lab.experiments.running.step_counts import StepCounts
+from holdfast.lab.experiments.specs.sources import load_content
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.store import Store
 
@@ -32,10 +34,20 @@ class Work:
     checkpoint_seconds: float
 
 
-def check(specs: Sequence[Spec], data_dir: str | os.PathLike[str] | None) -> HoldfastError | None:
-    """Return what is wrong with the data on this node, or with settings that do not fit it; nothing has run yet."""
+def check(
+    specs: Sequence[Spec], data_dir: str | os.PathLike[str] | None, sources: Mapping[str, bytes]
+) -> HoldfastError | None:
+    """Return what is wrong with the data on this node, or with settings that do not fit it; nothing has run yet.
+
+    Args:
+        specs: the runs.
+        data_dir: the folder of data sets.
+        sources: the files that they are made from, by digest.
+    """
     counts = StepCounts(Datasets(data_dir))
     try:
+        for digest, content in sources.items():
+            load_content(content, Path(f"{digest}.py"))
         for spec in specs:
             counts.of(spec)
     except HoldfastError as error:

@@ -8,7 +8,6 @@ from holdfast.errors import ConfigurationError
 from holdfast.lab.data import Dataset
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.scenarios import Scenario
-from holdfast.lab.scenarios.registry import scenario_kind
 from holdfast.lab.training.fast import FastRuns
 from holdfast.lab.training.learner import Learner
 from holdfast.lab.training.plain_run import PlainRun
@@ -20,8 +19,8 @@ def start_engine(specs: Sequence[Spec], datasets: Mapping[str, Dataset], device:
     scenarios: dict[tuple[object, ...], Scenario] = {}
     learners = []
     for spec in specs:
-        seed = spec.seed if scenario_kind(spec.scenario).seeded else None
-        key = spec.scenario, spec.tasks, spec.validation, spec.validation_seed, seed
+        seed = spec.seed if spec.scenario_kind.seeded else None
+        key = spec.source, spec.scenario, spec.tasks, spec.validation, spec.validation_seed, seed
         if key not in scenarios:
             scenarios[key] = spec.make_scenario(datasets).to(device)
         learners.append(make_learner(spec, scenarios[key], device))
@@ -46,4 +45,6 @@ def make_learner(spec: Spec, scenario: Scenario, device: torch.device) -> Learne
         judge_by=spec.judge_by,
         precision=spec.precision,
         observers=spec.make_probes(),
+        form=spec.make_form(),
+        holds=spec.make_holds(),
     )

@@ -13,9 +13,11 @@ from holdfast.lab.experiments.running.bookkeeping import Bookkeeping, Summary
 from holdfast.lab.experiments.running.events import Event, RunSkipped
 from holdfast.lab.experiments.running.grouping import Group, plan
 from holdfast.lab.experiments.running.job import Job, Surroundings
+from holdfast.lab.experiments.running.sources_at_hand import load_sources
 from holdfast.lab.experiments.running.step_counts import StepCounts
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.store import Claim, Store, as_store
+from holdfast.lab.training.out_of_memory import is_out_of_memory
 
 USUAL_SIDE_BY_SIDE = 10
 """How many runs train together on a GPU; on a CPU they would only wait for each other."""
@@ -35,7 +37,8 @@ def execute(
 ) -> Summary:
     """Make all runs whose results the store lacks.
 
-    A run that was killed goes on from its last checkpoint. Several processes may do this with one store at the same
+    A run that was killed goes on from its last checkpoint, and one that was made from a file (:func:`load_source`) with
+    the file that the store has kept. Several processes may do this with one store at the same
     time: each run is made once. A run that diverges or runs out of memory is written down as failed, and the others
     go on; a store that cannot be written ends everything with a :class:`~holdfast.errors.StoreError`.
 
@@ -93,6 +96,7 @@ class _Executor:
 
     def execute(self, specs: Sequence[Spec], together: int, *, retry: bool) -> Summary:
         left = [spec for spec in specs if self.books.is_to_run(spec, retry=retry)]
+        load_sources(left, self.store)
         for spec in left:
             self.counts.of(
                 spec
@@ -146,17 +150,10 @@ class _Executor:
         except HoldfastError as error:
             return str(error)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             return (
                 f"Out of memory: {str(error).strip() or 'no more could be had'}. Take a smaller batch_size, narrower "
                 "hidden layers, fewer runs side by side, or a device with more memory."
             )
         return None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Tell running out of memory from other errors; on a CPU, torch says so in words alone."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return any(words in str(error) for words in ("can't allocate memory", "not enough memory"))

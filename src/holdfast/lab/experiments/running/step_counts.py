@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 from holdfast.lab.data import Dataset, Images
 from holdfast.lab.experiments.specs.spec import Spec
-from holdfast.lab.scenarios.registry import scenario_kind
 from holdfast.lab.training.batch_order import steps_per_epoch
 
 
@@ -18,7 +17,7 @@ class StepCounts:
 
     def __init__(self, datasets: Mapping[str, Dataset]) -> None:
         self._datasets = datasets
-        self._sizes: dict[Spec, list[int]] = {}
+        self._sizes: dict[tuple[object, ...], list[int]] = {}
 
     def of(self, spec: Spec) -> int:
         """Return the steps of all tasks; settings that do not fit the data are refused."""
@@ -29,13 +28,17 @@ class StepCounts:
 
     def _training_samples(self, spec: Spec) -> list[int]:
         """Return the number of training samples of each task."""
-        assert spec.tasks is not None and spec.validation is not None
-        alike = Spec(spec.scenario, tasks=spec.tasks, validation=spec.validation)
-        if alike not in self._sizes:
-            # The tasks themselves, made of one pixel an image, which takes no time.
-            small = {name: _one_pixel(self._datasets[name]) for name in scenario_kind(spec.scenario).datasets}
-            self._sizes[alike] = [len(task.stored_train) for task in alike.make_scenario(small).tasks]
-        return self._sizes[alike]
+        kind = spec.scenario_kind
+        key: tuple[object, ...] = spec.source, spec.scenario, spec.tasks, spec.validation
+        if not kind.counted_by_pixel:
+            key = *key, spec.validation_seed, spec.seed if kind.seeded else None
+        if key not in self._sizes:
+            datasets = {name: self._datasets[name] for name in kind.datasets}
+            if kind.counted_by_pixel:
+                # The tasks themselves, made of one pixel an image, which takes no time.
+                datasets = {name: _one_pixel(dataset) for name, dataset in datasets.items()}
+            self._sizes[key] = [len(task.stored_train) for task in spec.make_scenario(datasets).tasks]
+        return self._sizes[key]
 
 
 def _one_pixel(dataset: Dataset) -> Dataset:

@@ -1,26 +1,31 @@
 """What a run is: everything that decides its result, in one frozen value whose hash is its name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from holdfast.errors import ConfigurationError
+from holdfast.forms import FORMS, Form, form
+from holdfast.holds import HOLDS, Hold, hold
 from holdfast.lab.analysis.probes.registry import make_probe
 from holdfast.lab.data import Dataset
 from holdfast.lab.experiments.specs.canonical import FrozenDict, digest_of
-from holdfast.lab.networks import MultiHead
+from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKind, find_scenario
+from holdfast.lab.experiments.specs.sources import is_source_digest, missing_source, told_in_a_line
+from holdfast.lab.networks import NETWORKS, MultiHead
 from holdfast.lab.scenarios import Scenario
-from holdfast.lab.scenarios.registry import scenario_kind
 from holdfast.lab.training.observer import Observer
 from holdfast.lab.training.precision import Precision
 from holdfast.lab.training.protocol import Settings
-from holdfast.measures import Measure, measure
-from holdfast.settings import check_fields, written
+from holdfast.measures import MEASURES, Measure, measure
+from holdfast.registry import Registry, is_loaded, names_of
+from holdfast.settings import added, check_fields, written
 
 LAYOUT = 1
 """Part of every hash; a new one means that results under the old names no longer mean the same."""
 
+T = TypeVar("T")
 JudgeBy = Literal["test", "validation"]
 EngineName = Literal["fast", "plain"]
 
@@ -49,6 +54,14 @@ class Spec:
         validation_seed: the seed of that split, apart from the run's, so that runs can be compared.
         precision: of matrix products and convolutions.
         engine: the fast engine, or the plain loop.
+        network: a name in :data:`~holdfast.lab.networks.NETWORKS`; the scenario's usual one by default.
+        form: in which space importance is kept, by its name in :data:`holdfast.forms.FORMS`.
+        form_settings: its settings.
+        holds: what pulls beside the guard's own hold, by their names in :data:`holdfast.holds.HOLDS`.
+        hold_settings: their settings, by name.
+        source: the digest of the file that registers what is named here, such as the scenario, which
+            :func:`~holdfast.lab.experiments.load_source` has loaded. It is found by itself. A spec that is read where
+            that file was not loaded is as it was written, and says so when its tasks are asked for.
     """
 
     scenario: str
@@ -67,12 +80,30 @@ class Spec:
     validation_seed: int = 0
     precision: Precision = "fp32"
     engine: EngineName = "fast"
+    network: str | None = added(None)
+    form: str = added("diagonal")
+    form_settings: Mapping[str, Any] = added(FrozenDict({}))
+    holds: tuple[str, ...] = added(())
+    hold_settings: Mapping[str, Mapping[str, Any]] = added(FrozenDict({}))
+    source: str | None = added(None)
 
     def __post_init__(self) -> None:
         self._check_choices()
-        self._fill_in_scenario()
-        self._fill_in_measures()
-        self._check_probes()
+        if self.source is not None and not is_loaded(self.source):
+            self._check_as_written()
+            return
+        with names_of(self.source) as sources:
+            self._fill_in_scenario()
+            self._fill_in_measures()
+            self._fill_in_form_and_holds()
+            self._check_probes()
+        if len(sources) > 1:
+            raise ConfigurationError(
+                f"scenario={self.scenario!r}, network={self.network!r}, measure={self.measure!r}, form={self.form!r}, "
+                f"holds={self.holds} and watch={self.watch} are registered by {len(sources)} files "
+                f"({', '.join(sorted(sources))}); expected one file for all that a run is made from."
+            )
+        self._set(source=next(iter(sources), None))
 
     @cached_property
     def id(self) -> str:
@@ -87,6 +118,12 @@ class Spec:
         values["watch_settings"] = {name: dict(settings) for name, settings in self.watch_settings.items()}
         values["hidden"] = None if self.hidden is None else list(self.hidden)
         values["settings"] = written(self.settings)
+        if "form_settings" in values:
+            values["form_settings"] = dict(self.form_settings)
+        if "holds" in values:
+            values["holds"] = list(self.holds)
+        if "hold_settings" in values:
+            values["hold_settings"] = {name: dict(settings) for name, settings in self.hold_settings.items()}
         return {"layout": LAYOUT, **values}
 
     @classmethod
@@ -104,15 +141,30 @@ class Spec:
             probes=tuple(values["probes"]),
             hidden=None if hidden is None else tuple(hidden),
         )
+        if "holds" in values:
+            values["holds"] = tuple(values["holds"])
         return cls(**values)
 
     def make_measure(self) -> Measure:
         """Return the measure that protects."""
-        return measure(self.measure, **self.measure_settings)
+        return self._measure(self.measure, self.measure_settings)
 
     def make_watched(self) -> dict[str, Measure]:
         """Return the measures that only observe, by the names they have here."""
-        return {name: _watching(name, self.watch_settings[name]) for name in self.watch}
+        return {name: self._measure(name, self.watch_settings[name]) for name in self.watch}
+
+    def make_form(self) -> Form:
+        """Return the form in which importance is kept."""
+        self._named(FORMS, self.form)
+        with names_of(self.source):
+            return form(self.form, **self.form_settings)
+
+    def make_holds(self) -> list[Hold]:
+        """Return what pulls beside the guard's own hold, new for every run."""
+        for name in self.holds:
+            self._named(HOLDS, name)
+        with names_of(self.source):
+            return [hold(name, **self.hold_settings.get(name, {})) for name in self.holds]
 
     def make_probes(self) -> dict[str, Observer]:
         """Return what else looks at the run."""
@@ -121,7 +173,7 @@ class Spec:
     def make_scenario(self, datasets: Mapping[str, Dataset]) -> Scenario:
         """Return the tasks, from the data sets that the scenario needs."""
         assert self.tasks is not None and self.validation is not None  # filled in at the start
-        return scenario_kind(self.scenario).scenario(
+        return self.scenario_kind.scenario(
             datasets,
             tasks=self.tasks,
             seed=self.seed,
@@ -131,7 +183,26 @@ class Spec:
 
     def make_network(self, scenario: Scenario) -> MultiHead:
         """Return the network that learns them."""
-        return scenario_kind(self.scenario).network(scenario, self.hidden)
+        kind = self._named(NETWORKS, self.network or self.scenario_kind.network)
+        with told_in_a_line("The network", kind.make):
+            return kind.network(scenario, self.hidden)
+
+    @property
+    def scenario_kind(self) -> ScenarioKind:
+        """What the scenario's name stands for."""
+        return self._named(SCENARIOS, self.scenario)
+
+    def _measure(self, name: str, settings: Mapping[str, Any]) -> Measure:
+        self._named(MEASURES, name.partition(":")[0])
+        with names_of(self.source):
+            return _watching(name, settings)
+
+    def _named(self, registry: Registry[T], name: str) -> T:
+        """Return what a name stands for, or say which file would have to be loaded for that."""
+        with names_of(self.source):
+            if self.source is not None and not is_loaded(self.source) and name not in registry:
+                raise missing_source(self.source, f"Run {self.id} with the {registry.kind} {name!r}")
+            return registry[name]
 
     def _check_choices(self) -> None:
         for name, allowed in (("judge_by", JudgeBy), ("precision", Precision), ("engine", EngineName)):
@@ -142,27 +213,55 @@ class Spec:
         # The penalty's gradient has a factor 2c, which has to fit into the weights' own floats.
         _require(is_number and 0 <= self.strength <= 1e38, "strength", self.strength, "a number from 0 to 1e38")
 
+        _require(
+            self.source is None or is_source_digest(self.source),
+            "source",
+            self.source,
+            "16 hexadecimal digits, or None",
+        )
+
+    def _check_as_written(self) -> None:
+        """Check what can be checked of a spec whose names only its file can explain: that nothing is left out."""
+        written_out = (
+            all(isinstance(name, str) for name in (self.scenario, self.measure, self.network or ""))
+            and _is_count(self.tasks, 1)
+            and (self.hidden is None or _are_widths(self.hidden))
+            and _is_share(self.validation)
+            and set(self.watch_settings) == set(self.watch)
+        )
+        if not written_out:
+            raise missing_source(self.source or "", f"A spec with scenario={self.scenario!r} that is not complete")
+        self._check_probes()
+        self._set(
+            measure_settings=FrozenDict(self.measure_settings),
+            watch_settings=_frozen(self.watch_settings),
+            form_settings=FrozenDict(self.form_settings),
+            hold_settings=_frozen(self.hold_settings),
+        )
+
     def _fill_in_scenario(self) -> None:
-        kind = scenario_kind(self.scenario)
+        name, kind = find_scenario(self.scenario)
         tasks = kind.tasks if self.tasks is None else self.tasks
-        expected = f"{kind.possible_tasks[0]} to {kind.possible_tasks[-1]} for {self.scenario}"
+        expected = f"{kind.possible_tasks[0]} to {kind.possible_tasks[-1]} for {name}"
         _require(_is_count(tasks, 1) and tasks in kind.possible_tasks, "tasks", tasks, expected)
-        hidden = kind.hidden if self.hidden is None else tuple(self.hidden)
-        if kind.hidden is None:
-            expected = f"none: {self.scenario} is learned by the paper's CNN, which has no hidden layers to choose"
-            _require(hidden is None, "hidden", hidden, expected)
+        chosen = NETWORKS.find(self.network or kind.network)
+        network = NETWORKS[chosen]
+        hidden = None if self.hidden is None else tuple(self.hidden)
+        if network.takes_hidden:
+            hidden = kind.hidden if hidden is None else hidden
+            _require(_are_widths(hidden), "hidden", hidden, "one or more positive widths")
         else:
-            widths = hidden or ()
-            _require(
-                bool(widths) and all(_is_count(w, 1) for w in widths), "hidden", hidden, "one or more positive widths"
-            )
+            expected = f"none: {name} is learned by {network.called}, which has no hidden layers to choose"
+            _require(hidden is None, "hidden", hidden, expected)
         share = self.validation
         if share is None:
             share = kind.validation or (0.1 if self.judge_by == "validation" else 0.0)
-        _require(isinstance(share, int | float) and 0 <= share < 1, "validation", share, "a share from 0 up to 1")
+        _require(_is_share(share), "validation", share, "a share from 0 up to 1")
         if self.judge_by == "validation" and share == 0:
             raise ConfigurationError("judge_by='validation' and validation=0: nothing is kept back to judge by.")
-        self._set(tasks=tasks, hidden=hidden, validation=share)
+        # The usual network is the same run whether it is named or not.
+        other = None if chosen == kind.network else chosen
+        self._set(scenario=name, tasks=tasks, hidden=hidden, validation=share, network=other)
 
     def _fill_in_measures(self) -> None:
         unknown = sorted(set(self.watch_settings) - set(self.watch))
@@ -186,6 +285,25 @@ class Spec:
             watch_settings=FrozenDict({name: _settings_of(found) for name, found in watched.items()}),
         )
 
+    def _fill_in_form_and_holds(self) -> None:
+        """Find the form and the holds, try to make them, and refuse an engine that cannot do with them."""
+        chosen, holds = FORMS.find(self.form), tuple(HOLDS.find(name) for name in self.holds)
+        given = {HOLDS.find(name): settings for name, settings in self.hold_settings.items()}
+        _require(len(set(holds)) == len(holds), "holds", self.holds, "each of them once")
+        _require(set(given) <= set(holds), "hold_settings", self.hold_settings, f"settings of the holds {holds}")
+        self._set(
+            form=chosen,
+            form_settings=FrozenDict(self.form_settings),
+            holds=holds,
+            hold_settings=_frozen({name: settings for name, settings in given.items() if settings}),
+        )
+        made = self.make_form()
+        made.check(self.make_measure())
+        self.make_holds()
+        if self.engine == "fast" and (holds or not made.elementwise):
+            what = f"holds={holds}" if holds else f"form={chosen!r}"
+            raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
+
     def _check_probes(self) -> None:
         names = [make_probe(text, seed=self.seed)[0] for text in self.probes]
         _require(len(set(names)) == len(names), "probes", self.probes, "each of them once")
@@ -203,6 +321,18 @@ def _watching(name: str, settings: Mapping[str, Any]) -> Measure:
 def _settings_of(made: Measure) -> FrozenDict:
     """Return all settings of a measure, the usual ones too."""
     return FrozenDict({name: value for name, value in made.settings().items() if name != "kind"})
+
+
+def _frozen(settings: Mapping[str, Mapping[str, Any]]) -> FrozenDict:
+    return FrozenDict({name: FrozenDict(given) for name, given in settings.items()})
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1
+
+
+def _are_widths(value: Sequence[object] | None) -> bool:
+    return bool(value) and all(_is_count(width, 1) for width in value or ())
 
 
 def _is_count(value: object, least: int) -> bool:

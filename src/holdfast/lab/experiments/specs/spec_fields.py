@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.measures import Measure
+from holdfast.registry import is_loaded
 
 
 def fields_of(spec: Spec) -> dict[str, Any]:
@@ -15,15 +16,22 @@ def fields_of(spec: Spec) -> dict[str, Any]:
     that only watch by ``watch.EWC.samples``.
     """
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
-    for nested in ("settings", "measure_settings", "watch_settings"):
+    for nested in ("settings", "measure_settings", "watch_settings", "form_settings", "hold_settings"):
         del fields[nested]
     fields["hidden"] = "-".join(str(width) for width in spec.hidden or ())
     fields["watch"], fields["probes"] = " ".join(spec.watch), " ".join(spec.probes)
-    watched = {name: _settings(measure) for name, measure in spec.make_watched().items()}
+    fields["holds"] = " ".join(spec.holds)
+    beside = {"form": spec.form_settings, **spec.hold_settings}
+    if spec.source is None or is_loaded(spec.source):
+        protecting = _settings(spec.make_measure())
+        watched = {name: _settings(measure) for name, measure in spec.make_watched().items()}
+    else:  # what was written says all that can be known of measures whose file was not loaded
+        protecting, watched = dict(spec.measure_settings), {name: dict(s) for name, s in spec.watch_settings.items()}
     return {
         **fields,
         **dataclasses.asdict(spec.settings),
-        **{f"measure.{name}": value for name, value in _settings(spec.make_measure()).items()},
+        **{f"measure.{name}": value for name, value in protecting.items()},
+        **{f"{name}.{key}": value for name, settings in beside.items() for key, value in settings.items()},
         **{f"watch.{name}.{key}": value for name, settings in watched.items() for key, value in settings.items()},
     }
 

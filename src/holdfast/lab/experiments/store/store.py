@@ -9,6 +9,7 @@
               lock               held by the process that runs it
               *.safetensors      its checkpoints, until it has finished
     groups/<id>/                 checkpoints of runs that train side by side
+    sources/<digest>.py          the file that runs were made from, where they were
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import ConfigurationError, DamagedError, StateError, StoreError
 from holdfast.lab.experiments.specs.canonical import digest_of
+from holdfast.lab.experiments.specs.sources import source_digest
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.checkpoints import has_checkpoint, remove_checkpoints
 from holdfast.lab.experiments.store.locks import Lock
@@ -214,6 +216,32 @@ class Store:
                     remove_checkpoints(members.parent)
                     members.unlink()
                     members.parent.rmdir()
+
+    def keep_source(self, content: bytes) -> None:
+        """Add the file that runs are made from, unless it is there."""
+        path = self.source_path(source_digest(content))
+        if self.source(path.stem) is None:
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, content)
+
+    def source(self, digest: str) -> bytes | None:
+        """Return the file that runs were made from, as it was; ``None`` if it is not here. It is read, and not run."""
+        path = self.source_path(digest)
+        try:
+            content = path.read_bytes() if is_there(path) else None
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if content is not None and source_digest(content) != digest:
+            raise DamagedError(
+                f"{path} is not the file that its name says (its content has the digest {source_digest(content)}): it "
+                "was changed from outside. Restore it, or remove it and name the file that runs are made from again."
+            )
+        return content
+
+    def source_path(self, digest: str) -> Path:
+        """Return where the file with a digest is kept."""
+        return self.folder / "sources" / f"{digest}.py"
 
     def run_folder(self, id: str) -> Path:
         """Return the folder of a run."""
