@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from holdfast import registry
+from holdfast.forms import FORMS
+from holdfast.holds import HOLDS
 from holdfast.lab.experiments import SCENARIOS
 from holdfast.lab.networks import NETWORKS
 from holdfast.measures import MEASURES
@@ -33,5 +35,5 @@ def as_wide_as_a_file(monkeypatch):
 def nothing_stays_registered(monkeypatch):
     """What a test registers, or loads from a file, is not known to the next one."""
     monkeypatch.setattr(registry, "_FILES", dict(registry._FILES))
-    for kinds in (MEASURES, NETWORKS, SCENARIOS):
+    for kinds in (FORMS, HOLDS, MEASURES, NETWORKS, SCENARIOS):
         monkeypatch.setattr(kinds, "_known", dict(kinds._known))

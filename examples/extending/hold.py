@@ -4,7 +4,7 @@ A task's training came to its solution from somewhere, and what the loss does on
 other side is anybody's guess. Beside the guard's own pull, weights that leave the anchor to the unseen side are pulled
 once more. Registered, it works by name:
 
-    holdfast run permuted-digits --measure SI --hold asymmetric --with examples/extending/hold.py --engine plain
+    holdfast run permuted-digits --measure SI --hold asymmetric --with examples/extending/hold.py
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,6 @@
 """The examples that extend holdfast do what their docstrings say, as a user would copy and run them."""
 
+import importlib.util
 import json
 import os
 import re
@@ -11,8 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import holdfast
 from holdfast.lab.cli.app import app
 from holdfast.lab.cli.exits import ExitCode
 from holdfast.lab.cli.progress.lines import Lines
@@ -20,7 +23,7 @@ from holdfast.lab.experiments import RunProgress, Store
 
 ROOT = Path(__file__).parents[2]
 EXTENDING = ROOT / "examples" / "extending"
-SCENARIO, NETWORK = EXTENDING / "scenario.py", EXTENDING / "network.py"
+SCENARIO, NETWORK, MEASURE, HOLD = (EXTENDING / f"{kind}.py" for kind in ("scenario", "network", "measure", "hold"))
 QUICK = ("--tasks", "2", "--epochs", "1", "--device", "cpu")
 PROGRAM = """
 import json, sys
@@ -31,6 +34,7 @@ print(json.dumps({
     "known": list(SCENARIOS), "ids": store.ids(), "rows": len(store.frame()),
     "accuracies": [result.average_accuracy for result in results],
     "named": [[result.spec.scenario, result.spec.network, result.spec.source] for result in results],
+    "measures": [[result.spec.measure, list(result.spec.holds)] for result in results],
 }))
 """
 
@@ -92,13 +96,132 @@ def test_a_network_is_learned_and_read_where_nobody_knows_it(call, tmp_path):
     assert read["accuracies"] == [result.average_accuracy]
 
 
+def test_a_measure_and_a_hold_are_read_where_nobody_knows_them(call, tmp_path):
+    small = ("--hidden", "32", *QUICK)
+    for name, command in {
+        "measure": ("permuted-digits", "-m", "agreement", "-c", "1", "--with", MEASURE, *small),
+        "hold": ("permuted-digits", "-m", "SI", "--hold", "Asymmetric", "--set", "asymmetric.factor=5", "--with", HOLD),
+    }.items():
+        store = Store(tmp_path / name)
+        only_id(call, store, *command, *(small if name == "hold" else ()))
+        (result,) = store.results()
+        assert result.spec.source is not None
+        read = read_elsewhere(store)
+        assert read["measures"] == [[result.spec.measure, list(result.spec.holds)]]
+        assert read["accuracies"] == [result.average_accuracy]
+    assert result.spec.hold_settings["asymmetric"]["factor"] == 5 and result.spec.engine == "plain"
+
+
+def test_the_fast_engine_takes_the_measure_and_refuses_the_hold(call, tmp_path):
+    runs = []
+    for engine in ("fast", "plain"):
+        store = Store(tmp_path / engine)
+        command = ("permuted-digits", "-m", "agreement", "-c", "1", "--with", MEASURE, "--engine", engine)
+        only_id(call, store, *command, "--hidden", "32", *QUICK)
+        runs.append(store.results()[0].matrix)
+    torch.testing.assert_close(torch.tensor(runs[0]), torch.tensor(runs[1]), rtol=0, atol=0.02)
+    command = ("permuted-digits", "-m", "SI", "--hold", "asymmetric", "--with", HOLD, "--engine", "fast", *QUICK)
+    done = call("run", *command, "--store", tmp_path / "store")
+    assert done.exit_code == ExitCode.USAGE and "engine='plain'" in done.stderr
+
+
+def loaded(path):
+    """Return what a file holds, registered as if a user had imported it."""
+    specification = importlib.util.spec_from_file_location(f"extending_{path.stem}", path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def linear():
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2).double()
+
+
+X, Y = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3), torch.arange(20) % 2
+
+
+def losses(model, scale):
+    return torch.nn.functional.cross_entropy(model(scale * X), Y)
+
+
+def test_agreement_is_what_its_formula_says(tmp_path):
+    loaded(MEASURE)
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = holdfast.Consolidator(model, "agreement", strength=0.0)
+    guard.attach(optimizer)
+    for scales in ((1, 2, 3), (3, -1, 0.5)):
+        seen = {name: [] for name, _ in model.named_parameters()}
+        for scale in scales:
+            optimizer.zero_grad()
+            losses(model, scale).backward()
+            for name, parameter in model.named_parameters():
+                seen[name].append(parameter.grad.clone())
+            optimizer.step()
+        guard.save(tmp_path / "state")
+        guard.load(tmp_path / "state")
+        guard.consolidate()
+    shares = {}
+    for name, gradients in seen.items():
+        stacked = torch.stack(gradients)
+        shares[name] = stacked.mean(0).square() / (stacked.square().mean(0) + 1e-8)
+    largest = max(float(share.max()) for share in shares.values())
+    for name, share in shares.items():  # of the last task alone
+        torch.testing.assert_close(guard.importance[name], share / largest)
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_the_asymmetric_hold_pulls_as_its_formula_says(tmp_path, closure):
+    module = loaded(HOLD)
+    model, strength, factor = linear(), 2.0, 4.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = holdfast.Consolidator(model, "EWC", strength, holds=[module.Asymmetric(factor)])
+    guard.attach(optimizer)
+    came_from = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    losses(model, 1).backward()
+    optimizer.step()
+    guard.consolidate([(X, Y)])
+    guard.save(tmp_path / "state")
+    guard.load(tmp_path / "state")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, dtype=torch.float64))
+    expected = {}
+    for name, parameter in model.named_parameters():
+        task = torch.autograd.grad(losses(model, -1), parameter)[0]
+        d = (parameter - guard.anchor[name]).detach()
+        seen = d * (came_from[name] - guard.anchor[name]) >= 0
+        assert (seen.any() and not seen.all()) or parameter.ndim == 1
+        a = torch.where(seen, 1.0, factor)
+        expected[name] = parameter.detach() - 0.1 * (task + 2 * strength * a * guard.importance[name] * d)
+
+    def evaluate():
+        optimizer.zero_grad()
+        loss = losses(model, -1)
+        loss.backward()
+        return loss
+
+    value = torch.autograd.grad(guard.penalty(), list(model.parameters()))
+    if closure:
+        optimizer.step(evaluate)
+    else:
+        evaluate()
+        optimizer.step()
+    for (name, parameter), pull in zip(model.named_parameters(), value, strict=True):
+        torch.testing.assert_close(parameter.detach(), expected[name])
+        assert pull.shape == parameter.shape
+
+
 @pytest.mark.parametrize(
     "command",
     [
         (f"{SCENARIO}:turned-digits", "-m", "SI", *QUICK),
         ("permuted-digits", "--network", "residual", "--with", str(NETWORK), "--hidden", "32", "-m", "SI", *QUICK),
+        ("permuted-digits", "-m", "agreement", "-c", "1", "--with", str(MEASURE), "--hidden", "32", *QUICK),
+        ("permuted-digits", "-m", "SI", "--hold", "asymmetric", "--with", str(HOLD), "--hidden", "32", *QUICK),
     ],
-    ids=["scenario", "network"],
+    ids=["scenario", "network", "measure", "hold"],
 )
 def test_a_stopped_run_goes_on_to_the_same_result(call, tmp_path, monkeypatch, command):
     stopped, whole = Store(tmp_path / "stopped"), Store(tmp_path / "whole")

@@ -11,7 +11,7 @@ from torch import nn
 import holdfast
 from holdfast.errors import ConfigurationError
 from holdfast.guard.steps import bundles
-from holdfast.measures import MEASURES, register_measure
+from holdfast.measures import register_measure
 from holdfast.measures.base import Finished, Needs
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
@@ -162,16 +162,13 @@ def test_one_that_is_registered_works_by_name():
         def importance(self, parameter):
             return parameter.abs() ** self.power
 
-    try:
-        guard = holdfast.Consolidator(network(), "own-magnitude")
-        assert guard.measures == {"own-magnitude": Own()}
-        assert holdfast.measure("Own_Magnitude", power=2.0) == Own(2.0)
-        with pytest.raises(ConfigurationError, match=r"'ownmagnitud'\. Did you mean 'own-magnitude'"):
-            holdfast.measure("ownmagnitud")
-        with pytest.raises(ConfigurationError, match="called 'own-magnitude' already"):
-            register_measure("OWN-magnitude")(Walk)
-    finally:
-        del MEASURES._known["own-magnitude"]
+    guard = holdfast.Consolidator(network(), "own-magnitude")
+    assert guard.measures == {"own-magnitude": Own()}
+    assert holdfast.measure("Own_Magnitude", power=2.0) == Own(2.0)
+    with pytest.raises(ConfigurationError, match=r"'ownmagnitud'\. Did you mean 'own-magnitude'"):
+        holdfast.measure("ownmagnitud")
+    with pytest.raises(ConfigurationError, match="called 'own-magnitude' already"):
+        register_measure("OWN-magnitude")(Walk)
 
 
 def test_one_that_cannot_be_made_or_has_another_name_is_not_registered():

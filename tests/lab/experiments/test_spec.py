@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from holdfast.errors import ConfigurationError
+from holdfast.holds import Hold, register_hold
 from holdfast.lab.experiments import Spec, paper_spec
+from holdfast.lab.experiments.specs.spec_fields import fields_of
 from holdfast.lab.scenarios import Samples, scenario_of
 from holdfast.lab.training.protocol import Settings
 
@@ -147,3 +149,54 @@ def test_a_measure_can_watch_twice_under_a_name_of_its_own():
     assert Spec.from_dict(spec.to_dict()) == spec
     with pytest.raises(ConfigurationError, match="such as 'AF:again'"):
         Spec("split-digits", "SI", watch=("AF", "AF"))
+
+
+class TestFormsAndHolds:
+    """What is kept in another form, or held by more than the measure's own hold."""
+
+    @staticmethod
+    def hold():
+        @register_hold("nudge")
+        class Nudge(Hold):
+            def __init__(self, strength=1.0, towards=0.0):
+                super().__init__(strength)
+                self.towards = towards
+
+        return Nudge
+
+    def test_the_usual_ones_are_left_out_of_the_name(self):
+        usual = Spec("split-digits")
+        assert Spec("split-digits", form="Diagonal", holds=(), hold_settings={}).id == usual.id
+        assert not {"form", "holds"} & set(usual.to_dict())
+
+    def test_others_are_in_it_and_come_back_from_a_file(self):
+        self.hold()
+        plain = Spec("split-digits", engine="plain")
+        held = Spec("split-digits", engine="plain", holds=("Nudge",), hold_settings={"nudge": {"towards": 2.0}})
+        assert held.holds == ("nudge",) and held.id != plain.id
+        again = Spec.from_dict(json.loads(json.dumps(held.to_dict())))
+        assert again == held and again.id == held.id
+        (made,) = again.make_holds()
+        assert made.towards == 2.0 and made is not again.make_holds()[0]
+        assert fields_of(held)["holds"] == "nudge" and fields_of(held)["nudge.towards"] == 2.0
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"form": "diagnoal"}, r"No form is called 'diagnoal'\. Did you mean 'diagonal'"),
+            ({"form_settings": {"rank": 3}}, "The form 'diagonal'.*rank"),
+            ({"holds": ("nugde",)}, r"No hold is called 'nugde'\. Did you mean 'nudge'"),
+            ({"holds": ("nudge", "nudge")}, "each of them once"),
+            ({"hold_settings": {"nudge": {}}}, "hold_settings"),
+            ({"holds": ("nudge",), "hold_settings": {"nudge": {"far": 1}}}, "The hold 'nudge'.*far"),
+            ({"holds": ("nudge",), "engine": "fast"}, "expected engine='plain'"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, changes, message):
+        self.hold()
+        with pytest.raises(ConfigurationError, match=message):
+            Spec("split-digits", **{"engine": "plain", **changes})
+
+    def test_the_paper_specs_engine_follows(self):
+        self.hold()
+        assert paper_spec("split-digits", "SI", holds=("nudge",)).engine == "plain"

@@ -297,9 +297,10 @@ class Spec:
             holds=holds,
             hold_settings=_frozen({name: settings for name, settings in given.items() if settings}),
         )
-        made = self.make_form()
-        made.check(self.make_measure())
-        self.make_holds()
+        made = form(chosen, **self.form_settings)
+        made.check(measure(self.measure, **self.measure_settings))
+        for name in holds:
+            hold(name, **self.hold_settings.get(name, {}))
         if self.engine == "fast" and (holds or not made.elementwise):
             what = f"holds={holds}" if holds else f"form={chosen!r}"
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
