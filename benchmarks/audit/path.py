@@ -90,7 +90,7 @@ class FollowSI:
 
     def importance(self) -> Weights:
         return {
-            name: self.measure.importance(path, self.end[name] - self.start[name], self.steps)
+            name: self.measure.importance({"path": path}, self.end[name] - self.start[name], self.steps)
             for name, path in self.path.items()
         }
 

@@ -8,6 +8,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
+from holdfast.measures.base import Seen
 from tests.distributed.problem import SIZE, share
 from tests.distributed.processes import all_equal
 from tests.guard.helpers import batch, loss, net, weights
@@ -32,7 +33,8 @@ def over_all_pairs(size, seeds, measure=MEASURE, batches=None):
         for name, parameter in model.named_parameters():
             parameter.grad = sum(own[name] for own in found) / size
             for state, (r, s) in zip(states[name], pairs, strict=True):
-                measure.update_(state, found[r][name], found[s][name], None, len(data[0]) // size)
+                seen = Seen(found[r][name], found[s][name], samples=len(data[0]) // size)
+                measure.update_({"second_moment": state}, seen)
         optimizer.step()
     return model, {name: sum(kept) / len(pairs) for name, kept in states.items()}
 

@@ -30,6 +30,10 @@ def test_ones_own_loop(tmp_path, monkeypatch):
     assert min(omega.sum() for omega in scope["halved"].importance.values()) > 0
 
 
+def test_adding_ones_own():
+    run_page("guides/extending.md")
+
+
 def test_a_measure_of_ones_own():
     run_page("guides/new-measure.md")
 

@@ -74,7 +74,7 @@ class Matrix(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Return all that it is made of by name, to be saved; see :meth:`Form.restored`."""
+        """Return all that it is made of by name, to be saved; see :meth:`~holdfast.forms.base.Form.restored`."""
 
     @abstractmethod
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Matrix":
@@ -129,7 +129,7 @@ class Form(ABC):
 
     @abstractmethod
     def restored(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
-        """Return the Q whose :meth:`Matrix.tensors` these are, or refuse those of another network."""
+        """Return the Q that is made of these tensors, or refuse those of another network."""
 
     def settings(self) -> dict[str, Any]:
         """Return the form's name and settings as plain values, to be stored with a state."""
