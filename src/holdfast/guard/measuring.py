@@ -118,7 +118,6 @@ def _measure_samples(
     memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any], forward: Forward | None
 ) -> dict[str, Finding]:
     """Give every batch to every measure that looks at data, so that all of them see the same samples."""
-    _warn_if_alone_among_several(memory.ranks)
     passes = max(memory.ledgers[name].form.passes for name in sampled)
     if passes > 1 and iter(batches) is batches:
         raise BatchError(
@@ -156,6 +155,8 @@ def _pass(
     ranks = memory.ranks
     collectors = _collectors(memory, sampled, forward, known)
     every = list(dict.fromkeys(collectors.values()))
+    if not any(known.values()):  # of several passes, before the first
+        _warn_if_alone_among_several(ranks)
     _collect(ranks, every, batches)
     for collector in every:
         _add_up(memory, collector)
@@ -259,5 +260,5 @@ def _warn_if_alone_among_several(ranks: Ranks) -> None:
             "each process measures its own samples alone and they end up with different importances. Give it the "
             "model wrapped in DDP, or Consolidator(..., group=torch.distributed.group.WORLD).",
             HoldfastWarning,
-            stacklevel=5,
+            stacklevel=7,
         )

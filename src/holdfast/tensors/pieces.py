@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from holdfast.tensors.sharding import local
+from holdfast.tensors.sharding import is_sharded, local
 
 PIECE = 2**19
 """Elements of a piece on a CPU: half a dozen float32 tensors of this length fit a third-level cache, and each operation
@@ -19,6 +19,11 @@ LARGE_PIECE = 2**24
 """The same on an accelerator, which wants few large operations: small enough that temporary tensors cost no memory to
 speak of.
 """
+
+
+def is_one_piece(tensor: Tensor) -> bool:
+    """Whether a tensor is too short to be worth cutting, and whole."""
+    return tensor.numel() <= (PIECE if tensor.device.type == "cpu" else LARGE_PIECE) and not is_sharded(tensor)
 
 
 def in_pieces(tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:

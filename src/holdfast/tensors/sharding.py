@@ -22,6 +22,8 @@ MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 def is_sharded(tensor: object) -> "TypeGuard[DTensor]":
     """Whether a tensor is spread over several processes."""
+    if type(tensor) is Tensor:  # as most are, and this is asked a dozen times a step
+        return False
     # As long as nobody has imported the module there is no DTensor, and importing it takes a second.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

@@ -5,7 +5,7 @@ joins the task's. After it, the others see g and Δ. Parameters are walked in bu
 stay in cache: memory traffic is all that this costs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -34,7 +34,7 @@ from holdfast.holds import Hold, Quadratic
 from holdfast.holds.quadratic import add_penalty_gradient, penalty_value
 from holdfast.measures import PathMeasure
 from holdfast.measures.base import Seen
-from holdfast.tensors.pieces import in_pieces
+from holdfast.tensors.pieces import in_pieces, is_one_piece
 from holdfast.tensors.sharding import local
 from holdfast.tensors.storage import at_hand, put_back
 
@@ -483,18 +483,26 @@ class StepWatcher:
 
 
 def _pieces(
-    tensors: Mapping[str, Tensor | None], states: Mapping[str, Mapping[str, Tensor]]
-) -> Iterator[tuple[Pieces, dict[str, Pieces]]]:
-    """Yield matching pieces of tensors by name, without those that are ``None``, and of every measure's states."""
+    tensors: Mapping[str, Tensor | None], states: Mapping[str, Pieces]
+) -> Iterable[tuple[Pieces, Mapping[str, Pieces]]]:
+    """Return matching pieces of tensors by name, without those that are ``None``, and of every measure's states."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    places = [(key, state) for key, own in states.items() for state in own]
     if not given:
-        return
-    for cut in in_pieces([*given.values(), *(states[key][state] for key, state in places)]):
-        own: dict[str, Pieces] = {key: {} for key in states}
-        for (key, state), piece in zip(places, cut[len(given) :], strict=True):
-            own[key][state] = piece
-        yield dict(zip(given, cut, strict=False)), own
+        return []
+    if is_one_piece(next(iter(given.values()))):
+        return [(given, states)]
+    places = [(key, state) for key, own in states.items() for state in own]
+    cuts = in_pieces([*given.values(), *(states[key][state] for key, state in places)])
+    return (_by_name(given, places, states, cut) for cut in cuts)
+
+
+def _by_name(
+    given: Pieces, places: Sequence[tuple[str, str]], states: Mapping[str, Pieces], cut: Sequence[Tensor]
+) -> tuple[Pieces, Mapping[str, Pieces]]:
+    own: dict[str, Pieces] = {key: {} for key in states}
+    for (key, state), piece in zip(places, cut[len(given) :], strict=True):
+        own[key][state] = piece
+    return dict(zip(given, cut, strict=False)), own
 
 
 def _put_back(used: Mapping[str, Mapping[str, Tensor]], kept: Mapping[str, Mapping[str, Tensor]]) -> None:
