@@ -33,6 +33,8 @@ class Bundle(ABC):
         self.memory = memory
         self.names = list(parameters)
         self.parameters = list(parameters.values())
+        self.like = self.parameters[0]
+        """A parameter that says where all of them lie, and how precisely."""
         self.held = held
         """Whether they have an anchor, and are held to it element by element."""
         self.gradient: Tensor | None = None
@@ -43,11 +45,6 @@ class Bundle(ABC):
         """The user's own ``.grad`` of each parameter, to be put back after the step."""
         self.handed: list[Tensor | None] = []
         """What the optimiser was handed in their place, if anything."""
-
-    @property
-    def like(self) -> nn.Parameter:
-        """A parameter that says where all of them lie, and how precisely."""
-        return self.parameters[0]
 
     @abstractmethod
     def look(self, observed: Observed, factor: float, *, copy: bool) -> bool:
@@ -208,8 +205,11 @@ class Single(Bundle):
 class Row:
     """Tensors of different shapes side by side in one."""
 
-    def __init__(self, shapes: Sequence[torch.Size], dtype: torch.dtype, device: torch.device) -> None:
-        self.flat = torch.empty(sum(shape.numel() for shape in shapes), dtype=dtype, device=device)
+    def __init__(
+        self, shapes: Sequence[torch.Size], dtype: torch.dtype, device: torch.device, *, pinned: bool = False
+    ) -> None:
+        length = sum(shape.numel() for shape in shapes)
+        self.flat = torch.empty(length, dtype=dtype, device=device, pin_memory=pinned)
         parts = self.flat.split([shape.numel() for shape in shapes])
         self.views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -340,7 +340,7 @@ class Several(Bundle):
     def _bound(self, kept: dict[str, Tensor]) -> Tensor:
         """Lay what is kept about these parameters side by side, and let the guard's own tensors be views of it."""
         first = kept[self.names[0]]
-        row = Row(self._shapes, first.dtype, first.device)
+        row = Row(self._shapes, first.dtype, first.device, pinned=first.is_pinned())
         flat = row.fill([kept[name] for name in self.names])
         kept.update(zip(self.names, row.views, strict=True))
         return flat

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from holdfast.errors import NotFiniteError, OrderError
 from holdfast.guard.distributed.rank_gradients import RankGradients
 from holdfast.guard.memory import Memory
-from holdfast.guard.steps.bundles import Bundle, Several, bundles_of
+from holdfast.guard.steps.bundles import Bundle, Single, bundles_of
 from holdfast.guard.steps.closures import closure_in, guarded, with_closure
 from holdfast.guard.steps.handed_gradients import HandedGradients, Lent, Overwriters
 from holdfast.guard.steps.observed import Observed
@@ -39,6 +39,8 @@ from holdfast.tensors.sharding import local
 from holdfast.tensors.storage import at_hand, put_back
 
 Pieces = dict[str, Tensor]
+States = dict[str, dict[str, Tensor]]
+"""The running states of some measures, by the measure's name and the state's."""
 
 
 @dataclass
@@ -60,6 +62,15 @@ class StepWatcher:
         self.memory = memory
         self.observed = Observed()
         self.rank_gradients: RankGradients | None = None
+        ledgers = memory.ledgers.items()
+        self.path_measures = {
+            name: cast("PathMeasure", ledger.measure) for name, ledger in ledgers if ledger.measure.needs.path
+        }
+        """The measures that want to see every step, by name."""
+        needs = {key: measure.needs for key, measure in self.path_measures.items()}
+        self._waiting = {key: measure for key, measure in self.path_measures.items() if needs[key].step}
+        self._at_once = {key: measure for key, measure in self.path_measures.items() if not needs[key].step}
+        self._independent = {key for key in needs if needs[key].independent}
         self._overwriters = Overwriters()
         self._passed_over: set[int] = set()
         self._alone: set[str] = set()
@@ -70,12 +81,6 @@ class StepWatcher:
         self._stepping: list[Bundle] = []
         self._lent: list[Lent] = []
         self._handed: HandedGradients | None = None
-
-    @property
-    def path_measures(self) -> dict[str, PathMeasure]:
-        """The measures that want to see every step, by name."""
-        ledgers = self.memory.ledgers.items()
-        return {name: cast("PathMeasure", ledger.measure) for name, ledger in ledgers if ledger.measure.needs.path}
 
     @property
     def holds_anything(self) -> bool:
@@ -151,10 +156,8 @@ class StepWatcher:
             self.take_in_new(optimizer)
             walk = self._laid_out(optimizer)
         owned = walk.owned
-        measures = self.path_measures
-        waiting = {key: measure for key, measure in measures.items() if measure.needs.step}
-        at_once = {key: measure for key, measure in measures.items() if not measure.needs.step}
-        self._check_measures(measures, owned)
+        waiting, at_once = bool(self._waiting), bool(self._at_once)
+        self._check_measures(owned)
         strength = 2 * memory.strength * scaling.factor if hold else 0.0
         # Measures that all wait for the step have no state to spoil yet: there, the walk itself looks for what is no
         # number.
@@ -163,8 +166,8 @@ class StepWatcher:
             walk,
             factor=scaling.factor,
             held_apart=bool(strength),
-            sums=bool(at_once),
-            waiting=bool(waiting),
+            sums=at_once,
+            waiting=waiting,
             closure=closure,
         )
         if at_once and memory.found_by_any_rank([] if _finite(sums) else [True]):
@@ -173,14 +176,14 @@ class StepWatcher:
         give_each_its_own_gradient([parameter for bundle in in_place for parameter in bundle.parameters])
         sums = []
         for bundle in bundles:
-            self._before_step(bundle, at_once, strength, sums, keep_weights=bool(waiting))
+            self._before_step(bundle, strength, sums)
         self._stepping = bundles
         if waiting and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)
         if hold:
             self._pull(owned, scaling.factor, in_place=not waiting)
-        self._count_step(bundles, keep_start=bool(waiting))
-        if not closure and (strength or measures or memory.holds):
+        self._count_step(bundles, keep_start=waiting)
+        if not closure and (strength or self.path_measures or memory.holds):
             if waiting:
                 self._lend(bundles)
             self._handed = HandedGradients(optimizer, owned, in_place[0].names[0] if in_place else None)
@@ -231,57 +234,62 @@ class StepWatcher:
             closure=closure,
         )
 
-    def _before_step(
-        self,
-        bundle: Bundle,
-        at_once: Mapping[str, PathMeasure],
-        strength: float,
-        sums: list[Tensor],
-        *,
-        keep_weights: bool,
-    ) -> None:
+    def _before_step(self, bundle: Bundle, strength: float, sums: list[Tensor]) -> None:
         """Walk once through a bundle: measure what needs no Δ, keep the weights, add the hold's gradient."""
         g, g_ind = bundle.gradient, bundle.independent
-        measured = {
-            key: measure
-            for key, measure in at_once.items()
+        keep_weights, held = bool(self._waiting), bool(strength) and bundle.held
+        measured = [
+            key
+            for key in self._at_once
             if g is not None or g_ind is not None or bundle.begun(key)  # 0 still ages an average that has begun
-        }
+        ]
         tensors: dict[str, Tensor | None] = {}
-        theta = bundle.weights("before" if keep_weights else "weights") if keep_weights or strength else None
-        if strength and bundle.held:
+        if keep_weights or held:
+            tensors["theta"] = bundle.weights("before" if keep_weights else "weights")
+        if held:
             tensors["omega"], tensors["anchor"] = bundle.anchored()
             tensors["task"] = bundle.task_gradient()
             tensors["out"] = bundle.hand(in_place=not keep_weights)
-        if keep_weights and not isinstance(bundle, Several):
+        if keep_weights and isinstance(bundle, Single):
             tensors["before"] = bundle.buffer("before")
-        kept = {key: bundle.states(key) for key in measured}
-        states = {key: {state: at_hand(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
-        square = None
+        kept, states = self._states(bundle, measured)
         if measured:
-            some = next(iter(next(iter(states.values())).values()))
-            g = torch.zeros_like(some) if g is None else g
-            ranks = self.rank_gradients if not self.observed.independent else None
-            if ranks is not None and bundle.gradient is not None:
-                square = bundle.mean_square(ranks)
-            elif g_ind is None and any(measure.needs.independent for measure in measured.values()):
-                g_ind = torch.zeros_like(some)
-        look = keep_weights and not at_once and bundle.like.device.type == "cpu"
-        tensors |= {"theta": theta, "g": g if measured or look else None, "g_ind": g_ind, "square": square}
+            tensors |= self._shown(bundle, measured, states)
+        look = keep_weights and not self._at_once and bundle.like.device.type == "cpu"
+        if look:
+            tensors |= {"g": g, "g_ind": g_ind}
         for piece, own in _pieces(tensors, states):
-            for key, measure in measured.items():
-                self._update(measure, own[key], piece, bundle)
+            for key in measured:
+                self._update(self._at_once[key], own[key], piece, bundle)
             if "before" in piece:
                 piece["before"].copy_(piece["theta"])
             if look:
                 sums += [piece[name].sum() for name in ("g", "g_ind") if name in piece]
-            if "omega" in piece:
+            if held:
                 add_penalty_gradient(
                     piece["task"], piece["theta"], piece["omega"], piece["anchor"], factor=strength, out=piece["out"]
                 )
-        if "out" in tensors and not keep_weights:
+        if held and not keep_weights:
             bundle.deliver()
         _put_back(states, kept)
+
+    def _shown(self, bundle: Bundle, measured: Sequence[str], states: States) -> dict[str, Tensor | None]:
+        """Return what measures are shown: g and g′, 0 where there is none, or what the ranks' gradients come to."""
+        some = next(iter(states[measured[0]].values()))
+        g, g_ind, square = bundle.gradient, bundle.independent, None
+        ranks = self.rank_gradients if not self.observed.independent else None
+        if ranks is not None and g is not None and not self._waiting.keys() & set(measured):
+            square = bundle.mean_square(ranks)
+        elif g_ind is None and not self._independent.isdisjoint(measured):
+            g_ind = torch.zeros_like(some)
+        return {"g": torch.zeros_like(some) if g is None else g, "g_ind": g_ind, "square": square}
+
+    def _states(self, bundle: Bundle, keys: Sequence[str]) -> tuple[States, States]:
+        """Return the running states of some measures as they are kept, and where the parameters are."""
+        kept = {key: bundle.states(key) for key in keys}
+        if self.memory.storage.device is None:
+            return kept, kept
+        return kept, {key: {state: at_hand(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
 
     def _update(self, measure: PathMeasure, states: Pieces, piece: Pieces, bundle: Bundle) -> None:
         """Take a step, or a piece of it, into a measure's states."""
@@ -346,13 +354,12 @@ class StepWatcher:
             return
         self._overwriters.look(optimizer, self._lent)
         stepping, self._stepping, self._lent = self._stepping, [], []
-        waiting = {key: measure for key, measure in self.path_measures.items() if measure.needs.step}
         for bundle in stepping:
             moved = bundle.gradient is not None or bundle.independent is not None
             moved = moved or any(grad is not None for grad in (*bundle.own, *bundle.handed))
             bundle.put_back()
-            if waiting and moved:  # no optimiser moves a parameter without a gradient
-                self._after_step(bundle, waiting)
+            if self._waiting and moved:  # no optimiser moves a parameter without a gradient
+                self._after_step(bundle)
         walk = self._walks.get(optimizer)
         owned = self.owned(optimizer) if walk is None else walk.owned
         if hold and stepping:
@@ -365,21 +372,16 @@ class StepWatcher:
         if self.rank_gradients is not None:
             self.rank_gradients.clear(trained_by(optimizer))
 
-    def _after_step(self, bundle: Bundle, measures: Mapping[str, PathMeasure]) -> None:
+    def _after_step(self, bundle: Bundle) -> None:
         """Give Δ to the measures that wait for it."""
-        kept = {key: bundle.states(key) for key in measures}
-        states = {key: {state: at_hand(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
-        some = next(iter(next(iter(states.values())).values()))
-        g = torch.zeros_like(some) if bundle.gradient is None else bundle.gradient
-        g_ind = bundle.independent
-        if g_ind is None and any(measure.needs.independent for measure in measures.values()):
-            g_ind = torch.zeros_like(some)
-        tensors = {"theta": bundle.weights("weights"), "step": bundle.buffer("before"), "g": g, "g_ind": g_ind}
-        for piece, own in _pieces(tensors, states):
+        waiting = list(self._waiting)
+        kept, states = self._states(bundle, waiting)
+        tensors = {"theta": bundle.weights("weights"), "step": bundle.buffer("before")}
+        for piece, own in _pieces(tensors | self._shown(bundle, waiting, states), states):
             # The weights before the step are not needed again.
             torch.sub(piece["theta"], piece["step"], out=piece["step"])
-            for key, measure in measures.items():
-                self._update(measure, own[key], piece, bundle)
+            for key in waiting:
+                self._update(self._waiting[key], own[key], piece, bundle)
         _put_back(states, kept)
 
     # Helpers
@@ -440,19 +442,21 @@ class StepWatcher:
         """Note which gradients the optimiser is about to get as they are."""
         for bundle in bundles:
             given = bundle.own[0]
-            if not isinstance(bundle, Several) and given is not None and bundle.like.grad is given:
+            if isinstance(bundle, Single) and given is not None and bundle.like.grad is given:
                 self._lent.append(Lent(given, given._version, measured=bundle.gradient is given))
 
-    def _check_measures(self, measures: Mapping[str, PathMeasure], owned: dict[str, nn.Parameter]) -> None:
+    def _check_measures(self, owned: dict[str, nn.Parameter]) -> None:
         """Refuse a step for which some measure lacks what it needs."""
         ranks = self.rank_gradients if not self.observed.independent else None
-        for key, measure in measures.items():
+        for key, measure in self.path_measures.items():
             if ranks is not None and measure.takes_estimates:
                 ranks.check_step(measure, owned, replaced=bool(self.observed.gradient))
                 continue
             measure.check_step(self.observed.samples)
-            if measure.needs.independent and not owned.keys() <= self.observed.independent.keys():
-                how = "observe_independent(loss)" + ("" if measure.needs.step else " or backward_halves(first, second)")
+            if key in self._independent and not owned.keys() <= self.observed.independent.keys():
+                how = "observe_independent(loss)" + (
+                    "" if key in self._waiting else " or backward_halves(first, second)"
+                )
                 raise OrderError(
                     f"{key} needs a second, independent gradient before every step and got none. Call {how} before "
                     "optimizer.step()."
@@ -505,8 +509,10 @@ def _by_name(
     return dict(zip(given, cut, strict=False)), own
 
 
-def _put_back(used: Mapping[str, Mapping[str, Tensor]], kept: Mapping[str, Mapping[str, Tensor]]) -> None:
+def _put_back(used: States, kept: States) -> None:
     """Keep what was changed where it is kept."""
+    if used is kept:
+        return
     for key, own in kept.items():
         for state, tensor in own.items():
             put_back(used[key][state], tensor)
