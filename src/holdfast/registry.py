@@ -184,7 +184,8 @@ def find_name(kind: str, given: str, names: Iterable[str]) -> str:
         return found
     near = [known[name] for name in difflib.get_close_matches(simplified(given), known, n=3)]
     guess = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise ConfigurationError(f"No {kind} is called {given!r}.{guess} There are {', '.join(names)}.")
+    there = f"There are {', '.join(names)}" if names else "None is registered"
+    raise ConfigurationError(f"No {kind} is called {given!r}.{guess} {there}.")
 
 
 def simplified(name: str) -> str:

@@ -29,6 +29,7 @@ from holdfast.guard.steps.attachment import Attachment
 from holdfast.guard.steps.observed import Observed
 from holdfast.holds import Hold
 from holdfast.holds import hold as hold_by_name
+from holdfast.holds.base import states_kept
 from holdfast.holds.quadratic import penalty_value
 from holdfast.measures import Measure
 from holdfast.measures import measure as measure_by_name
@@ -194,7 +195,7 @@ class Consolidator:
         ``hold=False``, and gives path measures the task's loss through :meth:`observe`.
         """
         memory = self._memory
-        value = penalty_value(memory.parameters, memory.driving.held.values(), memory.anchor, memory.strength)
+        value = penalty_value(memory.parameters, memory.driving.held, memory.anchor, memory.strength)
         for hold in memory.holds:
             own = hold.value(memory.held(memory.parameters))
             value = value if own is None else value + own.to(value.device)
@@ -302,7 +303,8 @@ class Consolidator:
         """What path measures have gathered in the current task.
 
         It may be set by whoever takes steps without an optimiser that could be attached, such as an engine that
-        updates weights and measures in one kernel. Tensors are taken as they are, not copied.
+        updates weights and measures in one kernel. Tensors are taken as they are, and copied by the next step of an
+        attached optimiser at the earliest.
         """
         memory = self._memory
         running = {
@@ -314,6 +316,7 @@ class Consolidator:
     @path.setter
     def path(self, record: PathRecord) -> None:
         memory = self._memory
+        self._check_path(record)
         for label in self._attachment.watcher.path_measures:
             ledger = memory.ledgers[label]
             given = record.running.get(label, {})
@@ -352,7 +355,7 @@ class Consolidator:
         anchor = memory.ranks.together(self._new_anchor)
         memory.ranks.together(lambda: self._tell_holds(memory.anchor | anchor, totals.get(memory.driver)))
         for name, total in totals.items():
-            memory.ledgers[name].settle(total)
+            memory.ledgers[name].take_in(total, found[name].matrices, memory.decay)
             for state, tensors in found[name].lasting.items():
                 memory.ledgers[name].running[state] = tensors
         memory.anchor.update(anchor)
@@ -382,6 +385,7 @@ class Consolidator:
         """Drop what path measures have gathered since the last consolidation, and start this task's account anew."""
         self._memory.restart_task()
         self._attachment.watcher.observed = Observed()
+        self._attachment.watcher.forget_layouts()
 
     def refresh(self) -> None:
         """Look at the model again, and take in parameters that were added, unfrozen or replaced.
@@ -407,7 +411,8 @@ class Consolidator:
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on exactly: anchor, totals, and the running state of the current task.
 
-        Its tensors are the live ones, as with PyTorch's optimisers; :meth:`save` writes a file.
+        Its tensors are the live ones, as with PyTorch's optimisers, for as long as no parameter is added, frozen or
+        consolidated; :meth:`save` writes a file.
         """
         return to_state(self._memory)
 
@@ -460,6 +465,24 @@ class Consolidator:
 
     # Helpers
 
+    def _check_path(self, record: PathRecord) -> None:
+        """Refuse a record of other measures, states or shapes, which would count as nothing."""
+        measures = self._attachment.watcher.path_measures
+        if unknown := sorted(set(record.running) - set(measures)):
+            raise ConfigurationError(f"path has a measure {unknown[0]!r}; along the path here are {list(measures)}.")
+        parameters = self._memory.parameters
+        for label, states in record.running.items():
+            expected = list(measures[label].running)
+            if unknown := sorted(set(states) - set(expected)):
+                raise ConfigurationError(f"path has a state {unknown[0]!r} of {label}; its states are {expected}.")
+            for name, tensor in ((n, t) for tensors in states.values() for n, t in tensors.items()):
+                if name not in parameters or tensor.shape != parameters[name].shape:
+                    has = f"one of shape {tuple(parameters[name].shape)}" if name in parameters else "none of that name"
+                    raise ConfigurationError(
+                        f"path has a state of {label} for a parameter {name!r} of shape {tuple(tensor.shape)}; "
+                        f"protected here is {has}."
+                    )
+
     def _new_anchor(self) -> dict[str, Tensor]:
         storage = self._memory.storage
         return {name: storage.resting(p.detach().clone(), p) for name, p in self._memory.parameters.items()}
@@ -467,14 +490,9 @@ class Consolidator:
     def _tell_holds(self, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None) -> None:
         """Let holds take the task in; if one refuses it, all are as they were."""
         memory = self._memory
-        before = [(hold, hold.state()) for hold in memory.holds]
-        try:
+        with states_kept(memory.holds):
             for hold in memory.holds:
                 hold.end_task(memory.held(memory.parameters, anchor, total))
-        except BaseException:
-            for hold, state in before:
-                hold.load_state(state)
-            raise
 
     def _new_totals(self, found: Mapping[str, Finding]) -> dict[str, dict[str, Matrix]]:
         """Return the totals with a task's importance taken in, or refuse what is not finite."""
@@ -486,7 +504,7 @@ class Consolidator:
                     "importance still hold. Training has diverged: restore an earlier checkpoint."
                 )
         return {
-            name: memory.ledgers[name].new_total(finding.matrices, memory.decay, memory.tasks, memory.parameters)
+            name: memory.ledgers[name].new_total(finding.matrices, memory.decay, memory.parameters)
             for name, finding in found.items()
         }
 
@@ -537,6 +555,11 @@ def _as_holds(holds: object) -> list[Hold]:
         if not isinstance(hold, Hold):
             given = hold.__name__ if isinstance(hold, type) else type(hold).__name__
             raise ConfigurationError(f"holds has {given}; expected a hold, with its parentheses, or the name of one.")
+        if not hold.name or "/" in hold.name:
+            raise ConfigurationError(
+                f"The {type(hold).__name__} in holds has the name {hold.name!r}; expected one without '/', by which "
+                "its state is kept. Register it: @holdfast.register_hold('name')."
+            )
     names = [hold.name for hold in found]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"holds names {names}; expected each of them once, since states are kept by name.")

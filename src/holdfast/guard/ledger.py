@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from holdfast.errors import ConfigurationError, NotFiniteError
+from holdfast.errors import ConfigurationError, NotFiniteError, ProtectError
 from holdfast.forms import Diagonal, DiagonalMatrix, Form, Matrix
-from holdfast.measures import Measure
+from holdfast.measures import Measure, PathMeasure, SampleMeasure
 from holdfast.measures.base import States
 from holdfast.tensors.sharding import local, whole_maxima, whole_sums, wrap_local
 from holdfast.tensors.storage import Storage, at_hand, running_dtype
@@ -63,13 +63,20 @@ class TaskSoFar:
         self._steps = steps
 
     def states(self, name: str) -> States | None:
-        """Return a parameter's running states; ``None`` if it took no step."""
+        """Return a parameter's running states; ``None`` if it has never taken a step."""
+        whole = self._whole[name]
         kept = {state: tensors[name] for state, tensors in self._running.items() if name in tensors}
-        return {state: local(at_hand(tensor, self._whole[name])) for state, tensor in kept.items()} or None
+        if not kept:
+            return None
+        found = {state: local(at_hand(tensor, whole)) for state, tensor in kept.items()}
+        some = next(iter(found.values()))
+        return {state: found.get(state, torch.zeros_like(some)) for state in self._running}
 
     def displacement(self, name: str) -> Tensor:
-        """Return θ(T) − θ(0); 0 where the start was not kept."""
+        """Return θ(T) − θ(0), as precise as the running states; 0 where the start was not kept."""
+        kept = [tensors[name].dtype for tensors in self._running.values() if name in tensors]
         theta = self.parameters[name]
+        theta = theta.to(kept[0]) if kept else theta
         if name not in self._start:
             return torch.zeros_like(theta)
         return theta - local(at_hand(self._start[name], self._whole[name]))
@@ -119,8 +126,11 @@ class Ledger:
     """The same as the hold uses it: clamped at 0 where the measure leaves that to the end."""
     running: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """The running states by name, each by parameter."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Of totals that are averages: how many tasks each block's is the mean of, those before it decayed."""
 
     def __post_init__(self) -> None:
+        _check_measure(self.measure)
         self.form.check(self.measure)
         self.restart()
 
@@ -155,7 +165,13 @@ class Ledger:
             raise ConfigurationError(
                 f"{self.measure.name} returned a state {unknown[0]!r} to be kept; those of its that last are {kept}."
             )
-        wrapped = {state: self._like(parameters, tensors, state) for state, tensors in lasting.items()}
+        wrapped = {
+            state: {
+                name: self.storage.running(tensor, parameters[name])
+                for name, tensor in self._like(parameters, tensors, state).items()
+            }
+            for state, tensors in lasting.items()
+        }
         omegas = self._like(parameters, importance, "importance")
         return {name: DiagonalMatrix(name, omega) for name, omega in omegas.items()}, wrapped
 
@@ -176,10 +192,14 @@ class Ledger:
                     f"{name} gave an {what} of shape {given} for {key!r}, which has {tuple(shape)}; expected one "
                     "number a weight, so that none is spread over others without a word."
                 )
-        return {key: wrap_local(found[key], parameters[key]) for key in parameters}
+        # What a measure gives back may be one of its states, or the weights themselves, which go on changing.
+        moving = [*parameters.values(), *(t for tensors in self.running.values() for t in tensors.values())]
+        taken = {local(tensor).untyped_storage().data_ptr() for tensor in moving}
+        own = {k: t.clone() if t.untyped_storage().data_ptr() in taken else t for k, t in found.items()}
+        return {key: wrap_local(own[key], parameters[key]) for key in parameters}
 
     def new_total(
-        self, found: Mapping[str, Matrix], decay: float, tasks: int, parameters: Mapping[str, Tensor]
+        self, found: Mapping[str, Matrix], decay: float, parameters: Mapping[str, Tensor]
     ) -> dict[str, Matrix]:
         """Return the total with a task's importance taken in, changing nothing yet."""
         total = dict(self.total)
@@ -187,10 +207,13 @@ class Ledger:
             like = parameters[matrix.block.parameters[0]]
             added = matrix
             if name in total and self.measure.total != "replace":
+                _refuse_another_block(total[name], matrix)
                 earlier = total[name].mapped(partial(at_hand, parameter=like))
-                added = matrix.plus(earlier, decay if self.measure.total == "add" else decay * tasks)
                 if self.measure.total == "average":
-                    added = added.scaled(1 / (1 + decay * tasks))
+                    before = decay * self.weights.get(name, 0.0)
+                    added = matrix.plus(earlier, before).scaled(1 / (1 + before))
+                else:
+                    added = matrix.plus(earlier, decay)
             total[name] = added.mapped(partial(self.storage.resting, parameter=like))
             if not total[name].is_finite:
                 raise NotFiniteError(
@@ -199,6 +222,12 @@ class Ledger:
                     "weights; restart_task() drops what was gathered since the last consolidation."
                 )
         return total
+
+    def take_in(self, total: dict[str, Matrix], found: Mapping[str, Matrix], decay: float) -> None:
+        """Make a total with a task's importance in it the current one."""
+        if self.measure.total == "average":
+            self.weights |= {name: 1 + decay * self.weights.get(name, 0.0) for name in found}
+        self.settle(total)
 
     def settle(self, total: dict[str, Matrix]) -> None:
         """Make a total the current one."""
@@ -213,3 +242,34 @@ class Ledger:
         self.running = {
             state: self.running.get(state, {}) if lifetime == "lasting" else {} for state, lifetime in lifetimes.items()
         }
+
+
+def _check_measure(measure: Measure) -> None:
+    """Refuse a measure whose parts do not fit together, before it is asked anything."""
+    needs, name = measure.needs, measure.name
+    if needs.path and needs.data:
+        problem = "needs both every step and data at the end; expected a measure of one or the other"
+    elif needs.path and not isinstance(measure, PathMeasure):
+        problem = f"needs to see every step and is a {type(measure).__name__}; expected one derived from PathMeasure"
+    elif needs.data and not isinstance(measure, SampleMeasure):
+        problem = f"needs data and is a {type(measure).__name__}; expected one derived from SampleMeasure"
+    elif needs.path and not measure.running:
+        problem = "needs to see every step and has no running state; expected one at least, as in {'path': 'task'}"
+    elif not set(measure.running.values()) <= {"task", "lasting"}:
+        problem = f"has running states {dict(measure.running)}; expected each to be 'task' or 'lasting'"
+    elif measure.total not in ("add", "replace", "average"):
+        problem = f"has total={measure.total!r}; expected 'add', 'replace' or 'average'"
+    elif not name or "/" in name:
+        problem = "has no name, or one with '/' in it; expected a name without"
+    else:
+        return
+    raise ConfigurationError(f"The measure {name!r} {problem}.")
+
+
+def _refuse_another_block(earlier: Matrix, now: Matrix) -> None:
+    if earlier.block != now.block:
+        raise ProtectError(
+            f"The block {now.block.name!r} had the parameters {earlier.block.parameters} when it was consolidated and "
+            f"now has {now.block.parameters}: some were frozen then, or are now. Protect the same ones in every task, "
+            f"or call forget({earlier.block.parameters[0]!r}) to let go of what was learned there."
+        )

@@ -149,6 +149,7 @@ class Memory:
             for matrices in (ledger.total, ledger.held):
                 for block in [key for key, matrix in matrices.items() if name in matrix.block.parameters]:
                     del matrices[block]
+                    ledger.weights.pop(block, None)
         self.steps.pop(name, None)
         self.version += 1
 

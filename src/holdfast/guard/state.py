@@ -5,7 +5,7 @@ A state is plain values and named tensors: ``anchor/NAME``, ``start/NAME``, ``to
 tensors ``total/MEASURE/BLOCK#TENSOR``, and holds have ``hold/HOLD/TENSOR``.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from holdfast.forms import Diagonal, Matrix
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import Memory, plain
 from holdfast.guard.state_files import VERSION
+from holdfast.holds.base import Hold, states_kept
 from holdfast.tensors.sharding import like_parameter
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def to_state(memory: Memory) -> dict[str, Any]:
         **_beside_the_usual(memory),
         "tensors": {},
     }
+    if averages := _averages(memory):
+        state["averages"] = averages
     tensors = state["tensors"]
     for kind, kept in _by_parameter(memory).items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in kept.items()}
@@ -84,8 +87,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
         label: _restored(memory, ledger, totals[f"total/{label}"], parameters)
         for label, ledger in memory.ledgers.items()
     }
-    for hold in memory.holds:
-        hold.load_state(holds[f"hold/{hold.name}"])
+    _load_holds(memory.holds, holds)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.steps = dict(state["steps"])
     memory.anchor, memory.start = kept["anchor"], kept["start"]
@@ -93,6 +95,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.parameters = {name: p for name, p in parameters.items() if name in known}
     for label, ledger in memory.ledgers.items():
         ledger.settle(restored[label])
+        ledger.weights = dict(state.get("averages", {}).get(label, {}))
         ledger.running = {running: kept[kind] for running, kind in _running_kinds(label, ledger).items()}
     memory.version += 1
 
@@ -195,6 +198,20 @@ def _restored(
     return found
 
 
+def _load_holds(holds: Sequence[Hold], states: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Give each hold its state; if one refuses it, all are as they were."""
+    with states_kept(holds):
+        for hold in holds:
+            try:
+                hold.load_state(states[f"hold/{hold.name}"])
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                given = sorted(states[f"hold/{hold.name}"]) or "nothing"
+                raise StateError(
+                    f"The hold {hold.name!r} cannot go on from this state, which has {given} of it "
+                    f"({type(error).__name__}: {error}). It was saved by another one of that name."
+                ) from error
+
+
 def _keeper(memory: Memory, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
     """Return how tensors of this kind are kept."""
     if kind == "start":
@@ -221,6 +238,11 @@ def _beside_the_usual(memory: Memory) -> dict[str, Any]:
     form = plain("the form", memory.driving.form.settings())
     holds = {hold.name: plain(hold.name, hold.settings()) for hold in memory.holds}
     return ({} if form == _DIAGONAL else {"form": form}) | ({"holds": holds} if holds else {})
+
+
+def _averages(memory: Memory) -> dict[str, dict[str, float]]:
+    """Return how many tasks the totals that are averages are of."""
+    return {label: dict(ledger.weights) for label, ledger in memory.ledgers.items() if ledger.weights}
 
 
 def _check_contents(memory: Memory, state: Mapping[str, Any]) -> None:

@@ -5,14 +5,16 @@ remembers alone, or by running the model on data of its own. Measures see none o
 their Δ the optimiser's step.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, NotFiniteError
 from holdfast.forms.base import Matrix
 from holdfast.settings import number
+from holdfast.tensors.sharding import local
 
 
 class Held(NamedTuple):
@@ -38,7 +40,7 @@ class Hold:
         strength: how strongly it pulls, in a unit of its own.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     """What it is registered as."""
 
     runs_model: ClassVar[bool] = False
@@ -77,3 +79,38 @@ class Hold:
         """Go on from a state, or refuse what is none of this hold's."""
         if state:
             raise ConfigurationError(f"{type(self).__name__} keeps no state, and was given {', '.join(sorted(state))}.")
+
+
+def checked_pull(hold: Hold, pull: object, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return what a hold wants to add to the gradients of parameters, or refuse what is none of their shapes."""
+    if not isinstance(pull, Mapping):
+        raise ConfigurationError(
+            f"The hold {hold.name!r} returned a {type(pull).__name__} as its gradient; expected tensors by parameter, "
+            "none for a hold that does not pull."
+        )
+    found = {name: tensor for name, tensor in pull.items() if name in parameters}
+    for name, tensor in found.items():
+        if not isinstance(tensor, Tensor) or tensor.shape != parameters[name].shape:
+            given = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ConfigurationError(
+                f"The hold {hold.name!r} returned a gradient of shape {given} for {name!r}, which has "
+                f"{tuple(parameters[name].shape)}; expected one number a weight."
+            )
+        if tensor.device.type == "cpu" and not bool(local(tensor.detach()).sum().isfinite()):
+            raise NotFiniteError(
+                f"The gradient of the hold {hold.name!r} for {name!r} holds a NaN or an infinity. The step was not "
+                "taken and nothing was recorded. Look at what it is computed from."
+            )
+    return found
+
+
+@contextlib.contextmanager
+def states_kept(holds: Iterable[Hold]) -> Iterator[None]:
+    """Give all of some holds the states back that they had, if anything is raised here."""
+    before = [(hold, {name: tensor.clone() for name, tensor in hold.state().items()}) for hold in holds]
+    try:
+        yield
+    except BaseException:
+        for hold, state in before:
+            hold.load_state(state)
+        raise

@@ -4,7 +4,7 @@ There is no ½, as in the paper, so the gradient is :math:`2c\,Q(\theta-\theta^*
 written for tensors of any shape, so that weights can be walked through in pieces; other forms go block by block.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from holdfast.forms.diagonal import DiagonalMatrix
 from holdfast.holds.base import Held, Hold
 from holdfast.tensors.pieces import in_pieces
 from holdfast.tensors.sharding import is_sharded, whole_sums
-from holdfast.tensors.storage import at_hand
+from holdfast.tensors.storage import at_hand, running_dtype
 
 
 class Quadratic(Hold):
@@ -23,36 +23,45 @@ class Quadratic(Hold):
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return 2c·Q(θ − θ*)."""
         found: dict[str, Tensor] = {}
-        for matrix in _whole(held):
-            d = displacement(matrix, held.parameters, held.anchor)
-            found |= {name: 2 * held.strength * pull for name, pull in matrix.apply(d).items()}
+        for matrix in held.importance.values():
+            if any(name in held.parameters for name in matrix.block.parameters):
+                d = displacement(matrix, held.parameters, held.anchor)
+                applied = _at_hand(matrix, d).apply(d)
+                found |= {name: 2 * held.strength * pull for name, pull in applied.items() if name in held.parameters}
         return found
 
 
-def _whole(held: Held) -> list[Matrix]:
-    """Return the blocks all of whose parameters the step moves: a frozen part of a block leaves its D at 0."""
-    return [matrix for matrix in held.importance.values() if any(n in held.parameters for n in matrix.block.parameters)]
+def _at_hand(matrix: Matrix, d: Mapping[str, Tensor]) -> Matrix:
+    """Return Q where D is, and as precise: it may be kept elsewhere, or in fewer bits."""
+    like = next(iter(d.values()))
+    if all(tensor.device == like.device and tensor.dtype == like.dtype for tensor in matrix.tensors().values()):
+        return matrix
+    return matrix.mapped(lambda tensor: tensor.to(like.device, like.dtype))
 
 
 def displacement(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return D = θ − θ* of a block, 0 for parameters that are not given."""
+    """Return D = θ − θ* of a block, in single precision at least; 0 for parameters that are not given."""
+    like = next(parameters[name] for name in matrix.block.parameters if name in parameters)
+    dtype = running_dtype(like)
     return {
-        name: parameters[name] - at_hand(anchor[name], parameters[name])
+        name: parameters[name].to(dtype) - at_hand(anchor[name], like).to(dtype)
         if name in parameters
-        else torch.zeros_like(anchor[name])
+        else torch.zeros_like(anchor[name], dtype=dtype, device=like.device)
         for name in matrix.block.parameters
     }
 
 
 def penalty_value(
-    parameters: Mapping[str, Tensor], importance: Iterable[Matrix], anchor: Mapping[str, Tensor], strength: float
+    parameters: Mapping[str, Tensor],
+    importance: Mapping[str, Matrix],
+    anchor: Mapping[str, Tensor],
+    strength: float,
 ) -> Tensor:
     """Return the penalty, differentiable in the parameters; for sharded ones, that of all processes' parts."""
-    terms = [
-        _term(matrix, parameters, anchor)
-        for matrix in importance
-        if any(name in parameters for name in matrix.block.parameters)
-    ]
+    # In the order of the parameters, whatever order a state was read in, since sums are rounded.
+    blocks = {name: matrix for matrix in importance.values() for name in matrix.block.parameters}
+    matrices = {id(blocks[name]): blocks[name] for name in parameters if name in blocks}
+    terms = [_term(matrix, parameters, anchor) for matrix in matrices.values()]
     device = next(iter(parameters.values())).device
     if not terms:
         return torch.zeros((), device=device)
@@ -62,7 +71,8 @@ def penalty_value(
 
 def _term(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
     if not isinstance(matrix, DiagonalMatrix):
-        return matrix.value(displacement(matrix, parameters, anchor))
+        d = displacement(matrix, parameters, anchor)
+        return _at_hand(matrix, d).value(d)
     parameter = parameters[matrix.name]
     omega, theta_star = at_hand(matrix.omega, parameter), at_hand(anchor[matrix.name], parameter)
     if torch.is_grad_enabled() or is_sharded(parameter):
@@ -93,3 +103,12 @@ def add_penalty_gradient(
     else:  # low-precision parameters are held with importances of full precision
         largest = torch.finfo(out.dtype).max  # beyond which float16, soon reached at a scaler's scale, is infinite
         out.copy_((gradient + penalty_gradient(theta, omega, theta_star, factor)).clamp_(-largest, largest))
+
+
+def add_pull(gradient: Tensor, pull: Tensor, factor: float) -> None:
+    """Add a hold's gradient, times the loss scale, in place."""
+    if gradient.dtype.itemsize >= 4:
+        gradient.add_(pull.to(gradient.dtype), alpha=factor)
+        return
+    largest = torch.finfo(gradient.dtype).max
+    gradient.copy_((gradient.float() + factor * pull.float()).clamp_(-largest, largest))

@@ -50,7 +50,7 @@ def rescaled(path: Tensor, displacement: Tensor, damping: float) -> Tensor:
 def bias_corrected(second_moment: Tensor, beta2: float, steps: int) -> Tensor:
     r"""Return :math:`v / (1-\beta_2^n)`, the average as if it had not started from 0; 0 before the first step."""
     # expm1 and log1p keep the digits of 1 − β₂ⁿ when β₂ is close to 1.
-    weight = -math.expm1(steps * math.log1p(beta2 - 1))
+    weight = -math.expm1(steps * math.log1p(beta2 - 1)) if beta2 else 1.0
     return second_moment / weight if steps else second_moment.clone()
 
 

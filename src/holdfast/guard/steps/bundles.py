@@ -121,6 +121,11 @@ class Bundle(ABC):
                 parameter.grad = own
         self.handed = [None] * len(self.parameters)
 
+    def let_go(self) -> None:
+        """Drop the gradients of a step that has ended, so that they can be freed before the next one's are made."""
+        self.own, self.handed = [], []
+        self.gradient = self.independent = None
+
 
 class Single(Bundle):
     """One parameter; of a sharded one, this process's part."""
@@ -202,6 +207,17 @@ class Single(Bundle):
         self.memory.start[self.name] = self.memory.storage.exact(before.clone(), self.like)
 
 
+def _take_out_of_rows(memory: Memory, name: str) -> None:
+    """Give what is kept about a parameter memory of its own, where it was part of a row: that would live on with it."""
+    running = [tensors for ledger in memory.ledgers.values() for tensors in ledger.running.values()]
+    for kept in (memory.anchor, memory.start, *running):
+        if name in kept and kept[name]._base is not None:
+            kept[name] = kept[name].clone()
+    matrix = memory.driving.held.get(name)
+    if isinstance(matrix, DiagonalMatrix) and matrix.omega._base is not None:
+        matrix.omega = matrix.omega.clone()
+
+
 class Row:
     """Tensors of different shapes side by side in one."""
 
@@ -266,8 +282,9 @@ class Several(Bundle):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the first parameter is; all of a model is moved together."""
-        return self._place == (self.like.dtype, self.like.device)
+        """Whether all of them are."""
+        dtype, device = self._place
+        return all(p.dtype is dtype and p.device == device for p in self.parameters)
 
     def is_finite(self, name: str) -> bool:
         """Whether this parameter's places in the rows hold numbers alone."""
@@ -366,9 +383,11 @@ def bundles_of(
         whole = parameter.is_contiguous() and not is_sharded(parameter) and 0 < parameter.numel() <= SMALL
         grad = parameter.grad
         if name in alone or not whole or grad is None or grad.dtype != parameter.dtype:
+            _take_out_of_rows(memory, name)
             found.append(Single(memory, name, parameter, held=held))
             continue
-        key = (parameter.dtype, parameter.device, held, name in memory.start, memory.steps.get(name, 0))
+        begun = name in memory.start, memory.steps.get(name, 0)
+        key = (parameter.dtype, parameter.device, held, *begun, *_precisions(memory, name))
         rows.setdefault(key, {})[name] = parameter
         lengths[key] += parameter.numel()
         if lengths[key] >= ROW:
@@ -377,8 +396,17 @@ def bundles_of(
     return found + [_row_of(memory, row, held=bool(key[2])) for key, row in rows.items()]
 
 
+def _precisions(memory: Memory, name: str) -> list[torch.dtype]:
+    """Return the precisions of what is kept about a parameter, which may have changed its own since."""
+    running = [tensors for ledger in memory.ledgers.values() for tensors in ledger.running.values()]
+    kept = [tensors[name] for tensors in (memory.anchor, *running) if name in tensors]
+    matrix = memory.driving.held.get(name)
+    return [tensor.dtype for tensor in (*kept, *(() if matrix is None else matrix.tensors().values()))]
+
+
 def _row_of(memory: Memory, parameters: dict[str, nn.Parameter], *, held: bool) -> Bundle:
     if len(parameters) > 1:
         return Several(memory, parameters, held=held)
     ((name, parameter),) = parameters.items()
+    _take_out_of_rows(memory, name)
     return Single(memory, name, parameter, held=held)

@@ -3,6 +3,7 @@
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -24,22 +25,18 @@ class HandedGradients:
     Args:
         optimizer: that takes the step.
         parameters: all that it moves.
-        changed: one whose gradient has the hold's in it, if there is any.
+        changed: those whose gradients have the hold's in them.
     """
 
     def __init__(
-        self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], changed: str | None = None
+        self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], changed: Mapping[str, nn.Parameter]
     ) -> None:
         self.ended = False
         self._optimizer = weakref.ref(optimizer)
         self._changed = changed
-        self._known = _versions(parameters.values())
+        self._known = dict(zip(parameters, _versions(parameters.values()), strict=True))
         # One that is known to be alive vouches for the others: what is freed may come back under the same id.
-        first = (
-            parameters[changed].grad
-            if changed
-            else next((p.grad for p in parameters.values() if p.grad is not None), None)
-        )
+        first = next((p.grad for p in chain(changed.values(), parameters.values()) if p.grad is not None), None)
         self._first = None if first is None else TensorWeakRef(first)
 
     def is_tried_again(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> bool:
@@ -49,7 +46,7 @@ class HandedGradients:
             and self._optimizer() is optimizer
             and self._first is not None
             and self._first() is not None
-            and self._known == _versions(parameters.values())
+            and list(self._known.values()) == _versions(parameters.values())
         )
 
     def still_changed(self, parameters: Mapping[str, nn.Parameter]) -> str | None:
@@ -57,10 +54,10 @@ class HandedGradients:
 
         Gradients are zeroed together, so a look at one of them tells, and costs nothing at every step.
         """
-        parameter = parameters.get(self._changed) if self._changed else None
-        if parameter is None or parameter.grad is None or self._first is None or self._first() is not parameter.grad:
+        name = next((name for name in self._changed if name in parameters), None)
+        if name is None or self._first is None or self._first() is None:
             return None
-        return self._changed if _versions([parameter])[0] in self._known else None
+        return name if _versions([parameters[name]])[0] == self._known[name] is not None else None
 
 
 def _versions(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int] | None]:

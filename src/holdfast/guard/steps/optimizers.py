@@ -1,7 +1,7 @@
 """Which optimisers can be watched, and why the others cannot; what they train, and what a scaler has told them."""
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from torch import Tensor, nn
@@ -107,14 +107,14 @@ def refuse_sparse(parameters: Mapping[str, nn.Parameter]) -> None:
             )
 
 
-def give_each_its_own_gradient(parameters: Sequence[nn.Parameter]) -> None:
+def give_each_its_own_gradient(parameters: Mapping[str, nn.Parameter]) -> None:
     """Copy gradients that share their memory with another's, or their elements with each other.
 
     ``backward()`` makes none of these, but who assigns what ``torch.autograd.grad`` returns may have them, and what is
     added to one of them must not end up in another.
     """
-    given = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
-    parts = [(parameter, grad, local(grad)) for parameter, grad in given]
+    given = [(parameter, parameter.grad) for parameter in parameters.values() if parameter.grad is not None]
+    parts = [(parameter, grad, local(grad)) for parameter, grad in given if not grad.is_sparse]
     places = [own.data_ptr() for _, _, own in parts if own.numel()]
     if len(set(places)) == len(places) and all(own.is_contiguous() for _, _, own in parts):
         return

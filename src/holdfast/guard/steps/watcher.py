@@ -31,7 +31,8 @@ from holdfast.guard.steps.optimizers import (
     trained_by,
 )
 from holdfast.holds import Hold, Quadratic
-from holdfast.holds.quadratic import add_penalty_gradient, penalty_value
+from holdfast.holds.base import checked_pull
+from holdfast.holds.quadratic import add_penalty_gradient, add_pull, penalty_value
 from holdfast.measures import PathMeasure
 from holdfast.measures.base import Seen
 from holdfast.tensors.pieces import in_pieces, is_one_piece
@@ -47,8 +48,8 @@ States = dict[str, dict[str, Tensor]]
 class Walk:
     """The parameters that one optimiser moves, laid out for its steps."""
 
-    trained: list[int]
-    """The ids of all parameters of the optimiser, and below, which of them can be trained: what it was made for."""
+    trained: list[nn.Parameter]
+    """All parameters of the optimiser, and below, which of them can be trained: what it was made for."""
     trainable: list[bool]
     version: int
     owned: dict[str, nn.Parameter]
@@ -95,6 +96,10 @@ class StepWatcher:
             optimizer.register_step_pre_hook(torch.compiler.disable(partial(self._pre_hook, hold))),
             optimizer.register_step_post_hook(torch.compiler.disable(partial(self._post_hook, hold))),
         ]
+
+    def forget_layouts(self) -> None:
+        """Let go of the rows and buffers of steps, which the next step makes anew."""
+        self._walks = WeakKeyDictionary()
 
     def release(self) -> None:
         """Let go of what was given for a step to come, and of what is reused, as large as two copies of the model."""
@@ -152,15 +157,16 @@ class StepWatcher:
         memory = self.memory
         if not memory.steps:
             self._begin_task()
-        if not memory.steps or walk is None:
+        if not memory.steps or optimizer not in self._walks or walk is None:
             self.take_in_new(optimizer)
             walk = self._laid_out(optimizer)
         owned = walk.owned
         waiting, at_once = bool(self._waiting), bool(self._at_once)
         self._check_measures(owned)
         strength = 2 * memory.strength * scaling.factor if hold else 0.0
-        # Measures that all wait for the step have no state to spoil yet: there, the walk itself looks for what is no
-        # number.
+        pulls = self._pulls(owned) if hold else []
+        in_place = self._written_in_place(walk, pulls, strength)
+        give_each_its_own_gradient(in_place)
         bundles, sums = self._look(
             optimizer,
             walk,
@@ -170,23 +176,32 @@ class StepWatcher:
             waiting=waiting,
             closure=closure,
         )
+        # Measures that all wait for the step have no state to spoil yet: there, the walk itself looks for NaN.
         if at_once and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)
-        in_place = [bundle for bundle in bundles if strength and bundle.held and not waiting]
-        give_each_its_own_gradient([parameter for bundle in in_place for parameter in bundle.parameters])
         sums = []
         for bundle in bundles:
             self._before_step(bundle, strength, sums)
         self._stepping = bundles
         if waiting and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)
-        if hold:
-            self._pull(owned, scaling.factor, in_place=not waiting)
+        self._add_pulls(owned, pulls, scaling.factor, in_place=not waiting)
         self._count_step(bundles, keep_start=waiting)
         if not closure and (strength or self.path_measures or memory.holds):
             if waiting:
                 self._lend(bundles)
-            self._handed = HandedGradients(optimizer, owned, in_place[0].names[0] if in_place else None)
+            self._handed = HandedGradients(optimizer, owned, in_place)
+
+    def _written_in_place(
+        self, walk: Walk, pulls: Sequence[Mapping[str, Tensor]], strength: float
+    ) -> dict[str, nn.Parameter]:
+        """Return the parameters whose own gradients are written to: nobody needs the task's after the step."""
+        if self._waiting:
+            return {}
+        pulled = {name for pull in pulls for name in pull}
+        held = [bundle for bundle in walk.bundles if bundle.held and strength]
+        found = {n: p for bundle in held for n, p in zip(bundle.names, bundle.parameters, strict=True)}
+        return found | {name: walk.owned[name] for name in pulled}
 
     def _begin_task(self) -> None:
         """Look at the model again, and let holds look at its weights, before a task's first step."""
@@ -307,43 +322,56 @@ class StepWatcher:
     def add_holds(self, owned: Mapping[str, nn.Parameter]) -> Tensor:
         """Add the gradients of all holds in place, for a closure, and return their value."""
         memory = self.memory
-        elementwise = memory.driving.form.elementwise
-        for bundle in bundles_of(memory, owned, owned, elementwise=elementwise):
-            if bundle.held and memory.strength:
-                (omega, anchor), task = bundle.anchored(), bundle.task_gradient()
-                tensors = [task, bundle.weights("weights"), omega, anchor]
-                for g, theta, piece, theta_star in in_pieces(tensors):
+        held = memory.anchor if memory.driving.form.elementwise and memory.strength else {}
+        for name, parameter in owned.items():
+            if name in held:
+                bundle = Single(memory, name, parameter, held=True)
+                (omega, anchor), grad = bundle.anchored(), bundle.task_gradient()
+                for g, theta, piece, theta_star in in_pieces([grad, parameter.detach(), omega, anchor]):
                     add_penalty_gradient(g, theta, piece, theta_star, factor=2 * memory.strength, out=g)
-        self._pull(owned, 1.0, in_place=True)
-        value = penalty_value(owned, memory.driving.held.values(), memory.anchor, memory.strength)
+        pulls = self._pulls(owned)
+        give_each_its_own_gradient({name: owned[name] for pull in pulls for name in pull})
+        self._add_pulls(owned, pulls, 1.0, in_place=True)
+        value = penalty_value(owned, memory.driving.held, memory.anchor, memory.strength)
         for each in memory.holds:
             own = each.value(memory.held(owned))
             value = value if own is None else value + own.detach().to(value.device)
         return value
 
-    def _pull(self, owned: Mapping[str, nn.Parameter], factor: float, *, in_place: bool) -> None:
-        """Add the gradients of holds that are not element by element, and of those beside the guard's own."""
+    def _pulls(self, owned: Mapping[str, nn.Parameter]) -> list[dict[str, Tensor]]:
+        """Return the gradients of holds that are not element by element, and of those beside the guard's own."""
         memory = self.memory
         holds: list[Hold] = list(memory.holds)
         if not memory.driving.form.elementwise and memory.anchor and memory.strength:
             holds.append(Quadratic())
-        if not holds:
-            return
-        places = {name: (bundle, i) for bundle in self._stepping for i, name in enumerate(bundle.names)}
+        found = []
         for each in holds:
             with torch.set_grad_enabled(each.runs_model):
                 added = each.gradient(memory.held(owned))
+            found.append({name: pull.detach() for name, pull in checked_pull(each, added, owned).items()})
+        return found
+
+    def _add_pulls(
+        self,
+        owned: Mapping[str, nn.Parameter],
+        pulls: Sequence[Mapping[str, Tensor]],
+        factor: float,
+        *,
+        in_place: bool,
+    ) -> None:
+        """Add them to what the optimiser gets; where measures will want the task's gradient, to a copy."""
+        if not pulls:
+            return
+        places = {name: (bundle, i) for bundle in self._stepping for i, name in enumerate(bundle.names)}
+        for added in pulls:
             for name, pull in added.items():
-                parameter = owned.get(name)
-                if parameter is None:
-                    continue
-                bundle, place = places[name]
+                parameter, (bundle, place) = owned[name], places[name]
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
+                    bundle.handed[place] = None if in_place else parameter.grad
                 elif not in_place and bundle.handed[place] is None:
-                    # The measures will want the task's gradient after the step.
                     bundle.handed[place] = parameter.grad = parameter.grad.clone()
-                parameter.grad.add_((pull.detach() * factor).to(parameter.grad.dtype))
+                add_pull(parameter.grad, pull, factor)
 
     # After a step
 
@@ -360,6 +388,7 @@ class StepWatcher:
             bundle.put_back()
             if self._waiting and moved:  # no optimiser moves a parameter without a gradient
                 self._after_step(bundle)
+            bundle.let_go()
         walk = self._walks.get(optimizer)
         owned = self.owned(optimizer) if walk is None else walk.owned
         if hold and stepping:
@@ -396,7 +425,7 @@ class StepWatcher:
                 del self._walks[other]
         trained = trained_by(optimizer)
         bundles = bundles_of(memory, owned, self._alone, elementwise=memory.driving.form.elementwise)
-        walk = Walk(list(map(id, trained)), [p.requires_grad for p in trained], memory.version, dict(owned), bundles)
+        walk = Walk(trained, [p.requires_grad for p in trained], memory.version, dict(owned), bundles)
         self._walks[optimizer] = walk
         return walk
 
@@ -406,7 +435,8 @@ class StepWatcher:
         if walk is None or walk.version != self.memory.version:
             return None
         trained = trained_by(optimizer)
-        same = walk.trained == list(map(id, trained)) and walk.trainable == [p.requires_grad for p in trained]
+        same = list(map(id, walk.trained)) == list(map(id, trained))
+        same = same and walk.trainable == [p.requires_grad for p in trained]
         return walk if same and all(bundle.is_in_place for bundle in walk.bundles) else None
 
     def _count_step(self, bundles: Sequence[Bundle], *, keep_start: bool) -> None:
@@ -474,6 +504,7 @@ class StepWatcher:
             for name in bundle.names
             if len(bundle.names) == 1 or not bundle.is_finite(name)
         ]
+        spoilt.sort(key=list(self.memory.parameters).index)
         for name in self.memory.found_by_any_rank(spoilt):
             for bundle in bundles:
                 bundle.put_back()
