@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import holdfast
-from holdfast.errors import ConfigurationError, StateError
+from holdfast.errors import ConfigurationError, NotFiniteError, StateError
 from holdfast.holds import HOLDS, Hold, register_hold
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
@@ -237,3 +237,150 @@ def test_what_is_no_list_of_holds_is_refused(holds, message):
 def test_a_strength_that_makes_no_sense_is_refused():
     with pytest.raises(ConfigurationError, match="strength=-1"):
         Halfway(strength=-1)
+
+
+class Constant(Hold):
+    """Pulls every weight by the same number."""
+
+    name = "constant"
+
+    def __init__(self, pull, strength=1.0):
+        super().__init__(strength)
+        self.pull = pull
+
+    def gradient(self, held):
+        return {name: torch.full_like(parameter, self.pull) for name, parameter in held.parameters.items()}
+
+
+class Scripted(Hold):
+    """Answers what it is told."""
+
+    name = "scripted"
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def gradient(self, held):
+        return self.answer()
+
+
+@pytest.mark.parametrize("measure", ["SOS", "SI", "EWC"])
+def test_a_hold_that_raises_has_changed_nothing_and_the_step_can_be_tried_again(measure):
+    def raising():
+        raise KeyError("not today")
+
+    weights, states = [], []
+    for fails in (True, False):
+        hold = Scripted(dict)
+        model, optimizer, guard = started(measure, holds=[hold])
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        if fails:
+            hold.answer = raising
+            with pytest.raises(KeyError, match="not today"):
+                optimizer.step()
+            hold.answer = dict
+        optimizer.step()
+        weights.append(model.weight.detach().clone())
+        states.append(guard.state_dict()["tensors"])
+    assert torch.equal(*weights)
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[1])
+
+
+@pytest.mark.parametrize("measure", ["SI", "EWC"])
+def test_shared_and_expanded_gradients_are_pulled_once(measure):
+    pair = nn.ParameterList([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))])
+    optimizer = torch.optim.SGD(pair.parameters(), lr=1.0)
+    guard = holdfast.Consolidator(pair, "SI" if measure == "SI" else "L2", 0.0, holds=[Constant(1.0)])
+    guard.attach(optimizer)
+    pair[0].grad = pair[1].grad = torch.full((3,), 10.0)
+    pair[2].grad = torch.full((1,), 10.0).expand(3)
+    optimizer.step()
+    assert [parameter.tolist() for parameter in pair] == [[-11.0] * 3] * 3
+
+
+def test_a_parameter_without_a_gradient_is_pulled_measured_and_left_without():
+    pair = nn.ParameterList([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))])
+    optimizer = torch.optim.SGD(pair.parameters(), lr=1.0)
+    guard = holdfast.Consolidator(pair, "SI", 0.0, holds=[Constant(3.0)])
+    guard.attach(optimizer)
+    pair[0].sum().backward()
+    optimizer.step()
+    assert pair[1].tolist() == [-3.0] * 2 and pair[1].grad is None
+    assert torch.equal(guard._memory.start["1"], torch.zeros(2)) and "1" in guard.path.running["SI"]["path"]
+
+
+def test_a_pull_beyond_float16_stays_a_number():
+    model = linear().half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    guard = holdfast.Consolidator(model, "L2", 0.0, holds=[Constant(100.0)])
+    guard.attach(optimizer)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(65536.0), torch.tensor(0.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (lambda: None, ConfigurationError, "returned a NoneType as its gradient"),
+        (lambda: {"weight": torch.ones(1)}, ConfigurationError, r"of shape \(1,\) for 'weight', which has \(2, 3\)"),
+        (lambda: {"weight": 1.0}, ConfigurationError, "of shape float for 'weight'"),
+        (lambda: {"weight": torch.full((2, 3), torch.nan)}, NotFiniteError, "of the hold 'scripted' for 'weight'"),
+    ],
+)
+def test_what_is_no_gradient_is_refused_before_anything_has_changed(answer, error, message):
+    model, optimizer, guard = started("SOS", holds=[Scripted(dict)])
+    guard.holds[0].answer = answer
+    optimizer.zero_grad()
+    F.cross_entropy(model(X), Y).backward()
+    before, grad = model.weight.detach().clone(), model.weight.grad.clone()
+    with pytest.raises(error, match=message):
+        optimizer.step()
+    assert torch.equal(model.weight, before) and torch.equal(model.weight.grad, grad) and guard.path.steps == 0
+
+
+class Counting(Hold):
+    """Remembers in place, and refuses states of another kind."""
+
+    def __init__(self, name, refuses=False):
+        super().__init__()
+        self.name, self.refuses, self.count = name, refuses, torch.zeros(())
+
+    def end_task(self, held):
+        self.count.add_(1)
+        if self.refuses:
+            raise ConfigurationError("not this one")
+
+    def state(self):
+        return {"count": self.count}
+
+    def load_state(self, state):
+        self.count = state["count"].clone()
+
+
+def test_holds_that_remember_in_place_are_as_they_were_too():
+    first, second = Counting("first"), Counting("second", refuses=True)
+    guard = holdfast.Consolidator(linear(), "L2", holds=[first, second])
+    with pytest.raises(ConfigurationError, match="not this one"):
+        guard.consolidate()
+    assert first.count == 0 and second.count == 0 and guard.tasks == 0
+
+
+def test_a_state_that_one_hold_refuses_is_taken_by_none():
+    saved = holdfast.Consolidator(linear(), "L2", holds=[Counting("first"), Counting("second")])
+    saved.consolidate()
+    state = saved.state_dict()
+    del state["tensors"]["hold/second/count"]
+    guard = holdfast.Consolidator(linear(), "L2", holds=[Counting("first"), Counting("second")])
+    with pytest.raises(StateError, match=r"The hold 'second' cannot go on from this state.*KeyError"):
+        guard.load_state_dict(state)
+    assert guard.holds[0].count == 0 and guard.tasks == 0
+
+
+def test_a_hold_without_a_name_is_told_how_it_gets_one():
+    with pytest.raises(ConfigurationError, match=r"has the name ''.*register_hold"):
+        holdfast.Consolidator(linear(), "L2", holds=[Hold()])

@@ -194,3 +194,93 @@ def test_one_that_cannot_be_made_or_has_another_name_is_not_registered():
         register_measure("other")(holdfast.SI())
     with pytest.raises(ConfigurationError, match="expected a text without spaces"):
         register_measure("two words")(Walk)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sized(holdfast.WeightMeasure):
+    """The weights themselves, as they are."""
+
+    choose_when: ClassVar[str] = "never"
+    kind: str = "add"
+
+    @property
+    def total(self):
+        return self.kind
+
+    def importance(self, parameter):
+        return parameter
+
+
+@pytest.mark.parametrize("size", [3, bundles.SMALL + 1])
+def test_what_is_given_back_as_it_was_got_does_not_go_on_changing(size):
+    model = nn.ParameterList([nn.Parameter(torch.ones(size)), nn.Parameter(torch.ones(2))])
+    guard = holdfast.Consolidator(model, Sized())
+    guard.consolidate()
+    with torch.no_grad():
+        model[0].add_(5.0)
+    assert bool((guard.importance["0"] == 1).all())
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_an_average_is_over_the_tasks_that_a_parameter_was_in(decay, tmp_path):
+    model = nn.ParameterList([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False)])
+    guard = holdfast.Consolidator(model, Sized("average"), decay=decay)
+    values = (1.0, 4.0, 10.0)
+    for task, value in enumerate(values):
+        model[1].requires_grad_(task > 0)
+        with torch.no_grad():
+            for parameter in model:
+                parameter.fill_(value)
+        guard.refresh()
+        guard.consolidate()
+        guard.save(tmp_path / "state")
+        guard.load(tmp_path / "state")
+    ages = [decay**age for age in (2, 1, 0)]
+    both = sum(w * v for w, v in zip(ages, values, strict=True)) / sum(ages)
+    late = sum(w * v for w, v in zip(ages[1:], values[1:], strict=True)) / sum(ages[1:])
+    assert guard.importance["0"][0].item() == pytest.approx(both)
+    assert guard.importance["1"][0].item() == pytest.approx(late)
+
+
+def test_a_parameter_that_rests_for_a_task_has_its_lasting_states():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = holdfast.Consolidator(model, Walk(), strength=0.0)
+    guard.attach(optimizer)
+    for task in range(2):
+        model[2].requires_grad_(task == 0)
+        optimizer.zero_grad()
+        model(X).square().mean().backward()
+        optimizer.step()
+        found = guard.consolidate()["Walk"].importance
+    assert bool((found["2.weight"] > 0).any())  # what lasts of the first task
+
+
+def incomplete(**parts):
+    return dataclasses.dataclass(frozen=True)(
+        type("Incomplete", (holdfast.Measure,), {"finish": lambda *_: None, **parts})
+    )()
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"needs": Needs(gradient=True)}, "expected one derived from PathMeasure"),
+        ({"needs": Needs(data=True)}, "expected one derived from SampleMeasure"),
+        ({"needs": Needs(data=True, step=True)}, "of one or the other"),
+        ({"total": "sum"}, "total='sum'; expected 'add', 'replace' or 'average'"),
+        ({"running": {"far": "forever"}}, "each to be 'task' or 'lasting'"),
+        ({"name": "a/b"}, "one with '/' in it"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_told_at_once(parts, message):
+    with pytest.raises(ConfigurationError, match=message):
+        holdfast.Consolidator(network(), incomplete(**parts))
+
+
+def test_a_path_measure_without_a_state_is_told_at_once():
+    class Stateless(Walk):
+        running: ClassVar = {}
+
+    with pytest.raises(ConfigurationError, match="has no running state"):
+        holdfast.Consolidator(network(), Stateless())
