@@ -185,7 +185,7 @@ def ranks_need_not_zero_the_gradients_of_what_nobody_trains(here):
     guard.observe_ranks(SIZE // here.size)
     steps(here, model, optimizer, range(3))
     assert guard.path.steps == 3
-    assert id(network[2].bias) not in guard._attachment.watcher.rank_gradients._squares
+    assert id(network[2].bias) not in guard._attachment.watcher.measures.rank_gradients._squares
 
 
 CHECKS = [check for name, check in list(globals().items()) if name.startswith("ranks_")]

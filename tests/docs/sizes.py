@@ -31,7 +31,7 @@ def _held(measure, weights, state_dtype):
     # A total that is clamped only where it is used is held twice.
     known = [*guard.state_dict()["tensors"].values(), *guard.importance.values()]
     state = {tensor.data_ptr(): tensor for tensor in known}.values()
-    walks = guard._attachment.watcher._walks.values()
+    walks = guard._attachment.watcher.layouts._made.values()
     buffers = [tensor for walk in walks for bundle in walk.bundles for tensor in bundle._reused.values()]
     count = sum(parameter.numel() for parameter in model.parameters())
     return tuple(sum(tensor.nbytes for tensor in tensors) / count for tensors in (state, buffers))

@@ -331,7 +331,7 @@ def test_detaching_frees_what_only_steps_need():
     guard.attach(optimizer)
     loss(model, batch(0)).backward()
     optimizer.step()
-    walks = guard._attachment.watcher._walks.values()
+    walks = guard._attachment.watcher.layouts._made.values()
     reused = [kept for walk in walks for bundle in walk.bundles for kept in bundle._reused.values()]
     buffers = [weakref.ref(kept.flat if isinstance(kept, Row) else kept) for kept in reused]
     assert len(buffers) == (8 if bundles.SMALL == 0 else 4)

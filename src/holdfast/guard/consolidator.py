@@ -309,7 +309,7 @@ class Consolidator:
         memory = self._memory
         running = {
             label: {state: dict(tensors) for state, tensors in memory.ledgers[label].running.items()}
-            for label in self._attachment.watcher.path_measures
+            for label in self._attachment.watcher.measures.every
         }
         return PathRecord(running, dict(memory.start), max(memory.steps.values(), default=0))
 
@@ -317,7 +317,7 @@ class Consolidator:
     def path(self, record: PathRecord) -> None:
         memory = self._memory
         self._check_path(record)
-        for label in self._attachment.watcher.path_measures:
+        for label in self._attachment.watcher.measures.every:
             ledger = memory.ledgers[label]
             given = record.running.get(label, {})
             ledger.running = {state: dict(given.get(state, {})) for state in ledger.measure.running}
@@ -384,8 +384,8 @@ class Consolidator:
     def restart_task(self) -> None:
         """Drop what path measures have gathered since the last consolidation, and start this task's account anew."""
         self._memory.restart_task()
-        self._attachment.watcher.observed = Observed()
-        self._attachment.watcher.forget_layouts()
+        self._attachment.watcher.measures.observed = Observed()
+        self._attachment.watcher.layouts.forget()
 
     def refresh(self) -> None:
         """Look at the model again, and take in parameters that were added, unfrozen or replaced.
@@ -421,7 +421,7 @@ class Consolidator:
         """Take over a state, after checking that it is whole and of this model and these measures."""
         self._memory.refresh()
         from_state(self._memory, state)
-        self._attachment.watcher.observed = Observed()
+        self._attachment.watcher.measures.observed = Observed()
 
     def blank_state_dict(self, metadata: "Metadata", prefix: str = "guard") -> dict[str, Any]:
         """Return a state for ``torch.distributed.checkpoint.load`` to fill, whatever number of processes saved it.
@@ -467,7 +467,7 @@ class Consolidator:
 
     def _check_path(self, record: PathRecord) -> None:
         """Refuse a record of other measures, states or shapes, which would count as nothing."""
-        measures = self._attachment.watcher.path_measures
+        measures = self._attachment.watcher.measures.every
         if unknown := sorted(set(record.running) - set(measures)):
             raise ConfigurationError(f"path has a measure {unknown[0]!r}; along the path here are {list(measures)}.")
         parameters = self._memory.parameters

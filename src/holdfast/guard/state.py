@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _DIAGONAL = Diagonal().settings()
 
 
-class Place(NamedTuple):
+class StatePlace(NamedTuple):
     """What a tensor of a state is."""
 
     kind: str
@@ -145,7 +145,7 @@ def parameters_of(memory: Memory, keys: Iterable[str], names: Iterable[str] = ()
     return memory.parameters_with({*names, *(_place(memory, key).name for key in keys)})
 
 
-def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, shape: torch.Size) -> Place:
+def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, shape: torch.Size) -> StatePlace:
     """Return what a tensor of a state is, or refuse one that does not fit the model."""
     place = _place(memory, key)
     if place.kind.startswith("hold/") or (
@@ -163,20 +163,20 @@ def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, s
     return place
 
 
-def _place(memory: Memory, key: str) -> Place:
+def _place(memory: Memory, key: str) -> StatePlace:
     kinds = [*_by_parameter(memory), *(f"total/{label}" for label in memory.ledgers)]
     kinds += [f"hold/{hold.name}" for hold in memory.holds]
     kind = next((kind for kind in kinds if key.startswith(f"{kind}/")), None)
     if kind is None:
         raise StateError(f"The state holds {key!r}, which this version does not know.")
-    place = Place(kind, key[len(kind) + 1 :])
+    place = StatePlace(kind, key[len(kind) + 1 :])
     if kind.startswith("total/") and not _ledger(memory, place).form.elementwise:
         block, _, part = place.name.rpartition("#")
-        return Place(kind, block, part)
+        return StatePlace(kind, block, part)
     return place
 
 
-def _ledger(memory: Memory, place: Place) -> Ledger:
+def _ledger(memory: Memory, place: StatePlace) -> Ledger:
     return memory.ledgers[place.kind.partition("/")[2]]
 
 

@@ -1,7 +1,9 @@
 r"""The quadratic hold :math:`c\,\langle\theta-\theta^*, Q(\theta-\theta^*)\rangle`, its value and its gradient.
 
-There is no ½, as in the paper, so the gradient is :math:`2c\,Q(\theta-\theta^*)`. The diagonal, :math:`Q = \Omega`, is
-written for tensors of any shape, so that weights can be walked through in pieces; other forms go block by block.
+It is that of EWC (Kirkpatrick et al. 2017, arXiv 1612.00796), around the last task's solution alone (Huszár 2018, arXiv
+1712.03847). There is no ½, as in the paper, so the gradient is :math:`2c\,Q(\theta-\theta^*)`. The diagonal,
+:math:`Q = \Omega`, is written for tensors of any shape, so that weights can be walked through in pieces; other forms go
+block by block.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,8 @@ r"""The element-wise formulas of the measures that are taken during training, ea
 
 They act in place on tensors of any shape and know nothing of parameters, so that the same function serves a model's
 parameters one by one, pieces of them, or one flat buffer that holds them all. Symbols as in the paper: g is the task's
-gradient at :math:`\theta_t`, g′ an independent estimate of it, Δ the step that was taken.
+gradient at :math:`\theta_t`, g′ an independent estimate of it, Δ the step that was taken. The path integral is that of
+Zenke, Poole and Ganguli 2017 (arXiv 1703.04200), the rest of Benzing 2020 (arXiv 2006.06357).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Baselines that any importance measure has to beat."""
+"""Baselines that any importance measure has to beat, as in Benzing 2020 (arXiv 2006.06357)."""
 
 import dataclasses
 from typing import ClassVar, Literal

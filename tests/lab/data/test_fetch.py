@@ -14,7 +14,7 @@ from holdfast.errors import ConfigurationError, DataError
 from holdfast.lab.data import READERS, cifar, load, mnist, sources
 from holdfast.lab.data.download import DownloadError
 from holdfast.lab.data.fetch import fetch, is_right
-from holdfast.lab.data.sources import Download, Source
+from holdfast.lab.data.sources import Download, PublishedFiles
 from tests.lab.data.mirror import serving
 
 
@@ -39,7 +39,7 @@ def small_mnist(monkeypatch):
             files[f"{split}-{what}-ubyte.gz"] = gzip.compress(header + array.tobytes(), mtime=0)
     monkeypatch.setattr(mnist, "DIGESTS", known)
     downloads = tuple(published(f"{mnist.FOLDER}/{name}", content) for name, content in files.items())
-    monkeypatch.setitem(sources.SOURCES, "MNIST", Source((), downloads))
+    monkeypatch.setitem(sources.SOURCES, "MNIST", PublishedFiles((), downloads))
     return files
 
 
@@ -63,7 +63,7 @@ def small_cifar(monkeypatch):
             tar.addfile(info, io.BytesIO(content))
     archive = packed.getvalue()
     download = published("cifar-100-python.tar.gz", archive, tuple(inner))
-    monkeypatch.setitem(sources.SOURCES, "CIFAR-100", Source((), (download,)))
+    monkeypatch.setitem(sources.SOURCES, "CIFAR-100", PublishedFiles((), (download,)))
     return {"cifar-100-python.tar.gz": archive}
 
 

@@ -55,8 +55,8 @@ class Attachment:
             meet(optimizer, handles[0], protected, hold=hold)
             live.append((weakref.ref(optimizer), handles))
         self._hooks = live
-        if self.watcher.rank_gradients is not None:
-            self.watcher.rank_gradients.active = True
+        if self.watcher.measures.rank_gradients is not None:
+            self.watcher.measures.rank_gradients.active = True
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
@@ -69,8 +69,8 @@ class Attachment:
             _remove(handles)
         self._hooks = []
         self.watcher.release()
-        if self.watcher.rank_gradients is not None:
-            self.watcher.rank_gradients.active = False
+        if self.watcher.measures.rank_gradients is not None:
+            self.watcher.measures.rank_gradients.active = False
 
     def attached(self) -> list[Optimizer]:
         """Return the optimisers that are attached and still exist."""
@@ -83,23 +83,23 @@ class Attachment:
     def observe(self, loss: Tensor, scaler: GradScaler | None, *, accumulate: bool) -> None:
         """Take the gradient of a loss as g."""
         self._prepare("observe")
-        if self.watcher.path_measures:
+        if self.watcher.measures.every:
             observed = Observed(gradient=protected_gradients(self.memory, loss, scaler))
             if not accumulate:
-                self.watcher.observed.gradient = {}
-            self.watcher.observed.add(observed)
+                self.watcher.measures.observed.gradient = {}
+            self.watcher.measures.observed.add(observed)
 
     def observe_independent(
         self, loss: Tensor, samples: int | None, scaler: GradScaler | None, *, accumulate: bool
     ) -> None:
         """Take the gradient of a loss as g′."""
         self._prepare("observe_independent")
-        if any(measure.needs.independent for measure in self.watcher.path_measures.values()):
+        if any(measure.needs.independent for measure in self.watcher.measures.every.values()):
             observed = Observed(independent=protected_gradients(self.memory, loss, scaler), samples=samples)
             if not accumulate:
-                self.watcher.observed.independent = {}
-                self.watcher.observed.samples = None
-            self.watcher.observed.add(observed)
+                self.watcher.measures.observed.independent = {}
+                self.watcher.measures.observed.samples = None
+            self.watcher.measures.observed.add(observed)
 
     def backward_halves(
         self, first: Tensor, second: Tensor, samples: int | None, scaler: GradScaler | None, *, accumulate: bool
@@ -125,9 +125,9 @@ class Attachment:
                 name = names[id(parameter)]
                 observed.gradient[name], observed.independent[name] = (unscaled(half, scaler) for half in pair)
         if accumulate:
-            self.watcher.observed.add(observed)
+            self.watcher.measures.observed.add(observed)
         else:
-            self.watcher.observed = observed
+            self.watcher.measures.observed = observed
 
     def observe_ranks(self, samples: int | None, comm_hook: CommHook | None, state: object) -> None:
         """Take the gradients of a DDP job's ranks as estimates that are independent of each other."""
@@ -135,7 +135,7 @@ class Attachment:
         self._refuse_measures_of_the_step("those of all ranks do")
         owned = self.owned()
         trained = (p for p in self.memory.parameters.values() if id(p) in owned and p.requires_grad)
-        self.watcher.rank_gradients = RankGradients(
+        self.watcher.measures.rank_gradients = RankGradients(
             self.memory.wrapper, samples, comm_hook, state, watched=next(trained, None)
         )
 
@@ -143,7 +143,7 @@ class Attachment:
         """Refuse a call before attach(), and begin to watch what was unfrozen or added since the last step."""
         self._require_attached(call)
         for optimizer in self.attached():
-            self.watcher.take_in_new(optimizer)
+            self.watcher.layouts.take_in_new(optimizer)
 
     def _require_attached(self, call: str) -> None:
         if not self._hooks:
@@ -151,7 +151,7 @@ class Attachment:
 
     def _refuse_measures_of_the_step(self, why: str) -> None:
         """Refuse measures whose g′ must be independent of the step, where all gradients make it."""
-        for name, measure in self.watcher.path_measures.items():
+        for name, measure in self.watcher.measures.every.items():
             if measure.needs.step and measure.needs.independent:
                 raise OrderError(
                     f"{name} needs a gradient that took no part in the step; {why}. Call observe_independent() with "

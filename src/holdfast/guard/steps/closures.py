@@ -41,8 +41,8 @@ def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, h
         nonlocal begun
         with torch.enable_grad():
             loss = closure()
-        watcher.take_in_new(optimizer)
-        owned = watcher.owned(optimizer)
+        watcher.layouts.take_in_new(optimizer)
+        owned = watcher.layouts.owned(optimizer)
         if loss is None and all(parameter.grad is None for parameter in owned.values()):
             return loss
         if not begun:

@@ -29,7 +29,7 @@ class Download:
 
 
 @dataclass(frozen=True)
-class Source:
+class PublishedFiles:
     """A data set's published files, and the addresses that offer all of them, tried in this order."""
 
     mirrors: tuple[str, ...]
@@ -44,7 +44,7 @@ class Source:
 _TORONTO = ("https://www.cs.toronto.edu/~kriz/",)
 
 SOURCES = {
-    "MNIST": Source(
+    "MNIST": PublishedFiles(
         ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
         (
             Download(f"{FOLDER}/train-images-idx3-ubyte.gz", 9912422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
@@ -53,7 +53,7 @@ SOURCES = {
             Download(f"{FOLDER}/t10k-labels-idx1-ubyte.gz", 4542, "ec29112dd5afa0611ce80d1b7f02629c"),
         ),
     ),
-    "CIFAR-10": Source(
+    "CIFAR-10": PublishedFiles(
         _TORONTO,
         (
             Download(
@@ -68,7 +68,7 @@ SOURCES = {
             ),
         ),
     ),
-    "CIFAR-100": Source(
+    "CIFAR-100": PublishedFiles(
         _TORONTO,
         (
             Download(

@@ -18,7 +18,7 @@ from holdfast.lab.experiments.running.events import (
 from holdfast.lab.experiments.running.executor import execute
 from holdfast.lab.experiments.specs.paper_specs import paper_spec
 from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKind, register_scenario
-from holdfast.lab.experiments.specs.sources import Source, load_source
+from holdfast.lab.experiments.specs.source_files import Source, load_source
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.specs.usual_protocols import Protocol
 from holdfast.lab.experiments.store.run_results import Entry, Failure, Result

@@ -34,7 +34,7 @@ from holdfast.lab.experiments.running.sources_at_hand import keep_sources
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.provenance import source_commit, versions
 from holdfast.lab.experiments.store.run_results import Failure
-from holdfast.lab.experiments.store.store import Claim, Store, as_store
+from holdfast.lab.experiments.store.store import RunClaim, Store, as_store
 
 _CPUS = 1
 """Of a task, and its threads; a GPU's task has this many beside the GPU."""
@@ -113,7 +113,7 @@ class _Task:
     """Runs that a worker is at, or will be."""
 
     members: Sequence[Spec]
-    open: dict[str, Claim]
+    open: dict[str, RunClaim]
     """The claims of those that have neither a result nor a failure yet, by id."""
     claims: ExitStack
     deaths: int = 0

@@ -18,7 +18,7 @@ from holdfast.lab.experiments.on_ray.workplace import workplace
 from holdfast.lab.experiments.running.events import CheckpointRejected, Event
 from holdfast.lab.experiments.running.executor import execute
 from holdfast.lab.experiments.running.step_counts import StepCounts
-from holdfast.lab.experiments.specs.sources import load_content
+from holdfast.lab.experiments.specs.source_files import load_content
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.store import Store
 

@@ -9,7 +9,7 @@ from holdfast.errors import DamagedError
 from holdfast.lab.experiments.running.events import Event, RunFailed, RunFinished, RunSkipped
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.run_results import Result
-from holdfast.lab.experiments.store.store import Claim, Store
+from holdfast.lab.experiments.store.store import RunClaim, Store
 
 
 @dataclass
@@ -64,9 +64,9 @@ class Bookkeeping:
             return str(error)  # the other runs have nothing to do with it
 
     @contextlib.contextmanager
-    def claimed(self, specs: Sequence[Spec]) -> Iterator[tuple[dict[str, Claim], list[Spec]]]:
+    def claimed(self, specs: Sequence[Spec]) -> Iterator[tuple[dict[str, RunClaim], list[Spec]]]:
         """Hold the claims of those that nobody else runs, by id; the others are given beside them."""
-        claims: dict[str, Claim] = {}
+        claims: dict[str, RunClaim] = {}
         busy = []
         try:
             for spec in specs:

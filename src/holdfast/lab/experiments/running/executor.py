@@ -16,7 +16,7 @@ from holdfast.lab.experiments.running.job import Job, Surroundings
 from holdfast.lab.experiments.running.sources_at_hand import load_sources
 from holdfast.lab.experiments.running.step_counts import StepCounts
 from holdfast.lab.experiments.specs.spec import Spec
-from holdfast.lab.experiments.store.store import Claim, Store, as_store
+from holdfast.lab.experiments.store.store import RunClaim, Store, as_store
 from holdfast.lab.training.out_of_memory import is_out_of_memory
 
 USUAL_SIDE_BY_SIDE = 10
@@ -121,7 +121,7 @@ class _Executor:
             self._run_claimed(group.members if complete else [claim.spec for claim in claims.values()], claims)
         return busy
 
-    def _run_claimed(self, members: Sequence[Spec], claims: dict[str, Claim]) -> None:
+    def _run_claimed(self, members: Sequence[Spec], claims: dict[str, RunClaim]) -> None:
         """Run them together; where that fails, in halves, so that one run's trouble stays its own."""
         if not claims:
             return

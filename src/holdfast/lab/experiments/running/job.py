@@ -23,7 +23,7 @@ from holdfast.lab.experiments.store.checkpoints import Checkpoint, Checkpoints
 from holdfast.lab.experiments.store.nested_files import Flattened
 from holdfast.lab.experiments.store.provenance import device_name, source_commit, versions
 from holdfast.lab.experiments.store.run_results import Failure, Result
-from holdfast.lab.experiments.store.store import Claim, Store, writing
+from holdfast.lab.experiments.store.store import RunClaim, Store, writing
 from holdfast.lab.training.progress import Engine, Outcome
 
 
@@ -63,7 +63,7 @@ class Job:
         around: store, data, device and listeners.
     """
 
-    def __init__(self, members: Sequence[Spec], claims: Mapping[str, Claim], around: Surroundings) -> None:
+    def __init__(self, members: Sequence[Spec], claims: Mapping[str, RunClaim], around: Surroundings) -> None:
         self.members = tuple(members)
         self.around = around
         ids = [spec.id for spec in self.members]
@@ -83,7 +83,7 @@ class Job:
             self.checkpoints.close()  # before the claims are released, and others may write there
 
     @property
-    def unfinished(self) -> list[Claim]:
+    def unfinished(self) -> list[RunClaim]:
         """The claims of those that have neither a result nor a failure yet."""
         return list(self._unfinished.values())
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from holdfast.lab.experiments.specs.sources import load_content, loaded_source, missing_source
+from holdfast.lab.experiments.specs.source_files import load_content, loaded_source, missing_source
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.store import Store
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments.specs.scenario_kinds import find_scenario
-from holdfast.lab.experiments.specs.sources import require_loaded
+from holdfast.lab.experiments.specs.source_files import require_loaded
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.specs.usual_protocols import LARGE_BATCH, Protocol
 from holdfast.lab.training.protocol import Settings

@@ -13,7 +13,7 @@ from typing import TypeVar
 from holdfast.errors import ConfigurationError
 from holdfast.lab.data import READERS, Dataset
 from holdfast.lab.experiments.specs import usual_protocols
-from holdfast.lab.experiments.specs.sources import told_in_a_line
+from holdfast.lab.experiments.specs.source_files import told_in_a_line
 from holdfast.lab.experiments.specs.usual_protocols import Protocol, protocol_of
 from holdfast.lab.networks import NETWORKS
 from holdfast.lab.scenarios import Samples, Scenario, permuted, split, split_cifar

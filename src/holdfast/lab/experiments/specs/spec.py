@@ -12,7 +12,7 @@ from holdfast.lab.analysis.probes.registry import make_probe
 from holdfast.lab.data import Dataset
 from holdfast.lab.experiments.specs.canonical import FrozenDict, digest_of
 from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKind, find_scenario
-from holdfast.lab.experiments.specs.sources import is_source_digest, missing_source, told_in_a_line
+from holdfast.lab.experiments.specs.source_files import is_source_digest, missing_source, told_in_a_line
 from holdfast.lab.networks import NETWORKS, MultiHead
 from holdfast.lab.scenarios import Scenario
 from holdfast.lab.training.observer import Observer

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import ConfigurationError, DamagedError, StateError, StoreError
 from holdfast.lab.experiments.specs.canonical import digest_of
-from holdfast.lab.experiments.specs.sources import source_digest
+from holdfast.lab.experiments.specs.source_files import source_digest
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.checkpoints import has_checkpoint, remove_checkpoints
 from holdfast.lab.experiments.store.locks import Lock
@@ -179,7 +179,7 @@ class Store:
 
         return curves_frame(self)
 
-    def claim(self, spec: Spec) -> "Claim | None":
+    def claim(self, spec: Spec) -> "RunClaim | None":
         """Return the right to make a run, unless another process has it."""
         folder = self.run_folder(spec.id)
         with writing(folder):
@@ -188,7 +188,7 @@ class Store:
             if not lock.take():
                 return None
         try:
-            return Claim(spec, folder, lock)
+            return RunClaim(spec, folder, lock)
         except BaseException:
             lock.release()
             raise
@@ -278,7 +278,7 @@ def as_store(store: Store | str | os.PathLike[str]) -> Store:
     return store if isinstance(store, Store) else Store(store)
 
 
-class Claim:
+class RunClaim:
     """The right to make a run, for as long as it is held."""
 
     def __init__(self, spec: Spec, folder: Path, lock: Lock) -> None:

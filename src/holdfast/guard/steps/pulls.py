@@ -1,0 +1,70 @@
+"""The holds that are not element by element, or are a user's own: what they add to the gradients of a step."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.guard.memory import Memory
+from holdfast.guard.steps.bundles import Bundle, Single
+from holdfast.guard.steps.optimizers import give_each_its_own_gradient
+from holdfast.holds import Hold, Quadratic
+from holdfast.holds.base import checked_pull
+from holdfast.holds.quadratic import add_penalty_gradient, add_pull, penalty_value
+from holdfast.tensors.pieces import in_pieces
+
+
+def pulls_of(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[dict[str, Tensor]]:
+    """Return the gradients of holds that are not element by element, and of those beside the guard's own."""
+    holds: list[Hold] = list(memory.holds)
+    if not memory.driving.form.elementwise and memory.anchor and memory.strength:
+        holds.append(Quadratic())
+    found = []
+    for each in holds:
+        with torch.set_grad_enabled(each.runs_model):
+            added = each.gradient(memory.held(owned))
+        found.append({name: pull.detach() for name, pull in checked_pull(each, added, owned).items()})
+    return found
+
+
+def add_pulls(
+    stepping: Sequence[Bundle],
+    owned: Mapping[str, nn.Parameter],
+    pulls: Sequence[Mapping[str, Tensor]],
+    factor: float,
+    *,
+    in_place: bool,
+) -> None:
+    """Add them to what the optimiser gets; where measures will want the task's gradient, to a copy."""
+    if not pulls:
+        return
+    places = {name: (bundle, i) for bundle in stepping for i, name in enumerate(bundle.names)}
+    for added in pulls:
+        for name, pull in added.items():
+            parameter, (bundle, place) = owned[name], places[name]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+                bundle.handed[place] = None if in_place else parameter.grad
+            elif not in_place and bundle.handed[place] is None:
+                bundle.handed[place] = parameter.grad = parameter.grad.clone()
+            add_pull(parameter.grad, pull, factor)
+
+
+@torch.no_grad()
+def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], owned: Mapping[str, nn.Parameter]) -> Tensor:
+    """Add the gradients of all holds in place, for a closure, and return their value."""
+    held = memory.anchor if memory.driving.form.elementwise and memory.strength else {}
+    for name, parameter in owned.items():
+        if name in held:
+            bundle = Single(memory, name, parameter, held=True)
+            (omega, anchor), grad = bundle.anchored(), bundle.task_gradient()
+            for g, theta, piece, theta_star in in_pieces([grad, parameter.detach(), omega, anchor]):
+                add_penalty_gradient(g, theta, piece, theta_star, factor=2 * memory.strength, out=g)
+    pulls = pulls_of(memory, owned)
+    give_each_its_own_gradient({name: owned[name] for pull in pulls for name in pull})
+    add_pulls(stepping, owned, pulls, 1.0, in_place=True)
+    value = penalty_value(owned, memory.driving.held, memory.anchor, memory.strength)
+    for each in memory.holds:
+        own = each.value(memory.held(owned))
+        value = value if own is None else value + own.detach().to(value.device)
+    return value
