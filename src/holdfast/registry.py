@@ -20,6 +20,9 @@ from holdfast.errors import ConfigurationError
 T = TypeVar("T")
 Given = TypeVar("Given")
 
+_OWN = ("measure", "form", "hold", "network", "scenario")
+"""The kinds that a file can register."""
+
 _Names = dict[str, dict[str, Any]]
 """What one file has registered, by kind and by name."""
 
@@ -171,6 +174,15 @@ def registering(registry: Registry[T], name: str, wrap: Callable[[Given], T]) ->
     return enter
 
 
+def require_name(decorator: str, name: object) -> None:
+    """Refuse a decorator without its parentheses, which gets the class in place of a name and would swallow it."""
+    if not isinstance(name, str):
+        given = getattr(name, "__name__", type(name).__name__)
+        raise ConfigurationError(
+            f'{decorator} was given {given}; expected a name first: @{decorator}("my-{given.lower()}").'
+        )
+
+
 def find_name(kind: str, given: str, names: Iterable[str]) -> str:
     """Return which of some names is meant, whatever its capitals and hyphens, or say which ones are near it."""
     names = list(names)
@@ -185,7 +197,8 @@ def find_name(kind: str, given: str, names: Iterable[str]) -> str:
     near = [known[name] for name in difflib.get_close_matches(simplified(given), known, n=3)]
     guess = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     there = f"There are {', '.join(names)}" if names else "None is registered"
-    raise ConfigurationError(f"No {kind} is called {given!r}.{guess} {there}.")
+    own = " One of your own is known once its file is loaded: --with FILE on the command line." * (kind in _OWN)
+    raise ConfigurationError(f"No {kind} is called {given!r}.{guess} {there}.{own}")
 
 
 def simplified(name: str) -> str:

@@ -329,6 +329,7 @@ def test_a_pull_beyond_float16_stays_a_number():
         (lambda: None, ConfigurationError, "returned a NoneType as its gradient"),
         (lambda: {"weight": torch.ones(1)}, ConfigurationError, r"of shape \(1,\) for 'weight', which has \(2, 3\)"),
         (lambda: {"weight": 1.0}, ConfigurationError, "of shape float for 'weight'"),
+        (lambda: {"wieght": torch.ones(2, 3)}, ConfigurationError, "for 'wieght', which is no protected parameter"),
         (lambda: {"weight": torch.full((2, 3), torch.nan)}, NotFiniteError, "of the hold 'scripted' for 'weight'"),
     ],
 )
@@ -384,3 +385,25 @@ def test_a_state_that_one_hold_refuses_is_taken_by_none():
 def test_a_hold_without_a_name_is_told_how_it_gets_one():
     with pytest.raises(ConfigurationError, match=r"has the name ''.*register_hold"):
         holdfast.Consolidator(linear(), "L2", holds=[Hold()])
+
+
+def test_weights_that_a_hold_spoils_are_told_as_its_own():
+    class Spoiling(Hold):
+        name = "spoiling"
+
+        def after_step(self, held):
+            held.parameters["bias"].fill_(torch.nan)
+
+    with pytest.raises(NotFiniteError, match="The hold 'spoiling' left a NaN or an infinity in the weights 'bias'"):
+        started(holds=[Spoiling()])
+
+
+def test_a_value_that_is_no_number_is_told():
+    class Valued(Hold):
+        name = "valued"
+
+        def value(self, held):
+            return 1.5
+
+    with pytest.raises(ConfigurationError, match="has a value of type float; expected a tensor of one number"):
+        started(holds=[Valued()])[2].penalty()

@@ -284,3 +284,31 @@ def test_a_path_measure_without_a_state_is_told_at_once():
 
     with pytest.raises(ConfigurationError, match="has no running state"):
         holdfast.Consolidator(network(), Stateless())
+
+
+def test_an_importance_below_0_is_refused_unless_the_total_is_clamped():
+    @dataclasses.dataclass(frozen=True)
+    class Signed(Sized):
+        clamps: bool = False
+
+        @property
+        def clamps_total(self):
+            return self.clamps
+
+    with pytest.raises(ConfigurationError, match=r"importance of -.*expected none below 0.*clamps_total"):
+        holdfast.Consolidator(network(), Signed()).consolidate()
+    guard = holdfast.Consolidator(network(), Signed(clamps=True))
+    guard.consolidate()
+    assert all(bool((omega >= 0).all()) for omega in guard.importance.values())
+
+
+@pytest.mark.parametrize("given", [None, {}], ids=str)
+def test_what_is_not_finished_is_told(given):
+    with pytest.raises(ConfigurationError, match=r"finish\(\) returned a .*expected Finished\(importance\)"):
+        holdfast.Consolidator(network(), incomplete(finish=lambda *_: given)).consolidate()
+
+
+@pytest.mark.parametrize("register", [holdfast.register_measure, holdfast.register_form, holdfast.register_hold])
+def test_a_decorator_without_its_name_is_refused(register):
+    with pytest.raises(ConfigurationError, match=r"was given Walk; expected a name first: @register_\w+\(.my-walk"):
+        register(Walk)

@@ -5,7 +5,7 @@ import torch
 
 from holdfast.persample.isolation.autocast import autocast_off
 from tests.persample.test_autocast import Checkpointed, Inside, Plain, fisher
-from tests.persample.test_routes import ORDERS, SeenBatches, UsedTwice
+from tests.persample.test_sample_order import ORDERS, SeenBatches, UsedTwice
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

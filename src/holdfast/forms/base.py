@@ -74,7 +74,7 @@ class Matrix(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Return all that it is made of by name, to be saved; see :meth:`~holdfast.forms.base.Form.restored`."""
+        """Return all that it is made of by name, to be saved, and to be restored by its form."""
 
     @abstractmethod
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Matrix":

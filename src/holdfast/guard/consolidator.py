@@ -198,6 +198,11 @@ class Consolidator:
         value = penalty_value(memory.parameters, memory.driving.held, memory.anchor, memory.strength)
         for hold in memory.holds:
             own = hold.value(memory.held(memory.parameters))
+            if own is not None and not (isinstance(own, Tensor) and own.ndim == 0):
+                raise ConfigurationError(
+                    f"The hold {hold.name!r} has a value of type {type(own).__name__}; expected a tensor of one "
+                    "number, or None for a hold that is no loss."
+                )
             value = value if own is None else value + own.to(value.device)
         return value
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from holdfast.errors import ConfigurationError, NotFiniteError, ProtectError
 from holdfast.forms import Diagonal, DiagonalMatrix, Form, Matrix
 from holdfast.measures import Measure, PathMeasure, SampleMeasure
-from holdfast.measures.base import States
+from holdfast.measures.base import Finished, States
 from holdfast.tensors.sharding import local, whole_maxima, whole_sums, wrap_local
 from holdfast.tensors.storage import Storage, at_hand, running_dtype
 
@@ -159,7 +159,13 @@ class Ledger:
         means: Mapping[str, Tensor],
     ) -> tuple[dict[str, Matrix], dict[str, dict[str, Tensor]]]:
         """Return what the measure found for a task, and its lasting states, both checked."""
-        importance, lasting = self.measure.finish(TaskSoFar(parameters, self.running, start, steps, means))
+        finished = self.measure.finish(TaskSoFar(parameters, self.running, start, steps, means))
+        if not isinstance(finished, Finished):
+            raise ConfigurationError(
+                f"{self.measure.name}.finish() returned a {type(finished).__name__}; expected Finished(importance), "
+                "with the importance of each parameter by name."
+            )
+        importance, lasting = finished
         kept = [state for state, lifetime in self.measure.running.items() if lifetime == "lasting"]
         if unknown := [state for state in lasting if state not in kept]:
             raise ConfigurationError(
@@ -173,7 +179,19 @@ class Ledger:
             for state, tensors in lasting.items()
         }
         omegas = self._like(parameters, importance, "importance")
+        self._refuse_negative(omegas)
         return {name: DiagonalMatrix(name, omega) for name, omega in omegas.items()}, wrapped
+
+    def _refuse_negative(self, omegas: Mapping[str, Tensor]) -> None:
+        """Refuse an importance below 0, by which weights would be pushed away from the anchor."""
+        for name, omega in omegas.items():
+            own = local(omega)
+            if not self.measure.clamps_total and own.numel() and float(own.min()) < 0:
+                raise ConfigurationError(
+                    f"{self.measure.name} gave an importance of {float(own.min()):g} for a weight of {name!r}; "
+                    "expected none below 0. Clamp it, or let clamps_total be True: the total then keeps it, and it "
+                    "counts as 0."
+                )
 
     def _like(self, parameters: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
         """Return what a measure found spread as the parameters are, or refuse what is not of their names and shapes."""

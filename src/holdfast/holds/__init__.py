@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from holdfast.errors import ConfigurationError
 from holdfast.holds.base import Held, Hold
 from holdfast.holds.quadratic import Quadratic
-from holdfast.registry import Registry
+from holdfast.registry import Registry, require_name
 
 H = TypeVar("H", bound=Hold)
 
@@ -16,6 +16,7 @@ HOLDS: Registry[Callable[..., Hold]] = Registry("hold")
 
 def register_hold(name: str) -> Callable[[type[H]], type[H]]:
     """Let a hold of one's own be asked for by name, wherever holds are."""
+    require_name("register_hold", name)
 
     def register(kind: type[H]) -> type[H]:
         if not (isinstance(kind, type) and issubclass(kind, Hold)):

@@ -6,7 +6,7 @@ their Δ the optimiser's step.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -81,12 +81,19 @@ class Hold:
             raise ConfigurationError(f"{type(self).__name__} keeps no state, and was given {', '.join(sorted(state))}.")
 
 
-def checked_pull(hold: Hold, pull: object, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return what a hold wants to add to the gradients of parameters, or refuse what is none of their shapes."""
+def checked_pull(
+    hold: Hold, pull: object, parameters: Mapping[str, nn.Parameter], protected: Collection[str]
+) -> dict[str, Tensor]:
+    """Return what a hold wants to add to gradients, or refuse what is none of the parameters' names or shapes."""
     if not isinstance(pull, Mapping):
         raise ConfigurationError(
             f"The hold {hold.name!r} returned a {type(pull).__name__} as its gradient; expected tensors by parameter, "
             "none for a hold that does not pull."
+        )
+    if unknown := [name for name in pull if name not in protected]:
+        raise ConfigurationError(
+            f"The hold {hold.name!r} returned a gradient for {unknown[0]!r}, which is no protected parameter; expected "
+            "names of held.parameters."
         )
     found = {name: tensor for name, tensor in pull.items() if name in parameters}
     for name, tensor in found.items():
@@ -102,6 +109,18 @@ def checked_pull(hold: Hold, pull: object, parameters: Mapping[str, nn.Parameter
                 "taken and nothing was recorded. Look at what it is computed from."
             )
     return found
+
+
+def refuse_spoilt_weights(hold: Hold, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Say so if a hold has moved weights to where there are no numbers; on a CPU, where looking costs little."""
+    if type(hold).after_step is Hold.after_step:
+        return
+    for name, parameter in parameters.items():
+        if parameter.device.type == "cpu" and not bool(local(parameter.detach()).sum().isfinite()):
+            raise NotFiniteError(
+                f"The hold {hold.name!r} left a NaN or an infinity in the weights {name!r} after the step. Restore an "
+                "earlier checkpoint, and look at what its after_step() computes."
+            )
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from holdfast.measures.path_integral import SI, SIB, SIU
 from holdfast.measures.sampled import MAS, AbsoluteFisher, Fisher, RootFisher
 from holdfast.measures.second_moment import SOS, PosteriorPrecision
 from holdfast.measures.weights import L2, FineTune, Magnitude
-from holdfast.registry import Registry
+from holdfast.registry import Registry, require_name
 
 M = TypeVar("M", bound=Measure)
 
@@ -27,6 +27,7 @@ def register_measure(name: str) -> Callable[[type[M]], type[M]]:
 
     Every setting needs a default. Unless the class has a ``name`` of its own, it is called what it is registered as.
     """
+    require_name("register_measure", name)
 
     def register(kind: type[M]) -> type[M]:
         if not (isinstance(kind, type) and issubclass(kind, Measure)):

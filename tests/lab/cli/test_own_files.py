@@ -1,6 +1,7 @@
 """Files of one's own on the command line."""
 
 import json
+import re
 
 import pytest
 
@@ -157,3 +158,23 @@ def test_measures_of_a_file_that_is_not_there(call, tmp_path):
 def test_a_strength_that_the_file_does_not_give(run, study):
     shown = run("run", f"{study}:blobs", "-m", "EWC")
     assert shown.exit_code == 2 and "No strength is known for 'EWC' on 'blobs'; give one" in shown.stderr
+
+
+def test_a_measure_that_raises_fails_its_own_runs_alone(run, store, tmp_path):
+    file = tmp_path / "raising.py"
+    file.write_text(
+        "import dataclasses\n"
+        "from typing import ClassVar\n"
+        "import holdfast\n\n\n"
+        '@holdfast.register_measure("raising")\n'
+        "@dataclasses.dataclass(frozen=True)\n"
+        "class Raising(holdfast.WeightMeasure):\n"
+        '    choose_when: ClassVar[str] = "never"\n\n'
+        "    def importance(self, parameter):\n"
+        '        return parameter + "one"\n'
+    )
+    shown = run("run", "permuted-digits", "-m", "raising", "-m", "SI", "-c", "raising=1", "--with", file, *OPTIONS)
+    assert shown.exit_code == 1
+    assert [result.spec.measure for result in store.results()] == ["SI"]
+    (failed,) = [entry for entry in store.entries() if entry.status == "failed"]
+    assert re.match(r"TypeError: .* \(in importance, raising\.py line 12\)\.$", failed.failures[-1].reason)

@@ -23,7 +23,9 @@ def pulls_of(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[dict[str
     for each in holds:
         with torch.set_grad_enabled(each.runs_model):
             added = each.gradient(memory.held(owned))
-        found.append({name: pull.detach() for name, pull in checked_pull(each, added, owned).items()})
+        found.append(
+            {name: pull.detach() for name, pull in checked_pull(each, added, owned, memory.parameters).items()}
+        )
     return found
 
 

@@ -29,6 +29,7 @@ from holdfast.guard.steps.optimizers import (
 )
 from holdfast.guard.steps.pulls import add_all_in_place, add_pulls, pulls_of
 from holdfast.guard.steps.walking import PathMeasures
+from holdfast.holds.base import refuse_spoilt_weights
 from holdfast.tensors.sharding import local
 
 
@@ -191,6 +192,7 @@ class StepWatcher:
         if hold and stepping:
             for each in self.memory.holds:
                 each.after_step(self.memory.held(owned))
+                refuse_spoilt_weights(each, owned)
         if self._handed is not None:
             self._handed.ended = True
         observed, ranks = self.measures.observed, self.measures.rank_gradients

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,11 +57,11 @@ class Reading:
                 layout is not None and len(shape) > layout.dim and shape[layout.dim] == samples
                 for shape, layout in zip(shapes, self.arrivals, strict=True)
             )
-        expected = [
-            shape if layout is None else layout.shape(shape, samples)
-            for shape, layout in zip(self.shapes, (self.input, *self.arrivals), strict=True)
-        ]
-        return expected == [use.rule.input.shape, use.shape]
+        given = (use.rule.input.shape, use.shape)
+        for shape, layout, here in zip(self.shapes, (self.input, *self.arrivals), given, strict=True):
+            if here != (shape if layout is None else layout.shape(shape, samples)):
+                return False
+        return True
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Site:
     reading: Reading
     wanted: dict[str, Part]
 
-    @property
+    @cached_property
     def edges(self) -> list[GradientEdge]:
         """The places in autograd's graph where its gradients arrive."""
         if self.reading.broadcast:
@@ -86,12 +87,12 @@ class Site:
     def delta(self, arrived: list[Tensor | None]) -> Tensor | None:
         """Return δ as ``[V, N, ...]``, or ``None`` where nothing arrived."""
         shapes = [shape for _, shape in self.use.additions] if self.reading.broadcast else [self.use.shape]
-        found = [
-            self._one(delta.reshape(len(delta), *shape), layout)
-            for delta, shape, layout in zip(arrived, shapes, self.reading.arrivals, strict=True)
-            if delta is not None
-        ]
-        return sum(found[1:], start=found[0]) if found else None
+        total = None
+        for delta, shape, layout in zip(arrived, shapes, self.reading.arrivals, strict=True):
+            if delta is not None:
+                one = self._one(delta.reshape(len(delta), *shape), layout)
+                total = one if total is None else total + one
+        return total
 
     def _one(self, delta: Tensor, layout: SampleLayout | None) -> Tensor:
         if layout is None:
@@ -123,9 +124,12 @@ class Plan:
 
     def fits(self, uses: list[Use], samples: int) -> bool:
         """Whether these uses are the ones that the plan was made for."""
-        return len(uses) == len(self.readings) and all(
-            reading is None or reading.fits(use, samples) for reading, use in zip(self.readings, uses, strict=True)
-        )
+        if len(uses) != len(self.readings):
+            return False
+        for reading, use in zip(self.readings, uses, strict=True):
+            if reading is not None and not reading.fits(use, samples):
+                return False
+        return True
 
     def sites(
         self, uses: list[Use], outputs: Tensor, parameters: Mapping[str, nn.Parameter]

@@ -2,7 +2,9 @@
 
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -149,11 +151,21 @@ class _Executor:
             raise
         except HoldfastError as error:
             return str(error)
-        except (MemoryError, RuntimeError) as error:
+        except Exception as error:
             if not is_out_of_memory(error):
-                raise
+                if not any(spec.source is not None for spec in job.members):
+                    raise
+                # In code of the user's own, with which the other runs have nothing to do.
+                return f"{type(error).__name__}: {str(error).rstrip('.')}{_where(error)}."
             return (
                 f"Out of memory: {str(error).strip() or 'no more could be had'}. Take a smaller batch_size, narrower "
                 "hidden layers, fewer runs side by side, or a device with more memory."
             )
         return None
+
+
+def _where(error: Exception) -> str:
+    """Return the line of the innermost code that is neither holdfast's nor an installed package's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not {"site-packages", "holdfast"} & set(Path(frame.filename).parts)]
+    return f" (in {own[-1].name}, {Path(own[-1].filename).name} line {own[-1].lineno})" if own else ""

@@ -174,8 +174,8 @@ def told_in_a_line(what: str, make: Callable[..., object]) -> Iterator[None]:
 def _require_names(place: Path, names: Mapping[str, object]) -> None:
     if not names:
         raise ConfigurationError(
-            f"{place} registers nothing; expected a Python file that registers scenarios, networks or measures, with "
-            "@register_scenario, @register_network or @holdfast.register_measure."
+            f"{place} registers nothing; expected a Python file that registers scenarios, networks, measures, forms or "
+            'holds, with @register_scenario("name"), @register_network("name"), @holdfast.register_measure("name"), …'
         )
 
 
