@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from holdfast.errors import ConfigurationError
 
 T = TypeVar("T")
+K = TypeVar("K", bound=type)
 Given = TypeVar("Given")
 
 _OWN = ("measure", "form", "hold", "network", "scenario")
@@ -181,6 +182,22 @@ def require_name(decorator: str, name: object) -> None:
         raise ConfigurationError(
             f'{decorator} was given {given}; expected a name first: @{decorator}("my-{given.lower()}").'
         )
+
+
+def registering_class(registry: Registry[Any], base: type, name: str) -> Callable[[K], K]:
+    """Return a decorator that enters a class derived from a base, and calls it by the name that it is entered by."""
+    require_name(f"register_{registry.kind}", name)
+
+    def enter(kind: K) -> K:
+        if not (isinstance(kind, type) and issubclass(kind, base)):
+            raise ConfigurationError(
+                f"register_{registry.kind}({name!r}) was given {kind!r}; expected a class of {registry.kind}s."
+            )
+        registry.register(name, kind)
+        kind.name = name  # type: ignore[attr-defined]
+        return kind
+
+    return enter
 
 
 def find_name(kind: str, given: str, names: Iterable[str]) -> str:

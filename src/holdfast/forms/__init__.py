@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from holdfast.errors import ConfigurationError
 from holdfast.forms.base import Block, Form, Matrix
 from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
-from holdfast.registry import Registry, require_name
+from holdfast.registry import Registry, registering_class
 
 F = TypeVar("F", bound=Form)
 
@@ -16,16 +16,7 @@ FORMS: Registry[Callable[..., Form]] = Registry("form")
 
 def register_form(name: str) -> Callable[[type[F]], type[F]]:
     """Let a form of one's own be asked for by name, wherever forms are."""
-    require_name("register_form", name)
-
-    def register(kind: type[F]) -> type[F]:
-        if not (isinstance(kind, type) and issubclass(kind, Form)):
-            raise ConfigurationError(f"register_form({name!r}) was given {kind!r}; expected a class of forms.")
-        kind.name = name
-        FORMS.register(name, kind)
-        return kind
-
-    return register
+    return registering_class(FORMS, Form, name)
 
 
 register_form("diagonal")(Diagonal)

@@ -17,8 +17,16 @@ from holdfast.errors import (
     ProtectError,
 )
 from holdfast.forms import Form, Matrix
-from holdfast.forms import form as form_by_name
 from holdfast.guard import state_files
+from holdfast.guard.arguments import (
+    as_form,
+    as_holds,
+    as_measure,
+    checked_decay,
+    checked_strength,
+    device_with_number,
+    named_measures,
+)
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
@@ -28,14 +36,11 @@ from holdfast.guard.state import blank_state, from_state, to_state
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.guard.steps.observed import Observed
 from holdfast.holds import Hold
-from holdfast.holds import hold as hold_by_name
 from holdfast.holds.base import states_kept
 from holdfast.holds.quadratic import penalty_value
 from holdfast.measures import Measure
-from holdfast.measures import measure as measure_by_name
 from holdfast.persample.batches import Forward
 from holdfast.seeding import undisturbed
-from holdfast.settings import number
 from holdfast.tensors.sharding import local
 from holdfast.tensors.storage import Storage
 
@@ -94,10 +99,10 @@ class Consolidator:
             raise ConfigurationError(
                 f"model={type(model).__name__}: expected a torch.nn.Module, as in Consolidator(model, SOS(), strength)."
             )
-        storage = Storage(state_dtype, None if state_device is None else _device(state_device))
-        driver = _as_measure(measure)
-        ledgers = {driver.name: Ledger(driver, _as_form(form), storage)}
-        for name, watching in _named(watch):
+        storage = Storage(state_dtype, None if state_device is None else device_with_number(state_device))
+        driver = as_measure(measure)
+        ledgers = {driver.name: Ledger(driver, as_form(form), storage)}
+        for name, watching in named_measures(watch):
             if name in ledgers:
                 raise ConfigurationError(
                     f"Two measures are called {name!r}. Give watch as a mapping with a name of your own for each."
@@ -110,10 +115,10 @@ class Consolidator:
             Selection(protect),
             ledgers,
             driver.name,
-            _checked_strength(strength),
-            _checked_decay(decay),
+            checked_strength(strength),
+            checked_decay(decay),
             storage,
-            _as_holds(holds),
+            as_holds(holds),
             group,
         )
         self._attachment = Attachment(self._memory)
@@ -132,7 +137,7 @@ class Consolidator:
 
     @strength.setter
     def strength(self, value: float) -> None:
-        self._memory.strength = _checked_strength(value)
+        self._memory.strength = checked_strength(value)
 
     @property
     def form(self) -> Form:
@@ -512,66 +517,3 @@ class Consolidator:
             name: memory.ledgers[name].new_total(finding.matrices, memory.decay, memory.parameters)
             for name, finding in found.items()
         }
-
-
-def _device(given: torch.device | str) -> torch.device:
-    """Return a device with its number, as tensors name theirs."""
-    return torch.empty(0, device=given).device
-
-
-def _checked_strength(value: float) -> float:
-    # The penalty's gradient has a factor 2c, which has to fit into a single-precision number.
-    expected = "a number from 0 (observing, holding nothing) to 1e38"
-    return float(number("strength", value, expected, lambda c: 0 <= c <= 1e38))
-
-
-def _checked_decay(value: float) -> float:
-    expected = "a number from 0 to 1 (1 keeps all, as the paper does)"
-    return float(number("decay", value, expected, lambda gamma: 0 <= gamma <= 1))
-
-
-def _as_measure(measure: object) -> Measure:
-    if isinstance(measure, Measure):
-        return measure
-    if isinstance(measure, str):
-        return measure_by_name(measure)
-    given = measure.__name__ if isinstance(measure, type) else type(measure).__name__
-    raise ConfigurationError(
-        f"measure={given}: expected a measure such as SOS(), with its parentheses, or the name of one such as 'SOS'."
-    )
-
-
-def _as_form(form: object) -> Form:
-    if isinstance(form, Form):
-        return form
-    if isinstance(form, str):
-        return form_by_name(form)
-    given = form.__name__ if isinstance(form, type) else type(form).__name__
-    raise ConfigurationError(
-        f"form={given}: expected a form such as Diagonal(), with its parentheses, or its name, such as 'diagonal'."
-    )
-
-
-def _as_holds(holds: object) -> list[Hold]:
-    if isinstance(holds, str | Hold) or not isinstance(holds, Sequence):
-        raise ConfigurationError(f"holds={holds!r}: expected a list of holds or of their names.")
-    found = [hold_by_name(hold) if isinstance(hold, str) else hold for hold in holds]
-    for hold in found:
-        if not isinstance(hold, Hold):
-            given = hold.__name__ if isinstance(hold, type) else type(hold).__name__
-            raise ConfigurationError(f"holds has {given}; expected a hold, with its parentheses, or the name of one.")
-        if not hold.name or "/" in hold.name:
-            raise ConfigurationError(
-                f"The {type(hold).__name__} in holds has the name {hold.name!r}; expected one without '/', by which "
-                "its state is kept. Register it: @holdfast.register_hold('name')."
-            )
-    names = [hold.name for hold in found]
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"holds names {names}; expected each of them once, since states are kept by name.")
-    return found
-
-
-def _named(watch: Sequence[Measure | str] | Mapping[str, Measure | str]) -> list[tuple[str, Measure]]:
-    if isinstance(watch, Mapping):
-        return [(name, _as_measure(measure)) for name, measure in watch.items()]
-    return [(measure.name, measure) for measure in map(_as_measure, watch)]

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from holdfast.errors import ConfigurationError
 from holdfast.holds.base import Held, Hold
 from holdfast.holds.quadratic import Quadratic
-from holdfast.registry import Registry, require_name
+from holdfast.registry import Registry, registering_class
 
 H = TypeVar("H", bound=Hold)
 
@@ -16,16 +16,7 @@ HOLDS: Registry[Callable[..., Hold]] = Registry("hold")
 
 def register_hold(name: str) -> Callable[[type[H]], type[H]]:
     """Let a hold of one's own be asked for by name, wherever holds are."""
-    require_name("register_hold", name)
-
-    def register(kind: type[H]) -> type[H]:
-        if not (isinstance(kind, type) and issubclass(kind, Hold)):
-            raise ConfigurationError(f"register_hold({name!r}) was given {kind!r}; expected a class of holds.")
-        kind.name = name
-        HOLDS.register(name, kind)
-        return kind
-
-    return register
+    return registering_class(HOLDS, Hold, name)
 
 
 def hold(name: str, **settings: Any) -> Hold:

@@ -1,0 +1,81 @@
+"""What a Consolidator is given, checked: measures, forms and holds, or their names, and numbers."""
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import torch
+
+from holdfast.errors import ConfigurationError
+from holdfast.forms import Form
+from holdfast.forms import form as form_by_name
+from holdfast.holds import Hold
+from holdfast.holds import hold as hold_by_name
+from holdfast.measures import Measure
+from holdfast.measures import measure as measure_by_name
+from holdfast.settings import number
+
+
+def device_with_number(given: torch.device | str) -> torch.device:
+    """Return a device with its number, as tensors name theirs."""
+    return torch.empty(0, device=given).device
+
+
+def checked_strength(value: float) -> float:
+    """Return the strength c, or say what was expected."""
+    # The penalty's gradient has a factor 2c, which has to fit into a single-precision number.
+    expected = "a number from 0 (observing, holding nothing) to 1e38"
+    return float(number("strength", value, expected, lambda c: 0 <= c <= 1e38))
+
+
+def checked_decay(value: float) -> float:
+    """Return the decay γ, or say what was expected."""
+    expected = "a number from 0 to 1 (1 keeps all, as the paper does)"
+    return float(number("decay", value, expected, lambda gamma: 0 <= gamma <= 1))
+
+
+def as_measure(given: object) -> Measure:
+    """Return a measure, of which the name may be given."""
+    if isinstance(given, Measure):
+        return given
+    return measure_by_name(given) if isinstance(given, str) else _refused("measure", given, "SOS(), or 'SOS'")
+
+
+def as_form(given: object) -> Form:
+    """Return a form, of which the name may be given."""
+    if isinstance(given, Form):
+        return given
+    return form_by_name(given) if isinstance(given, str) else _refused("form", given, "Diagonal(), or 'diagonal'")
+
+
+def _refused(what: str, given: object, example: str) -> NoReturn:
+    name = given.__name__ if isinstance(given, type) else type(given).__name__
+    raise ConfigurationError(
+        f"{what}={name}: expected a {what}, with its parentheses, or the name of one, such as {example}."
+    )
+
+
+def as_holds(holds: object) -> list[Hold]:
+    """Return holds, of which the names may be given, each once."""
+    if isinstance(holds, str | Hold) or not isinstance(holds, Sequence):
+        raise ConfigurationError(f"holds={holds!r}: expected a list of holds or of their names.")
+    found = [hold_by_name(hold) if isinstance(hold, str) else hold for hold in holds]
+    for hold in found:
+        if not isinstance(hold, Hold):
+            given = hold.__name__ if isinstance(hold, type) else type(hold).__name__
+            raise ConfigurationError(f"holds has {given}; expected a hold, with its parentheses, or the name of one.")
+        if not hold.name or "/" in hold.name:
+            raise ConfigurationError(
+                f"The {type(hold).__name__} in holds has the name {hold.name!r}; expected one without '/', by which "
+                "its state is kept. Register it: @holdfast.register_hold('name')."
+            )
+    names = [hold.name for hold in found]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"holds names {names}; expected each of them once, since states are kept by name.")
+    return found
+
+
+def named_measures(watch: Sequence[Measure | str] | Mapping[str, Measure | str]) -> list[tuple[str, Measure]]:
+    """Return measures by the names that they are given here, or else by their own."""
+    if isinstance(watch, Mapping):
+        return [(name, as_measure(measure)) for name, measure in watch.items()]
+    return [(measure.name, measure) for measure in map(as_measure, watch)]
