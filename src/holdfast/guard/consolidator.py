@@ -18,7 +18,7 @@ from holdfast.errors import (
 )
 from holdfast.forms import Form, Matrix
 from holdfast.guard import state_files
-from holdfast.guard.arguments import (
+from holdfast.guard.checked_arguments import (
     as_form,
     as_holds,
     as_measure,

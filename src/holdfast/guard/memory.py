@@ -106,7 +106,7 @@ class Memory:
         self.version += 1
         for name, parameter in self.parameters.items():
             anchor = self.anchor.get(name)
-            known = [tensors[name] for tensors in (self.start, *self._running()) if name in tensors]
+            known = [tensors[name] for tensors in (self.start, *self.running()) if name in tensors]
             if anchor is None and any(tensor.shape != parameter.shape for tensor in known):
                 self.forget(name)  # another parameter, which takes its first step of this task from here
             elif anchor is not None and anchor.shape != parameter.shape:
@@ -143,7 +143,7 @@ class Memory:
 
     def forget(self, name: str) -> None:
         """Drop everything known about a parameter, and about the block that it is part of."""
-        for kept in (self.anchor, self.start, *self._running()):
+        for kept in (self.anchor, self.start, *self.running()):
             kept.pop(name, None)
         for ledger in self.ledgers.values():
             for matrices in (ledger.total, ledger.held):
@@ -172,7 +172,7 @@ class Memory:
         # Each rank has its own part of a sharded tensor; all others are copies.
         for name, parameter in self.parameters.items():
             if not is_sharded(parameter):
-                kept = [tensors[name] for tensors in (self.anchor, self.start, *self._running()) if name in tensors]
+                kept = [tensors[name] for tensors in (self.anchor, self.start, *self.running()) if name in tensors]
                 facts[f"the weights {name!r} (by checksum)"] = checksum([parameter])
                 facts[f"what is known about {name!r} (by checksum)"] = checksum([*kept, *totals.get(name, ())])
         self.ranks.refuse_unless_equal(facts)
@@ -187,7 +187,7 @@ class Memory:
     def _follow(self, name: str, parameter: Tensor) -> None:
         """Move what is kept about a parameter to where it belongs now."""
         storage = self.storage
-        kinds = ((storage.resting, [self.anchor]), (storage.exact, [self.start]), (storage.running, self._running()))
+        kinds = ((storage.resting, [self.anchor]), (storage.exact, [self.start]), (storage.running, self.running()))
         for keep, tensors in kinds:
             for kept in tensors:
                 known = kept.get(name)
@@ -206,7 +206,8 @@ class Memory:
         """Return part of an importance as it is kept, beside a parameter of its block."""
         return self.storage.resting(like_parameter(tensor, like), like)
 
-    def _running(self) -> list[dict[str, Tensor]]:
+    def running(self) -> list[dict[str, Tensor]]:
+        """Return the running states of all measures, each by parameter."""
         return [tensors for ledger in self.ledgers.values() for tensors in ledger.running.values()]
 
 

@@ -209,8 +209,7 @@ class Single(Bundle):
 
 def _take_out_of_rows(memory: Memory, name: str) -> None:
     """Give what is kept about a parameter memory of its own, where it was part of a row: that would live on with it."""
-    running = [tensors for ledger in memory.ledgers.values() for tensors in ledger.running.values()]
-    for kept in (memory.anchor, memory.start, *running):
+    for kept in (memory.anchor, memory.start, *memory.running()):
         if name in kept and kept[name]._base is not None:
             kept[name] = kept[name].clone()
     matrix = memory.driving.held.get(name)
@@ -398,8 +397,7 @@ def bundles_of(
 
 def _precisions(memory: Memory, name: str) -> list[torch.dtype]:
     """Return the precisions of what is kept about a parameter, which may have changed its own since."""
-    running = [tensors for ledger in memory.ledgers.values() for tensors in ledger.running.values()]
-    kept = [tensors[name] for tensors in (memory.anchor, *running) if name in tensors]
+    kept = [tensors[name] for tensors in (memory.anchor, *memory.running()) if name in tensors]
     matrix = memory.driving.held.get(name)
     return [tensor.dtype for tensor in (*kept, *(() if matrix is None else matrix.tensors().values()))]
 
