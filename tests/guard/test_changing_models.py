@@ -62,8 +62,10 @@ def test_a_parameter_that_is_unfrozen_is_taken_in():
     train(model, optimizer)
     assert set(guard.consolidate()["SOS"].importance) == {"2.weight", "2.bias"}
     model[0].requires_grad_(True)
-    train(model, optimizer)
+    with pytest.warns(holdfast.HoldfastWarning, match=r"'0.weight' and 1 other .* were frozen .* have no anchor"):
+        train(model, optimizer)
     assert set(guard.consolidate()["SOS"].importance) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    train(model, optimizer)  # now they have one
 
 
 def test_a_parameter_that_changed_its_shape_is_refused_until_forgotten():
@@ -248,7 +250,7 @@ def test_an_optimiser_of_frozen_parameters_may_come_with_others():
 def test_what_waits_for_its_turn_is_no_oversight(recwarn):
     """Heads have optimisers of their own, each at rest in all tasks but one; a body is frozen while a head warms up."""
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SOS())
+    guard = holdfast.Consolidator(model, holdfast.SOS(), from_scratch=True)
     body, head = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))
     guard.attach(body, head)
     train(model, head)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import holdfast
 from holdfast.guard.steps import bundles
 from holdfast.guard.steps.bundles import Row
-from tests.guard.helpers import batch, consolidated, loss, net, weights
+from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -382,3 +382,29 @@ def test_pieces_and_odd_memory_layouts_give_the_same(monkeypatch):
     for few, whole in zip(*results, strict=True):
         for name, value in whole.items():
             torch.testing.assert_close(few[name], value, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("measure", ["EWC", "MAS", "L2", "SOS", "SI"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_gradient_that_is_no_number_stops_the_step_whatever_the_measure(measure, value):
+    model = net()
+    guard = holdfast.Consolidator(model, measure, strength=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard.attach(optimizer)
+    for held in (False, True):
+        train(model, optimizer)
+        if held:
+            guard.consolidate([batch(0)])
+        else:
+            guard.restart_task()
+        optimizer.zero_grad()
+        loss(model, batch(0)).backward()
+        model[0].weight.grad[0, 0] = value
+        before = weights(model)
+        gradients = [p.grad.clone() for p in model.parameters()]
+        with pytest.raises(holdfast.NotFiniteError, match=r"'0.weight' holds a NaN or an infinity at step 1"):
+            optimizer.step()
+        for (name, kept), p, gradient in zip(before.items(), model.parameters(), gradients, strict=True):
+            assert torch.equal(kept, weights(model)[name])
+            torch.testing.assert_close(p.grad, gradient, equal_nan=True)
+        assert guard.path.steps == 0

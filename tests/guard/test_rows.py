@@ -77,7 +77,7 @@ def test_a_step_that_raised_leaves_no_buffers_behind(small, set_to_none, monkeyp
 
     def trained(*, fails):
         model = Pieces(5, 7)
-        optimizer, guard = started(model, "SI", 20.0)
+        optimizer, guard = started(model, "SI", 1.0)
         backward(model)
         optimizer.step()
         guard.consolidate()

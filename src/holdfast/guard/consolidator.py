@@ -35,6 +35,8 @@ from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.state import blank_state, from_state, to_state
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.guard.steps.observed import Observed
+from holdfast.guard.summary import describe
+from holdfast.guard.weight_average import evaluated_weights
 from holdfast.holds import Hold
 from holdfast.holds.base import states_kept
 from holdfast.holds.quadratic import penalty_value
@@ -72,6 +74,8 @@ class Consolidator:
         form: in which space importance is kept, a form or its name: ``"diagonal"``, one number a weight.
         holds: what pulls beside the guard's own hold, each with a strength of its own: holds or their names.
         decay: γ of online EWC: the total is multiplied by it before a task's importance is added.
+        from_scratch: whether the model begins from nothing, so that its first task holds nothing and is to. Otherwise a
+            guard that is attached before anything was consolidated says so at its first step.
         watch: further measures that observe the same run without holding it, as a list or by names of one's own.
         group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
             in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
@@ -90,6 +94,7 @@ class Consolidator:
         form: Form | str = "diagonal",
         holds: Sequence[Hold | str] = (),
         decay: float = 1.0,
+        from_scratch: bool = False,
         watch: Sequence[Measure | str] | Mapping[str, Measure | str] = (),
         group: "ProcessGroup | None" = None,
         state_dtype: torch.dtype | None = None,
@@ -120,8 +125,12 @@ class Consolidator:
             storage,
             as_holds(holds),
             group,
+            from_scratch=from_scratch,
         )
         self._attachment = Attachment(self._memory)
+
+    def __repr__(self) -> str:
+        return describe(self._memory, self._attachment.attached())
 
     # What there is to read
 
@@ -345,7 +354,8 @@ class Consolidator:
 
         If anything goes wrong, an exception is raised and nothing has changed.
 
-        With several processes, each of them calls this, with batches of its own.
+        With several processes, each of them calls this, with batches of its own. An attached schedule-free optimiser
+        is put into its eval mode meanwhile, so that what is measured and held are the weights that are evaluated.
 
         Args:
             batches: inputs, ``(inputs, targets)`` pairs or mappings with ``"labels"``, for measures that look at data
@@ -357,6 +367,10 @@ class Consolidator:
             What each measure found for this task, by the measure's name. Its tensors may be the guard's own: clone
             what you want to change.
         """
+        with evaluated_weights(self._attachment.attached()):
+            return self._consolidated(batches, forward)
+
+    def _consolidated(self, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, TaskImportance]:
         memory = self._memory
         memory.ranks.together(memory.refresh)
         memory.refuse_unless_ranks_agree()
@@ -369,6 +383,7 @@ class Consolidator:
             for state, tensors in found[name].lasting.items():
                 memory.ledgers[name].running[state] = tensors
         memory.anchor.update(anchor)
+        memory.left_frozen = frozenset(memory.frozen)
         memory.tasks += 1
         self.restart_task()
         return {name: finding.shown() for name, finding in found.items()}

@@ -11,11 +11,12 @@ from holdfast.errors import ConfigurationError, NotFiniteError, ProtectError
 from holdfast.forms import Diagonal, DiagonalMatrix, Form, Matrix
 from holdfast.measures import Measure, PathMeasure, SampleMeasure
 from holdfast.measures.base import Finished, States
+from holdfast.tensors.in_words import amount, spread
 from holdfast.tensors.sharding import local, whole_maxima, whole_sums, wrap_local
 from holdfast.tensors.storage import Storage, at_hand, running_dtype
 
 
-@dataclass
+@dataclass(repr=False)
 class TaskImportance:
     """What a measure found for one task."""
 
@@ -31,8 +32,16 @@ class TaskImportance:
     fallback: dict[str, str] = field(default_factory=dict)
     """The parameters whose per-sample gradients no rule covered, with the way they were found instead."""
 
+    def __repr__(self) -> str:
+        parts = [amount(self.importance.values()), spread(map(local, self.importance.values()))]
+        if self.samples is not None:
+            parts.append(f"from {self.samples:,} samples")
+        if self.fallback:
+            parts.append(f"{len(self.fallback)} by {', '.join(sorted(set(self.fallback.values())))}")
+        return f"TaskImportance({'; '.join(parts)})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class PathRecord:
     """What has been measured along the path of the current task so far."""
 
@@ -42,6 +51,11 @@ class PathRecord:
     """θ(0), every parameter just before the task's first step."""
     steps: int
     """How many steps the task has taken."""
+
+    def __repr__(self) -> str:
+        seen = max((tensors for states in self.running.values() for tensors in states.values()), key=len, default={})
+        whose = ", ".join(self.running) or "no measure"
+        return f"PathRecord({whose} after {self.steps} steps of {amount(seen.values())})"
 
 
 class TaskSoFar:

@@ -15,7 +15,7 @@ from holdfast.guard.ledger import Ledger
 from holdfast.guard.selection import Selection
 from holdfast.holds import Held, Hold
 from holdfast.tensors.names import named_parameters
-from holdfast.tensors.sharding import is_sharded, like_parameter, refuse_flattened, reshard
+from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
 from holdfast.tensors.storage import Storage
 
 if TYPE_CHECKING:
@@ -52,10 +52,15 @@ class Memory:
     """θ(0), each parameter just before its first step of the current task: after any re-initialisation, so not θ*."""
     steps: dict[str, int] = field(default_factory=dict)
     """How many steps each parameter has taken in the current task; those during which it was frozen are none."""
+    from_scratch: bool = False
+    """Whether the first task is known to begin from nothing, so that nothing has to be held in it."""
+    left_frozen: frozenset[str] = frozenset()
+    """The parameters that were left out of the last consolidation because they were frozen."""
     version: int = 0
     """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
 
     def __post_init__(self) -> None:
+        self._largest: tuple[Mapping[str, Matrix], dict[str, float]] | None = None
         self.wrapper = ddp_wrapper(self.model)
         if self.wrapper is not None:
             self.model = self.wrapper.module
@@ -71,6 +76,19 @@ class Memory:
     def driving(self) -> Ledger:
         """The account of the measure that drives the penalty."""
         return self.ledgers[self.driver]
+
+    @property
+    def largest_importance(self) -> dict[str, float]:
+        """The largest Ω of each parameter, over all processes' parts of it: found once for every total."""
+        held = self.driving.held
+        if self._largest is None or self._largest[0] is not held:
+            own = {name: local(omega) for name, omega in self.driving.diagonal.items()}
+            found = {name: float(omega.max()) if omega.numel() else 0.0 for name, omega in own.items()}
+            if any(map(is_sharded, self.parameters.values())):
+                every = self.ranks.each(lambda: found)
+                found = {name: max(theirs.get(name, 0.0) for theirs in every) for name in found}
+            self._largest = held, found
+        return self._largest[1]
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:

@@ -53,6 +53,8 @@ def to_state(memory: Memory) -> dict[str, Any]:
     }
     if averages := _averages(memory):
         state["averages"] = averages
+    if memory.left_frozen:
+        state["left_frozen"] = sorted(memory.left_frozen)
     tensors = state["tensors"]
     for kind, kept in _by_parameter(memory).items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in kept.items()}
@@ -90,6 +92,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     _load_holds(memory.holds, holds)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.steps = dict(state["steps"])
+    memory.left_frozen = frozenset(state.get("left_frozen", ()))
     memory.anchor, memory.start = kept["anchor"], kept["start"]
     known = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
     memory.parameters = {name: p for name, p in parameters.items() if name in known}

@@ -1,10 +1,11 @@
 """Consolidating an average of the weights, such as an exponential moving one, in place of the latest weights."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from holdfast.errors import ConfigurationError
 from holdfast.tensors.names import named_buffers, named_parameters
@@ -37,6 +38,34 @@ def averaged_weights(model: nn.Module, average: nn.Module) -> Iterator[None]:
         yield
     finally:
         _copy(kept, own)
+
+
+@contextlib.contextmanager
+def evaluated_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """Let schedule-free optimisers give their models the weights that are evaluated, and then those in training again.
+
+    Between steps their parameters are a point where the next gradient is taken; what the training has found is an
+    average, which the optimiser's ``eval()`` puts there (Defazio et al. 2024, arXiv 2405.15682).
+    """
+    training = [optimizer for optimizer in optimizers if _is_between_averages(optimizer)]
+    parameters = [p for optimizer in training for group in optimizer.param_groups for p in group["params"]]
+    kept = [parameter.detach().clone() for parameter in parameters]  # since there and back again would round
+    try:
+        for optimizer in training:
+            optimizer.eval()  # type: ignore[attr-defined]
+        yield
+    finally:
+        for optimizer in training:
+            optimizer.train()  # type: ignore[attr-defined]
+        with torch.no_grad():
+            for parameter, own in zip(parameters, kept, strict=True):
+                parameter.copy_(own)
+
+
+def _is_between_averages(optimizer: Optimizer) -> bool:
+    """Whether an optimiser has modes, as schedule-free ones do, and is in that of training."""
+    modes = all(callable(getattr(optimizer, mode, None)) for mode in ("eval", "train"))
+    return modes and any(group.get("train_mode") is True for group in optimizer.param_groups)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from holdfast.errors import OptimizerError, OrderError
 from holdfast.guard.distributed.rank_gradients import CommHook, RankGradients
 from holdfast.guard.distributed.ranks import is_fully_sharded
 from holdfast.guard.memory import Memory
-from holdfast.guard.steps.attach_warnings import meet, warn_of_unowned, warn_unless_anchored_is_trained
+from holdfast.guard.noticing.protection import meet, warn_of_unowned, warn_unless_anchored_is_trained
 from holdfast.guard.steps.observed import Observed, gradients_of_halves, protected_gradients, unscaled
 from holdfast.guard.steps.optimizers import check_optimizer, ids, innermost, trained_by
 from holdfast.guard.steps.watcher import StepWatcher
@@ -55,6 +55,7 @@ class Attachment:
             meet(optimizer, handles[0], protected, hold=hold)
             live.append((weakref.ref(optimizer), handles))
         self._hooks = live
+        self.watcher.unseen.watch(self.attached(), {n: p for n, p in memory.parameters.items() if id(p) in owned})
         if self.watcher.measures.rank_gradients is not None:
             self.watcher.measures.rank_gradients.active = True
 

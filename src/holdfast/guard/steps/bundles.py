@@ -105,6 +105,10 @@ class Bundle(ABC):
     def keep_start(self, before: Tensor) -> None:
         """Remember the weights before the task's first step."""
 
+    @abstractmethod
+    def moved_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Take other weights as those before the step: the optimiser has moved on from there."""
+
     @property
     def is_in_place(self) -> bool:
         """Whether the parameters are still where, and as precise as, they were laid out for."""
@@ -201,6 +205,10 @@ class Single(Bundle):
 
     def deliver(self) -> None:
         """Do nothing: it was."""
+
+    def moved_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Take them over."""
+        self.buffer("before").copy_(weights[self.name])
 
     def keep_start(self, before: Tensor) -> None:
         """Keep a copy."""
@@ -337,6 +345,10 @@ class Several(Bundle):
         """Copy the row into the user's own gradients."""
         own = [grad for parameter in self.parameters if (grad := parameter.grad) is not None]
         torch._foreach_copy_(own, self._row("weights", self.like.dtype).views)
+
+    def moved_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Take them over, side by side."""
+        self._row("before", self.like.dtype).fill([weights[name] for name in self.names])
 
     def keep_start(self, before: Tensor) -> None:
         """Keep a copy, cut into the parameters."""

@@ -16,8 +16,11 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast.errors import NotFiniteError, OrderError
 from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.protection import Unheld
+from holdfast.guard.noticing.stability import Stability
+from holdfast.guard.noticing.unseen_steps import UnseenSteps
 from holdfast.guard.steps.bundles import Bundle, Single
-from holdfast.guard.steps.closures import closure_in, guarded, with_closure
+from holdfast.guard.steps.closures import Beginning, Beginnings, closure_in, guarded, with_closure
 from holdfast.guard.steps.handed_gradients import HandedGradients, Lent, Overwriters
 from holdfast.guard.steps.layouts import Layout, Layouts
 from holdfast.guard.steps.observed import Observed
@@ -40,6 +43,10 @@ class StepWatcher:
         self.memory = memory
         self.measures = PathMeasures(memory)
         self.layouts = Layouts(memory)
+        self.unseen = UnseenSteps(memory)
+        self.beginnings = Beginnings()
+        self._unheld = Unheld(memory)
+        self._stability = Stability(memory)
         self._overwriters = Overwriters()
         self._forget_step()
 
@@ -66,6 +73,7 @@ class StepWatcher:
         """Let go of what was given for a step to come, and of what is reused, as large as two copies of the model."""
         self.measures.observed = Observed()
         self.layouts.forget()
+        self.unseen.release()
         self._forget_step()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,6 +94,7 @@ class StepWatcher:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if is_within_its_own_step(optimizer):
             return None
+        self.unseen.begins()
         closure = closure_in(args, kwargs)
         if closure is None:
             self.begin(optimizer, hold=hold)
@@ -93,8 +102,17 @@ class StepWatcher:
         return with_closure(args, kwargs, guarded(closure, self, optimizer, hold=hold))
 
     @torch.no_grad()
-    def begin(self, optimizer: Optimizer, *, hold: bool, closure: bool = False) -> None:
-        """Do what comes before a step, or raise before anything has changed; a closure makes new gradients later."""
+    def begin(
+        self, optimizer: Optimizer, *, hold: bool, closure: bool = False, beginning: Beginning | None = None
+    ) -> None:
+        """Do what comes before a step, or raise before anything has changed.
+
+        Args:
+            optimizer: that takes it.
+            hold: whether it is to be held back.
+            closure: whether a closure makes the gradients, to which it then adds the holds' itself.
+            beginning: weights and gradients where the step began, if the optimiser has moved on from there.
+        """
         layout = self.layouts.current(optimizer)
         if self._is_tried_again(optimizer, layout):
             return  # it is measured and held already
@@ -102,25 +120,26 @@ class StepWatcher:
         scaling = read_scaling(optimizer)
         if scaling.skipped:
             return
-        memory = self.memory
-        if not memory.steps:
-            self._begin_task()
-        if not memory.steps or layout is None or self.layouts.get(optimizer) is not layout:
-            self.layouts.take_in_new(optimizer)
-            layout = self.layouts.make(optimizer)
-        owned, measures = layout.owned, self.measures
+        layout = self._laid_out(optimizer, layout, hold=hold)
+        memory, owned, measures = self.memory, layout.owned, self.measures
         measures.check_step(owned)
+        if hold:
+            self._stability.check(optimizer, owned)
+        if beginning is not None and beginning.has_gradients and not measures.observed.gradient:
+            measures.observed.gradient = {name: beginning.gradients.get(name) for name in owned}
+        hold = hold and not closure
         strength = 2 * memory.strength * scaling.factor if hold else 0.0
         pulls = pulls_of(memory, owned) if hold else []
         in_place = self._written_in_place(layout, pulls, strength)
         give_each_its_own_gradient(in_place)
         bundles, sums = self._look(optimizer, layout, scaling.factor, held_apart=bool(strength), closure=closure)
-        # Measures that all wait for the step have no state to spoil yet: there, the walk itself looks for NaN.
-        if measures.at_once and memory.found_by_any_rank([] if _finite(sums) else [True]):
+        if not self._walk_looks and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)
         sums = []
         for bundle in bundles:
             measures.before_step(bundle, strength, sums)
+            if beginning is not None and measures.waiting:
+                bundle.moved_from(beginning.weights)
         self._stepping = bundles
         if measures.waiting and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)
@@ -129,6 +148,24 @@ class StepWatcher:
         if not closure and (strength or measures.every or memory.holds):
             self._lend(bundles)
             self._handed = HandedGradients(optimizer, owned, in_place)
+
+    def _laid_out(self, optimizer: Optimizer, layout: Layout | None, *, hold: bool) -> Layout:
+        """Return the layout that is given if it still fits, or a new one, with a look at what is not held in it."""
+        first = not self.memory.steps
+        if first:
+            self._begin_task(hold=hold)
+        if not first and layout is not None and self.layouts.get(optimizer) is layout:
+            return layout
+        self.layouts.take_in_new(optimizer)
+        layout = self.layouts.make(optimizer)
+        if hold:
+            self._unheld.look(layout.owned)
+        return layout
+
+    @property
+    def _walk_looks(self) -> bool:
+        """Whether the walk itself looks for NaN: all measures wait for the step, so that there is nothing to spoil."""
+        return bool(self.measures.waiting) and not self.measures.at_once
 
     def _written_in_place(
         self, layout: Layout, pulls: Sequence[Mapping[str, Tensor]], strength: float
@@ -141,16 +178,18 @@ class StepWatcher:
         found = {n: p for bundle in held for n, p in zip(bundle.names, bundle.parameters, strict=True)}
         return found | {name: layout.owned[name] for name in pulled}
 
-    def _begin_task(self) -> None:
+    def _begin_task(self, *, hold: bool) -> None:
         """Look at the model again, and let holds look at its weights, before a task's first step."""
         self.layouts.begin_task()
+        if hold:
+            self._unheld.begin_task()
         for each in self.memory.holds:
             each.begin_task(self.memory.held(self.memory.parameters))
 
     def _look(
         self, optimizer: Optimizer, layout: Layout, factor: float, *, held_apart: bool, closure: bool
     ) -> tuple[list[Bundle], list[Tensor]]:
-        """Return the bundles, with the gradients that measures see, and their sums where measures see them at once.
+        """Return the bundles, with the gradients that measures see, and their sums where those are looked at now.
 
         Parameters that lack a gradient go by themselves from now on.
         """
@@ -163,7 +202,7 @@ class StepWatcher:
             copy = bool(measures.waiting) and (closure or (at_risk and not (held_apart and bundle.held)))
             if not bundle.look(observed, factor, copy=copy):
                 lacking |= set(bundle.lacking(observed))
-            elif measures.at_once and bundle.like.device.type == "cpu":  # an accelerator would have to be waited for
+            elif not self._walk_looks and bundle.like.device.type == "cpu":  # others would have to be waited for
                 sums += [local(g).sum() for g in (bundle.gradient, bundle.independent) if g is not None]
         if not lacking:
             return layout.bundles, sums
@@ -178,6 +217,7 @@ class StepWatcher:
         """Do what comes after a step."""
         if is_within_its_own_step(optimizer):
             return
+        self.unseen.ended()
         self._overwriters.look(optimizer, self._lent)
         stepping, self._stepping, self._lent = self._stepping, [], []
         for bundle in stepping:

@@ -11,8 +11,11 @@ from torch.utils.data import Dataset as TorchDataset
 from holdfast.errors import ConfigurationError
 from holdfast.seeding import generator_for
 
+SHOWN = 3
+"""How many of a scenario's tasks are printed with it."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Samples:
     """Inputs and their labels."""
 
@@ -38,6 +41,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        shape = " × ".join(map(str, self.x.shape[1:]))
+        return f"Samples({len(self):,} of {shape or 'one number'}, labels {int(self.y.min())} to {int(self.y.max())})"
+
     def to(self, device: torch.device | str) -> "Samples":
         """Return the samples on a device."""
         return Samples(self.x.to(device), self.y.to(device))
@@ -51,7 +58,7 @@ def _as_they_are(x: Tensor) -> Tensor:
     return x
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Task:
     """What is to be learned at one time.
 
@@ -64,6 +71,15 @@ class Task:
     stored_validation: Samples | None = None
     head: int = 0
     transform: Callable[[Tensor], Tensor] = field(default=_as_they_are)
+
+    def __repr__(self) -> str:
+        kept = self.stored_validation
+        validation = "" if kept is None else f", {len(kept):,} to choose settings by"
+        head = f", head {self.head}" if self.head else ""
+        return (
+            f"Task({self.name!r}: {len(self.stored_train):,} samples to learn from{validation}, "
+            f"{len(self.stored_test):,} to be judged by{head})"
+        )
 
     @property
     def train(self) -> Samples:
@@ -82,7 +98,7 @@ class Task:
         return None if kept is None else Samples(self.transform(kept.x), kept.y)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scenario:
     """Tasks in the order in which they are learned.
 
@@ -94,6 +110,13 @@ class Scenario:
     tasks: tuple[Task, ...]
     classes: int
     """How many classes each head tells apart."""
+
+    def __repr__(self) -> str:
+        shape, heads = " × ".join(map(str, self.input_shape)), "one head" if self.heads == 1 else f"{self.heads} heads"
+        shown = [f"  {task!r}" for task in self.tasks[:SHOWN]]
+        more = [f"  and {len(self) - SHOWN} more"] if len(self) > SHOWN else []
+        first = f"Scenario {self.name!r}: {len(self)} tasks of {self.classes} classes, {heads}, inputs of {shape}"
+        return "\n".join([first, *shown, *more])
 
     @property
     def heads(self) -> int:

@@ -95,7 +95,9 @@ class Learner:
         give_generator(self.model, self.dropout)
         # A head that belongs to one task is never protected; one that all share is a layer like the others.
         protect = "body.*" if scenario.heads > 1 else None
-        self.guard = Consolidator(self.model, measure, strength, protect, form=form, holds=holds, watch=watch)
+        self.guard = Consolidator(
+            self.model, measure, strength, protect, form=form, holds=holds, from_scratch=True, watch=watch
+        )
         self.observers = dict(observers or {})
         self._drawn: dict[int, dict[str, Tensor]] = {}
         self.outcome = Outcome(untrained=self.accuracies())

@@ -1,0 +1,140 @@
+"""Noticing protection that is not there: parameters that nobody trains, or that nothing holds though something should.
+
+All of it is legal, and some of it meant, so these are warnings: when a guard is attached, and at a task's first step.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.telling import tell
+from holdfast.measures import FineTune
+
+
+def warn_of_unowned(memory: Memory, owned: Collection[int]) -> None:
+    """Warn of protected parameters that are trainable but that no attached optimiser moves.
+
+    Args:
+        memory: what the guard knows.
+        owned: the ids of all parameters that attached optimisers train.
+    """
+    unowned = [name for name, p in memory.parameters.items() if p.requires_grad and id(p) not in owned]
+    if unowned:
+        tell(
+            f"No attached optimiser trains {_and_others(unowned)}. Give attach() all optimisers at once; freeze what "
+            "none trains, or leave it out of protect."
+        )
+
+
+def warn_unless_anchored_is_trained(memory: Memory, owned: Collection[int]) -> None:
+    """Warn if the penalty acts on nothing that moves, or on less than was consolidated."""
+    here = [p for name, p in memory.parameters.items() if name in memory.anchor]
+    if any(id(p) in owned for p in here):  # frozen ones may be thawed yet
+        warn_of_gone(memory)
+        return
+    tell(
+        f"The attached optimisers train other parameters than the {len(memory.anchor)} consolidated ones (such as "
+        f"{next(iter(memory.anchor))!r}), which are left out, or no longer in the model under their names: as long "
+        "as that is so, the penalty holds nothing back. A guard of a base model does not hold an adapter, through "
+        "which the network changes all the same: make the guard from the adapted model, after get_peft_model, "
+        "with protect='*lora_*', and consolidate it with proxy data."
+    )
+
+
+def warn_of_gone(memory: Memory) -> None:
+    """Warn of parameters that were consolidated, and that the model no longer has by their names."""
+    gone = [name for name in memory.anchor if name not in memory.parameters]
+    if gone:
+        tell(
+            f"The model no longer has {_and_others(gone)} under that name, so what was consolidated there is not held. "
+            "If a layer was wrapped or renamed, make a guard from the model as it is now, and consolidate it with "
+            "data; if it was taken away on purpose, call forget(name)."
+        )
+
+
+class Unheld:
+    """Says at a task's first step, and where an optimiser gets further parameters, what of them nothing holds."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._told: set[str] = set()
+
+    def begin_task(self) -> None:
+        """Look anew, whatever was told about the last task."""
+        memory = self.memory
+        self._told = set()
+        if memory.strength and memory.anchor:
+            warn_of_gone(memory)
+
+    def look(self, owned: Mapping[str, nn.Parameter]) -> None:
+        """Look at the parameters that an attached optimiser is about to move, and is asked to hold."""
+        memory = self.memory
+        if not memory.strength or memory.holds or "everything" in self._told:
+            return
+        if not memory.anchor:
+            if not memory.from_scratch:
+                self._say("everything", _NOTHING_YET.format(strength=memory.strength, measure=memory.driver))
+            return
+        if not any(memory.largest_importance.values()) and not isinstance(memory.driving.measure, FineTune):
+            self._say("everything", _NOTHING_MATTERS.format(measure=memory.driver))
+            return
+        known = memory.anchor.keys() | self._told
+        thawed = [name for name in owned if name in memory.left_frozen and name not in known]
+        if thawed:
+            self._told |= set(thawed)
+            self._say("", _THAWED.format(names=_and_others(thawed)))
+
+    def _say(self, what: str, message: str) -> None:
+        self._told.add(what)
+        tell(message)
+
+
+_NOTHING_YET = (
+    "This guard holds nothing yet: no task has been consolidated, so strength={strength:g} has nothing to pull at. If "
+    "the model is trained from scratch that is as it should be: Consolidator(..., from_scratch=True) says so. If it is "
+    "a pretrained one, call consolidate(batches) before training, with a measure that looks at data, such as Fisher() "
+    "or MAS(), and data that stands for what it knows; {measure} will know of this task at its end."
+)
+
+_NOTHING_MATTERS = (
+    "{measure} has found that every weight has importance 0, so nothing is held, at any strength. Look at what was "
+    "consolidated: outputs that do not depend on the protected parameters, labels that say nothing, steps that moved "
+    "nothing."
+)
+
+_THAWED = (
+    "{names} were frozen when the last task was consolidated, and are trained now: they have no anchor, so nothing "
+    "holds them. Before they are thawed, consolidate with a measure that looks at data, and name them in protect "
+    "(protect='*' for all parameters), which then covers frozen ones too."
+)
+
+
+def _and_others(names: Sequence[str]) -> str:
+    more = len(names) - 1
+    return repr(names[0]) + (f" and {more} other protected parameter{'s' if more > 1 else ''}" if more else "")
+
+
+_holders: WeakKeyDictionary[Optimizer, list[tuple[RemovableHandle, frozenset[int]]]] = WeakKeyDictionary()
+"""The hooks that add a penalty's gradient to an optimiser's steps, with the ids of the parameters that each holds."""
+
+
+def meet(optimizer: Optimizer, hook: RemovableHandle, protected: Iterable[int], *, hold: bool) -> None:
+    """Enter a new hook, and warn if one that is still there holds any of the same parameters."""
+    mine = frozenset(protected)
+    others = [(handle, theirs) for handle, theirs in _holders.get(optimizer, []) if _is_live(handle)]
+    if any(mine & theirs for _, theirs in others):
+        tell(
+            f"This {type(optimizer).__name__} is attached to another Consolidator, which protects some of the same "
+            "parameters: measures here will see its penalty as part of the task's gradient. Call detach() on the other "
+            "one, or make a new optimiser; to observe with several measures, give them to one: watch=[...]."
+        )
+    _holders[optimizer] = [*others, (hook, mine)] if hold else others
+
+
+def _is_live(handle: RemovableHandle) -> bool:
+    hooks = handle.hooks_dict_ref()
+    return hooks is not None and handle.id in hooks

@@ -1,0 +1,69 @@
+r"""Noticing a strength that would destroy the model: with SGD, a pull that overshoots the anchor by more at every step.
+
+Beside the task's gradient, the penalty of one weight is a quadratic of curvature :math:`\lambda = 2c\,\Omega`, and SGD
+on a quadratic is a linear recurrence, stable where the roots of its characteristic polynomial lie within the unit
+circle. With learning rate η, momentum μ and dampening d that is
+
+.. math:: \eta(1-d)\lambda < 2(1+\mu), \qquad\text{and with Nesterov's}\quad \eta\lambda < \frac{2(1+\mu)}{1+2\mu}.
+
+Optimisers that divide by a running mean of the gradient's size, such as Adam, have no such bound.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.telling import tell
+
+
+class Stability:
+    """Checks the steps of SGD, anew whenever the strength, Ω or the learning rate have changed."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._checked: WeakKeyDictionary[Optimizer, object] = WeakKeyDictionary()
+
+    def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
+        """Warn before a step that would be the first of ever larger swings."""
+        memory = self.memory
+        if type(optimizer).step is not SGD.step or not memory.anchor or not memory.strength:
+            return
+        groups = optimizer.param_groups
+        rates = [(float(g["lr"]), g["momentum"], g["dampening"], g["nesterov"], g["weight_decay"]) for g in groups]
+        known = (memory.version, memory.strength, rates)
+        if self._checked.get(optimizer) == known:
+            return
+        names = {id(parameter): name for name, parameter in owned.items()}
+        for group, (rate, *_) in zip(groups, rates, strict=True):
+            held = {names[id(p)] for p in group["params"] if id(p) in names} & memory.largest_importance.keys()
+            if held and rate > 0:
+                self._check_group(group, rate, max(held, key=memory.largest_importance.__getitem__))
+        self._checked[optimizer] = known
+
+    def _check_group(self, group: Mapping[str, Any], rate: float, name: str) -> None:
+        c, omega = self.memory.strength, self.memory.largest_importance[name]
+        bound = largest_curvature(rate, group["momentum"], group["dampening"], nesterov=group["nesterov"])
+        curvature = 2 * c * omega
+        if curvature + group["weight_decay"] <= bound:
+            return
+        momentum = f", momentum={group['momentum']:g}" if group["momentum"] else ""
+        most = (bound - group["weight_decay"]) / (2 * omega)
+        advice = f"Take a strength of at most {most:.2g}, a smaller lr" if most > 0 else "Take a smaller lr"
+        tell(
+            f"strength={c:g} is too much for SGD with lr={rate:g}{momentum}: for a weight of {name!r} with importance "
+            f"{omega:.3g}, 2c·Ω is {curvature:.3g}, and beyond {bound:.3g} the pull overshoots the anchor by more at "
+            f"every step, until weights are infinite. {advice}, or Adam, which has no such bound."
+        )
+
+
+def largest_curvature(rate: float, momentum: float, dampening: float, *, nesterov: bool) -> float:
+    """Return up to which curvature of a quadratic SGD is stable."""
+    if nesterov:
+        return 2 * (1 + momentum) / ((1 + 2 * momentum) * rate)
+    # Without momentum, torch's SGD has no dampening either.
+    scale = rate * (1 - dampening) if momentum else rate
+    return 2 * (1 + momentum) / scale if scale > 0 else float("inf")

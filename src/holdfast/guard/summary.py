@@ -1,0 +1,96 @@
+"""A guard in a few lines: what is held, by what, since when, how strongly, and how far weights have moved."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from holdfast.guard.memory import Memory
+from holdfast.tensors.in_words import amount, spread
+from holdfast.tensors.sharding import is_sharded, local
+from holdfast.tensors.storage import at_hand, running_dtype
+
+
+def describe(memory: Memory, attached: Sequence[Optimizer]) -> str:
+    """Return what there is to say about a guard; of a sharded model, this process's part."""
+    lines = [_what(memory), *_held(memory), *_beside(memory), _when(memory, attached)]
+    return "\n  ".join(lines)
+
+
+def _what(memory: Memory) -> str:
+    form = "" if memory.driving.form.elementwise else f" in the form {memory.driving.form.name!r}"
+    return (
+        f"Consolidator of {type(memory.model).__name__}: {memory.driving.measure}{form}, strength {memory.strength:g}"
+    )
+
+
+def _held(memory: Memory) -> list[str]:
+    protected = memory.parameters
+    if not memory.anchor:
+        return [f"holds nothing yet; protects {amount(protected.values())}, from the first consolidation on"]
+    held = {name: p for name, p in protected.items() if name in memory.anchor}
+    lines = [f"holds {amount(held.values())} to what they were after task {memory.tasks}"]
+    unheld = len(protected) - len(held)
+    if unheld:
+        lines.append(f"not held: {unheld} protected parameter{'s' if unheld > 1 else ''} that came or thawed later")
+    if gone := [name for name in memory.anchor if name not in protected]:
+        lines.append(f"consolidated, and no longer in the model: {gone[0]}{_and_more(gone)}")
+    diagonal = {name: local(omega) for name, omega in memory.driving.diagonal.items()}
+    lines.append(f"importance {spread(diagonal.values())}")
+    if held:
+        lines.append(_moved(memory, held))
+    if any(map(is_sharded, held.values())):
+        lines.append("(the model is sharded: these are the numbers of this process's part)")
+    return lines
+
+
+@torch.no_grad()
+def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
+    """Return how far weights are from the anchor, and what the penalty comes to: c·Σ Ω (θ − θ*)² by its diagonal."""
+    moved = size = penalty = 0.0
+    diagonal = memory.driving.diagonal
+    farthest, most = "", -1.0
+    for name, parameter in held.items():
+        theta = local(parameter.detach()).to(running_dtype(parameter))
+        anchor = local(at_hand(memory.anchor[name], parameter)).to(theta.dtype)
+        square = (theta - anchor).square_()
+        own, base = float(square.sum()), float(anchor.square().sum())
+        moved, size = moved + own, size + base
+        if name in diagonal:
+            penalty += memory.strength * float((local(at_hand(diagonal[name], parameter)) * square).sum())
+        share = own / base if base else math.inf if own else 0.0
+        if share > most:
+            farthest, most = name, share
+    if not moved:
+        return "no weight has moved since"
+    whose = f", most in {farthest} ({_percent(most)})" if len(held) > 1 else ""
+    cost = "the penalty is" if memory.driving.form.elementwise else "the penalty is, by its diagonal,"
+    far = _percent(moved / size if size else math.inf)
+    return f"moved since by {math.sqrt(moved):.3g}, {far} of their length{whose}; {cost} {penalty:.3g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * math.sqrt(share):.2g} %" if math.isfinite(share) else "from 0"
+
+
+def _beside(memory: Memory) -> list[str]:
+    lines = []
+    if memory.holds:
+        lines.append(
+            f"beside it hold {', '.join(f'{hold.name} (strength {hold.strength:g})' for hold in memory.holds)}"
+        )
+    if watching := [name for name in memory.ledgers if name != memory.driver]:
+        lines.append(f"watched by {', '.join(watching)}")
+    return lines
+
+
+def _when(memory: Memory, attached: Sequence[Optimizer]) -> str:
+    steps = max(memory.steps.values(), default=0)
+    whose = ", ".join(type(optimizer).__name__ for optimizer in attached) or "no optimiser"
+    return f"attached to {whose}; {steps} step{'' if steps == 1 else 's'} of task {memory.tasks + 1} seen"
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -1,0 +1,152 @@
+"""Protection that is not there is told at the first step, and what is meant to be so is not."""
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from tests.guard.helpers import batch, consolidated, loss, net, train
+
+NOTHING_YET = "error:This guard holds nothing yet"
+"""The tests ignore it, since most of them begin from scratch."""
+
+
+def attached(model, *measure, **options):
+    guard = holdfast.Consolidator(model, *measure, **options)
+    optimizer = torch.optim.Adam(model.parameters())
+    guard.attach(optimizer)
+    return guard, optimizer
+
+
+@pytest.mark.filterwarnings(NOTHING_YET)
+@pytest.mark.parametrize("name", ["SOS", "SI", "EWC", "MAS"])
+def test_a_guard_that_has_consolidated_nothing_says_so_at_its_first_step(name):
+    model = net()
+    guard, optimizer = attached(model, name, strength=500.0)
+    loss(model, batch(0)).backward()
+    told = r"holds nothing yet.*strength=500.*from_scratch=True.*Fisher\(\)"
+    with pytest.warns(holdfast.HoldfastWarning, match=told) as told:
+        optimizer.step()
+    train(model, optimizer)
+    assert len(told) == 1
+    guard.consolidate([batch(0)])
+    train(model, optimizer)
+
+
+@pytest.mark.filterwarnings(NOTHING_YET)
+def test_one_line_switches_it_off():
+    model = net()
+    _, optimizer = attached(model, "SOS", from_scratch=True)
+    train(model, optimizer)
+
+
+@pytest.mark.filterwarnings(NOTHING_YET)
+def test_nor_is_it_told_where_nothing_is_asked_for():
+    observing = net()
+    _, optimizer = attached(observing, "SOS", strength=0.0)
+    train(observing, optimizer)
+    by_hand = net()
+    guard = holdfast.Consolidator(by_hand, "SOS")
+    guard.attach(optimizer := torch.optim.Adam(by_hand.parameters()), hold=False)
+    train(by_hand, optimizer)
+    pretrained = net()
+    consolidated(pretrained).attach(optimizer := torch.optim.Adam(pretrained.parameters()))
+    train(pretrained, optimizer)
+
+
+def two_layers(frozen):
+    model = net()
+    model[0].requires_grad_(not frozen)
+    return model
+
+
+def test_a_backbone_that_thaws_has_no_anchor_and_that_is_told():
+    model = two_layers(frozen=True)
+    guard, optimizer = attached(model, holdfast.Fisher())
+    train(model, optimizer)
+    guard.consolidate([batch(0)])
+    train(model, optimizer)
+    model[0].requires_grad_(True)  # in the middle of a task
+    with pytest.warns(holdfast.HoldfastWarning, match=r"'0.weight' and 1 other .* were frozen") as told:
+        train(model, optimizer)
+    assert len(told) == 1
+
+
+def test_it_is_told_after_a_state_was_loaded_too(tmp_path):
+    model = two_layers(frozen=True)
+    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard.consolidate([batch(0)])
+    guard.save(tmp_path / "guard")
+    thawed = two_layers(frozen=False)
+    again = holdfast.Consolidator(thawed, holdfast.Fisher())
+    again.load(tmp_path / "guard")
+    again.attach(optimizer := torch.optim.Adam(thawed.parameters()))
+    with pytest.warns(holdfast.HoldfastWarning, match="were frozen"):
+        train(thawed, optimizer)
+
+
+def test_one_that_was_named_is_held_from_the_start():
+    model = two_layers(frozen=True)
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), protect="*")
+    guard.consolidate([batch(0)])
+    model[0].requires_grad_(True)
+    guard.attach(optimizer := torch.optim.Adam(model.parameters()))
+    train(model, optimizer)
+    assert "0.weight" in guard.anchor
+
+
+def test_a_new_head_is_no_oversight():
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = net()
+            self.heads = nn.ModuleList([nn.Linear(3, 3).double()])
+
+        def forward(self, x):
+            return self.heads[-1](self.body(x))
+
+    model = Growing()
+    guard, optimizer = attached(model, holdfast.Fisher())
+    train(model, optimizer)
+    guard.consolidate([batch(0)])
+    model.heads.append(nn.Linear(3, 3).double())
+    optimizer.add_param_group({"params": model.heads[-1].parameters()})
+    train(model, optimizer)
+
+
+def test_a_module_that_was_renamed_after_consolidation_is_told():
+    class Renamed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
+
+        def forward(self, x):
+            return self.last((self.first if hasattr(self, "first") else self.encoder)(x))
+
+    model = Renamed()
+    guard, optimizer = attached(model, holdfast.Fisher())
+    train(model, optimizer)
+    guard.consolidate([batch(0)])
+    model.encoder = model.first
+    del model.first
+    with pytest.warns(holdfast.HoldfastWarning, match=r"no longer has 'first.weight' and 1 other .* not held"):
+        train(model, optimizer)
+
+
+def test_importances_that_are_all_zero_are_told():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), protect="0.*")
+    with torch.no_grad():
+        model[2].weight.zero_()  # so that no output depends on what is before it
+    guard.consolidate([batch(0)])
+    guard.attach(optimizer := torch.optim.Adam(model.parameters()))
+    with pytest.warns(holdfast.HoldfastWarning, match="every weight has importance 0"):
+        train(model, optimizer)
+
+
+def test_those_of_the_baseline_that_holds_nothing_are_meant():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.FineTune())
+    guard.consolidate()
+    guard.attach(optimizer := torch.optim.Adam(model.parameters()))
+    train(model, optimizer)

@@ -1,0 +1,117 @@
+"""A strength that SGD cannot bear is told before it has done harm, and one that it can bear is not."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.guard.noticing.stability import largest_curvature
+
+SETTINGS = [
+    {},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "dampening": 0.5},
+    {"momentum": 0.5, "nesterov": True},
+    {"momentum": 0.9, "nesterov": True},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("share", [0.98, 1.02])
+def test_the_bound_is_where_sgd_on_a_quadratic_begins_to_diverge(settings, share):
+    settings = {"momentum": 0.0, "dampening": 0.0, "nesterov": False} | settings
+    rate = 0.1
+    bound = largest_curvature(rate, settings["momentum"], settings["dampening"], nesterov=settings["nesterov"])
+    theta = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([theta], lr=rate, **settings)
+    for _ in range(4000):
+        optimizer.zero_grad()
+        (0.5 * share * bound * theta**2).sum().backward()
+        optimizer.step()
+    assert (float(theta.detach().abs()) < 1e-3) is (share < 1)
+
+
+def trained(strength, optimizer=torch.optim.SGD, steps=1, **settings):
+    """Train a model beside an anchor of importance 1, with a gradient of nothing but the hold."""
+    model = nn.Linear(3, 2).double()
+    guard = holdfast.Consolidator(model, holdfast.L2(), strength)
+    guard.consolidate()
+    guard.attach(built := optimizer(model.parameters(), **settings))
+    with torch.no_grad():
+        model.weight.add_(0.1)
+    for _ in range(steps):
+        built.zero_grad()
+        (0 * model(torch.ones(1, 3, dtype=torch.float64)).sum()).backward()
+        built.step()
+    return model, built, guard
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_what_is_beyond_it_is_told_with_what_is_not(settings):
+    bound = largest_curvature(
+        0.1, settings.get("momentum", 0), settings.get("dampening", 0), nesterov="nesterov" in settings
+    )
+    trained(0.49 * bound, lr=0.1, **settings)
+    with pytest.warns(holdfast.HoldfastWarning, match=r"too much for SGD with lr=0.1.*strength of at most") as told:
+        trained(0.51 * bound, lr=0.1, **settings)
+    assert f"at most {bound / 2:.2g}" in str(told[0].message)
+
+
+def test_it_is_told_once_and_again_when_something_has_changed():
+    with pytest.warns(holdfast.HoldfastWarning) as told:
+        model, optimizer, guard = trained(11.0, lr=0.1, steps=3)
+    assert len(told) == 1
+    optimizer.param_groups[0]["lr"] = 0.01
+
+    def step():
+        optimizer.zero_grad()
+        (0 * model(torch.ones(1, 3, dtype=torch.float64)).sum()).backward()
+        optimizer.step()
+
+    step()
+    guard.strength = 101.0
+    with pytest.warns(holdfast.HoldfastWarning, match="strength=101 is too much"):
+        step()
+
+
+def test_weight_decay_counts():
+    with pytest.warns(holdfast.HoldfastWarning, match="too much"):
+        trained(9.9, lr=0.1, weight_decay=0.5)
+
+
+def test_optimisers_without_such_a_bound_are_not_told():
+    trained(1e6, torch.optim.Adam, lr=0.1)
+
+
+def test_a_guard_that_only_observes_is_not_told():
+    model = nn.Linear(3, 2)
+    guard = holdfast.Consolidator(model, holdfast.L2(), 1e6)
+    guard.consolidate()
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1), hold=False)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+
+def test_closures_are_told_too():
+    model = nn.Linear(3, 2)
+    guard = holdfast.Consolidator(model, holdfast.L2(), 11.0)
+    guard.consolidate()
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def closure():
+        optimizer.zero_grad()
+        value = model(torch.ones(1, 3)).sum()
+        value.backward()
+        return value
+
+    with pytest.warns(holdfast.HoldfastWarning, match="too much"):
+        optimizer.step(closure)
+
+
+def test_it_does_diverge():
+    """What the warning says is so: some hundred steps later nothing is left of the weights."""
+    with pytest.warns(holdfast.HoldfastWarning, match="until weights are infinite"), warnings.catch_warnings():
+        model, *_ = trained(15.0, lr=0.1, steps=300)
+    assert not float(model.weight.detach().abs().max()) < 1e30

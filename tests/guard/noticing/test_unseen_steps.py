@@ -1,0 +1,197 @@
+"""Training that goes past the guard is told after its first steps; training that goes through it never is."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from lomo_optim import Lomo
+
+import holdfast
+from holdfast.guard.noticing import unseen_steps
+from tests.guard.helpers import batch, loss, net, train, weights
+from tests.guard.sam import SAM
+
+IN_BACKWARD = "move from one backward pass to the next, and no step of an attached optimiser has moved them"
+
+
+def guarded(model, strength=1.0, measure=None):
+    guard = holdfast.Consolidator(model, measure or holdfast.Fisher(), strength=strength)
+    guard.consolidate([batch(9)])
+    return guard
+
+
+def lomo_weights(strength):
+    model = net(dtype=torch.float32)
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=strength)
+    guard.consolidate([batch(9, dtype=torch.float32)])
+    optimizer = Lomo(model, lr=0.1)
+    guard.attach(optimizer)
+    for i in range(4):
+        optimizer.fused_backward(loss(model, batch(i, dtype=torch.float32)), 0.1)
+    return weights(model)
+
+
+def test_an_optimiser_that_steps_within_backward_is_told():
+    with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
+        held = lomo_weights(1e6)
+    with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
+        free = lomo_weights(0.0)
+    assert all(torch.equal(held[name], free[name]) for name in free)  # which is why
+
+
+def test_weights_moved_by_hand_are_told():
+    model = net()
+    guard = guarded(model)
+    guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def by_hand(steps):
+        for i in range(steps):
+            loss(model, batch(i)).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(parameter.grad, alpha=0.1)
+                    parameter.grad = None
+
+    with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
+        by_hand(steps=3)
+
+
+def test_an_optimiser_that_was_never_attached_is_told_once():
+    model = net()
+    guard = guarded(model)
+    guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(holdfast.HoldfastWarning, match=r"This AdamW takes a step on '0.bias' and 3 other") as told:
+        train(model, torch.optim.AdamW(model.parameters()))
+    assert len(told) == 1
+    assert told[0].filename.endswith("helpers.py")  # the line that called step()
+
+
+def test_a_guard_that_was_detached_looks_no_more():
+    model = net()
+    guard = guarded(model)
+    guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    guard.detach()
+    train(model, torch.optim.AdamW(model.parameters()))
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+def test_sam_in_two_steps_with_the_wrapper_attached_is_told():
+    model = net()
+    guard = guarded(model)
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+    guard.attach(optimizer)
+    told = r"attached SAM lets it do so outside its own step\(\).*attach the SGD"
+    with pytest.warns(holdfast.HoldfastWarning, match=told):
+        sam_in_two_steps(model, optimizer)
+
+
+def test_sam_in_two_steps_with_its_base_attached_is_held():
+    moved = {}
+    for strength in (0.0, 0.3):
+        model = net()
+        guard = guarded(model, strength, holdfast.L2())
+        before = weights(model)
+        optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+        guard.attach(optimizer.base_optimizer)
+        sam_in_two_steps(model, optimizer, steps=20)
+        moved[strength] = sum(float((p - before[name]).square().sum()) for name, p in weights(model).items())
+    assert 0 < moved[0.3] < 0.5 * moved[0.0]
+
+
+def sam_in_two_steps(model, optimizer, steps=3):
+    for i in range(steps):
+        loss(model, batch(i)).backward()
+        optimizer.first_step()
+        loss(model, batch(i)).backward()
+        optimizer.second_step()
+
+
+def test_a_copy_of_model_and_optimiser_is_told():
+    model = net()
+    guard = guarded(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    guard.attach(optimizer)
+    copied, its_optimizer = copy.deepcopy((model, optimizer))
+    with pytest.warns(holdfast.HoldfastWarning, match="is a copy of one that a guard is attached to"):
+        train(copied, its_optimizer)
+
+
+def test_all_three_copied_together_are_held():
+    model = net()
+    guard = guarded(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    guard.attach(optimizer)
+    with pytest.warns(holdfast.HoldfastWarning, match="attached to nothing"):
+        copied, its_optimizer, its_guard = copy.deepcopy((model, optimizer, guard))
+    its_guard.attach(its_optimizer)
+    train(copied, its_optimizer)
+    assert its_guard.path.steps == 3
+
+
+def test_other_models_of_the_same_shape_are_nobodys_business():
+    model, twin = net(), net()
+    guard = guarded(model)
+    guard.attach(torch.optim.Adam(model.parameters()))
+    train(twin, torch.optim.Adam(twin.parameters()))
+    other = copy.deepcopy(model)
+    train(other, torch.optim.Adam(other.parameters()))
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.LBFGS])
+def test_ordinary_training_is_not_told_and_soon_not_looked_at(make):
+    model = net()
+    guard = guarded(model, 0.1)
+    optimizer = make(model.parameters(), lr=0.01)
+    guard.attach(optimizer)
+    for i in range(3):
+        for part in range(2):  # accumulated
+            (loss(model, batch(2 * i + part)) / 2).backward()
+
+        def closure(i=i):
+            optimizer.zero_grad()
+            value = loss(model, batch(i))
+            value.backward()
+            return value
+
+        optimizer.step(closure) if make is torch.optim.LBFGS else optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.5, 0.5)  # as some networks have it after each step
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+def test_nothing_is_looked_at_for_ever():
+    model = net()
+    guard = guarded(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    guard.attach(optimizer)
+    train(model, optimizer, steps=unseen_steps.PATIENCE - 1)
+    assert any(parameter._backward_hooks for parameter in model.parameters())
+    train(model, optimizer, steps=1)
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+def test_models_travel_without_what_looks_at_them():
+    model = net()
+    guard = guarded(model)
+    guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = pickle.loads(pickle.dumps(model))
+        copied = copy.deepcopy(model)
+    assert not any(parameter._backward_hooks for other in (again, copied) for parameter in other.parameters())
+
+
+def test_a_guard_that_is_gone_leaves_no_look_behind():
+    model = net()
+    guard = guarded(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    known = len(unseen_steps._watching)
+    optimizer = None
+    del guard
+    assert len(unseen_steps._watching) < known
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1))

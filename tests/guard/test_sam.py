@@ -1,0 +1,109 @@
+"""SAM evaluates its closure where it has climbed to; what is measured is the step from where it began."""
+
+import pytest
+import torch
+
+import holdfast
+from tests.guard.helpers import batch, loss, net, weights
+from tests.guard.sam import SAM
+
+
+def trained(measures, strength=0.0, again=False, steps=4):
+    """Train with SAM, with a guard, and return it with −Σ gΔ, the mean of g² and the weights, worked out beside it."""
+    model = net()
+    guard = holdfast.Consolidator(model, measures[0], strength, watch=measures[1:], from_scratch=True)
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
+    guard.attach(optimizer)
+    path = {name: torch.zeros_like(p) for name, p in weights(model).items()}
+    average = {name: torch.zeros_like(p) for name, p in weights(model).items()}
+    for i in range(steps):
+
+        def closure(i=i):
+            optimizer.zero_grad()
+            value = loss(model, batch(i))
+            value.backward()
+            return value
+
+        value = closure()
+        before = weights(model)
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        assert value.requires_grad
+        optimizer.step(closure)
+        for name, after in weights(model).items():
+            path[name] -= gradients[name] * (after - before[name])
+            average[name] = 0.999 * average[name] + 0.001 * gradients[name].square()
+    return guard, path, average, model
+
+
+@pytest.mark.parametrize("measures", [["SI"], ["SOS"], ["SI", "SOS"]], ids=str)
+def test_measures_see_the_gradient_and_the_step_from_where_it_began(measures):
+    guard, path, average, _ = trained(measures)
+    running = guard.path.running
+    for name in path:
+        if "SI" in measures:
+            torch.testing.assert_close(running["SI"]["path"][name], path[name], rtol=1e-10, atol=1e-14)
+        if "SOS" in measures:
+            torch.testing.assert_close(running["SOS"]["second_moment"][name], average[name], rtol=1e-10, atol=1e-14)
+
+
+def test_the_displacement_is_from_there_too():
+    guard, path, _, model = trained(["SI"])
+    start = weights(net())
+    found = guard.consolidate()["SI"].importance
+    for name, theta in weights(model).items():
+        expected = path[name].clamp(min=0) / ((theta - start[name]).square() + 0.1)
+        torch.testing.assert_close(found[name], expected, rtol=1e-10, atol=1e-14)
+
+
+def test_it_is_held():
+    """The hold's gradient is added where the closure is evaluated, as a penalty in the loss would be."""
+    model, twin = net(), net()
+    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.7)
+    guard.consolidate()
+    anchor = weights(model)
+    optimizer, its = (SAM(m.parameters(), torch.optim.SGD, lr=0.1, rho=0.5) for m in (model, twin))
+    guard.attach(optimizer)
+    for i in range(4):
+
+        def closure(model=model, optimizer=optimizer, i=i, held=False):
+            optimizer.zero_grad()
+            value = loss(model, batch(i))
+            if held:
+                value = value + 0.7 * sum((p - anchor[n]).square().sum() for n, p in model.named_parameters())
+            value.backward()
+            return value
+
+        closure()
+        optimizer.step(closure)
+        closure(twin, its)
+        its.step(lambda i=i: closure(twin, its, i, held=True))
+    for name, value in weights(twin).items():
+        torch.testing.assert_close(weights(model)[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_sam_that_evaluates_where_it_begins_is_measured_there():
+    """Some call the closure twice themselves, and are given no gradient before."""
+
+    class Twice(SAM):
+        def step(self, closure=None):
+            with torch.enable_grad():
+                closure()
+            super().step(closure)
+
+    model = net()
+    guard = holdfast.Consolidator(model, "SI", 0.0)
+    optimizer = Twice(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
+    guard.attach(optimizer)
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(model, batch(0))
+        value.backward()
+        return value
+
+    before = weights(model)
+    gradients = dict(zip(before, torch.autograd.grad(loss(model, batch(0)), list(model.parameters())), strict=True))
+    optimizer.step(closure)
+    for name, after in weights(model).items():
+        expected = -gradients[name] * (after - before[name])
+        torch.testing.assert_close(guard.path.running["SI"]["path"][name], expected, rtol=1e-10, atol=1e-14)

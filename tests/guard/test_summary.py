@@ -1,0 +1,111 @@
+"""A guard, and what it found, in a few lines."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from tests.guard.helpers import batch, net, train
+
+
+def lines(thing):
+    return str(thing).splitlines()
+
+
+def test_before_anything_is_held():
+    guard = holdfast.Consolidator(net(), holdfast.SOS(), strength=500.0, protect="0.*")
+    assert lines(guard) == [
+        "Consolidator of Sequential: SOS(beta2=0.999, normalise=True, alpha=0.0, batch_size=None), strength 500",
+        "  holds nothing yet; protects 2 parameters (25 weights), from the first consolidation on",
+        "  attached to no optimiser; 0 steps of task 1 seen",
+    ]
+
+
+def test_what_is_held_by_what_since_when_how_strongly_and_how_far_it_has_moved():
+    model = nn.Linear(2, 2, bias=False).double()
+    guard = holdfast.Consolidator(model, holdfast.L2(), strength=3.0, watch=["SI"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard.attach(optimizer)
+    guard.consolidate()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+    guard.consolidate()
+    assert "no weight has moved since" in str(guard)
+    model.weight.grad = torch.zeros_like(model.weight)
+    optimizer.step()
+    with torch.no_grad():
+        model.weight.add_(torch.tensor([[0.0, 0.5], [0.0, 0.0]]))
+    assert lines(guard) == [
+        "Consolidator of Linear: L2(growing=False), strength 3",
+        "  holds 1 parameter (4 weights) to what they were after task 2",
+        "  importance 1 on average, 1 at most",
+        "  moved since by 0.5, 10 % of their length; the penalty is 0.75",
+        "  watched by SI",
+        "  attached to SGD; 1 step of task 3 seen",
+    ]
+    assert guard.penalty().item() == pytest.approx(0.75)
+
+
+def test_what_is_not_held_is_named():
+    model = net()
+    model[0].requires_grad_(False)
+    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard.consolidate([batch(0)])
+    model[0].requires_grad_(True)
+    guard.refresh()
+    assert "not held: 2 protected parameters that came or thawed later" in str(guard)
+    model[2] = nn.Identity()
+    assert "no longer in the model: 2.weight and 1 more" in str(holdfast_refreshed(guard))
+
+
+def holdfast_refreshed(guard):
+    guard.refresh()
+    return guard
+
+
+@pytest.mark.parametrize("name", sorted(holdfast.measures()))
+def test_all_of_it_is_short_for_every_measure(name):
+    model = nn.Sequential(nn.Linear(64, 500), nn.ReLU(), nn.Linear(500, 10))
+    guard = holdfast.Consolidator(model, name, watch=[] if name == "SI" else ["SI"], strength=1e-3)
+    optimizer = torch.optim.Adam(model.parameters())
+    guard.attach(optimizer)
+    data = torch.randn(8, 64), torch.randint(0, 10, (8,))
+    loss = nn.functional.cross_entropy(model(data[0]), data[1])
+    loss.backward()
+    if guard.measures[name].needs.independent:
+        guard.observe_independent(nn.functional.cross_entropy(model(data[0] + 1), data[1]), samples=8)
+    optimizer.step()
+    found = guard.consolidate([data])
+    for thing in (guard, found, found[name], guard.path):
+        assert len(lines(thing)) <= 10
+        assert len(str(thing)) < 900
+    assert "2 parameters" not in str(found[name])
+    assert "4 parameters (37,510 weights)" in str(found[name])
+
+
+def test_what_was_found_says_from_how_many_samples_and_which_way():
+    model = nn.Sequential(nn.Linear(4, 5), nn.PReLU(), nn.Linear(5, 3)).double()
+    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    found = guard.consolidate([batch(0)])["EWC"]
+    assert "from 8 samples; 1 by" in str(found)
+
+
+def test_the_form_and_other_holds_are_named():
+    class Pull(holdfast.Hold):
+        name = "pull"
+
+    guard = holdfast.Consolidator(net(), "EWC", holds=[Pull(2.0)])
+    assert "beside it hold pull (strength 2)" in str(guard)
+
+
+def test_a_copy_says_what_it_is(recwarn):
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard.attach(optimizer := torch.optim.Adam(model.parameters()))
+    train(model, optimizer)
+    guard.consolidate([batch(0)])
+    copied = copy.deepcopy(guard)
+    assert "attached to no optimiser" in str(copied)
+    assert lines(copied)[:3] == lines(guard)[:3]
