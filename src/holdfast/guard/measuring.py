@@ -15,6 +15,7 @@ from holdfast.guard.distributed.ranks import Ranks, is_one_of_several
 from holdfast.guard.distributed.whole_model import whole_model
 from holdfast.guard.ledger import Ledger, TaskImportance
 from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.new_classes import Classes, together, warn_of_new_classes
 from holdfast.measures import SampleMeasure
 from holdfast.persample.batches import Batch, Forward, check_batches, read_batch
 from holdfast.persample.engine import SampleAccumulator, SampleImportance
@@ -39,6 +40,7 @@ class Finding:
     raw: dict[str, Tensor] | None = None
     samples: int | None = None
     fallback: dict[str, str] = field(default_factory=dict)
+    labels: frozenset[int] = frozenset()
 
     def shown(self) -> TaskImportance:
         """Return it as users are told."""
@@ -65,10 +67,11 @@ def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forwar
     collectors = list(dict.fromkeys(_collectors(memory, sampled, forward).values()))
     for collector in collectors:
         collector.limit = min(REHEARSED, collector.limit or REHEARSED)
-    _collect(memory.ranks, collectors, given)
+    classes = _collect(memory.ranks, collectors, given)
     for collector in collectors:
         if not collector.seen:
             memory.ranks.together(collector.result)  # says that there were no batches
+    _look_at_classes(memory, classes, collectors)
 
 
 def _sampled(memory: Memory) -> dict[str, SampleMeasure]:
@@ -126,9 +129,10 @@ def _measure_samples(
         )
     known: dict[str, dict[str, Tensor]] = {name: {} for name in sampled}
     seen: dict[str, SampleImportance] = {}
+    classes = Classes()
     for number in range(passes):
         wanted = {name: measure for name, measure in sampled.items() if number < memory.ledgers[name].form.passes}
-        results = _pass(memory, wanted, batches, forward, known)
+        results, classes = _pass(memory, wanted, batches, forward, known)
         for name, result in results.items():
             known[name] |= result.values
         seen = seen or results
@@ -140,7 +144,7 @@ def _measure_samples(
         else:
             blocks = ledger.form.blocks(memory.model, memory.parameters)
             matrices, lasting = ledger.form.matrices(measure, blocks, known[name]), {}
-        found[name] = Finding(matrices, lasting, samples=seen[name].samples, fallback=seen[name].fallback)
+        found[name] = Finding(matrices, lasting, None, seen[name].samples, seen[name].fallback, classes.labels)
     return found
 
 
@@ -150,14 +154,16 @@ def _pass(
     batches: Iterable[Any],
     forward: Forward | None,
     known: Mapping[str, Mapping[str, Tensor]],
-) -> dict[str, SampleImportance]:
-    """Go through the samples once, and return each measure's means over those of all ranks."""
+) -> tuple[dict[str, SampleImportance], Classes]:
+    """Go through the samples once, and return each measure's means over those of all ranks, and all labels."""
     ranks = memory.ranks
     collectors = _collectors(memory, sampled, forward, known)
     every = list(dict.fromkeys(collectors.values()))
     if not any(known.values()):  # of several passes, before the first
         _warn_if_alone_among_several(ranks)
-    _collect(ranks, every, batches)
+    classes = _collect(ranks, every, batches)
+    if not any(known.values()):
+        _look_at_classes(memory, classes, every)
     for collector in every:
         _add_up(memory, collector)
     results = ranks.together(lambda: {collector: collector.result() for collector in every})
@@ -165,7 +171,15 @@ def _pass(
     ways = ranks.each(lambda: [result.fallback for result in results.values()])
     for result, theirs in zip(results.values(), zip(*ways, strict=True), strict=True):
         result.fallback = dict(ChainMap(*theirs))
-    return {name: results[collectors[name]] for name in sampled}
+    return {name: results[collectors[name]] for name in sampled}, classes
+
+
+def _look_at_classes(memory: Memory, classes: Classes, collectors: Iterable[SampleAccumulator]) -> None:
+    """Warn of classes that are all new; holds of other kinds may keep the old ones."""
+    if not memory.holds and memory.strength:
+        found = [collector.classes for collector in collectors]
+        outputs = None if None in found else min((count for count in found if count is not None), default=None)
+        warn_of_new_classes(memory.labels, classes, outputs)
 
 
 def _collectors(
@@ -196,8 +210,8 @@ def _collectors(
     return found
 
 
-def _collect(ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterable[Any]) -> None:
-    """Give the batches to the collectors until there are no more, or enough.
+def _collect(ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterable[Any]) -> Classes:
+    """Give the batches to the collectors until there are no more, or enough, and return the labels of all ranks.
 
     The first batches of all ranks count as one large batch in the order of the ranks, then the second ones, and so on:
     a limit takes the same samples as one process would that is given those. A rank that has no batch left waits for
@@ -218,6 +232,7 @@ def _collect(ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterabl
             return reader.read_next()
 
         sizes = ranks.each(measure_and_read_on)
+    return together(ranks.each(lambda: reader.classes))
 
 
 class _Reader:
@@ -225,6 +240,8 @@ class _Reader:
 
     def __init__(self, batches: Iterable[Any], collectors: list[SampleAccumulator]) -> None:
         self.batch: Batch | None = None
+        self.classes = Classes()
+        """The labels of all batches so far."""
         self._batches = batches
         self._iterator: Iterator[Any] | None = None
         self._collectors = collectors
@@ -237,6 +254,7 @@ class _Reader:
         if not all(collector.full for collector in self._collectors):
             for batch in self._iterator:
                 self.batch = read_batch(batch, self._collectors[0].device)
+                self.classes |= Classes.of(self.batch.targets)
                 return self.batch.size
         return 0
 

@@ -56,6 +56,8 @@ class Memory:
     """Whether the first task is known to begin from nothing, so that nothing has to be held in it."""
     left_frozen: frozenset[str] = frozenset()
     """The parameters that were left out of the last consolidation because they were frozen."""
+    labels: frozenset[int] = frozenset()
+    """The labels of all samples that tasks were measured with, where each had one."""
     version: int = 0
     """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
 

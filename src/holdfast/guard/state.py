@@ -53,8 +53,7 @@ def to_state(memory: Memory) -> dict[str, Any]:
     }
     if averages := _averages(memory):
         state["averages"] = averages
-    if memory.left_frozen:
-        state["left_frozen"] = sorted(memory.left_frozen)
+    state |= {key: sorted(kept) for key, kept in _noted(memory).items() if kept}
     tensors = state["tensors"]
     for kind, kept in _by_parameter(memory).items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in kept.items()}
@@ -92,7 +91,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     _load_holds(memory.holds, holds)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.steps = dict(state["steps"])
-    memory.left_frozen = frozenset(state.get("left_frozen", ()))
+    memory.left_frozen, memory.labels = (frozenset(state.get(key, ())) for key in _noted(memory))
     memory.anchor, memory.start = kept["anchor"], kept["start"]
     known = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
     memory.parameters = {name: p for name, p in parameters.items() if name in known}
@@ -241,6 +240,11 @@ def _beside_the_usual(memory: Memory) -> dict[str, Any]:
     form = plain("the form", memory.driving.form.settings())
     holds = {hold.name: plain(hold.name, hold.settings()) for hold in memory.holds}
     return ({} if form == _DIAGONAL else {"form": form}) | ({"holds": holds} if holds else {})
+
+
+def _noted(memory: Memory) -> dict[str, frozenset[Any]]:
+    """Return what was noted of the tasks so far, by which it can be told what is not held."""
+    return {"left_frozen": memory.left_frozen, "labels": memory.labels}
 
 
 def _averages(memory: Memory) -> dict[str, dict[str, float]]:

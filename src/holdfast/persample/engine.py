@@ -97,6 +97,8 @@ class SampleAccumulator:
         self.generator = generator or _generator_from_global_state(self.device)
         self.samples = 0
         self.seen = 0
+        self.classes: int | None = None
+        """How many classes plain outputs ``[N, C]`` tell apart, once seen; ``None`` where some are masked out."""
         self.reduction = reduction(self.parameters) if reduction else DiagonalReduction(phi, self.parameters)
         self._reader = BatchReader(self.device, model)
         self._plan: Plan | None = None
@@ -203,6 +205,7 @@ class SampleAccumulator:
     def _add_chunk(self, batch: Batch) -> None:
         uses, outputs = record(self.model, self.parameters, self.forward, batch.inputs)
         _check_outputs(outputs, batch.size)
+        self.classes = outputs.shape[1] if outputs.ndim == 2 and bool(outputs.isfinite().all()) else None
         plan = self._plan_for(batch, uses, outputs)
         sites, without_rule = ([], set()) if plan is None else plan.sites(uses, outputs, self.parameters)
         if plan is None or (batch.size > 1 and not self._routes.keep_apart(outputs, sites)):

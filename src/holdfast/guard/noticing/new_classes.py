@@ -1,0 +1,126 @@
+"""Noticing one head that is taught classes which the guard has not seen: class-incremental learning.
+
+Importance says which weights the old classes need. It says nothing about how an output of today compares with one that
+was never trained beside it, and the cheapest way to learn new classes is to let them win everywhere: old ones are
+forgotten at any strength that lets new ones be learned.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.guard.noticing.telling import tell
+from holdfast.tensors.sharding import is_sharded
+
+ENOUGH = 8
+"""Labels below which nothing is said: a few say little about a task."""
+MOST = 10_000
+"""Different labels beyond which they are none of a classifier's."""
+FIRST = 8
+"""Steps of a task after which its classes are compared with those before."""
+LOOKED_AT = 256
+"""Steps of a task in which its classes are looked for."""
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The labels that some samples have, and how many samples that are."""
+
+    labels: frozenset[int] = frozenset()
+    samples: int = 0
+
+    @classmethod
+    def of(cls, targets: Tensor | None) -> "Classes":
+        """Return those of a batch's targets: one whole number a sample, or nothing that could be told."""
+        if targets is None or targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
+            return cls()
+        return cls(frozenset(label for label in targets.unique().tolist() if label >= 0), len(targets))
+
+    def __or__(self, other: "Classes") -> "Classes":
+        labels = self.labels | other.labels
+        return Classes(labels if len(labels) <= MOST else frozenset(), self.samples + other.samples)
+
+
+def together(classes: Iterable[Classes]) -> Classes:
+    """Return the labels of all of some samples."""
+    found = Classes()
+    for some in classes:
+        found |= some
+    return found
+
+
+def warn_of_new_classes(before: Collection[int], now: Classes, outputs: int | None) -> None:
+    """Warn if none of a task's labels is among those that were consolidated, with one head for all.
+
+    Args:
+        before: the labels that were consolidated.
+        now: those of the task.
+        outputs: how many classes the measured outputs have; ``None`` where they are no plain ``[N, C]``, or where some
+            are masked out, so that classes of other tasks have no part in this one's.
+    """
+    if not before or now.samples < ENOUGH or not now.labels or outputs is None or now.labels & set(before):
+        return
+    if max(now.labels | set(before)) < outputs:  # else they are labels of other heads than this one
+        tell(_ALL_NEW.format(now=_range(now.labels), before=_range(before), outputs=outputs))
+
+
+_ALL_NEW = (
+    "The classes of this task ({now}) are all new: none of those consolidated before ({before}) is among them, and one "
+    "head of {outputs} outputs has both. Importance alone does not keep classes that were never seen together "
+    "(class-incremental learning): the old ones are forgotten at any strength that lets the new ones be learned. Give "
+    "each task a head of its own where the task is known, mix old samples into the batches, or let the loss compare "
+    "this task's classes alone; the guide on class-incremental learning has each of them, measured."
+)
+
+
+class HeadGradients:
+    """Tells a task's classes from its first steps: those whose bias in the output layer the loss pushes up.
+
+    The gradient of cross-entropy with respect to the bias of a class is the mean of q, less the share of samples that
+    have it as their label: only a class that is there can have a negative one.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._bias: nn.Parameter | None = None
+        self._up: Tensor | None = None
+        self._down: Tensor | None = None
+
+    def begin_task(self, model: nn.Module) -> None:
+        """Look for the output layer: the last linear one that has a bias and several outputs."""
+        layers = [module for module in model.modules() if type(module) is nn.Linear and module.bias is not None]
+        self.__init__()  # type: ignore[misc]
+        if layers and layers[-1].out_features > 1 and not is_sharded(layers[-1].bias):
+            self._bias = layers[-1].bias
+
+    def look(self, before: Collection[int]) -> None:
+        """Look at the gradient of a step, and after some of them at what they say."""
+        if self._bias is None or self._bias.grad is None or self._steps >= LOOKED_AT or self._bias.grad.is_sparse:
+            return
+        gradient = self._bias.grad.detach()
+        self._steps += 1
+        self._up = gradient < 0 if self._up is None else self._up | (gradient < 0)
+        self._down = gradient > 0 if self._down is None else self._down | (gradient > 0)
+        if self._steps == FIRST and before:
+            self._warn(before)
+
+    @property
+    def classes(self) -> frozenset[int]:
+        """The classes that were pushed up so far."""
+        return frozenset() if self._up is None else frozenset(self._up.nonzero().flatten().tolist())
+
+    def _warn(self, before: Collection[int]) -> None:
+        assert self._down is not None
+        # A class that is masked out of the loss is pushed nowhere.
+        pushed_down = set(self._down.nonzero().flatten().tolist())
+        if pushed_down >= set(before):
+            warn_of_new_classes(before, Classes(self.classes, ENOUGH), len(self._down))
+
+
+def _range(labels: Collection[int]) -> str:
+    ordered = sorted(labels)
+    if len(ordered) == ordered[-1] - ordered[0] + 1 and len(ordered) > 2:
+        return f"{ordered[0]} to {ordered[-1]}"
+    return ", ".join(map(str, ordered[:6])) + (" …" if len(ordered) > 6 else "")

@@ -1,0 +1,139 @@
+"""One head that is taught classes which the guard has not seen is told, early where that can be known."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import holdfast
+from holdfast.guard.noticing.new_classes import FIRST
+
+ALL_NEW = r"classes of this task \(3 to 5\) are all new: none of those consolidated before \(0 to 2\)"
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6))
+
+
+def samples(classes, count=32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.tensor(classes)[torch.arange(count) % len(classes)]
+    return torch.randn(count, 4, generator=generator) + y.unsqueeze(1), y
+
+
+def train(model, optimizer, data, steps, loss=cross_entropy):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model(data[0]), data[1]).backward()
+        optimizer.step()
+
+
+def after_a_task(measure, classes=(0, 1, 2), **options):
+    model = network()
+    guard = holdfast.Consolidator(model, measure, strength=0.01, from_scratch=True, **options)
+    optimizer = torch.optim.Adam(model.parameters())
+    guard.attach(optimizer)
+    data = samples(classes)
+    train(model, optimizer, data, FIRST)
+    guard.consolidate([data])
+    return model, guard, optimizer
+
+
+@pytest.mark.parametrize("measure", ["EWC", "MAS", "SI", "SOS"])
+def test_new_classes_alone_are_told_within_the_first_steps(measure):
+    model, _, optimizer = after_a_task(measure)
+    data = samples((3, 4, 5))
+    train(model, optimizer, data, FIRST - 1)
+    with pytest.warns(holdfast.HoldfastWarning, match=ALL_NEW) as told:
+        train(model, optimizer, data, 20)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("classes", [(0, 1, 2), (2, 3, 4), (0, 1, 2, 3, 4, 5)])
+def test_classes_of_which_some_are_known_are_not(classes):
+    model, guard, optimizer = after_a_task("SOS")
+    data = samples(classes)
+    train(model, optimizer, data, 2 * FIRST)
+    guard.consolidate([data])
+
+
+def test_a_loss_that_compares_this_tasks_classes_alone_is_what_was_advised():
+    model, _, optimizer = after_a_task("SOS")
+    train(model, optimizer, samples((3, 4, 5)), 2 * FIRST, lambda z, y: cross_entropy(z[:, 3:], y - 3))
+
+
+def test_data_tell_where_no_step_was_seen():
+    model = network()
+    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard.consolidate([samples((0, 1, 2))])
+    with pytest.warns(holdfast.HoldfastWarning, match=ALL_NEW):
+        guard.rehearse([samples((3, 4, 5))])
+    with pytest.warns(holdfast.HoldfastWarning, match=ALL_NEW):
+        guard.consolidate([samples((3, 4, 5))])
+    guard.consolidate([samples((3, 4, 5))])  # known by now
+
+
+def test_they_tell_after_a_state_was_loaded_too(tmp_path):
+    guard = holdfast.Consolidator(network(), holdfast.Fisher())
+    guard.consolidate([samples((0, 1, 2))])
+    guard.save(tmp_path / "guard")
+    again = holdfast.Consolidator(network(), holdfast.Fisher())
+    again.load(tmp_path / "guard")
+    with pytest.warns(holdfast.HoldfastWarning, match=ALL_NEW):
+        again.consolidate([samples((3, 4, 5))])
+
+
+def test_a_warning_that_is_an_error_changes_nothing():
+    guard = holdfast.Consolidator(network(), holdfast.Fisher())
+    guard.consolidate([samples((0, 1, 2))])
+    before = {name: omega.clone() for name, omega in guard.importance.items()}
+    with pytest.raises(holdfast.HoldfastWarning, match=ALL_NEW):  # the tests make errors of warnings
+        guard.consolidate([samples((3, 4, 5))])
+    assert guard.tasks == 1
+    assert all(torch.equal(omega, guard.importance[name]) for name, omega in before.items())
+
+
+def test_heads_of_their_own_are_no_such_case():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 16)
+            self.heads = nn.ModuleList([nn.Linear(16, 3), nn.Linear(16, 3)])
+
+        def forward(self, x, task):
+            return self.heads[task](self.body(x).relu())
+
+    torch.manual_seed(0)
+    model = Heads()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=0.01, protect="body.*", from_scratch=True)
+    optimizer = torch.optim.Adam(model.parameters())
+    guard.attach(optimizer)
+    for task, classes in enumerate([(0, 1, 2), (3, 4, 5)]):
+        x, y = samples(classes)
+        for _ in range(2 * FIRST):
+            optimizer.zero_grad()
+            cross_entropy(model(x, task), y - 3 * task).backward()
+            optimizer.step()
+        guard.consolidate([(x, y)], forward=lambda model, x, task=task: model(x, task))  # labels as the data have them
+
+
+def test_outputs_that_are_masked_are_no_such_case():
+    model = network()
+    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    masks = torch.zeros(6), torch.zeros(6)
+    masks[0][3:], masks[1][:3] = -torch.inf, -torch.inf
+    for mask, classes in zip(masks, [(0, 1, 2), (3, 4, 5)], strict=True):
+        guard.consolidate([samples(classes)], forward=lambda model, x, mask=mask: model(x) + mask)
+
+
+def test_few_labels_say_nothing():
+    guard = holdfast.Consolidator(network(), holdfast.Fisher())
+    guard.consolidate([samples((0, 1, 2))])
+    guard.rehearse([samples((3, 4), count=2)])
+
+
+def test_nothing_is_said_of_a_guard_that_holds_nothing():
+    guard = holdfast.Consolidator(network(), holdfast.Fisher(), strength=0.0)
+    guard.consolidate([samples((0, 1, 2))])
+    guard.consolidate([samples((3, 4, 5))])
