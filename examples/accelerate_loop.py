@@ -40,7 +40,7 @@ def train(strength: float) -> list[float]:
     loaders = [DataLoader(data, batch_size=16, shuffle=True) for data in tasks]
     model, optimizer, *loaders = accelerator.prepare(model, optimizer, *loaders)
 
-    guard = holdfast.Consolidator(model, holdfast.SOS(), strength=strength)  # added
+    guard = holdfast.Consolidator(model, holdfast.SOS(), strength=strength, from_scratch=True)  # added
     prepare_guard(accelerator, guard, optimizer)  # added: attaches it, and keeps it with the accelerator's checkpoints
 
     with tempfile.TemporaryDirectory() as folder:

@@ -36,7 +36,7 @@ def main() -> None:
     network = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5))
     model = DistributedDataParallel(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    guard = holdfast.Consolidator(model, holdfast.SOS(alpha="unbiased"), strength=20.0)  # holdfast
+    guard = holdfast.Consolidator(model, holdfast.SOS(alpha="unbiased"), strength=20.0, from_scratch=True)  # holdfast
     guard.attach(optimizer)  # holdfast
     guard.observe_ranks(samples=32)  # holdfast
 

@@ -57,7 +57,7 @@ def main() -> None:
     L.seed_everything(0, verbose=False)
     module = Classifier()
     tasks = [task(torch.arange(64)), task(torch.randperm(64))]
-    guard = holdfast.Consolidator(module, holdfast.SI(damping=0.01), strength=1.0)  # holdfast
+    guard = holdfast.Consolidator(module, holdfast.SI(damping=0.01), strength=1.0, from_scratch=True)  # holdfast
     for train, _ in tasks:
         trainer = L.Trainer(
             max_epochs=10,

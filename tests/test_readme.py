@@ -3,11 +3,14 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import holdfast
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.filterwarnings("error:This guard holds nothing yet")
 def test_the_examples_run_in_the_order_of_the_page():
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len(blocks) >= 3

@@ -30,6 +30,10 @@ def test_ones_own_loop(tmp_path, monkeypatch):
     assert min(omega.sum() for omega in scope["halved"].importance.values()) > 0
 
 
+def test_new_classes_with_one_head():
+    assert run_page("guides/class-incremental.md")["guard"].tasks == 2
+
+
 def test_adding_ones_own():
     run_page("guides/extending.md")
 

@@ -31,7 +31,6 @@ from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import Memory
-from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.state import blank_state, from_state, to_state
 from holdfast.guard.steps.attachment import Attachment
@@ -385,7 +384,7 @@ class Consolidator:
                 memory.ledgers[name].running[state] = tensors
         memory.anchor.update(anchor)
         memory.left_frozen = frozenset(memory.frozen)
-        memory.labels = self._attachment.watcher.head.classes.union(memory.labels, *(f.labels for f in found.values()))
+        memory.labels = memory.head.classes.union(memory.labels, *(finding.labels for finding in found.values()))
         memory.tasks += 1
         self.restart_task()
         return {name: finding.shown() for name, finding in found.items()}
@@ -413,7 +412,6 @@ class Consolidator:
         self._memory.restart_task()
         self._attachment.watcher.measures.observed = Observed()
         self._attachment.watcher.layouts.forget()
-        self._attachment.watcher.head = HeadGradients()
 
     def refresh(self) -> None:
         """Look at the model again, and take in parameters that were added, unfrozen or replaced.

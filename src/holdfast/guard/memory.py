@@ -12,6 +12,7 @@ from holdfast.errors import ConfigurationError, ProtectError
 from holdfast.forms import Matrix
 from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
 from holdfast.guard.ledger import Ledger
+from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.selection import Selection
 from holdfast.holds import Held, Hold
 from holdfast.tensors.names import named_parameters
@@ -58,6 +59,8 @@ class Memory:
     """The parameters that were left out of the last consolidation because they were frozen."""
     labels: frozenset[int] = frozenset()
     """The labels of all samples that tasks were measured with, where each had one."""
+    head: HeadGradients = field(default_factory=HeadGradients)
+    """What the output layer's gradients say about the classes of the current task."""
     version: int = 0
     """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
 
@@ -159,6 +162,7 @@ class Memory:
             ledger.restart()
         self.start = {}
         self.steps = {}
+        self.head = HeadGradients()
         self.version += 1
 
     def forget(self, name: str) -> None:

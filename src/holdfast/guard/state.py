@@ -16,6 +16,7 @@ from holdfast.errors import StateError
 from holdfast.forms import Diagonal, Matrix
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import Memory, plain
+from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.state_files import VERSION
 from holdfast.holds.base import Hold, states_kept
 from holdfast.tensors.sharding import like_parameter
@@ -91,7 +92,8 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     _load_holds(memory.holds, holds)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.steps = dict(state["steps"])
-    memory.left_frozen, memory.labels = (frozenset(state.get(key, ())) for key in _noted(memory))
+    memory.left_frozen, memory.labels, task = (frozenset(state.get(key, ())) for key in _noted(memory))
+    memory.head = HeadGradients(task)
     memory.anchor, memory.start = kept["anchor"], kept["start"]
     known = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
     memory.parameters = {name: p for name, p in parameters.items() if name in known}
@@ -244,7 +246,7 @@ def _beside_the_usual(memory: Memory) -> dict[str, Any]:
 
 def _noted(memory: Memory) -> dict[str, frozenset[Any]]:
     """Return what was noted of the tasks so far, by which it can be told what is not held."""
-    return {"left_frozen": memory.left_frozen, "labels": memory.labels}
+    return {"left_frozen": memory.left_frozen, "labels": memory.labels, "labels_of_task": memory.head.classes}
 
 
 def _averages(memory: Memory) -> dict[str, dict[str, float]]:

@@ -7,6 +7,7 @@ forgotten at any strength that lets new ones be learned.
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,34 +83,45 @@ class HeadGradients:
     have it as their label: only a class that is there can have a negative one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[int] = ()) -> None:
+        self._known = frozenset(known)
         self._steps = 0
         self._bias: nn.Parameter | None = None
         self._up: Tensor | None = None
         self._down: Tensor | None = None
 
-    def begin_task(self, model: nn.Module) -> None:
-        """Look for the output layer: the last linear one that has a bias and several outputs."""
-        layers = [module for module in model.modules() if type(module) is nn.Linear and module.bias is not None]
-        self.__init__()  # type: ignore[misc]
-        if layers and layers[-1].out_features > 1 and not is_sharded(layers[-1].bias):
-            self._bias = layers[-1].bias
-
-    def look(self, before: Collection[int]) -> None:
+    def look(self, model: nn.Module, before: Collection[int]) -> None:
         """Look at the gradient of a step, and after some of them at what they say."""
-        if self._bias is None or self._bias.grad is None or self._steps >= LOOKED_AT or self._bias.grad.is_sparse:
+        if self._steps >= LOOKED_AT:
             return
-        gradient = self._bias.grad.detach()
-        self._steps += 1
+        bias = self._output_bias(model) if self._bias is None else self._bias
+        if bias is None or bias.grad is None or bias.grad.is_sparse:
+            return
+        gradient = bias.grad.detach()
+        self._bias, self._steps = bias, self._steps + 1
         self._up = gradient < 0 if self._up is None else self._up | (gradient < 0)
         self._down = gradient > 0 if self._down is None else self._down | (gradient > 0)
         if self._steps == FIRST and before:
             self._warn(before)
 
+    def _output_bias(self, model: nn.Module) -> nn.Parameter | None:
+        """Return the bias of the last linear layer that has one, if it has several outputs."""
+        layers = [module for module in model.modules() if type(module) is nn.Linear and module.bias is not None]
+        if not layers or layers[-1].out_features < 2 or is_sharded(layers[-1].bias):
+            self._steps = LOOKED_AT  # there is nothing to look at
+            return None
+        return layers[-1].bias
+
     @property
     def classes(self) -> frozenset[int]:
-        """The classes that were pushed up so far."""
-        return frozenset() if self._up is None else frozenset(self._up.nonzero().flatten().tolist())
+        """The classes that were pushed up so far, also before this task was resumed."""
+        return self._known if self._up is None else self._known.union(self._up.nonzero().flatten().tolist())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"known": self.classes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["known"])  # type: ignore[misc]
 
     def _warn(self, before: Collection[int]) -> None:
         assert self._down is not None

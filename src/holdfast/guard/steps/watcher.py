@@ -16,7 +16,6 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast.errors import NotFiniteError, OrderError
 from holdfast.guard.memory import Memory
-from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.noticing.protection import Unheld
 from holdfast.guard.noticing.stability import Stability
 from holdfast.guard.noticing.unseen_steps import UnseenSteps
@@ -48,7 +47,6 @@ class StepWatcher:
         self.beginnings = Beginnings()
         self._unheld = Unheld(memory)
         self._stability = Stability(memory)
-        self.head = HeadGradients()
         self._overwriters = Overwriters()
         self._forget_step()
 
@@ -127,7 +125,7 @@ class StepWatcher:
         measures.check_step(owned)
         if hold:
             self._stability.check(optimizer, owned)
-            self.head.look(memory.labels if memory.strength and not memory.holds else ())
+            memory.head.look(memory.model, memory.labels if memory.strength and not memory.holds else ())
         if beginning is not None and beginning.has_gradients and not measures.observed.gradient:
             measures.observed.gradient = {name: beginning.gradients.get(name) for name in owned}
         hold = hold and not closure
@@ -184,7 +182,6 @@ class StepWatcher:
     def _begin_task(self, *, hold: bool) -> None:
         """Look at the model again, and let holds look at its weights, before a task's first step."""
         self.layouts.begin_task()
-        self.head.begin_task(self.memory.model)
         if hold:
             self._unheld.begin_task()
         for each in self.memory.holds:
