@@ -231,8 +231,8 @@ def _check_read_alike(ranks: Ranks, collectors: list[SampleAccumulator]) -> None
             if reading.likelihood != first.likelihood:
                 raise BatchError(
                     f"Rank {first_rank} of {ranks.size} read the outputs as {first.likelihood!r}, by {first.why}, and "
-                    f"rank {rank} as {reading.likelihood!r}, by {reading.why}; expected one reading. Name the measure's "
-                    "likelihood= on every rank."
+                    f"rank {rank} as {reading.likelihood!r}, by {reading.why}; expected one reading. Name the "
+                    "measure's likelihood= on every rank."
                 )
             if reading.class_dim != first.class_dim and None not in (reading.class_dim, first.class_dim):
                 raise BatchError(
