@@ -291,9 +291,7 @@ def test_one_class_of_pixels(shape):
     mask = torch.arange(24).view(shape) % 5 % 2
     for labels in (mask, mask.float(), mask.bool(), mask.byte()):
         found = sample_importance(model, [(x, labels)], LogLikelihood("true"), SQUARE).values
-        expected = oracles.importance(
-            model, oracles.one_by_one(x, mask), oracles.true_set_of_labels, SQUARE
-        )
+        expected = oracles.importance(model, oracles.one_by_one(x, mask), oracles.true_set_of_labels, SQUARE)
         for name, value in expected.items():
             assert oracles.relative_error(found[name], value) < 1e-10
 

@@ -125,7 +125,9 @@ def test_real_targets_of_another_shape_are_refused(shape, targets):
     with pytest.raises(BatchError, match=message):
         read(Giving(*shape), targets)
     for likelihood in ("gaussian", "bernoulli"):
-        with pytest.raises(BatchError, match=r"have that same shape. Name another likelihood=, or leave the targets out"):
+        with pytest.raises(
+            BatchError, match=r"have that same shape. Name another likelihood=, or leave the targets out"
+        ):
             read(Giving(*shape), targets.clamp(0, 1), score=LogLikelihood(likelihood=likelihood))
     with pytest.raises(BatchError, match="want integer labels of shape"):
         read(Giving(*shape), targets, score=LogLikelihood(likelihood="categorical"))
@@ -136,12 +138,12 @@ def test_real_targets_of_another_shape_are_refused(shape, targets):
 def test_targets_that_are_no_numbers_are_refused(likelihood, bad):
     targets = VALUES.clone()
     targets[2, 1] = bad
-    with pytest.raises(BatchError, match="NaN or infinity among them.*Leave out the samples"):
+    with pytest.raises(BatchError, match=r"NaN or infinity among them.*Leave out the samples"):
         read(Giving(3), targets, score=LogLikelihood(likelihood=likelihood))
 
 
 def test_complex_targets_are_refused():
-    with pytest.raises(BatchError, match="Targets of type torch.complex64"):
+    with pytest.raises(BatchError, match=r"Targets of type torch.complex64"):
         read(Giving(3), torch.zeros(4, 3, dtype=torch.complex64))
 
 
@@ -165,7 +167,9 @@ def test_one_output_without_targets_is_refused_unless_it_is_named(score):
 
 def test_probabilities_of_a_regression_are_refused():
     for dominant in (False, True):
-        with pytest.raises(ConfigurationError, match=r"no probabilities .*targets of shape .*Use MAS\(output='logits'\)"):
+        with pytest.raises(
+            ConfigurationError, match=r"no probabilities .*targets of shape .*Use MAS\(output='logits'\)"
+        ):
             read(Giving(3), VALUES, score=OutputNorm(dominant=dominant), phi=ABSOLUTE)
     with pytest.raises(ConfigurationError, match=r"from likelihood='gaussian'\). Use MAS\(output='logits'\)"):
         OutputNorm(likelihood="gaussian")
@@ -237,7 +241,11 @@ def test_the_first_batch_speaks_for_later_ones_that_may_be_read_so(targets, like
 @pytest.mark.parametrize(
     ("first", "later", "message"),
     [
-        (ZEROS_AND_ONES, VALUES, r"such as 3.7\), which speaks for 'gaussian'; .*read as 'bernoulli', by targets of shap"),
+        (
+            ZEROS_AND_ONES,
+            VALUES,
+            r"such as 3.7\), which speaks for 'gaussian'; .*read as 'bernoulli', by targets of shap",
+        ),
         (ZEROS_AND_ONES, SHARES, r"such as 0.2\), which speaks for 'gaussian'; .*read as 'bernoulli'"),
         (None, VALUES, r"speaks for 'gaussian'; .*read as 'categorical', by the lack of targets"),
         (torch.tensor([0, 1, 2, 0]), ZEROS_AND_ONES, r"speaks for 'bernoulli' or 'gaussian'; .*by integer labels"),
@@ -308,7 +316,9 @@ def test_labels_that_put_classes_elsewhere_than_before_are_refused():
     model = Giving(3, 5)
     last, second = torch.zeros(4, 3, dtype=torch.long), torch.zeros(4, 5, dtype=torch.long)
     for first, later in ((last, second), (second, last), (None, second)):
-        with pytest.raises(BatchError, match=r"classes lie in dimension -?1, and those of the batches before were read"):
+        with pytest.raises(
+            BatchError, match=r"classes lie in dimension -?1, and those of the batches before were read"
+        ):
             read(model, first, later)
     assert read(model, second, None).class_dim == 1
 
