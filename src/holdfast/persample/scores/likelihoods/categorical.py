@@ -2,9 +2,8 @@ r"""One label out of C: a classifier, with the softmax q of its logits.
 
 .. math:: \log q(y) = z_y - \log\sum_j e^{z_j}, \qquad \frac{\partial \log q(y)}{\partial z} = e_y - q
 
-The Fisher information of the logits, :math:`\mathrm{diag}(q) - qq^T`, has rank C − 1, and as many rows:
-:meth:`Softmax.factor <holdfast.persample.scores.softmax.Softmax.factor>`. The mean absolute gradient takes a row a
-label, weighted by its probability.
+The Fisher information of the logits, :math:`\mathrm{diag}(q) - qq^T`, has rank C − 1, and as many rows: those of
+``Softmax.factor``. The mean absolute gradient takes a row a label, weighted by its probability.
 """
 
 import torch
