@@ -134,7 +134,8 @@ class SampleAccumulator:
             return
         with isolated(self.model, self.parameters.values()):
             read = self._reader.read(batch)
-            self._told = Told(read.targets, problem_type(self.model))
+            problem = problem_type(self.model) if self.score.reading is None else self._told.problem
+            self._told = Told(read.targets, problem)
             if self.limit is not None:
                 read = read[: self.limit - self.seen]
             with _explaining(read):
