@@ -102,6 +102,54 @@ def joint_true_label(outputs: Tensor, target: Tensor | None) -> list[Terms]:
     return [[(1.0, sum(terms))]] if terms else []
 
 
+def every_value(outputs: Tensor, target: Tensor | None = None) -> list[Terms]:
+    """log p(y) of real values y = z + ε, ε ~ N(0, I), for outputs of any shape.
+
+    The mean of a square over ε is that over ε = ±1 in every direction: a quadrature that is exact for it.
+    """
+    z = outputs.reshape(-1)
+    terms: Terms = []
+    for signs in itertools.product((-1.0, 1.0), repeat=len(z)):
+        y = z.detach() + torch.tensor(signs, dtype=z.dtype)
+        terms.append((0.5 ** len(z), -0.5 * (y - z).square().sum()))
+    return [terms]
+
+
+def true_value(outputs: Tensor, target: Tensor | None) -> list[Terms]:
+    """log p of the values given."""
+    assert target is not None
+    return [[(1.0, -0.5 * (target.double().reshape(-1) - outputs.reshape(-1)).square().sum())]]
+
+
+def log_q_of_each(z: Tensor, t: Iterable[float]) -> Tensor:
+    """Return Σ log q(t) of labels that are each 0 or 1: log σ(z) for 1 and log σ(−z) for 0."""
+    sides = torch.tensor([2.0 * label - 1 for label in t], dtype=z.dtype)
+    return torch.nn.functional.logsigmoid(sides * z).sum()
+
+
+def every_set_of_labels(outputs: Tensor, target: Tensor | None = None) -> list[Terms]:
+    """log q(t) weighted by q(t), for outputs of any shape: every t of 0s and 1s, 2^K of them."""
+    z = outputs.reshape(-1)
+    scores = [log_q_of_each(z, t) for t in itertools.product((0.0, 1.0), repeat=len(z))]
+    return [[(score.detach().exp(), score) for score in scores]]
+
+
+def true_set_of_labels(outputs: Tensor, target: Tensor | None) -> list[Terms]:
+    """log q of the labels given."""
+    assert target is not None
+    return [[(1.0, log_q_of_each(outputs.reshape(-1), target.reshape(-1).tolist()))]]
+
+
+def squared_sigmoids(outputs: Tensor, target: Tensor | None = None) -> list[Terms]:
+    """MAS of labels that are each 0 or 1: ‖σ(z)‖², summed over positions."""
+    return _summed(lambda z: (2 * torch.nn.functional.logsigmoid(z)).exp().sum(), outputs, None)
+
+
+def squared_largest_sigmoid(outputs: Tensor, target: Tensor | None = None) -> list[Terms]:
+    """MASX of them: (max σ(z))², summed over positions."""
+    return _summed(lambda z: (2 * torch.nn.functional.logsigmoid(z.max())).exp(), outputs, None)
+
+
 def squared_norm(outputs: Tensor, target: Tensor | None = None) -> list[Terms]:
     """MAS: ‖q‖² = 1 − Σ_{j≠k} q_j q_k, summed over positions."""
 

@@ -95,6 +95,20 @@ def mistake_ranks_that_disagree(here):
     unchanged(guard, lambda: guard.consolidate([batch(1)]), holdfast.ConfigurationError, "the protected parameters")
 
 
+def mistake_targets_that_tell_the_ranks_different_things(here):
+    """Targets of 0s and 1s on one rank, and others on the next; named, all may be a regression's."""
+    x, _ = batch(1)
+    with torch.no_grad():
+        targets = torch.zeros_like(net()(x))
+    if here.rank == 1:
+        targets[3, 0] = 3.7
+    guard = consolidated()
+    message = "Rank 0 of 2 read the outputs as 'bernoulli', .* rank 1 as 'gaussian', .*likelihood="
+    unchanged(guard, lambda: guard.consolidate([(x, targets)]), holdfast.BatchError, message)
+    guard = holdfast.Consolidator(DistributedDataParallel(net()), holdfast.Fisher(likelihood="gaussian"))
+    guard.consolidate([(x, targets)])
+
+
 def mistake_a_gradient_that_is_not_finite_on_one_rank(here):
     """DDP averages it into everyone's."""
     model = DistributedDataParallel(net())

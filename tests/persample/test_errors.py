@@ -42,7 +42,7 @@ class Returns(nn.Module):
             BatchError,
             r"Labels of shape \(.*, 1\).*want integer labels of shape",
         ),
-        ([(X, torch.rand(3))], "true", BatchError, r"type torch.float32.*want integer labels"),
+        ([(X, torch.rand(3))], "true", BatchError, r"type torch.float32.*integer labels without"),
         ([(X, Y[:2])], "true", BatchError, "3 inputs but 2 targets"),
         ([(X, [0, 1, 1])], "true", BatchError, "Targets of type list; expected a tensor"),
         ([(X, torch.tensor(1))], "true", BatchError, "expected a tensor with one entry a sample"),

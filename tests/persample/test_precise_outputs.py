@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from holdfast.persample.engine import sample_importance
+from holdfast.persample.scores import LogLikelihood
 from holdfast.persample.scores import precise_outputs as module
 from holdfast.persample.scores.precise_outputs import precise_outputs
 from tests import oracles
@@ -95,6 +96,6 @@ def test_a_large_model_keeps_the_digits_it_has(monkeypatch):
     """A copy of its weights in float64 would take more memory than the measuring itself."""
     model, inputs, _ = _trained("mlp", torch.float32, 1e-8)
     outputs = model(inputs)
-    assert precise_outputs(model, lambda net, x: net(x), inputs, outputs).dtype == torch.float64
+    assert precise_outputs(model, lambda net, x: net(x), inputs, outputs, LogLikelihood()).dtype == torch.float64
     monkeypatch.setattr(module, "MOST_WEIGHTS", sum(p.numel() for p in model.parameters()) - 1)
-    assert precise_outputs(model, lambda net, x: net(x), inputs, outputs).dtype == torch.float32
+    assert precise_outputs(model, lambda net, x: net(x), inputs, outputs, LogLikelihood()).dtype == torch.float32

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning
+from holdfast.errors import BatchError, ConfigurationError
 from holdfast.persample.engine import sample_importance
 from holdfast.persample.phi import ABSOLUTE, SQUARE
 from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm
@@ -117,12 +117,6 @@ def test_regression_of_one_value():
     assert_agrees(model, torch.randn(4, 4).double(), torch.randn(4, 1), MEASURES["MAS on logits"])
 
 
-def test_one_class_has_no_information():
-    with pytest.warns(HoldfastWarning, match=r"one output, .* nothing is held"):
-        found = sample_importance(nn.Linear(4, 1), [torch.randn(3, 4)], LogLikelihood(), SQUARE)
-    assert not found.values["weight"].any()
-
-
 def test_custom_score_of_targets():
     def squared_error(outputs, targets):
         return (outputs - targets).square().sum(-1, keepdim=True)
@@ -156,6 +150,11 @@ def test_custom_score_that_makes_no_sense(score, message):
         lambda: LogLikelihood("sampled", draws=0),
         lambda: OutputNorm("softmax"),
         lambda: OutputNorm(positions="each"),
+        lambda: LogLikelihood(likelihood="normal"),
+        lambda: OutputNorm(likelihood="softmax"),
+        lambda: LogLikelihood(class_dim=0),
+        lambda: LogLikelihood(class_dim=1.5),
+        lambda: LogLikelihood(per="batch"),
     ],
 )
 def test_settings_are_checked(make):

@@ -232,7 +232,29 @@ def _collect(ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterabl
             return reader.read_next()
 
         sizes = ranks.each(measure_and_read_on)
+    _check_read_alike(ranks, collectors)
     return together(ranks.each(lambda: reader.classes))
+
+
+def _check_read_alike(ranks: Ranks, collectors: list[SampleAccumulator]) -> None:
+    """Refuse sums over ranks whose batches told different things of what the model's outputs are."""
+    told = ranks.each(lambda: [collector.reading for collector in collectors])
+    for readings in zip(*told, strict=True):
+        known = [(rank, reading) for rank, reading in enumerate(readings) if reading is not None]
+        for rank, reading in known[1:]:
+            first_rank, first = known[0]
+            if reading.likelihood != first.likelihood:
+                raise BatchError(
+                    f"Rank {first_rank} of {ranks.size} read the outputs as {first.likelihood!r}, by {first.why}, and "
+                    f"rank {rank} as {reading.likelihood!r}, by {reading.why}; expected one reading. Name the "
+                    "measure's likelihood= on every rank."
+                )
+            if reading.class_dim != first.class_dim and None not in (reading.class_dim, first.class_dim):
+                raise BatchError(
+                    f"Rank {first_rank} of {ranks.size} found the outputs' classes in dimension {first.class_dim}, and "
+                    f"rank {rank} in dimension {reading.class_dim}; expected one. Name the measure's class_dim= on "
+                    "every rank."
+                )
 
 
 class _Reader:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.phi import ABSOLUTE, SQUARE, Phi
-from holdfast.persample.scores import Labels, LogLikelihood, OutputNorm, Positions, Score
-from holdfast.settings import whole_number
+from holdfast.persample.scores import Labels, LikelihoodName, LogLikelihood, OutputNorm, Per, Positions, Score
+from holdfast.settings import added, whole_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +24,16 @@ class LikelihoodMeasure(SampleMeasure):
             position is a sample of its own (``"separate"``).
         draws: how many labels are drawn for each sample with ``labels="sampled"``.
         seed: the seed of drawn labels.
+        likelihood: what the outputs are: logits of one class out of several (``"categorical"``), logits of labels that
+            are each 0 or 1 (``"bernoulli"``), or the values of a regression (``"gaussian"``, with noise of variance 1).
+            ``None`` lets the batches tell: by the model's ``config.problem_type``, or by the targets' type, shape and
+            values, whether the measure needs them or not; without targets, one class out of several. What is unclear is
+            refused.
+        class_dim: the dimension of the outputs that holds the classes, or the outputs of one position: 1 for
+            ``[N, C, H, W]``. ``None`` for the last one, or the second where integer labels fit that alone; outputs of
+            four and more dimensions are refused where nothing tells.
+        per: divide the sum over samples by their number, or by that of the positions that count (``"token"``), so that
+            the scale does not depend on how long texts are, or how they are packed.
     """
 
     samples: int | None = None
@@ -31,6 +41,9 @@ class LikelihoodMeasure(SampleMeasure):
     positions: Positions = "joint"
     draws: int = 1
     seed: int = 0
+    likelihood: LikelihoodName | None = added(None)  # noqa: RUF009 (a field, as its docstring says)
+    class_dim: int | None = added(None)
+    per: Per = added("sample")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         self._set("samples", _sample_limit(self.samples))
@@ -41,7 +54,7 @@ class LikelihoodMeasure(SampleMeasure):
     @property
     def score(self) -> Score:
         """The log-likelihood of labels."""
-        return LogLikelihood(self.labels, self.positions, self.draws)
+        return LogLikelihood(self.labels, self.positions, self.draws, self.likelihood, self.class_dim, self.per)
 
     @property
     def sample_limit(self) -> int | None:
@@ -132,17 +145,25 @@ class MAS(SampleMeasure):
 
     Args:
         samples: how many samples to use, the first ones that are given (so shuffle them); ``None`` for all.
-        output: ``"probabilities"`` for the softmax q; ``"logits"`` for the network's output as it is, which the
-            original code uses and which is the one for regression.
+        output: ``"probabilities"`` for the softmax q, or the sigmoid of labels that are each 0 or 1; ``"logits"`` for
+            the network's output as it is, which the original code uses and which is the one for regression.
         dominant: keep the largest output alone (MASX): :math:`(\max_y q_x(y))^2` in place of :math:`\|q_x\|^2`.
         positions: for outputs ``[N, *positions, C]``, whether a sample is scored jointly over its positions or each
             position is a sample of its own (``"separate"``).
+        likelihood: whose probabilities: the softmax of ``"categorical"`` outputs, or the sigmoid of ``"bernoulli"``
+            ones; those of a regression (``"gaussian"``) have none. ``None`` as in :class:`Fisher`. It makes no
+            difference to ``output="logits"``.
+        class_dim: as in :class:`Fisher`.
+        per: as in :class:`Fisher`.
     """
 
     samples: int | None = None
     output: Literal["probabilities", "logits"] = "probabilities"
     dominant: bool = False
     positions: Positions = "joint"
+    likelihood: LikelihoodName | None = added(None)  # noqa: RUF009 (a field, as its docstring says)
+    class_dim: int | None = added(None)
+    per: Per = added("sample")  # noqa: RUF009
 
     choose_when: ClassVar[str] = "No labels, one backward pass instead of one a class; regression with output='logits'."
 
@@ -158,7 +179,7 @@ class MAS(SampleMeasure):
     @property
     def score(self) -> Score:
         """The squared norm of the output."""
-        return OutputNorm(self.output, self.dominant, self.positions)
+        return OutputNorm(self.output, self.dominant, self.positions, self.likelihood, self.class_dim, self.per)
 
     @property
     def phi(self) -> Phi:

@@ -23,7 +23,7 @@ from holdfast.persample.fallback import Fallback
 from holdfast.persample.isolation.isolated import isolated
 from holdfast.persample.phi import Phi
 from holdfast.persample.reductions import Arrival, DiagonalReduction, Reduction, at_least_single
-from holdfast.persample.scores import Score
+from holdfast.persample.scores import Reading, Score, Told, problem_type
 from holdfast.persample.scores.precise_outputs import precise_outputs
 from holdfast.persample.tracing.parameter_uses import Use
 from holdfast.persample.tracing.parameter_views import Part, disjoint
@@ -109,6 +109,12 @@ class SampleAccumulator:
         self._rows_batched = True
         self._arrivals = _Arrivals()
         self._routes = SampleOrder()
+        self._told = Told(None)
+
+    @property
+    def reading(self) -> Reading | None:
+        """How outputs are read, as the batches so far tell it; ``None`` for a score that leaves nothing open."""
+        return self.score.reading
 
     @property
     def full(self) -> bool:
@@ -130,6 +136,8 @@ class SampleAccumulator:
             return
         with isolated(self.model, self.parameters.values()):
             read = self._reader.read(batch)
+            problem = problem_type(self.model) if self.score.reading is None else self._told.problem
+            self._told = Told(read.targets, problem)
             if self.limit is not None:
                 read = read[: self.limit - self.seen]
             with _explaining(read):
@@ -183,7 +191,13 @@ class SampleAccumulator:
 
     def _rows_of_one(self, batch: Batch, outputs: Tensor) -> int:
         """Return how many rows the first sample has, or raise if the score cannot do with its outputs."""
-        return self.score.rows(outputs, _first(batch.targets), self.phi, None).count
+        targets = _first(batch.targets)
+        return self._settled(outputs, targets).rows(outputs, targets, self.phi, None).count
+
+    def _settled(self, outputs: Tensor, targets: Tensor | None) -> Score:
+        """Return the score with what it leaves open settled, as the batches so far tell it."""
+        self.score = self.score.settled(outputs, targets, self._told)
+        return self.score
 
     def _make_plan(self, batch: Batch) -> None:
         accept = partial(self._rows_of_one, batch)
@@ -213,10 +227,10 @@ class SampleAccumulator:
                 self._add_chunk(batch[n : n + 1])
             return
         self._without_rule |= without_rule
-        precise = outputs.detach()
-        if self.score.softmax:
-            precise = precise_outputs(self.model, self.forward, batch.inputs, outputs)
-        rows = self.score.rows(precise, batch.targets, self.phi, self.generator)
+        precise, score = outputs.detach(), self._settled(outputs, batch.targets)
+        if score.softmax:
+            precise = precise_outputs(self.model, self.forward, batch.inputs, outputs, score)
+        rows = score.rows(precise, batch.targets, self.phi, self.generator)
         step = plan.rows_within(self.budget, batch.size)
         for start in range(0, rows.count, step):
             u = rows.block(start, min(rows.count, start + step)).to(outputs.dtype)

@@ -1,17 +1,26 @@
 """What is differentiated: the scores of a sample's outputs."""
 
-from holdfast.persample.scores.base import IGNORED, CustomScore, Positions, PositionScore, Rows, Score
+from holdfast.persample.scores.base import CustomScore, Per, PositionScore, Rows, Score
 from holdfast.persample.scores.likelihood import Labels, LogLikelihood
+from holdfast.persample.scores.likelihoods import LikelihoodName
 from holdfast.persample.scores.output_norm import OutputNorm
+from holdfast.persample.scores.positions import IGNORED, Positions
+from holdfast.persample.scores.problem_type import problem_type
+from holdfast.persample.scores.reading import Reading, Told
 
 __all__ = [
     "IGNORED",
     "CustomScore",
     "Labels",
+    "LikelihoodName",
     "LogLikelihood",
     "OutputNorm",
+    "Per",
     "PositionScore",
     "Positions",
+    "Reading",
     "Rows",
     "Score",
+    "Told",
+    "problem_type",
 ]

@@ -6,42 +6,35 @@ answer is a block of rows, each an output gradient with the weight folded in, so
 them at once would not fit.
 """
 
-import warnings
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
-from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning
+from holdfast.errors import BatchError, ConfigurationError
 from holdfast.persample.phi import Phi
+from holdfast.persample.scores.likelihoods import LIKELIHOODS, LikelihoodName
+from holdfast.persample.scores.likelihoods.base import Targets
+from holdfast.persample.scores.positions import Positions, RowMaker, position_pieces
+from holdfast.persample.scores.reading import Reading, Told, read
 from holdfast.persample.scores.softmax import PIECE
+from holdfast.settings import require, whole_number
 
-IGNORED = -100
-"""The label of a position that does not count, as in :func:`torch.nn.functional.cross_entropy`."""
+Per = Literal["sample", "token"]
 
-RowMaker = Callable[[int, int, slice], Tensor]
-"""``make(start, stop, places)`` returns rows ``start`` to ``stop`` of some positions, as ``[k, N, places, C]``."""
-
-_ONE_OUTPUT = (
-    "The model has one output, whose softmax is 1 whatever the weights, so every importance is 0 and nothing is held. "
-    "For a regression take MAS(output='logits'). For the logit of one of two classes give the other one too: "
-    "forward=lambda model, inputs: torch.nn.functional.pad(model(inputs), (1, 0))."
-)
-
-_LEARNED_PROMPT = (
-    " If the model puts a learned prompt before its inputs, as PEFT's prompt tuning does, leave out the outputs there: "
-    'forward=lambda model, inputs: model(**inputs).logits[:, -inputs["input_ids"].shape[1]:].'
-)
-
-Positions = Literal["joint", "separate"]
+_CLASS_DIM = "a dimension of the outputs, such as 1 or -1, and not the first, which is the samples'"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Output gradients of a chunk of samples: ``count`` rows, ``block(i, j)`` of shape ``[j − i, *outputs.shape]``."""
+    """Output gradients of a chunk of samples: ``count`` rows, ``block(i, j)`` of shape ``[j − i, *outputs.shape]``.
+
+    ``samples`` is what they add to the number by which the sum is divided: of samples, or of positions.
+    """
 
     count: int
     samples: int
@@ -52,7 +45,17 @@ class Score(ABC):
     """What is differentiated: some scores of each sample, as a function of the network's outputs."""
 
     needs_targets = False
-    softmax = False  # whether it is made of a softmax, which wants precise outputs
+    softmax = False  # whether it is made of a softmax or a sigmoid, which wants precise outputs
+    reading: Reading | None = None  # how outputs are read, where batches tell
+
+    def settled(self, outputs: Tensor, targets: Tensor | None, told: Told | None = None) -> Self:
+        """Return this score with whatever it leaves open settled by a batch: its outputs, targets and what it told."""
+        return self
+
+    def logits(self, outputs: Tensor) -> Iterator[Tensor]:
+        """Yield the logits of softmaxes as ``[M, C]``, piece by piece, where the score is made of one."""
+        flat = outputs.reshape(-1, outputs.shape[-1])
+        yield from flat.split(max(1, PIECE // max(1, flat.shape[-1])))
 
     @abstractmethod
     def rows(self, outputs: Tensor, targets: Tensor | None, phi: Phi, generator: torch.Generator | None) -> Rows:
@@ -109,12 +112,46 @@ class CustomScore(Score):
 
 
 class PositionScore(Score):
-    """A score of outputs ``[N, *positions, C]``: joint over a sample's positions, or each position on its own."""
+    """A score of outputs ``[N, *positions, C]``: joint over a sample's positions, or each position on its own.
 
-    def __init__(self, positions: Positions = "joint") -> None:
+    Args:
+        positions: ``"joint"``, or ``"separate"`` for each position as a sample of its own.
+        likelihood: whose parameters the outputs are: of one class out of several (``"categorical"``), of labels that
+            are each 0 or 1 (``"bernoulli"``) or of real values (``"gaussian"``). ``None`` lets the model or the batches
+            tell, and refuses what is unclear.
+        class_dim: the dimension of the outputs in which the classes lie, or whatever else belongs to one position.
+            ``None`` for the last one, or the second where labels have the shape of the others.
+        per: what the sum over samples is divided by: their number, or that of the positions that count (``"token"``).
+    """
+
+    asks_likelihood = False  # whether the score is made of a likelihood
+    asks_classes = False  # whether it matters in which dimension classes lie, whatever the likelihood
+    reading: Reading | None
+
+    def __init__(
+        self,
+        positions: Positions = "joint",
+        likelihood: LikelihoodName | None = None,
+        class_dim: int | None = None,
+        per: Per = "sample",
+    ) -> None:
         if positions not in ("joint", "separate"):
             raise ConfigurationError(f"positions={positions!r}: expected 'joint' or 'separate'.")
+        if likelihood is not None and likelihood not in LIKELIHOODS:
+            raise ConfigurationError(
+                f"likelihood={likelihood!r}: expected 'categorical', 'gaussian', 'bernoulli', or None, which lets the "
+                "model or the targets tell."
+            )
+        if class_dim is not None:
+            class_dim = whole_number("class_dim", class_dim, _CLASS_DIM)
+            require(class_dim != 0, "class_dim=0", _CLASS_DIM)
+        if per not in ("sample", "token"):
+            raise ConfigurationError(f"per={per!r}: expected 'sample' or 'token'.")
         self.positions = positions
+        self.likelihood = likelihood
+        self.class_dim = class_dim
+        self.per = per
+        self.reading = None
 
     def __eq__(self, other: object) -> bool:
         """Two scores with the same settings are the same score."""
@@ -123,19 +160,33 @@ class PositionScore(Score):
     def __hash__(self) -> int:
         return hash((type(self), *sorted(vars(self).items())))
 
+    def settled(self, outputs: Tensor, targets: Tensor | None, told: Told | None = None) -> Self:
+        """Return this score with its outputs' reading, as the batches so far tell it; refuse what is unclear."""
+        reading = read(
+            outputs,
+            targets,
+            told or Told(targets),
+            self.reading,
+            likelihood=self.likelihood,
+            class_dim=self.class_dim,
+            asks_likelihood=self.asks_likelihood,
+            asks_classes=self.asks_classes or self.positions == "separate" or self.per == "token",
+        )
+        if reading == self.reading:
+            return self
+        settled = copy.copy(self)
+        settled.reading = reading
+        return settled
+
     def rows(self, outputs: Tensor, targets: Tensor | None, phi: Phi, generator: torch.Generator | None) -> Rows:
         """Return the rows of this score: see :meth:`gradients` for what differs from one to the next."""
-        if outputs.ndim < 2:
-            raise BatchError(
-                f"The model's outputs have shape {tuple(outputs.shape)}; expected [N, ..., C] with one row a sample. "
-                "Give a `forward` that returns outputs of that shape (a regression of one value: [N, 1])."
-            )
-        if self.softmax and outputs.shape[-1] == 1:
-            warnings.warn(_ONE_OUTPUT, HoldfastWarning, stacklevel=1)  # from one place, so that it is shown once
-        z = outputs.reshape(len(outputs), -1, outputs.shape[-1])
-        labels = self._labels(targets, outputs)
-        counted = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device) if labels is None else labels != IGNORED
-        count, make, additive = self.gradients(z, labels, phi, generator)
+        if self.reading is None:
+            return self.settled(outputs, targets).rows(outputs, targets, phi, generator)
+        moved = outputs.movedim(self.reading.dim, -1)
+        z = moved.reshape(len(moved), -1, moved.shape[-1])
+        values, marks = self._targets(targets, outputs)
+        counted = torch.ones((*z.shape[:2], 1), dtype=torch.bool, device=z.device) if marks is None else marks
+        count, make, additive = self.gradients(z, values, phi, generator)
         places = z.shape[1]
         separate = places > 1 and (self.positions == "separate" or additive)
 
@@ -143,67 +194,56 @@ class PositionScore(Score):
             rows = z.new_zeros((stop - start, *z.shape))
             if not separate:
                 for here in position_pieces(z, stop - start):
-                    rows[:, :, here] = (make(start, stop, here) * counted[:, here, None]).to(z.dtype)
-                return rows.reshape(stop - start, *outputs.shape)
+                    rows[:, :, here] = (make(start, stop, here) * counted[:, here]).to(z.dtype)
+                return in_place(rows)
             for place in range(start // count, (stop - 1) // count + 1):
                 first, last = max(start, place * count), min(stop, (place + 1) * count)
                 here = slice(place, place + 1)
-                made = make(first - place * count, last - place * count, here) * counted[:, here, None]
+                made = make(first - place * count, last - place * count, here) * counted[:, here]
                 rows[first - start : last - start, :, here] = made.to(z.dtype)
-            return rows.reshape(stop - start, *outputs.shape)
+            return in_place(rows)
 
-        samples = counted.sum() if self.positions == "separate" else counted.any(1).sum()
+        def in_place(rows: Tensor) -> Tensor:
+            """Return rows of ``[V, N, P, C]`` with the classes where the outputs have them."""
+            return rows.reshape(len(rows), *moved.shape).movedim(-1, dim if dim < 0 else dim + 1)
+
+        dim = self.reading.dim
+        each = counted.any(-1)
+        samples = each.sum() if self.positions == "separate" or self.per == "token" else each.any(1).sum()
         return Rows(count * places if separate else count, int(samples), block)
 
-    def _labels(self, targets: Tensor | None, outputs: Tensor) -> Tensor | None:
-        """Return the labels as ``[N, P]`` where this score needs them, or where they say which positions count."""
-        if self.needs_targets:
-            if targets is None:
+    def logits(self, outputs: Tensor) -> Iterator[Tensor]:
+        """Yield the logits of softmaxes as ``[M, C]``, piece by piece."""
+        if self.reading is None or self.reading.likelihood is None:
+            yield from super().logits(outputs)
+            return
+        likelihood = LIKELIHOODS[self.reading.likelihood]
+        for some in super().logits(outputs.movedim(self.reading.dim, -1)):
+            yield likelihood.as_classes(some)
+
+    def _targets(self, targets: Tensor | None, outputs: Tensor) -> Targets:
+        """Return the targets that this score needs, and which outputs count by them."""
+        assert self.reading is not None
+        if targets is None:
+            if self.needs_targets:
                 raise BatchError(
                     f"{self!r} needs the true label of every sample and got none. Give batches of (inputs, targets), "
                     "or mappings with 'labels'."
                 )
-            return _checked_labels(targets, outputs)
-        if targets is None or targets.is_floating_point() or targets.ndim != outputs.ndim - 1:
-            return None
-        if targets.shape != outputs.shape[:-1]:
-            return None if targets.ndim == 1 else _checked_labels(targets, outputs)  # which says what is wrong
-        return targets.to(outputs.device).reshape(len(outputs), -1)
+            return Targets(None, None)
+        likelihood = LIKELIHOODS[self.reading.likelihood or "categorical"]
+        labels = not targets.is_floating_point() and targets.ndim == outputs.ndim - 1
+        if self.reading.likelihood is None and not self.needs_targets and not labels:
+            return Targets(None, None)  # to outputs as they are, only labels of positions say anything
+        return likelihood.targets(targets, outputs, self.reading.dim, self.needs_targets)
 
     @abstractmethod
     def gradients(
         self, z: Tensor, labels: Tensor | None, phi: Phi, generator: torch.Generator | None
     ) -> tuple[int, RowMaker, bool]:
-        """Return the rows of logits ``z`` of ``[N, P, C]``.
+        """Return the rows of outputs ``z`` of ``[N, P, C]``, given labels ``[N, P]`` or values of z's shape.
 
         Returns:
             How many rows each position has; a maker of them; and whether the positions add up, which is so where the
             joint expectation is the sum of the positions' own ones.
         """
-
-
-def position_pieces(z: Tensor, rows: int = 1) -> Iterator[slice]:
-    """Yield runs of positions of logits ``[N, P, C]``, so short that their softmax is small, ``rows`` times."""
-    across = max(1, PIECE // max(1, rows * len(z) * z.shape[-1]))
-    for first in range(0, z.shape[1], across):
-        yield slice(first, first + across)
-
-
-def _checked_labels(targets: Tensor, outputs: Tensor) -> Tensor:
-    """Return integer labels as ``[N, P]``, or say what is wrong with them."""
-    expected = tuple(outputs.shape[:-1])
-    if targets.is_floating_point() or tuple(targets.shape) != expected:
-        longer = targets.ndim == 2 and outputs.ndim == 3 and outputs.shape[1] > targets.shape[1]
-        raise BatchError(
-            f"Labels of shape {tuple(targets.shape)} and type {targets.dtype}; the outputs {tuple(outputs.shape)} "
-            f"want integer labels of shape {expected}, one for each position before the last dimension (classes)."
-            + (_LEARNED_PROMPT if longer else "")
-        )
-    labels = targets.to(outputs.device).reshape(len(outputs), -1).long()
-    bad = (labels != IGNORED) & ((labels < 0) | (labels >= outputs.shape[-1]))
-    if bool(bad.any()):
-        raise BatchError(
-            f"Label {labels[bad][0].item()} is outside 0..{outputs.shape[-1] - 1}, the classes of the model's outputs "
-            f"({IGNORED} marks a position that does not count)."
-        )
-    return labels

@@ -7,6 +7,7 @@ more in float64; the backward pass has no such amplification. For a large model 
 have not got, and many GPUs are slow at it, so it keeps the digits that it has: five or so, less those of the logits.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch.utils._pytree import tree_map
 
 from holdfast.persample.batches import Forward
 from holdfast.persample.isolation.replaceable import Replaceable
-from holdfast.persample.scores.softmax import PIECE, Softmax
+from holdfast.persample.scores.base import Score
+from holdfast.persample.scores.softmax import Softmax
 
 LARGEST_LOGIT = 8.0
 """Rounding of float32 logits up to about this size leaves the importance five digits with room to spare."""
@@ -24,10 +26,10 @@ MOST_WEIGHTS = 2**26
 """Of a model that is computed with in float64, half a gigabyte of them."""
 
 
-def precise_outputs(model: nn.Module, forward: Forward, inputs: Any, outputs: Tensor) -> Tensor:
+def precise_outputs(model: nn.Module, forward: Forward, inputs: Any, outputs: Tensor, score: Score) -> Tensor:
     """Return the outputs, from a forward pass in float64 where the float32 one has too few digits for a softmax."""
     outputs = outputs.detach()
-    if outputs.dtype != torch.float32 or outputs.device.type == "mps" or not _is_amplified(outputs):
+    if outputs.dtype != torch.float32 or outputs.device.type == "mps" or not _is_amplified(score.logits(outputs)):
         return outputs
     replaceable = Replaceable(model, forward)
     if sum(tensor.numel() for _, tensor in replaceable.slots()) > MOST_WEIGHTS:
@@ -41,10 +43,10 @@ def precise_outputs(model: nn.Module, forward: Forward, inputs: Any, outputs: Te
     return wide if isinstance(wide, Tensor) and wide.shape == outputs.shape else outputs
 
 
-def _is_amplified(outputs: Tensor) -> bool:
+def _is_amplified(logits: Iterable[Tensor]) -> bool:
     """Whether the typical logit is large, where samples count by their share in the importance: by 1 − q."""
     weighted = total = 0.0
-    for some in outputs.reshape(-1, outputs.shape[-1]).split(max(1, PIECE // max(1, outputs.shape[-1]))):
+    for some in logits:
         softmax = Softmax(some)
         uncertainty = softmax.complement().gather(-1, softmax.top)
         largest = some.double().masked_fill(some.isinf(), 0.0).abs().amax(-1, keepdim=True)
