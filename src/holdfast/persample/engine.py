@@ -122,12 +122,16 @@ class SampleAccumulator:
         """
         return self.reduction.sums
 
+    def read(self, batch: Any) -> Batch:
+        """Return a batch as this model's are measured: a row may hold several samples, or a part may not count."""
+        return self._reader.read(batch)
+
     def update(self, batch: Any) -> None:
         """Add a batch, or what is still wanted of it."""
         if self.full:
             return
         with isolated(self.model, self.parameters.values()):
-            read = self._reader.read(batch)
+            read = self.read(batch)
             if self.limit is not None:
                 read = read[: self.limit - self.seen]
             with _explaining(read):
@@ -181,7 +185,7 @@ class SampleAccumulator:
 
     def _rows_of_one(self, batch: Batch, outputs: Tensor) -> int:
         """Return how many rows the first sample has, or raise if the score cannot do with its outputs."""
-        return self.score.rows(outputs, _first(batch.targets), self.phi, None).count
+        return self.score.rows(outputs, batch[:1].labels_for(outputs), self.phi, None).count
 
     def _make_plan(self, batch: Batch) -> None:
         accept = partial(self._rows_of_one, batch)
@@ -213,7 +217,7 @@ class SampleAccumulator:
         precise = outputs.detach()
         if self.score.softmax:
             precise = precise_outputs(self.model, self.forward, batch.inputs, outputs)
-        rows = self.score.rows(precise, batch.targets, self.phi, self.generator)
+        rows = self.score.rows(precise, batch.labels_for(precise), self.phi, self.generator)
         step = plan.rows_within(self.budget, batch.size)
         for start in range(0, rows.count, step):
             u = rows.block(start, min(rows.count, start + step)).to(outputs.dtype)
@@ -386,7 +390,3 @@ def _check_outputs(outputs: Tensor, samples: int) -> None:
             "The model's outputs do not depend on any of the parameters that are measured, as far as autograd can see. "
             "Check that its forward pass is not under torch.no_grad() and detaches nothing."
         )
-
-
-def _first(targets: Tensor | None) -> Tensor | None:
-    return None if targets is None else targets[:1]

@@ -1,0 +1,72 @@
+"""The first samples of a DataLoader, read beside it: its pass, its workers and its random numbers stay as they are."""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from holdfast.seeding import undisturbed
+
+
+class NothingKnown(Exception):
+    """The samples cannot be read in this way, which says nothing about those that training reads."""
+
+
+def first_samples(loader: Any, count: int) -> Any:
+    """Return a batch of a loader's first samples, collated as it collates them, or raise :class:`NothingKnown`.
+
+    Where the loader has workers, a worker of its own reads them: a data set that opens its files when it is first read
+    must not do so here, since workers that are forked later would all share them.
+    """
+    dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
+    try:
+        if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset) or collate is None:
+            raise NothingKnown
+        places = list(range(min(count, len(dataset))))
+        batched = loader.batch_sampler is not None
+        reader: DataLoader[Any] = DataLoader(
+            dataset,
+            sampler=places if batched else places[:1],
+            batch_size=len(places) if batched else None,
+            collate_fn=_Collator(collate),
+            num_workers=min(1, loader.num_workers),
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+        )
+        with undisturbed(), _generators_kept(collate):
+            return next(iter(reader))
+    except Exception as error:  # noqa: BLE001 (a data set or a collator that cannot do with these, whatever it says)
+        raise NothingKnown from error
+
+
+class _Collator:
+    """Collates copies: a collator may take samples to pieces that training still has to read."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        return self._collate(copy.deepcopy(samples))
+
+
+@contextlib.contextmanager
+def _generators_kept(collator: object) -> Iterator[None]:
+    """Put back the random generators that a collator, or one inside it, keeps for itself."""
+    held = [*_held(collator), *(value for inner in _held(collator) for value in _held(inner))]
+    torchs = [(value, value.get_state()) for value in held if isinstance(value, torch.Generator)]
+    numpys = [(value, value.bit_generator.state) for value in held if isinstance(value, np.random.Generator)]
+    try:
+        yield
+    finally:
+        for generator, state in torchs:
+            generator.set_state(state)
+        for numpy_generator, numpy_state in numpys:
+            numpy_generator.bit_generator.state = numpy_state
+
+
+def _held(thing: object) -> list[Any]:
+    return list(getattr(thing, "__dict__", {}).values())
