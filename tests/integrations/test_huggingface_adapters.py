@@ -4,8 +4,6 @@ import pytest
 import torch
 from datasets import Dataset, disable_progress_bars
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 import holdfast
@@ -105,11 +103,6 @@ def test_a_learned_prompt():
 
 def test_supervised_fine_tuning_with_trl(tmp_path):
     disable_progress_bars()
-    words = Tokenizer(
-        models.WordLevel({"<pad>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4, "c": 5, "d": 6}, unk_token="<pad>")
-    )
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
     data = Dataset.from_list([{"prompt": "a b", "completion": " c d a"}, {"prompt": "b", "completion": " a d"}] * 4)
     model = tiny.gpt2(layers=1)
     guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=10.0, watch=[holdfast.SOS()])
@@ -118,7 +111,7 @@ def test_supervised_fine_tuning_with_trl(tmp_path):
         gradient_checkpointing=False, save_strategy="no", report_to=[], logging_steps=1, disable_tqdm=True,
     )  # fmt: skip
     callback = HoldfastCallback(guard)
-    trainer = SFTTrainer(model, args, train_dataset=data, processing_class=tokenizer, callbacks=[callback])
+    trainer = SFTTrainer(model, args, train_dataset=data, processing_class=tiny.tokenizer(), callbacks=[callback])
     trainer.train()
     assert guard.tasks == 1
     assert all(omega.any() for omega in guard.importance_of("SOS").values())

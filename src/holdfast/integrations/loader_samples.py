@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,16 +57,20 @@ class _Collator:
 @contextlib.contextmanager
 def _generators_kept(collator: object) -> Iterator[None]:
     """Put back the random generators that a collator, or one inside it, keeps for itself."""
-    held = [*_held(collator), *(value for inner in _held(collator) for value in _held(inner))]
+    held = _held(getattr(collator, "__self__", collator))
+    held += [value for inner in held for value in _held(inner)]
     torchs = [(value, value.get_state()) for value in held if isinstance(value, torch.Generator)]
     numpys = [(value, value.bit_generator.state) for value in held if isinstance(value, np.random.Generator)]
+    pythons = [(value, value.getstate()) for value in held if isinstance(value, random.Random)]
     try:
         yield
     finally:
-        for generator, state in torchs:
-            generator.set_state(state)
-        for numpy_generator, numpy_state in numpys:
-            numpy_generator.bit_generator.state = numpy_state
+        for of_torch, state in torchs:
+            of_torch.set_state(state)
+        for of_numpy, numpy_state in numpys:
+            of_numpy.bit_generator.state = numpy_state
+        for of_python, python_state in pythons:
+            of_python.setstate(python_state)
 
 
 def _held(thing: object) -> list[Any]:

@@ -72,7 +72,7 @@ def check_optimizer(
         raise OptimizerError(
             "An optimiser with maximize=True would climb the penalty too. Minimise the negative objective instead."
         )
-    if isinstance(getattr(optimizer, "optimizer_dict", None), Mapping):  # as Transformers stands in for one
+    if hasattr(optimizer, "optimizer_dict"):  # Transformers' LayerWiseDummyOptimizer, whose own steps do nothing
         raise OptimizerError(
             f"This {type(optimizer).__name__} stands for an optimiser of each layer, whose steps are taken inside "
             "backward(), as soon as a layer has its gradient: they can be neither seen nor held. Use the form that "
