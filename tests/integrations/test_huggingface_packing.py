@@ -38,7 +38,7 @@ def packed_rows():
     rows = []
     for group in ((0, 1, 2), (3, 4), (5,)):
         texts = [given[n] for n in group]
-        joined = {key: sum((text[key] for text in texts), []) for key in ("input_ids", "labels")}
+        joined = {key: [entry for text in texts for entry in text[key]] for key in ("input_ids", "labels")}
         rows.append({**joined, "seq_lengths": [len(text["input_ids"]) for text in texts]})
     return rows
 
@@ -144,7 +144,9 @@ def test_what_belongs_to_no_document_is_refused():
         holdfast.Fisher().measure(tiny.gpt2(layers=1), [batch])
 
 
-@pytest.mark.parametrize("strategy", [{"packing": True}, {"padding_free": True, "max_length": None}], ids=["packing", "free"])
+@pytest.mark.parametrize(
+    "strategy", [{"packing": True}, {"padding_free": True, "max_length": None}], ids=["packing", "free"]
+)
 @pytest.mark.filterwarnings("ignore")  # TRL tells of attention that it would rather have
 def test_supervised_fine_tuning_with_packing(strategy, tmp_path):
     disable_progress_bars()
@@ -156,7 +158,9 @@ def test_supervised_fine_tuning_with_packing(strategy, tmp_path):
         gradient_checkpointing=False, save_strategy="no", report_to=[], disable_tqdm=True,
         **{"max_length": 12, **strategy},
     )  # fmt: skip
-    trainer = SFTTrainer(model, args, train_dataset=data, processing_class=tiny.tokenizer(), callbacks=[HoldfastCallback(guard)])
+    trainer = SFTTrainer(
+        model, args, train_dataset=data, processing_class=tiny.tokenizer(), callbacks=[HoldfastCallback(guard)]
+    )
     trainer.train()
     twin = tiny.gpt2(layers=1)  # a copy of a prepared model would still call the original
     twin.load_state_dict(model.state_dict())

@@ -88,13 +88,11 @@ def test_completions_that_are_not_of_one_prompt_all_count():
 def test_completions_that_are_wanted_count():
     model = double(tiny.gpt2(layers=1))
     given = [
-        {"prompt_ids": pair["prompt_ids"], "completion_ids": pair["chosen_ids"], "KL_completion_ids": [4], "label": wanted}
-        for pair, wanted in zip(PAIRS, (True, False, True), strict=True)
-    ]  # fmt: skip
+        {"prompt_ids": pair["prompt_ids"], "completion_ids": pair["chosen_ids"], "KL_completion_ids": [4], "label": own}
+        for pair, own in zip(PAIRS, (True, False, True), strict=True)
+    ]
     batch = DataCollatorForUnpairedPreference(pad_token_id=0)(given)
-    expected = oracles.importance(
-        model, [chosen()[0], chosen()[2]], oracles.joint_true_label, torch.square, logits
-    )
+    expected = oracles.importance(model, [chosen()[0], chosen()[2]], oracles.joint_true_label, torch.square, logits)
     found = holdfast.Fisher(labels="true").accumulator(model).result_of([batch])
     assert found.samples == 2
     assert_agrees(found.values, expected, 1e-10)
@@ -120,8 +118,8 @@ def test_direct_preference_optimisation_with_trl(tmp_path):
     model = tiny.gpt2(layers=1)
     guard = holdfast.Consolidator(model, holdfast.Fisher(), watch=[holdfast.SOS()])
     trainer = DPOTrainer(
-        model, tiny.gpt2(layers=1), settings(DPOConfig, tmp_path), train_dataset=data, processing_class=tiny.tokenizer(),
-        callbacks=[HoldfastCallback(guard)],
+        model, tiny.gpt2(layers=1), settings(DPOConfig, tmp_path), train_dataset=data,
+        processing_class=tiny.tokenizer(), callbacks=[HoldfastCallback(guard)],
     )  # fmt: skip
     trainer.train()
     assert guard.tasks == 1
@@ -139,13 +137,14 @@ def test_direct_preference_optimisation_with_trl(tmp_path):
 def test_kto_with_trl(tmp_path):
     disable_progress_bars()
     data = Dataset.from_list(
-        [{"prompt": "a b", "completion": " c d", "label": True}, {"prompt": "b", "completion": " a", "label": False}] * 2
+        [{"prompt": "a b", "completion": " c d", "label": True}, {"prompt": "b", "completion": " a", "label": False}]
+        * 2
     )
     model = tiny.gpt2(layers=1)
     guard = holdfast.Consolidator(model, holdfast.Fisher())
     trainer = KTOTrainer(
-        model, tiny.gpt2(layers=1), settings(KTOConfig, tmp_path), train_dataset=data, processing_class=tiny.tokenizer(),
-        callbacks=[HoldfastCallback(guard)],
+        model, tiny.gpt2(layers=1), settings(KTOConfig, tmp_path), train_dataset=data,
+        processing_class=tiny.tokenizer(), callbacks=[HoldfastCallback(guard)],
     )  # fmt: skip
     trainer.train()
     twin = tiny.gpt2(layers=1)

@@ -25,7 +25,7 @@ from holdfast.integrations.callbacks import (
     sample_measures,
     statistics,
 )
-from holdfast.integrations.loader_samples import NothingKnown, first_samples
+from holdfast.integrations.loader_samples import first_batches
 from holdfast.persample.batches import Forward
 
 try:
@@ -107,7 +107,7 @@ class HoldfastCallback(TrainerCallback):
         self._to_rehearse = False
         batches = self._first_batches(kwargs["train_dataloader"])
         # What one rank cannot read, none rehearses: the others would wait for it.
-        if all(Ranks(self.guard.group).each(lambda: batches is not None)):
+        if all(Ranks(self.guard.group).each(lambda: bool(batches))):
             with explaining(_REHEARSED):
                 self.guard.rehearse(batches, forward=self.forward)
 
@@ -135,15 +135,10 @@ class HoldfastCallback(TrainerCallback):
         with explaining(_HOW_TO_MEASURE, TRAINED):
             self.guard.consolidate(batches, forward=self.forward)
 
-    def _first_batches(self, training: Any) -> list[Any] | None:
-        """Return a first batch of what the end will measure with, or ``None`` where it cannot be had beside training."""
+    def _first_batches(self, training: Any) -> list[Any]:
+        """Return a first batch of what the end will measure with; none where it cannot be had beside training."""
         given = training if self.consolidate_at_end is True else self.consolidate_at_end
-        if isinstance(given, list | tuple):
-            return list(given[:1]) or None
-        try:
-            return [first_samples(given, REHEARSED)]
-        except NothingKnown:
-            return None
+        return list(given[:1]) if isinstance(given, list | tuple) else first_batches(given, REHEARSED)
 
     def _go_back_to_best(self, state: TrainerState) -> None:
         """Take over the guard's state of the best checkpoint, whose weights the model has now.
@@ -171,8 +166,8 @@ _WITHOUT_BEST = (
     "load_best_model_at_end=False."
 )
 _REHEARSED = (
-    "Training was stopped after its first step: Holdfast tried on two samples of the data what it will do at the end of "
-    "train(). HoldfastCallback(guard, consolidate_at_end=batches) gives other data to measure with, "
+    "Training was stopped after its first step: Holdfast tried on two samples of the data what it will do at the end "
+    "of train(). HoldfastCallback(guard, consolidate_at_end=batches) gives other data to measure with, "
     "consolidate_at_end=False leaves it to you, and forward=... says how the model is called with the inputs."
 )
 _HOW_TO_MEASURE = (

@@ -48,7 +48,9 @@ def _with_next_tokens(model: nn.Module, writer: nn.Module, batch: Batch) -> Batc
     return replace(batch, labelling=labelling)
 
 
-def _labels_of_text(tokens: frozenset[int], batch: Batch, outputs: Tensor, *, itself: bool, given: bool) -> Tensor | None:
+def _labels_of_text(
+    tokens: frozenset[int], batch: Batch, outputs: Tensor, *, itself: bool, given: bool
+) -> Tensor | None:
     """Return the next tokens as labels where the outputs are a language model's, and otherwise those that were given.
 
     Args:
@@ -113,7 +115,7 @@ def tokens_of(writer: nn.Module) -> frozenset[int]:
     weight = getattr(embeddings() if callable(embeddings) else None, "weight", None)
     config = getattr(writer, "config", None)
     text = getattr(config, "get_text_config", None)
-    known = [len(weight)] if isinstance(weight, Tensor) and weight.ndim == 2 else []
+    known: list[Any] = [len(weight)] if isinstance(weight, Tensor) and weight.ndim == 2 else []
     known += [getattr(own, "vocab_size", None) for own in (config, text() if callable(text) else None)]
     return frozenset(number for number in known if isinstance(number, int))
 

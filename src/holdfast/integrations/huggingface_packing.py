@@ -1,10 +1,11 @@
 """Several documents in one row, as TRL's packing and padding-free collators lay them: each is a sample again.
 
 Such a row has positions that start anew with every document (``position_ids``), or says where documents begin
-(``cu_seq_lens_q``, ``seq_idx``), so that none attends to another. Measured as one sample, its documents' gradients would
-be added up before they are squared.
+(``cu_seq_lens_q``, ``seq_idx``), so that none attends to another. Measured as one sample, its documents' gradients
+would be added up before they are squared.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -60,8 +61,9 @@ def documents_apart(batch: Batch, *, causal: bool, masked: bool) -> Batch:
 def _real(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor:
     """Return which tokens are no padding."""
     mask = inputs.get("attention_mask")
-    given = isinstance(mask, Tensor) and mask.shape == shape
-    return mask.cpu() != 0 if given else torch.ones(shape, dtype=torch.bool)
+    if isinstance(mask, Tensor) and mask.shape == shape:
+        return mask.cpu() != 0
+    return torch.ones(shape, dtype=torch.bool)
 
 
 def _said(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
@@ -109,7 +111,7 @@ def _documents(starts: Tensor, real: Tensor) -> list[Document]:
     found = []
     for row, (begins, counts) in enumerate(zip(starts, real, strict=True)):
         bounds = [*begins.nonzero().flatten().tolist(), len(begins)]
-        for first, end in zip(bounds, bounds[1:], strict=False):
+        for first, end in itertools.pairwise(bounds):
             places = counts[first:end].nonzero().flatten()
             if len(places):
                 found.append(Document(row, first + int(places[0]), first + int(places[-1]) + 1))
@@ -125,9 +127,9 @@ def _laid_out(batch: Batch, shape: torch.Size, documents: list[Document], *, cau
     for name, given in (*inputs.items(), ("labels", labels)):
         if isinstance(given, Tensor) and given.ndim and given.shape[:2] != shape:
             raise BatchError(
-                f"{name} of shape {tuple(given.shape)} beside rows of {tuple(shape)} tokens that hold several documents "
-                f"each, {len(documents)} in all; expected one entry a token, since to which document it belongs cannot "
-                "be told. Give batches of documents that are not packed."
+                f"{name} of shape {tuple(given.shape)} beside rows of {tuple(shape)} tokens that hold several "
+                f"documents each, {len(documents)} in all; expected one entry a token, since to which document it "
+                "belongs cannot be told. Give batches of documents that are not packed."
             )
     if labels is None:
         raise BatchError(

@@ -1,8 +1,8 @@
-"""Batches of prompts and completions, as TRL's trainers for preferences get them: what counts is what the model is to write.
+"""Batches of prompts and completions, as TRL's trainers for preferences get them: what the model is to write counts.
 
-``completion_mask`` says which tokens are a completion's. DPO's batches have the chosen completions first and then, of the
-same prompts, the rejected ones; KTO's have a ``label`` for each, whether it is wanted. A data measure looks at what the
-model has learned to write, so prompts do not count, and neither do completions that it was to unlearn.
+``completion_mask`` says which tokens are a completion's. DPO's batches have the chosen completions first and then, of
+the same prompts, the rejected ones; KTO's have a ``label`` for each, whether it is wanted. A data measure looks at what
+the model has learned to write, so prompts do not count, and neither do completions that it was to unlearn.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def _uncounted(batch: Batch) -> Batch:
 
 
 def _pieces(tokens: Tensor, mask: Tensor, attention: object) -> int:
-    """Return how many completions of each prompt a batch has, in as many pieces: 2 for DPO's, 3 with references, or 1."""
+    """Return how many completions each prompt has, in as many pieces of the batch: 2 for DPO's, 3 for TPO's, or 1."""
     real = attention.cpu() != 0 if isinstance(attention, Tensor) else torch.ones_like(mask, dtype=torch.bool).cpu()
     rows = [(row[own].tolist(), int(own.sum())) for row, own in zip(tokens.cpu(), real, strict=True)]
     spans = [(mask_row.cpu()[own] != 0).nonzero().flatten() for mask_row, own in zip(mask, real, strict=True)]

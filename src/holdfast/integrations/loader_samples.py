@@ -3,8 +3,8 @@
 import contextlib
 import copy
 import random
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,35 +13,32 @@ from torch.utils.data import DataLoader, IterableDataset
 from holdfast.seeding import undisturbed
 
 
-class NothingKnown(Exception):
-    """The samples cannot be read in this way, which says nothing about those that training reads."""
+def first_batches(loader: Any, count: int) -> list[Any]:
+    """Return a batch of a loader's first samples, collated as it collates them; none where that cannot be done.
 
-
-def first_samples(loader: Any, count: int) -> Any:
-    """Return a batch of a loader's first samples, collated as it collates them, or raise :class:`NothingKnown`.
-
-    Where the loader has workers, a worker of its own reads them: a data set that opens its files when it is first read
-    must not do so here, since workers that are forked later would all share them.
+    What cannot be read in this way says nothing about what training reads: a stream, a collator that wants more
+    samples at a time, a sampler with indices of its own. Where the loader has workers, another one reads the samples: a
+    data set that opens its files when it is first read must not do so here, since workers that are forked later would
+    share them.
     """
-    dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return []
+    batched = loader.batch_sampler is not None
     try:
-        if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset) or collate is None:
-            raise NothingKnown
-        places = list(range(min(count, len(dataset))))
-        batched = loader.batch_sampler is not None
+        places = range(min(count, len(cast("Sized", loader.dataset))) if batched else 1)
         reader: DataLoader[Any] = DataLoader(
-            dataset,
-            sampler=places if batched else places[:1],
+            loader.dataset,
+            sampler=list(places),
             batch_size=len(places) if batched else None,
-            collate_fn=_Collator(collate),
+            collate_fn=_Collator(loader.collate_fn),
             num_workers=min(1, loader.num_workers),
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
         )
-        with undisturbed(), _generators_kept(collate):
-            return next(iter(reader))
-    except Exception as error:  # noqa: BLE001 (a data set or a collator that cannot do with these, whatever it says)
-        raise NothingKnown from error
+        with undisturbed(), _generators_kept(loader.collate_fn):
+            return list(reader)
+    except Exception:  # noqa: BLE001 (whatever a data set or a collator says that cannot do with these)
+        return []
 
 
 class _Collator:

@@ -22,8 +22,8 @@ class Batch:
     """Inputs of any structure, targets if there are any, and the number of samples in both.
 
     ``shared`` holds the places, among the leaves of the inputs, of those that belong to no sample; ``named`` tells that
-    the batch was a mapping, whose labels lie where the model's own loss wants them; and ``labelling`` says how they come
-    to lie where the outputs do, which only the outputs may tell.
+    the batch was a mapping, whose labels lie where the model's own loss wants them; and ``labelling`` says how they
+    come to lie where the outputs do, which only the outputs may tell.
     """
 
     inputs: Any
