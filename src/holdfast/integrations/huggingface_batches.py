@@ -198,7 +198,7 @@ def _one_position_later(writer: nn.Module, labels: Tensor) -> Tensor:
 
 def _starts_otherwise(writer: nn.Module) -> bool:
     """Whether a family of models begins with something else than a start token, by its own function for it."""
-    shift = getattr(sys.modules[type(writer).__module__], "shift_tokens_right", None)
+    shift = getattr(sys.modules.get(type(writer).__module__), "shift_tokens_right", None)
     return shift is not None and "decoder_start_token_id" not in inspect.signature(shift).parameters
 
 
