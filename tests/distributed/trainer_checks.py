@@ -4,7 +4,7 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, default_data_collator
 
 import holdfast
 from holdfast.integrations.huggingface import HoldfastCallback
@@ -70,4 +70,61 @@ def trainer_shards_give_what_replicas_give(here):
     assert_alike(resumed, sharded, tolerance=1e-6)
 
 
-CHECKS = [trainer_shards_give_what_replicas_give]
+def a_rehearsal_that_one_process_cannot_do_is_left_out_by_all(here):
+    as_torchrun(here)
+
+    def collate(rows):
+        if here.rank == 1 and len(rows) < 4:
+            raise ValueError("not so few")
+        return default_data_collator(rows)
+
+    def start(**options):
+        model = gpt2()
+        guard = holdfast.Consolidator(model, holdfast.Fisher(), group=distributed.group.WORLD)
+        arguments = TrainingArguments(
+            str(here.folder / "rehearsed"),
+            use_cpu=True,
+            per_device_train_batch_size=4,
+            max_steps=2,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        callbacks = [HoldfastCallback(guard, **options)]
+        trainer = Trainer(model, arguments, train_dataset=Sentences(), data_collator=collate, callbacks=callbacks)
+        return trainer, guard
+
+    trainer, guard = start()
+    trainer.train()
+    assert guard.tasks == 1
+    refused = [{"input_ids": torch.ones(2, 6, dtype=torch.long) if here.rank == 0 else torch.ones(6, dtype=torch.long)}]
+    trainer, guard = start(consolidate_at_end=refused)
+    try:
+        trainer.train()
+    except holdfast.BatchError as error:  # one process refuses, and all of them stop
+        assert "a single text" in str(error) and "after its first step" in "".join(error.__notes__)  # noqa: PT017
+        assert guard.path.steps == 1
+    else:
+        raise AssertionError("Training went on")
+
+
+def documents_of_packed_rows_are_counted_over_all_processes(here):
+    rows = [[(3, 4, 5), (6, 3)], [(5, 6), (4,), (3, 3, 6, 4), (6, 5)]][here.rank]
+    packed = {
+        "input_ids": torch.tensor([[token for row in rows for token in row]]),
+        "position_ids": torch.tensor([[place for row in rows for place in range(len(row))]]),
+    }
+    model = gpt2().eval()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(samples=3), group=distributed.group.WORLD)
+    guard.rehearse([packed])
+    assert guard.consolidate([packed])["EWC"].samples == 3
+    first = [{"input_ids": torch.tensor([row])} for row in ((3, 4, 5), (6, 3), (5, 6))]
+    for name, value in holdfast.Fisher().measure(model, first).items():
+        torch.testing.assert_close(guard.importance[name], value, rtol=1e-4, atol=1e-7)
+
+
+CHECKS = [
+    trainer_shards_give_what_replicas_give,
+    a_rehearsal_that_one_process_cannot_do_is_left_out_by_all,
+    documents_of_packed_rows_are_counted_over_all_processes,
+]

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
+from transformers.trainer_pt_utils import LayerWiseDummyOptimizer
+from transformers.trainer_utils import HPSearchBackend
 
 import holdfast
 from holdfast.integrations.callbacks import STATE_NAME
@@ -325,7 +327,7 @@ def test_training_data_without_end(tmp_path):
         assert guard.tasks == 1
 
 
-def test_what_fails_at_the_end_says_that_training_is_done(tmp_path):
+def test_what_would_fail_at_the_end_is_told_after_the_first_step(tmp_path):
     class OwnLoss(Trainer):
         def compute_loss(self, model, inputs, *args, **kwargs):
             inputs = {"input_ids": inputs["tokens"], "labels": inputs["labels"]}
@@ -348,7 +350,18 @@ def test_what_fails_at_the_end_says_that_training_is_done(tmp_path):
     with pytest.raises(ValueError, match="input_ids") as caught:
         attempt()
     notes = "".join(caught.value.__notes__)
+    assert "stopped after its first step" in notes and "forward=" in notes and "consolidate_at_end=False" in notes
+    assert guard.path.steps == 1
+    with pytest.raises(ValueError, match="input_ids") as caught:  # what cannot be had beforehand is told at the end
+        attempt(consolidate_at_end=(batch for batch in DataLoader(renamed, batch_size=4)))
+    notes = "".join(caught.value.__notes__)
     assert "Training itself was over" in notes and "forward=" in notes
+    with pytest.raises(ValueError, match="input_ids"):  # batches in a list, and a loader of one's own
+        attempt(consolidate_at_end=[default_data_collator(renamed[:4])])
+    with pytest.raises(ValueError, match="input_ids"):
+        attempt(consolidate_at_end=DataLoader(renamed, batch_size=4))
+    assert guard.path.steps == 7  # 1, 4, and 1 each
+    guard.restart_task()
 
     def forward(model, inputs):
         return model(input_ids=inputs["tokens"]).logits
@@ -361,6 +374,65 @@ def test_what_fails_at_the_end_says_that_training_is_done(tmp_path):
     for wrong in (texts()[0], None, torch.ones(2)):
         with pytest.raises(holdfast.BatchError, match="expected an iterable of batches"):
             HoldfastCallback(guard, wrong)
+
+
+def test_what_the_rehearsal_cannot_read_does_not_stop_training(tmp_path):
+    def fours(rows):
+        if len(rows) != 4:
+            raise AssertionError("four at a time")
+        return default_data_collator(rows)
+
+    model, guard = guarded(holdfast.Fisher())
+    trainer = Trainer(
+        model,
+        arguments(tmp_path, per_device_train_batch_size=4),
+        train_dataset=texts(),
+        data_collator=fours,
+        callbacks=[HoldfastCallback(guard)],
+    )
+    trainer.train()
+    assert guard.tasks == 1
+
+
+def test_a_rehearsal_leaves_training_as_it_is(tmp_path):
+    class Tearing:
+        """Takes samples to pieces, and draws from random numbers of its own."""
+
+        def __init__(self):
+            self.generator = torch.Generator().manual_seed(0)
+
+        def __call__(self, rows):
+            ids = torch.stack([row.pop("input_ids") for row in rows])
+            [row.pop("labels") for row in rows]
+            masked = torch.rand(ids.shape, generator=self.generator) < 0.3
+            return {"input_ids": ids, "labels": ids.masked_fill(masked, -100)}
+
+    ends = []
+    for at_end in (False, proxy()):
+        for rehearsed in (at_end, DataLoader(proxy(), batch_size=None)):
+            model, guard = guarded(holdfast.Fisher(), tiny.gpt2(layers=1))  # with dropout
+            Trainer(
+                model,
+                arguments(tmp_path, remove_unused_columns=False),
+                train_dataset=texts(),
+                data_collator=Tearing(),
+                callbacks=[HoldfastCallback(guard, at_end and rehearsed)],
+            ).train()
+            ends.append(weights(model))
+    for other in ends[1:]:
+        assert_same(other, ends[0])
+    model, guard = guarded(holdfast.Fisher(), tiny.gpt2(layers=1))
+    trainer = Trainer(
+        model,
+        arguments(tmp_path, remove_unused_columns=False),
+        train_dataset=texts(),
+        data_collator=Tearing(),
+        callbacks=[HoldfastCallback(guard)],
+    )
+    with pytest.raises(KeyError, match="input_ids"):  # its own end, which reads what was torn: not the rehearsal
+        trainer.train()
+    assert guard.path.steps == 4
+    assert_same(weights(model), ends[0])
 
 
 def test_bf16_training_is_measured_in_float32(tmp_path):
@@ -384,9 +456,111 @@ def test_whoever_lacks_a_package_is_told_how_to_get_it():
 
 def test_what_is_no_guard_and_two_of_them(tmp_path):
     model = tiny.gpt2()
-    with pytest.raises(holdfast.ConfigurationError, match="A guard of type GPT2LMHeadModel; expected a Consolidator"):
-        HoldfastCallback(model)
+    for wrong in (model, holdfast.SOS, holdfast.SOS(), None, lambda: None):
+        with pytest.raises(holdfast.ConfigurationError, match=r"A guard of .*; expected a Consolidator"):
+            HoldfastCallback(wrong)
     first, second = (holdfast.Consolidator(model, "SOS", protect=part) for part in ("*attn*", "*mlp*"))
     with pytest.raises(holdfast.ConfigurationError, match="two callbacks of type HoldfastCallback"):
         train(tmp_path, first, model, callbacks=[HoldfastCallback(second)])
     train(tmp_path, first, model)  # a train() of its own has no memory of that
+
+
+def making(measure, strength=50.0, **options):
+    """A callback that makes its guards, and the models that it has made them from."""
+    made = []
+
+    def make(model):
+        made.append(model)
+        return holdfast.Consolidator(model, measure, strength=strength, **options)
+
+    return HoldfastCallback(make), made
+
+
+def test_a_guard_is_made_from_the_model_that_is_trained(tmp_path):
+    callback, made = making(holdfast.SOS())
+    with pytest.raises(holdfast.OrderError, match="There is no guard yet"):
+        callback.guard  # noqa: B018
+    model = model_without_dropout()
+    trainer = Trainer(model, arguments(tmp_path), train_dataset=texts(), callbacks=[callback])
+    trainer.train()
+    first = callback.guard
+    assert made == [model] and first.tasks == 1
+    trainer.train()  # the same model goes on with the same guard
+    assert callback.guard is first and made == [model] and first.tasks == 2
+    same, guard = guarded(holdfast.SOS())
+    train(tmp_path, guard, same, at_end=True).train()
+    assert_same(first.importance, guard.importance)
+    other = model_without_dropout()
+    Trainer(other, arguments(tmp_path), train_dataset=texts(), callbacks=[callback]).train()
+    assert callback.guard is not first and made == [model, other] and callback.guard.tasks == 1
+    assert first.tasks == 2
+    wrong = HoldfastCallback(lambda model: model)
+    trainer = Trainer(other, arguments(tmp_path), train_dataset=texts(), callbacks=[wrong])
+    with pytest.raises(holdfast.ConfigurationError, match="A guard of type GPT2LMHeadModel"):
+        trainer.train()
+
+
+class Trial(dict):
+    """What a backend of a search gives to each train()."""
+
+    def __init__(self, number):
+        self.number, self.params = number, self
+
+
+def test_trials_of_a_search(tmp_path):
+    def search(folder, **changes):
+        callback, made = making(holdfast.Fisher(), watch=[holdfast.SI()])
+        trainer = Trainer(
+            model_init=lambda _: model_without_dropout(),
+            args=arguments(folder, save_strategy="steps", save_steps=2, **changes),
+            train_dataset=texts(),
+            data_collator=default_data_collator,
+            callbacks=[callback],
+        )
+        return trainer, callback, made
+
+    trainer, callback, made = search(tmp_path)
+    # As Trainer.hyperparameter_search() and its backend do.
+    trainer.hp_search_backend = HPSearchBackend.OPTUNA
+    trainer.hp_space = lambda trial: {"learning_rate": 10.0 ** -(2 + trial.number)}
+    trainer.hp_name = None
+    found = []
+    for number in range(2):
+        trainer.objective = None
+        trainer.train(trial=Trial(number))
+        found.append(callback.guard)
+        assert (tmp_path / f"run-{number}" / "checkpoint-2" / STATE_NAME).is_file()
+    assert len(made) == 2 and made[0] is not made[1]
+    for number, guard in enumerate(found):
+        assert guard.tasks == 1
+        alone, its, _ = search(tmp_path / "alone", learning_rate=10.0 ** -(2 + number))
+        alone.train()
+        for name in ("EWC", "SI"):
+            assert_same(guard.importance_of(name), its.guard.importance_of(name))
+
+
+def test_a_guard_that_is_made_resumes(tmp_path):
+    def start(folder, *, resume=None, callbacks=()):
+        callback, _ = making(holdfast.SOS(), watch=[holdfast.SI()])
+        trainer = Trainer(
+            model_without_dropout(),
+            arguments(folder, save_strategy="steps", save_steps=2),
+            train_dataset=texts(),
+            callbacks=[callback, *callbacks],
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return callback.guard
+
+    guard = start(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "cut", callbacks=[Interrupt(3)])
+    resumed = start(tmp_path / "cut", resume=True)
+    for name in ("SOS", "SI"):
+        assert_same(resumed.importance_of(name), guard.importance_of(name))
+
+
+def test_a_layerwise_optimiser_is_told_apart():
+    model, guard = guarded(holdfast.SOS())
+    each = {parameter: torch.optim.SGD([parameter]) for parameter in model.parameters()}
+    with pytest.raises(holdfast.OptimizerError, match=r"inside backward\(\).*optim='galore_adamw'"):
+        guard.attach(LayerWiseDummyOptimizer(optimizer_dict=each))

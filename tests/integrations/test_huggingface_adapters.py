@@ -4,9 +4,7 @@ import pytest
 import torch
 from datasets import Dataset, disable_progress_bars
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 import holdfast
 from holdfast.integrations.huggingface import HoldfastCallback
@@ -103,22 +101,22 @@ def test_a_learned_prompt():
     assert_agrees(guard.importance, {name: expected[name] for name in guard.parameters}, 1e-10)
 
 
+def sft(folder, **changes):
+    settings = {
+        "output_dir": str(folder), "max_steps": 3, "per_device_train_batch_size": 2, "bf16": False, "use_cpu": True,
+        "gradient_checkpointing": False, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
+    }  # fmt: skip
+    return SFTConfig(**{**settings, **changes})
+
+
 def test_supervised_fine_tuning_with_trl(tmp_path):
     disable_progress_bars()
-    words = Tokenizer(
-        models.WordLevel({"<pad>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4, "c": 5, "d": 6}, unk_token="<pad>")
-    )
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
     data = Dataset.from_list([{"prompt": "a b", "completion": " c d a"}, {"prompt": "b", "completion": " a d"}] * 4)
     model = tiny.gpt2(layers=1)
     guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=10.0, watch=[holdfast.SOS()])
-    args = SFTConfig(
-        output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=2, bf16=False, use_cpu=True,
-        gradient_checkpointing=False, save_strategy="no", report_to=[], logging_steps=1, disable_tqdm=True,
-    )  # fmt: skip
+    args = sft(tmp_path, logging_steps=1)
     callback = HoldfastCallback(guard)
-    trainer = SFTTrainer(model, args, train_dataset=data, processing_class=tokenizer, callbacks=[callback])
+    trainer = SFTTrainer(model, args, train_dataset=data, processing_class=tiny.tokenizer(), callbacks=[callback])
     trainer.train()
     assert guard.tasks == 1
     assert all(omega.any() for omega in guard.importance_of("SOS").values())
@@ -132,3 +130,47 @@ def test_supervised_fine_tuning_with_trl(tmp_path):
         twin, samples, oracles.summed_over_positions(oracles.every_label), torch.square, logits
     )
     assert_agrees({name: value.double() for name, value in guard.importance.items()}, expected, 1e-4)
+
+
+def test_a_guard_of_the_adapter_that_trl_makes(tmp_path):
+    disable_progress_bars()
+    data = Dataset.from_list([{"prompt": "a b", "completion": " c d a"}, {"prompt": "b", "completion": " a d"}] * 4)
+    lora = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+    callback = HoldfastCallback(lambda model: holdfast.Consolidator(model, holdfast.Fisher(), 10.0, "*lora_*"))
+    trainer = SFTTrainer(
+        tiny.gpt2(layers=1), sft(tmp_path), train_dataset=data, processing_class=tiny.tokenizer(),
+        callbacks=[callback], peft_config=lora,
+    )  # fmt: skip
+    trainer.train()
+    assert callback.guard.tasks == 1
+    assert len(callback.guard.parameters) == 2 and all("lora_" in name for name in callback.guard.parameters)
+    assert callback.guard.importance_of("EWC").keys() == callback.guard.parameters.keys()
+
+
+@pytest.mark.filterwarnings("ignore")  # TRL's own
+def test_prompts_alone_are_nothing_to_measure_with(tmp_path):
+    disable_progress_bars()
+    data = Dataset.from_list([{"prompt": "a b"}, {"prompt": "b c"}] * 2)
+
+    def start(**options):
+        model = tiny.gpt2(layers=1)
+        guard = holdfast.Consolidator(model, holdfast.Fisher(labels="sampled"), watch=[holdfast.SOS()])
+        args = GRPOConfig(
+            output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=2, num_generations=2, bf16=False,
+            max_completion_length=4, use_cpu=True, gradient_checkpointing=False, save_strategy="no", report_to=[],
+            disable_tqdm=True,
+        )  # fmt: skip
+        trainer = GRPOTrainer(
+            model, lambda completions, **_: [float(len(text)) for text in completions], args, train_dataset=data,
+            processing_class=tiny.tokenizer(), callbacks=[HoldfastCallback(guard, **options)],
+        )  # fmt: skip
+        return trainer, guard
+
+    trainer, guard = start()
+    with pytest.raises(holdfast.BatchError) as caught:
+        trainer.train()
+    assert "stopped after its first step" in "".join(caught.value.__notes__)
+    assert guard.path.steps == 1
+    trainer, guard = start(consolidate_at_end=proxy())
+    trainer.train()
+    assert guard.tasks == 1

@@ -8,8 +8,11 @@ from transformers import (
     BartForConditionalGeneration,
     BlenderbotConfig,
     BlenderbotForConditionalGeneration,
+    GPT2LMHeadModel,
     T5Config,
     T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 
 import holdfast
@@ -211,14 +214,7 @@ def translations():
 def test_the_decoder_reads_what_the_models_own_loss_lets_it_read(build):
     model, batch = double(build()), translations()
     found = holdfast.Fisher(labels="true").measure(model, [batch])
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    totals = [torch.zeros_like(parameter) for parameter in parameters]
-    for n in range(3):
-        one = {key: value[n : n + 1] for key, value in batch.items()}
-        loss = model(**one).loss * (one["labels"] != -100).sum()  # the model's loss is the mean over its tokens
-        for total, gradient in zip(totals, torch.autograd.grad(loss, parameters), strict=True):
-            total.add_(gradient.square() / 3)
-    assert_agrees(found, dict(zip(names, totals, strict=True)), 1e-6)
+    assert_agrees(found, gradients_of_own_loss(model, batch), 1e-6)
     given = {**batch, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])}
     assert_agrees(holdfast.Fisher(labels="true").measure(model, [given]), found, 1e-12)
     pair = {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
@@ -228,12 +224,163 @@ def test_the_decoder_reads_what_the_models_own_loss_lets_it_read(build):
     assert_agrees(guard.importance, found, 1e-12)
 
 
-def test_a_model_that_cannot_prepare_its_decoders_inputs():
+def gradients_of_own_loss(model, batch, rows=3):
+    """The squared gradients of the model's own loss, summed over a sample's labels, and their mean."""
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    names, parameters = zip(*trained, strict=True)
+    totals = [torch.zeros_like(parameter) for parameter in parameters]
+    for n in range(rows):
+        one = {key: value[n : n + 1] for key, value in batch.items()}
+        loss = model(**one).loss * (one["labels"] != -100).sum()
+        for total, gradient in zip(totals, torch.autograd.grad(loss, parameters), strict=True):
+            total.add_(gradient.square() / rows)
+    return dict(zip(names, totals, strict=True))
+
+
+def whisper():
+    torch.manual_seed(0)
+    sizes = {f"{part}_{what}": value for part in ("encoder", "decoder") for what, value in
+             (("layers", 1), ("attention_heads", 2), ("ffn_dim", 12))}  # fmt: skip
+    sizes |= {"d_model": 8, "num_mel_bins": 4, "max_source_positions": 6, "max_target_positions": 8}
+    return WhisperForConditionalGeneration(
+        WhisperConfig(vocab_size=8, decoder_start_token_id=2, **sizes, **tiny.SPECIAL)
+    )
+
+
+def test_whispers_decoder_reads_its_labels_one_position_later():
+    model = double(whisper())
+    generator = torch.Generator().manual_seed(0)
+    sounds = torch.randn(3, 4, 12, generator=generator, dtype=torch.float64)
+    batch = {"input_features": sounds, "labels": translations()["labels"]}
+    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"))  # of all but the encoder's fixed positions
+    guard.consolidate([batch])
+    assert_agrees(guard.importance, gradients_of_own_loss(model, batch), 1e-6)  # it is worked out in float32
+
+
+def test_models_that_do_not_say_what_their_decoder_begins_with():
     model, batch = bart(BlenderbotForConditionalGeneration, BlenderbotConfig), translations()
-    with pytest.raises(holdfast.BatchError, match=r"without decoder_input_ids.*DataCollatorForSeq2Seq\(tokenizer, mod"):
-        holdfast.Fisher().measure(model, [batch])
-    given = {**batch, "decoder_input_ids": torch.tensor([[2, 3, 4, 5]] * 3)}
-    assert holdfast.Fisher().measure(model, [given])
+    expected = gradients_of_own_loss(double(model), batch)
+    assert_agrees(holdfast.Fisher(labels="true").measure(model, [batch]), expected, 1e-6)
+    for name in ("decoder_start_token_id", "pad_token_id"):
+        model = bart(BlenderbotForConditionalGeneration, BlenderbotConfig)
+        vars(model.config)[name] = None  # as configs of other families have it
+        with pytest.raises(holdfast.BatchError, match=f"without decoder_input_ids.*{name}=None.*give both"):
+            holdfast.Fisher().measure(model, [batch])
+        given = {**batch, "decoder_input_ids": torch.tensor([[2, 3, 4, 5]] * 3)}
+        assert holdfast.Fisher().measure(model, [given])
+
+
+class OnBody(torch.nn.Module):
+    """A head of one's own on the body of a whole language model, as many scripts have it."""
+
+    def __init__(self, body, classes=3, pooled=False):
+        super().__init__()
+        self.body, self.pooled = body, pooled
+        self.head = torch.nn.Linear(8, classes)
+
+    def forward(self, input_ids, attention_mask=None, **more):
+        hidden = self.body(input_ids, attention_mask=attention_mask, output_hidden_states=True, **more)
+        states = getattr(hidden, "decoder_hidden_states", None) or hidden.hidden_states
+        outputs = self.head(states[-1])
+        return outputs[:, -1] if self.pooled else outputs
+
+
+@pytest.mark.parametrize("classes", [3, 2 * tiny.TOKENS])
+def test_labels_of_a_tagger_on_a_language_models_body_are_not_shifted(classes):
+    torch.manual_seed(1)
+    model, batch = double(OnBody(tiny.gpt2(layers=1), classes)), tiny.text()
+    labels = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    samples = [({key: value[n : n + 1] for key, value in inputs.items()}, labels[n]) for n in range(3)]
+
+    def call(model, inputs):
+        return model(**inputs)
+
+    measure = holdfast.Fisher(labels="true")
+    expected = oracles.importance(model, samples, oracles.joint_true_label, torch.square, call)
+    assert_agrees(measure.measure(model, [{**inputs, "labels": labels}]), expected, 1e-10)
+    assert_agrees(measure.measure(model, [(inputs, labels)]), expected, 1e-10)
+    guard = holdfast.Consolidator(model, measure)
+    guard.consolidate([{**inputs, "labels": labels}])
+    assert_agrees(guard.importance, expected, 1e-10)
+    everywhere = oracles.importance(model, samples, oracles.squared_norm, torch.abs, call)
+    assert_agrees(holdfast.MAS().measure(model, [{**inputs, "labels": labels}]), everywhere, 1e-10)
+
+
+def test_labels_of_a_classifier_on_a_language_models_body():
+    torch.manual_seed(1)
+    model, batch = double(OnBody(tiny.gpt2(layers=1), pooled=True)), tiny.text()
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    labels = torch.tensor([0, 2, 1])
+    samples = [({key: value[n : n + 1] for key, value in inputs.items()}, labels[n]) for n in range(3)]
+
+    def call(model, inputs):
+        return model(**inputs)
+
+    for kind, scores in (("exact", oracles.every_label), ("true", oracles.true_label)):
+        expected = oracles.importance(model, samples, scores, torch.square, call)
+        found = holdfast.Fisher(labels=kind).measure(model, [{**inputs, "labels": labels}])
+        assert_agrees(found, expected, 1e-10)
+    assert_agrees(holdfast.Fisher().measure(model, [inputs]), holdfast.Fisher().measure(model, [(inputs,)]), 1e-12)
+
+
+def test_a_module_around_a_language_model_shifts_its_labels():
+    class Around(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, **inputs):
+            return self.model(**inputs)
+
+    model, batch = double(tiny.gpt2(layers=1)), masked_text()
+    unlabelled = {key: value for key, value in batch.items() if key != "labels"}
+    for measure in (holdfast.Fisher(labels="true"), holdfast.MAS()):
+        for given in (batch, unlabelled):
+            expected = measure.measure(model, [given])
+            for around in (Around(model), torch.compile(model, backend="eager")):
+                found = measure.measure(around, [given]).values()
+                for value, other in zip(found, expected.values(), strict=True):
+                    torch.testing.assert_close(value, other, rtol=1e-12, atol=0.0)
+
+
+def test_a_model_that_generates_and_was_made_to_give_tags():
+    class Tagger(GPT2LMHeadModel):
+        def forward(self, input_ids, attention_mask=None):
+            hidden = self.transformer(input_ids, attention_mask=attention_mask).last_hidden_state
+            return hidden[..., :3]
+
+    model, batch = double(tiny.gpt2(Tagger, layers=1)), tiny.text()
+    labels = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    measure = holdfast.Fisher(labels="true")
+    found, expected = (measure.measure(model, [given]) for given in ({**inputs, "labels": labels}, (inputs, labels)))
+    assert_agrees(found, expected, 1e-12)
+
+
+def test_heads_of_ones_own_on_an_encoder_and_decoder():
+    torch.manual_seed(1)
+    batch = translations()
+    classes = {**batch, "labels": torch.tensor([0, 2, 1])}
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    model = double(OnBody(bart(), pooled=True))
+    found = holdfast.Fisher(labels="true").measure(model, [classes])
+    pairs = [({key: value[n : n + 1] for key, value in inputs.items()}, classes["labels"][n]) for n in range(3)]
+    expected = oracles.importance(model, pairs, oracles.true_label, torch.square, lambda model, inputs: model(**inputs))
+    assert_agrees(found, expected, 1e-10)
+    tags = {**batch, "labels": batch["input_ids"] % 3}
+    tagger = double(OnBody(bart()))
+    with pytest.raises(holdfast.BatchError, match=r"not over the tokens .* Give the batch the decoder_input_ids"):
+        holdfast.Fisher(labels="true").measure(tagger, [tags])
+    given = {**tags, "decoder_input_ids": batch["input_ids"]}
+    pairs = [
+        ({key: value[n : n + 1] for key, value in given.items() if key != "labels"}, tags["labels"][n])
+        for n in range(3)
+    ]
+    expected = oracles.importance(
+        tagger, pairs, oracles.joint_true_label, torch.square, lambda model, inputs: model(**inputs)
+    )
+    assert_agrees(holdfast.Fisher(labels="true").measure(tagger, [given]), expected, 1e-10)
 
 
 def test_a_module_that_gives_the_decoder_its_inputs_itself():

@@ -1,6 +1,7 @@
 """Transformers small enough for brute force, built from a config."""
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertForTokenClassification,
@@ -9,6 +10,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedTokenizerFast,
 )
 
 TOKENS = 7
@@ -56,6 +58,14 @@ def bert_tagger():
         pad_token_id=0,
     )
     return BertForTokenClassification(config)
+
+
+def tokenizer():
+    words = Tokenizer(
+        models.WordLevel({"<pad>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4, "c": 5, "d": 6}, unk_token="<pad>")
+    )
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
 
 
 def text(rows=3, length=5, vocabulary=TOKENS, seed=0):

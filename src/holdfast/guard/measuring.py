@@ -17,7 +17,7 @@ from holdfast.guard.ledger import Ledger, TaskImportance
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.new_classes import Classes, together, warn_of_new_classes
 from holdfast.measures import SampleMeasure
-from holdfast.persample.batches import Batch, Forward, check_batches, read_batch
+from holdfast.persample.batches import Batch, Forward, check_batches
 from holdfast.persample.engine import SampleAccumulator, SampleImportance
 from holdfast.tensors.sharding import added_up_part, is_sharded
 
@@ -269,13 +269,13 @@ class _Reader:
         self._collectors = collectors
 
     def read_next(self) -> int:
-        """Read the next batch and return its size, 0 at the end."""
+        """Read the next batch and return the number of its samples, 0 at the end."""
         if self._iterator is None:
             self._iterator = iter(self._batches)
         self.batch = None
         if not all(collector.full for collector in self._collectors):
             for batch in self._iterator:
-                self.batch = read_batch(batch, self._collectors[0].device)
+                self.batch = self._collectors[0].read(batch)  # all of them measure the same model
                 self.classes |= Classes.of(self.batch.targets)
                 return self.batch.size
         return 0

@@ -1,12 +1,13 @@
-"""What trainers' callbacks share: checks of the guard that is given, its file in a checkpoint, its line in a log."""
+"""What trainers' callbacks share: the guard that is given or made, its file in a checkpoint, its line in a log."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 
-from holdfast.errors import BatchError, ConfigurationError
+from holdfast.errors import BatchError, ConfigurationError, OrderError
 from holdfast.guard import Consolidator
 from holdfast.guard.distributed.ranks import is_one_of_several
 from holdfast.measures import SampleMeasure
@@ -23,6 +24,58 @@ def checked_guard(given: object) -> Consolidator:
             "guard = holdfast.Consolidator(model, holdfast.SOS(), strength=...)."
         )
     return given
+
+
+class GuardInCallback:
+    """The guard that a callback was given, or the one that a function given makes from the model that is trained."""
+
+    def __init__(self, given: Consolidator | Callable[[Any], Consolidator]) -> None:
+        if not _makes_guards(given):
+            checked_guard(given)
+        self._guard = given if isinstance(given, Consolidator) else None
+        self._make = None if isinstance(given, Consolidator) else given
+        self._made_from: torch.nn.Module | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a guard already."""
+        return self._guard is not None
+
+    @property
+    def guard(self) -> Consolidator:
+        """The guard; one that a function makes is there from the start of training on."""
+        if self._guard is None:
+            raise OrderError("There is no guard yet: the function given makes it when training starts.")
+        return self._guard
+
+    def made_from(self, model: torch.nn.Module) -> Consolidator:
+        """Return the guard for a model that is about to be trained: the one there is, or one that is made now."""
+        if self._guard is None:
+            assert self._make is not None
+            self._guard = checked_guard(self._make(model))
+            self._made_from = model
+        return self._guard
+
+    def leave_other_model(self, model: torch.nn.Module) -> None:
+        """Let go of a guard that was made from another model than this one, so that a new one is made."""
+        if self._made_from not in (None, model):
+            self.guard.detach()
+            self._guard = self._made_from = None
+
+
+def _makes_guards(given: object) -> bool:
+    """Whether this may be a function that makes a guard from a model: not a model, a measure's class, or the like."""
+    if not callable(given) or isinstance(given, torch.nn.Module):
+        return False
+    if isinstance(given, type) and not issubclass(given, Consolidator):
+        return False
+    try:
+        inspect.signature(given).bind(None)
+    except TypeError:  # it takes no single argument
+        return False
+    except ValueError:  # it does not say what it takes
+        return True
+    return True
 
 
 def sample_measures(guard: Consolidator) -> dict[str, SampleMeasure]:

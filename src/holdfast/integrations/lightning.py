@@ -6,7 +6,6 @@
 """
 
 import copy
-import inspect
 import itertools
 import math
 import warnings
@@ -14,14 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-import torch
-
 from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, MissingExtraError, OrderError
 from holdfast.guard import Consolidator, TaskImportance
 from holdfast.integrations.callbacks import (
     TRAINED,
+    GuardInCallback,
     checked_end,
-    checked_guard,
     explaining,
     join_processes,
     refuse_endless_data,
@@ -70,10 +67,7 @@ class HoldfastCallback(Callback):
         forward: Forward | None = None,
     ) -> None:
         super().__init__()
-        if not _makes_guards(guard):
-            checked_guard(guard)
-        self._guard = guard if isinstance(guard, Consolidator) else None
-        self._make_guard = None if isinstance(guard, Consolidator) else guard
+        self._source = GuardInCallback(guard)
         self._restored: Mapping[str, Any] | None = None
         self._only_evaluating = False
         self._waits = False
@@ -86,9 +80,7 @@ class HoldfastCallback(Callback):
     @property
     def guard(self) -> Consolidator:
         """The Consolidator; one that a function makes is there from the start of training on."""
-        if self._guard is None:
-            raise OrderError("There is no guard yet: the function given makes it when training starts.")
-        return self._guard
+        return self._source.guard
 
     def consolidate(self, trainer: Trainer, batches: Iterable[Any] | None = None) -> dict[str, TaskImportance]:
         """End a task now: for tasks that end within a fit, or after one with ``consolidate_at_end=False``.
@@ -128,23 +120,21 @@ class HoldfastCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach the fit's optimisers, which are new for every fit."""
-        if self._guard is None:
-            assert self._make_guard is not None
-            self._guard = checked_guard(self._make_guard(pl_module))
+        guard = self._source.made_from(pl_module)
         if self._restored is not None:
-            self._guard.load_state_dict(self._restored)
+            guard.load_state_dict(self._restored)
             self._restored = None
-        self._guard.detach()
-        join_processes(self._guard)
-        self._guard.refresh()
-        self._to_rehearse = self.consolidate_at_end is True and bool(sample_measures(self._guard))
+        guard.detach()
+        join_processes(guard)
+        guard.refresh()
+        self._to_rehearse = self.consolidate_at_end is True and bool(sample_measures(guard))
         if self._to_rehearse:
             self._training_data(trainer)  # what the end would refuse is better refused now
         self._waits = False
         if not self._attach(trainer):
-            self._waits = not any(parameter.requires_grad for parameter in self._guard.parameters.values())
+            self._waits = not any(parameter.requires_grad for parameter in guard.parameters.values())
             if not self._waits:
-                self._guard.attach(*trainer.optimizers)  # what is wrong with them is the guard's to tell
+                guard.attach(*trainer.optimizers)  # what is wrong with them is the guard's to tell
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Attach optimisers that are given what the guard protects only now, as ``BackboneFinetuning`` does."""
@@ -194,16 +184,16 @@ class HoldfastCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the guard's state: plain values and tensors, which load with ``weights_only=True`` too."""
-        return {} if self._guard is None else self._guard.state_dict()
+        return self.guard.state_dict() if self._source.is_there else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the guard's state, now or as soon as there is a guard, if training goes on from it."""
         if self._only_evaluating:
             self._only_evaluating = False
-        elif self._guard is None:
-            self._restored = state_dict
+        elif self._source.is_there:
+            self.guard.load_state_dict(state_dict)
         else:
-            self._guard.load_state_dict(state_dict)
+            self._restored = state_dict
 
     def _attach(self, trainer: Trainer) -> bool:
         """Attach the optimisers that train what the guard protects, if there are any."""
@@ -253,18 +243,3 @@ _OTHER_PROCESSES = (
     "processes, and what the guard learns there would be lost with them. Use strategy='ddp', which starts the script "
     "once for each device; in a notebook, one device."
 )
-
-
-def _makes_guards(given: object) -> bool:
-    """Whether this may be a function that makes a guard from a module: not a module, a measure's class, or the like."""
-    if not callable(given) or isinstance(given, torch.nn.Module):
-        return False
-    if isinstance(given, type) and not issubclass(given, Consolidator):
-        return False
-    try:
-        inspect.signature(given).bind(None)
-    except TypeError:  # it takes no single argument
-        return False
-    except ValueError:  # it does not say what it takes
-        return True
-    return True

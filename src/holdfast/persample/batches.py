@@ -22,7 +22,8 @@ class Batch:
     """Inputs of any structure, targets if there are any, and the number of samples in both.
 
     ``shared`` holds the places, among the leaves of the inputs, of those that belong to no sample; ``named`` tells that
-    the batch was a mapping, whose labels lie where the model's own loss wants them.
+    the batch was a mapping, whose labels lie where the model's own loss wants them; and ``labelling`` says how they
+    come to lie where the outputs do, which only the outputs may tell.
     """
 
     inputs: Any
@@ -30,10 +31,19 @@ class Batch:
     size: int
     shared: frozenset[int] = frozenset()
     named: bool = False
+    labelling: "Callable[[Batch, Tensor], Tensor | None] | None" = None
 
     def __getitem__(self, part: slice) -> "Batch":
         start, stop, _ = part.indices(self.size)
         return self._select(lambda tensor: tensor[start:stop], stop - start)
+
+    def rows(self, chosen: Tensor) -> "Batch":
+        """Return the samples at these places."""
+        return self._select(lambda tensor: tensor[chosen.to(tensor.device)], len(chosen))
+
+    def labels_for(self, outputs: Tensor) -> Tensor | None:
+        """Return the labels of these samples as they lie beside the outputs of a model."""
+        return self.targets if self.labelling is None else self.labelling(self, outputs)
 
     def pair(self) -> "Batch":
         """Return the first sample and another: one that differs from it, if there is any."""
@@ -92,21 +102,22 @@ class BatchReader:
         self._shared: frozenset[int] = frozenset()
 
     def read(self, batch: Any) -> Batch:
-        """Return a batch with all that is known of its inputs."""
-        read = read_batch(batch, self.device)
-        for complete in self._completions:
-            read = complete(read)
+        """Return a batch with all that is known of its inputs; one that another reader has read is complete."""
+        read = batch if isinstance(batch, Batch) else self._completed(read_batch(batch, self.device))
         structure = tree_flatten(read.inputs)[1]
         if structure != self._structure:
             self._structure, self._shared = structure, frozenset()
         self._shared |= read.shared
-        return replace(read, shared=self._shared, named=False)
+        return replace(read, shared=self._shared)
+
+    def _completed(self, read: Batch) -> Batch:
+        for complete in self._completions:
+            read = complete(read)
+        return read
 
 
 def read_batch(batch: Any, device: torch.device) -> Batch:
     """Return a batch given as inputs, ``(inputs,)``, ``(inputs, targets)`` or a mapping with ``"labels"``."""
-    if isinstance(batch, Batch):
-        return batch
     inputs, targets = _parts(batch)
     leaves, _ = tree_flatten(inputs)
     lengths = [len(leaf) if isinstance(leaf, Tensor) and leaf.ndim > 0 else None for leaf in leaves]

@@ -130,12 +130,16 @@ class SampleAccumulator:
         """
         return self.reduction.sums
 
+    def read(self, batch: Any) -> Batch:
+        """Return a batch as this model's are measured: a row may hold several samples, or a part may not count."""
+        return self._reader.read(batch)
+
     def update(self, batch: Any) -> None:
         """Add a batch, or what is still wanted of it."""
         if self.full:
             return
         with isolated(self.model, self.parameters.values()):
-            read = self._reader.read(batch)
+            read = self.read(batch)
             problem = problem_type(self.model) if self.score.reading is None else self._told.problem
             self._told = Told(read.targets, problem)
             if self.limit is not None:
@@ -191,7 +195,7 @@ class SampleAccumulator:
 
     def _rows_of_one(self, batch: Batch, outputs: Tensor) -> int:
         """Return how many rows the first sample has, or raise if the score cannot do with its outputs."""
-        targets = _first(batch.targets)
+        targets = batch[:1].labels_for(outputs)
         return self._settled(outputs, targets).rows(outputs, targets, self.phi, None).count
 
     def _settled(self, outputs: Tensor, targets: Tensor | None) -> Score:
@@ -227,10 +231,11 @@ class SampleAccumulator:
                 self._add_chunk(batch[n : n + 1])
             return
         self._without_rule |= without_rule
-        precise, score = outputs.detach(), self._settled(outputs, batch.targets)
+        precise, labels = outputs.detach(), batch.labels_for(outputs)
+        score = self._settled(outputs, labels)
         if score.softmax:
             precise = precise_outputs(self.model, self.forward, batch.inputs, outputs, score)
-        rows = score.rows(precise, batch.targets, self.phi, self.generator)
+        rows = score.rows(precise, labels, self.phi, self.generator)
         step = plan.rows_within(self.budget, batch.size)
         for start in range(0, rows.count, step):
             u = rows.block(start, min(rows.count, start + step)).to(outputs.dtype)
@@ -403,7 +408,3 @@ def _check_outputs(outputs: Tensor, samples: int) -> None:
             "The model's outputs do not depend on any of the parameters that are measured, as far as autograd can see. "
             "Check that its forward pass is not under torch.no_grad() and detaches nothing."
         )
-
-
-def _first(targets: Tensor | None) -> Tensor | None:
-    return None if targets is None else targets[:1]

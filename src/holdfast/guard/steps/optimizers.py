@@ -72,6 +72,12 @@ def check_optimizer(
         raise OptimizerError(
             "An optimiser with maximize=True would climb the penalty too. Minimise the negative objective instead."
         )
+    if hasattr(optimizer, "optimizer_dict"):  # Transformers' LayerWiseDummyOptimizer, whose own steps do nothing
+        raise OptimizerError(
+            f"This {type(optimizer).__name__} stands for an optimiser of each layer, whose steps are taken inside "
+            "backward(), as soon as a layer has its gradient: they can be neither seen nor held. Use the form that "
+            "steps after backward(), such as optim='galore_adamw' in place of 'galore_adamw_layerwise'."
+        )
     trained = trained_by(optimizer)
     if not ids(trained) & (ids(protected.values()) | ids(frozen.values())):
         raise OptimizerError(
