@@ -78,12 +78,12 @@ class _Mean:
     """A weighted sum over labels, and the mean of it over samples."""
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
-        self.sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
+        self.sums = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in parameters.items()}
         self.samples = 0
 
     def add(self, gradients: Importance, phi: Callable[[Tensor], Tensor], weight: float = 1.0) -> None:
         for name, gradient in gradients.items():
-            self.sums[name] += weight * phi(gradient.double())
+            self.sums[name] += weight * phi(gradient.abs().double())
 
     def value(self) -> Importance:
         return {name: value / self.samples for name, value in self.sums.items()}
@@ -91,7 +91,7 @@ class _Mean:
 
 def _ready(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     model = copy.deepcopy(model).eval()
-    parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()}
     for parameter in parameters.values():
         parameter.requires_grad_(True)
     return model, parameters

@@ -38,7 +38,7 @@ class Case:
     mixes: bool = False
     tolerance: float = 1e-8
     dtype: Any = "double"
-    parameters: str = "*"
+    parameters: str | None = None
     moved: bool = True
 
 

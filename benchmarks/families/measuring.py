@@ -17,6 +17,7 @@ from benchmarks.families.verdicts import (
     REFUSED,
     RIGHT,
     RIGHTLY_REFUSED,
+    WARNED,
     WRONG,
     Outcome,
     listening,
@@ -24,14 +25,18 @@ from benchmarks.families.verdicts import (
 )
 from holdfast import MAS, AbsoluteFisher, Fisher, SampleImportance, SampleMeasure
 
-Measured = Callable[[SampleMeasure, nn.Module, Mapping[str, nn.Parameter], list[Any], Any], SampleImportance]
+Measured = Callable[[SampleMeasure, nn.Module, Mapping[str, nn.Parameter] | None, list[Any], Any], SampleImportance]
 
 NEGLIGIBLE = 1e-6
 """A parameter whose gradients are smaller than the largest one's by this has them from rounding, as far as can be told."""
 
 
 def measured(
-    measure: SampleMeasure, model: nn.Module, parameters: Mapping[str, nn.Parameter], batches: list[Any], forward: Any
+    measure: SampleMeasure,
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter] | None,
+    batches: list[Any],
+    forward: Any,
 ) -> SampleImportance:
     """Have the library measure."""
     return measure.accumulator(model, parameters, forward).result_of(batches)
@@ -49,12 +54,17 @@ def judge(make: Callable[[], Case], library: Measured = measured) -> Outcome:
     _prepare(case)
     forward = case.formula or case.forward or brute_force.call
     given = case.given if case.given is not None else _pair(case.inputs, case.targets)
-    expected = {} if case.mixes else _expected(case, forward)
+    expected = _each_alone(case, forward) if case.mixes else _expected(case, forward)
     outcomes = []
+    before = {name: value.clone() for name, value in case.model.state_dict().items() if isinstance(value, Tensor)}
     for name, measure in _measures(case).items():
         for batches in ([given], _last_one_alone(given)):
             if batches is not None:
                 outcomes.append(_outcome(case, name, measure, batches, expected.get(name), library))
+    after = case.model.state_dict()
+    changed = [name for name, value in before.items() if not torch.equal(value, after[name])]
+    if changed:
+        outcomes.append(Outcome(WRONG, None, (f"measuring changes {_listed(changed, len(before))}",)))
     return worst(outcomes)
 
 
@@ -66,7 +76,9 @@ def _outcome(
     expected: Importance | None,
     library: Measured,
 ) -> Outcome:
-    parameters = {n: p for n, p in case.model.named_parameters() if p.is_floating_point() and fnmatch(n, case.parameters)}
+    parameters = None
+    if case.parameters is not None:
+        parameters = {n: p for n, p in case.model.named_parameters() if fnmatch(n, case.parameters)}
     with listening() as heard:
         try:
             found = library(measure, case.model, parameters, batches, case.forward)
@@ -75,9 +87,15 @@ def _outcome(
             return Outcome(RIGHTLY_REFUSED, None, outcome.notes) if case.mixes and outcome.verdict == REFUSED else outcome
     if expected is None:
         return Outcome(WRONG, None, (f"{name}: measured, though samples depend on each other",))
+    notes = [f"warns: {warning}" for warning in heard.warnings]
+    if case.mixes:
+        notes.append("samples of a batch depend on each other; each was measured alone")
+    missing = [n for n in expected if n not in found.values and fnmatch(n, case.parameters or "*")]
+    if missing:
+        note = f"{name}: nothing is measured of {_listed(missing, len(expected))}"
+        return Outcome(WARNED if notes else WRONG, None, (note, *notes))
     differences = differences_of(found.values, expected, measure.phi)
     largest = max(differences.values())
-    notes = [f"warns: {warning}" for warning in heard.warnings]
     if not largest <= case.tolerance:
         where = max(differences, key=lambda key: math.inf if math.isnan(differences[key]) else differences[key])
         kind = "in one batch" if len(batches) == 1 else "with a batch of one sample"
@@ -89,13 +107,13 @@ def _outcome(
 
 
 def differences_of(found: Mapping[str, Tensor], expected: Importance, phi: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Return ‖found − expected‖ / ‖expected‖ of every parameter; ∞ for one that is missing."""
-    wanted = {name: value for name, value in expected.items() if name in found} or expected
+    """Return ‖found − expected‖ / ‖expected‖ of every parameter that was measured."""
+    wanted = {name: value for name, value in expected.items() if name in found}
     size = max(float(value.norm()) for value in wanted.values())
     least = size * float(phi(torch.tensor(NEGLIGIBLE, dtype=torch.float64)))
     differences = {}
     for name, value in wanted.items():
-        gap = math.inf if name not in found else float((found[name].double() - value).norm())
+        gap = float((found[name].double() - value).norm())
         differences[name] = gap / max(float(value.norm()), least) if gap else 0.0
     return {key: math.inf if math.isnan(value) else value for key, value in differences.items()}
 
@@ -117,6 +135,14 @@ def _expected(case: Case, forward: brute_force.Forward) -> dict[str, Importance]
         return brute_force.of_values(case.model, case.inputs, forward)
     assert case.targets is not None
     return brute_force.of_classes(case.model, case.inputs, case.targets, forward)
+
+
+def _each_alone(case: Case, forward: brute_force.Forward) -> dict[str, Importance]:
+    """Return what is right where samples of a batch depend on each other, besides an error: each by itself."""
+    try:
+        return _expected(case, forward)
+    except (RuntimeError, IndexError, ValueError):  # a model that cannot be called with one
+        return {}
 
 
 def _prepare(case: Case) -> None:

@@ -4,7 +4,7 @@ from importlib import import_module
 
 from benchmarks.families.family import Case, Section
 
-MODULES = ("vision",)
+MODULES = ("vision", "generative", "sequences", "language", "structures", "others", "execution")
 
 
 def sections() -> list[Section[Case]]:
