@@ -7,8 +7,8 @@ theirs, whose exact Fisher is the sum of the positions' own; the mean absolute g
 as a sample.
 """
 
-import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def size_of(inputs: Any) -> int:
 
 def of_classes(model: nn.Module, inputs: Any, targets: Tensor, forward: Forward) -> dict[str, Importance]:
     """Return Fisher, empirical Fisher, AF and MAS of a model whose outputs are logits."""
-    model, parameters = _ready(model)
+    parameters = _parameters(model)
     total = {name: _Mean(parameters) for name in ("Fisher", "empirical Fisher", "AF", "MAS")}
     for sample, target in zip(samples(inputs, len(targets)), targets, strict=True):
         outputs = forward(model, sample)[0]
@@ -66,12 +66,30 @@ def of_classes(model: nn.Module, inputs: Any, targets: Tensor, forward: Forward)
 
 def of_values(model: nn.Module, inputs: Any, forward: Forward) -> dict[str, Importance]:
     """Return MAS of a model whose outputs are numbers: of ‖z‖²."""
-    model, parameters = _ready(model)
+    parameters = _parameters(model)
     total = _Mean(parameters)
     for sample in samples(inputs, size_of(inputs)):
         total.add(_gradients(forward(model, sample)[0].square().sum(), parameters), torch.abs)
         total.samples += 1
     return {"MAS on outputs": total.value()}
+
+
+@contextmanager
+def differentiable(model: nn.Module) -> Iterator[None]:
+    """In eval mode, with a gradient for frozen parameters too; afterwards the model is as it was."""
+    asked = [(p, p.requires_grad) for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for parameter, _ in asked:
+            parameter.requires_grad_(True)
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for parameter, wanted in asked:
+            parameter.requires_grad_(wanted)
+        for module, training in modes:
+            module.training = training
 
 
 class _Mean:
@@ -89,12 +107,10 @@ class _Mean:
         return {name: value / self.samples for name, value in self.sums.items()}
 
 
-def _ready(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    model = copy.deepcopy(model).eval()
-    parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()}
-    for parameter in parameters.values():
-        parameter.requires_grad_(True)
-    return model, parameters
+def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return all parameters that can have a gradient, without the names of wrappers."""
+    named = {name: p for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()}
+    return {name.replace("_orig_mod.", "").removeprefix("module."): p for name, p in named.items()}
 
 
 def _gradients(score: Tensor, parameters: dict[str, nn.Parameter]) -> Importance:

@@ -61,8 +61,11 @@ class Section(Generic[T]):
         """Enter a function that makes a family; its docstring says what is in it."""
 
         def enter(make: Callable[[], T]) -> Callable[[], T]:
-            what = " ".join((make.__doc__ or "").split()).rstrip(".")
-            self.families.append(Family(self.title, name, what, make))
+            self.enter(name, " ".join((make.__doc__ or "").split()).rstrip("."), make)
             return make
 
         return enter
+
+    def enter(self, name: str, what: str, make: Callable[[], T]) -> None:
+        """Enter a family that has no function of its own."""
+        self.families.append(Family(self.title, name, what, make))

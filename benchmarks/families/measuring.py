@@ -30,6 +30,9 @@ Measured = Callable[[SampleMeasure, nn.Module, Mapping[str, nn.Parameter] | None
 NEGLIGIBLE = 1e-6
 """A parameter whose gradients are smaller than the largest one's by this has them from rounding, as far as can be told."""
 
+SINGLE_ROUNDING = 1e-7
+"""Where a model computes in single precision, gradients that should be 0 are as large as this, beside the largest."""
+
 
 def measured(
     measure: SampleMeasure,
@@ -54,15 +57,19 @@ def judge(make: Callable[[], Case], library: Measured = measured) -> Outcome:
     _prepare(case)
     forward = case.formula or case.forward or brute_force.call
     given = case.given if case.given is not None else _pair(case.inputs, case.targets)
-    expected = _each_alone(case, forward) if case.mixes else _expected(case, forward)
+    tensors = {**dict(case.model.named_parameters()), **dict(case.model.named_buffers())}
+    before = {name: value.detach().clone() for name, value in tensors.items()}
+    with brute_force.differentiable(case.model):
+        expected = _each_alone(case, forward) if case.mixes else _expected(case, forward)
+    with torch.no_grad():
+        for name, value in before.items():  # what a layer that shortens its own weights has made of them
+            tensors[name].copy_(value)
     outcomes = []
-    before = {name: value.clone() for name, value in case.model.state_dict().items() if isinstance(value, Tensor)}
     for name, measure in _measures(case).items():
         for batches in ([given], _last_one_alone(given)):
             if batches is not None:
                 outcomes.append(_outcome(case, name, measure, batches, expected.get(name), library))
-    after = case.model.state_dict()
-    changed = [name for name, value in before.items() if not torch.equal(value, after[name])]
+    changed = [name for name, value in before.items() if not torch.equal(value, tensors[name])]
     if changed:
         outcomes.append(Outcome(WRONG, None, (f"measuring changes {_listed(changed, len(before))}",)))
     return worst(outcomes)
@@ -94,7 +101,7 @@ def _outcome(
     if missing:
         note = f"{name}: nothing is measured of {_listed(missing, len(expected))}"
         return Outcome(WARNED if notes else WRONG, None, (note, *notes))
-    differences = differences_of(found.values, expected, measure.phi)
+    differences = differences_of(found.values, expected, measure.phi, case.tolerance)
     largest = max(differences.values())
     if not largest <= case.tolerance:
         where = max(differences, key=lambda key: math.inf if math.isnan(differences[key]) else differences[key])
@@ -106,11 +113,14 @@ def _outcome(
     return Outcome(FALLBACK if found.fallback else RIGHT, largest, tuple(notes))
 
 
-def differences_of(found: Mapping[str, Tensor], expected: Importance, phi: Callable[[Tensor], Tensor]) -> dict[str, float]:
+def differences_of(
+    found: Mapping[str, Tensor], expected: Importance, phi: Callable[[Tensor], Tensor], tolerance: float = 1e-8
+) -> dict[str, float]:
     """Return ‖found − expected‖ / ‖expected‖ of every parameter that was measured."""
     wanted = {name: value for name, value in expected.items() if name in found}
     size = max(float(value.norm()) for value in wanted.values())
-    least = size * float(phi(torch.tensor(NEGLIGIBLE, dtype=torch.float64)))
+    negligible = NEGLIGIBLE if tolerance <= 1e-8 else SINGLE_ROUNDING / tolerance
+    least = size * float(phi(torch.tensor(negligible, dtype=torch.float64)))
     differences = {}
     for name, value in wanted.items():
         gap = float((found[name].double() - value).norm())

@@ -4,7 +4,7 @@ from importlib import import_module
 
 from benchmarks.families.family import Case, Section
 
-MODULES = ("vision", "generative", "sequences", "language", "structures", "others", "execution")
+MODULES = ("vision", "generative", "sequences", "language", "structures", "others", "execution", "huggingface")
 
 
 def sections() -> list[Section[Case]]:
