@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -72,6 +73,35 @@ def of_values(model: nn.Module, inputs: Any, forward: Forward) -> dict[str, Impo
         total.add(_gradients(forward(model, sample)[0].square().sum(), parameters), torch.abs)
         total.samples += 1
     return {"MAS on outputs": total.value()}
+
+
+def of_numbers(
+    model: nn.Module, inputs: Any, targets: Tensor, forward: Forward, *, binary: bool
+) -> dict[str, Importance]:
+    """Return Fisher and empirical Fisher of a regression with noise of variance 1, or of labels that are each 0 or 1.
+
+    The outputs are independent of each other given the input, so that the exact Fisher is the sum of their own: of a
+    value, that of its output's gradient, since E(z − y)² = 1; of a label, the mean over both of its values.
+    """
+    parameters = _parameters(model)
+    total = {name: _Mean(parameters) for name in ("Fisher", "empirical Fisher", "MAS on outputs")}
+    for sample, target in zip(samples(inputs, len(targets)), targets, strict=True):
+        z = forward(model, sample)[0]
+        for output in z.flatten():
+            for weight, score in _labels(output) if binary else [(1.0, output)]:
+                total["Fisher"].add(_gradients(score, parameters), torch.square, weight)
+        error = -0.5 * (z - target.to(z.dtype)).square()
+        likelihood = target * F.logsigmoid(z) + (1 - target) * F.logsigmoid(-z) if binary else error
+        total["empirical Fisher"].add(_gradients(likelihood.sum(), parameters), torch.square)
+        total["MAS on outputs"].add(_gradients(z.square().sum(), parameters), torch.abs)
+        for mean in total.values():
+            mean.samples += 1
+    return {name: mean.value() for name, mean in total.items()}
+
+
+def _labels(logit: Tensor) -> list[tuple[float, Tensor]]:
+    """Return the probability and the log-likelihood of both values of a label."""
+    return [(float(score.detach().exp()), score) for score in (F.logsigmoid(logit), F.logsigmoid(-logit))]
 
 
 @contextmanager

@@ -17,7 +17,11 @@ class Trial(NamedTuple):
 
 def trials() -> list[Trial]:
     """Return every family with what judges it."""
-    kinds = ((models.sections(), measuring.judge), (optimisers.sections(), optimisers.judge), (trainers.sections(), trainers.judge))
+    kinds = (
+        (models.sections(), measuring.judge),
+        (optimisers.sections(), optimisers.judge),
+        (trainers.sections(), trainers.judge),
+    )
     return [Trial(family, judge) for sections, judge in kinds for section in sections for family in section.families]
 
 

@@ -16,10 +16,12 @@ class Case:
     Args:
         model: the network; it is turned to float64, and its parameters are moved off their initial values.
         inputs: a batch of four to six samples, as the formula's own call takes them.
-        targets: a class for every sample or position; −100 where a position does not count.
+        targets: a class for every sample or position, −100 where a position does not count; or what a regression has.
         forward: how the model is called; by default ``model(inputs)``, with ``*`` and ``**`` as usual.
         formula: how the formula calls it, where the library is left to call it by itself.
-        outputs: "classes" where they are logits, "values" where they are numbers as in a regression.
+        outputs: "classes" where they are logits of one out of several, "values" where they are numbers of any kind,
+            "gaussian" where they are a regression's, with its values as targets, "bernoulli" where they are logits of
+            labels that are each 0 or 1.
         given: the batch as the library is given it; by default ``(inputs, targets)``.
         mixes: samples depend on each other, so that no gradient of one sample exists, and only an error is right.
         tolerance: the largest relative difference that counts as none.
@@ -33,7 +35,7 @@ class Case:
     targets: Tensor | None = None
     forward: Callable[[nn.Module, Any], Tensor] | None = None
     formula: Callable[[nn.Module, Any], Tensor] | None = None
-    outputs: Literal["classes", "values"] = "classes"
+    outputs: Literal["classes", "values", "gaussian", "bernoulli"] = "classes"
     given: Any = None
     mixes: bool = False
     tolerance: float = 1e-8

@@ -28,7 +28,7 @@ from holdfast import MAS, AbsoluteFisher, Fisher, SampleImportance, SampleMeasur
 Measured = Callable[[SampleMeasure, nn.Module, Mapping[str, nn.Parameter] | None, list[Any], Any], SampleImportance]
 
 NEGLIGIBLE = 1e-6
-"""A parameter whose gradients are smaller than the largest one's by this has them from rounding, as far as can be told."""
+"""Gradients of a parameter that are smaller than the largest one's by this are rounding, as far as can be told."""
 
 SINGLE_ROUNDING = 1e-7
 """Where a model computes in single precision, gradients that should be 0 are as large as this, beside the largest."""
@@ -66,9 +66,11 @@ def judge(make: Callable[[], Case], library: Measured = measured) -> Outcome:
             tensors[name].copy_(value)
     outcomes = []
     for name, measure in _measures(case).items():
-        for batches in ([given], _last_one_alone(given)):
-            if batches is not None:
-                outcomes.append(_outcome(case, name, measure, batches, expected.get(name), library))
+        outcomes += [
+            _outcome(case, name, measure, batches, expected.get(name), library)
+            for batches in ([given], _last_one_alone(given))
+            if batches is not None
+        ]
     changed = [name for name, value in before.items() if not torch.equal(value, tensors[name])]
     if changed:
         outcomes.append(Outcome(WRONG, None, (f"measuring changes {_listed(changed, len(before))}",)))
@@ -91,7 +93,9 @@ def _outcome(
             found = library(measure, case.model, parameters, batches, case.forward)
         except Exception as error:  # noqa: BLE001 (which is what is to be found)
             outcome = Outcome.of_error(error, name)
-            return Outcome(RIGHTLY_REFUSED, None, outcome.notes) if case.mixes and outcome.verdict == REFUSED else outcome
+            return (
+                Outcome(RIGHTLY_REFUSED, None, outcome.notes) if case.mixes and outcome.verdict == REFUSED else outcome
+            )
     if expected is None:
         return Outcome(WRONG, None, (f"{name}: measured, though samples depend on each other",))
     notes = [f"warns: {warning}" for warning in heard.warnings]
@@ -131,6 +135,8 @@ def differences_of(
 def _measures(case: Case) -> dict[str, SampleMeasure]:
     if case.outputs == "values":
         return {"MAS on outputs": MAS(output="logits")}
+    if case.outputs in ("gaussian", "bernoulli"):
+        return {"Fisher": Fisher(), "empirical Fisher": Fisher(labels="true"), "MAS on outputs": MAS(output="logits")}
     several = case.targets is not None and case.targets.ndim > 1
     return {
         "Fisher": Fisher(),
@@ -144,6 +150,9 @@ def _expected(case: Case, forward: brute_force.Forward) -> dict[str, Importance]
     if case.outputs == "values":
         return brute_force.of_values(case.model, case.inputs, forward)
     assert case.targets is not None
+    if case.outputs in ("gaussian", "bernoulli"):
+        binary = case.outputs == "bernoulli"
+        return brute_force.of_numbers(case.model, case.inputs, case.targets, forward, binary=binary)
     return brute_force.of_classes(case.model, case.inputs, case.targets, forward)
 
 
@@ -184,7 +193,10 @@ def _last_one_alone(given: Any) -> list[Any] | None:
     sizes = {len(leaf) for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.ndim}
     if len(sizes) != 1:
         return None
-    return [tree_map(lambda x, part=part: x[part] if isinstance(x, Tensor) else x, given) for part in (slice(-1), slice(-1, None))]
+    return [
+        tree_map(lambda x, part=part: x[part] if isinstance(x, Tensor) else x, given)
+        for part in (slice(-1), slice(-1, None))
+    ]
 
 
 def _listed(names: list[str], of: int) -> str:

@@ -4,7 +4,17 @@ from importlib import import_module
 
 from benchmarks.families.family import Case, Section
 
-MODULES = ("vision", "generative", "sequences", "language", "structures", "others", "execution", "huggingface")
+MODULES = (
+    "vision",
+    "generative",
+    "sequences",
+    "language",
+    "structures",
+    "others",
+    "unusual",
+    "execution",
+    "huggingface",
+)
 
 
 def sections() -> list[Section[Case]]:

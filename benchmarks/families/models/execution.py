@@ -82,9 +82,7 @@ def bfloat16() -> Case:
     model = two_layers().to(torch.bfloat16)
 
     def exactly(model: nn.Module, x: Tensor) -> Tensor:
-        return torch.func.functional_call(
-            model, {name: p.double() for name, p in model.named_parameters()}, x.double()
-        )
+        return torch.func.functional_call(model, {name: p.double() for name, p in model.named_parameters()}, x.double())
 
     return Case(model, inputs().to(torch.bfloat16), labels(), formula=exactly, dtype=None, moved=False, tolerance=3e-2)
 
@@ -155,7 +153,7 @@ def int8() -> Case:
 
 @execution.add("dynamic quantisation")
 def dynamic() -> Case:
-    """torch.ao's: an activation is scaled by the largest one of the whole batch, so that samples depend on each other."""
+    """torch.ao's: activations are scaled by the largest of the whole batch, so that samples depend on each other."""
     model = nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 8), nn.Linear(8, 3))
     quantised = torch.ao.quantization.quantize_dynamic(model, {"3"}, dtype=torch.qint8)
     return Case(quantised, torch.randint(6, (5, 3)), labels(), dtype=None, mixes=True)

@@ -113,9 +113,7 @@ def flow() -> Case:
     class Flow(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.nets = nn.ModuleList(
-                nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 4)) for _ in range(3)
-            )
+            self.nets = nn.ModuleList(nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 4)) for _ in range(3))
 
         def forward(self, x: Tensor) -> Tensor:
             a, b = x.chunk(2, -1)

@@ -52,7 +52,9 @@ class SwiGlu(nn.Module):
 class Attention(nn.Module):
     """Causal attention with grouped queries: rotary, ALiBi, a window, norms of queries and keys, as asked for."""
 
-    def __init__(self, *, rotary: bool = False, alibi: bool = False, window: int | None = None, normed: bool = False) -> None:
+    def __init__(
+        self, *, rotary: bool = False, alibi: bool = False, window: int | None = None, normed: bool = False
+    ) -> None:
         super().__init__()
         self.q, self.kv, self.out = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
         self.rotary, self.alibi, self.window = rotary, alibi, window

@@ -88,7 +88,11 @@ def noisy() -> Case:
     class Noisy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.mean, self.spread, self.head = nn.Parameter(torch.randn(7, 6)), nn.Parameter(torch.ones(7, 6)), nn.Linear(7, 3)
+            self.mean, self.spread, self.head = (
+                nn.Parameter(torch.randn(7, 6)),
+                nn.Parameter(torch.ones(7, 6)),
+                nn.Linear(7, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             weight = self.mean + self.spread * torch.randn_like(self.mean) if self.training else self.mean
@@ -459,7 +463,11 @@ def rbf() -> Case:
     class Rbf(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.centres, self.widths, self.head = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.rand(4)), nn.Linear(4, 3)
+            self.centres, self.widths, self.head = (
+                nn.Parameter(torch.randn(4, 6)),
+                nn.Parameter(torch.rand(4)),
+                nn.Linear(4, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head((-(x[:, None] - self.centres).square().sum(-1) * self.widths.exp() / 6).exp())
@@ -571,12 +579,12 @@ class FixedPoint(torch.autograd.Function):
     """x ↦ x³ with a gradient of its own."""
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:  # noqa: ANN001
+    def forward(ctx, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return x**3
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:  # noqa: ANN001
+    def backward(ctx, grad: Tensor) -> Tensor:
         return 3 * ctx.saved_tensors[0] ** 2 * grad
 
 
@@ -643,7 +651,12 @@ def memory() -> Case:
         def __init__(self) -> None:
             super().__init__()
             self.start, self.cell = nn.Parameter(torch.randn(4, 3)), nn.GRUCell(7, 5)
-            self.key, self.write, self.strength, self.head = nn.Linear(5, 3), nn.Linear(5, 3), nn.Linear(5, 1), nn.Linear(8, 3)
+            self.key, self.write, self.strength, self.head = (
+                nn.Linear(5, 3),
+                nn.Linear(5, 3),
+                nn.Linear(5, 1),
+                nn.Linear(8, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             memory, state = self.start.expand(len(x), -1, -1), torch.zeros(len(x), 5, dtype=x.dtype)
@@ -666,7 +679,11 @@ def product_keys() -> Case:
     class Keys(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.query, self.keys, self.values = nn.Linear(6, 4), nn.Parameter(torch.randn(2, 4, 2)), nn.Embedding(16, 3)
+            self.query, self.keys, self.values = (
+                nn.Linear(6, 4),
+                nn.Parameter(torch.randn(2, 4, 2)),
+                nn.Embedding(16, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             q = self.query(x).view(-1, 2, 2)

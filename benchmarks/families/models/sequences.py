@@ -96,10 +96,16 @@ def packed() -> Case:
     class Packed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.layer, self.head = nn.Embedding(9, 4, padding_idx=0), nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+            self.embed, self.layer, self.head = (
+                nn.Embedding(9, 4, padding_idx=0),
+                nn.LSTM(4, 5, batch_first=True),
+                nn.Linear(5, 3),
+            )
 
         def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-            pack = nn.utils.rnn.pack_padded_sequence(self.embed(tokens), lengths, batch_first=True, enforce_sorted=False)
+            pack = nn.utils.rnn.pack_padded_sequence(
+                self.embed(tokens), lengths, batch_first=True, enforce_sorted=False
+            )
             return self.head(self.layer(pack)[1][0][-1])
 
     lengths = torch.tensor([6, 3, 5, 1, 4])
@@ -114,7 +120,11 @@ def learned_state() -> Case:
     class Started(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.start, self.layer, self.head = nn.Parameter(torch.randn(1, 1, 5)), nn.GRU(4, 5, batch_first=True), nn.Linear(5, 3)
+            self.start, self.layer, self.head = (
+                nn.Parameter(torch.randn(1, 1, 5)),
+                nn.GRU(4, 5, batch_first=True),
+                nn.Linear(5, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.layer(x, self.start.expand(-1, len(x), -1).contiguous())[0][:, -1])
@@ -171,7 +181,12 @@ def seq2seq() -> Case:
             super().__init__()
             self.source, self.target = nn.Embedding(7, 4), nn.Embedding(6, 4)
             self.reader, self.writer = nn.GRU(4, 5, batch_first=True), nn.GRUCell(9, 5)
-            self.keys, self.query, self.score, self.head = nn.Linear(5, 4), nn.Linear(5, 4), nn.Linear(4, 1), nn.Linear(5, 6)
+            self.keys, self.query, self.score, self.head = (
+                nn.Linear(5, 4),
+                nn.Linear(5, 4),
+                nn.Linear(4, 1),
+                nn.Linear(5, 6),
+            )
 
         def forward(self, source: Tensor, target: Tensor) -> Tensor:
             memory, state = self.reader(self.source(source))
@@ -238,7 +253,9 @@ def s4() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             poles = torch.complex(-self.log_real.exp(), self.imaginary)
-            kernel = torch.einsum("cs,cst->ct", torch.view_as_complex(self.c), (poles[..., None] * torch.arange(x.shape[1])).exp())
+            kernel = torch.einsum(
+                "cs,cst->ct", torch.view_as_complex(self.c), (poles[..., None] * torch.arange(x.shape[1])).exp()
+            )
             n = 2 * x.shape[1]
             waves = torch.fft.rfft(x.transpose(1, 2), n) * torch.fft.rfft(2 * kernel.real, n)
             return torch.fft.irfft(waves, n)[..., : x.shape[1]].transpose(1, 2)

@@ -141,7 +141,12 @@ def graph_transformer() -> Case:
     class GraphTransformer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.bias, self.qkv, self.head = nn.Linear(3, 4), nn.Embedding(3, 1), nn.Linear(4, 12), nn.Linear(4, 3)
+            self.embed, self.bias, self.qkv, self.head = (
+                nn.Linear(3, 4),
+                nn.Embedding(3, 1),
+                nn.Linear(4, 12),
+                nn.Linear(4, 3),
+            )
 
         def forward(self, x: Tensor, distances: Tensor) -> Tensor:
             q, k, v = self.qkv(self.embed(x)).chunk(3, -1)
@@ -177,7 +182,12 @@ def pointnet() -> Case:
     class PointNet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.turn, self.points, self.norm, self.head = nn.Linear(3, 9), nn.Conv1d(3, 6, 1), nn.BatchNorm1d(6), nn.Linear(6, 3)
+            self.turn, self.points, self.norm, self.head = (
+                nn.Linear(3, 9),
+                nn.Conv1d(3, 6, 1),
+                nn.BatchNorm1d(6),
+                nn.Linear(6, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             turn = self.turn(x.amax(1)).view(-1, 3, 3)
@@ -302,7 +312,11 @@ def sincnet() -> Case:
     class SincNet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.low, self.band, self.head = nn.Parameter(torch.rand(4, 1)), nn.Parameter(torch.rand(4, 1)), nn.Linear(4, 3)
+            self.low, self.band, self.head = (
+                nn.Parameter(torch.rand(4, 1)),
+                nn.Parameter(torch.rand(4, 1)),
+                nn.Linear(4, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             t = torch.linspace(-1, 1, 8, dtype=x.dtype)
@@ -395,7 +409,11 @@ def tabnet() -> Case:
     class TabNet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.shared, self.gates = nn.BatchNorm1d(5), nn.Linear(5, 8), nn.ModuleList(nn.Linear(4, 5) for _ in range(2))
+            self.norm, self.shared, self.gates = (
+                nn.BatchNorm1d(5),
+                nn.Linear(5, 8),
+                nn.ModuleList(nn.Linear(4, 5) for _ in range(2)),
+            )
             self.head, self.relax = nn.Linear(4, 3), nn.Parameter(torch.tensor(1.3))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -418,7 +436,10 @@ def field_aware() -> Case:
     class Ffm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear, self.fields = nn.EmbeddingBag(12, 3, mode="sum"), nn.ModuleList(nn.Embedding(12, 6) for _ in range(3))
+            self.linear, self.fields = (
+                nn.EmbeddingBag(12, 3, mode="sum"),
+                nn.ModuleList(nn.Embedding(12, 6) for _ in range(3)),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             x = x + torch.tensor([0, 4, 8])
@@ -441,7 +462,9 @@ def dlrm() -> Case:
 
         def forward(self, numbers: Tensor, several: Tensor, one: Tensor) -> Tensor:
             offsets = torch.arange(len(several)) * several.shape[1]
-            bag = self.bag(several.flatten(), offsets, per_sample_weights=torch.ones(several.numel(), dtype=numbers.dtype))
+            bag = self.bag(
+                several.flatten(), offsets, per_sample_weights=torch.ones(several.numel(), dtype=numbers.dtype)
+            )
             all_of_them = torch.stack([self.bottom(numbers), bag, self.other(one)], 1)
             products = torch.bmm(all_of_them, all_of_them.transpose(1, 2))
             i, j = torch.tril_indices(3, 3, -1)
@@ -514,9 +537,7 @@ def tree() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             g = self.gates(x).sigmoid()
             first, left, right = g.unbind(-1)
-            ways = torch.stack(
-                [first * left, first * (1 - left), (1 - first) * right, (1 - first) * (1 - right)], -1
-            )
+            ways = torch.stack([first * left, first * (1 - left), (1 - first) * right, (1 - first) * (1 - right)], -1)
             return ways @ self.leaves
 
     return Case(Tree(), torch.randn(5, 5), labels())

@@ -47,6 +47,29 @@ def regression() -> Case:
     return Case(nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 2)), torch.randn(5, 6), outputs="values")
 
 
+@plain.add("regression, with its values")
+def gaussian() -> Case:
+    """Two numbers as outputs and their values as targets: the Fisher information of normal noise."""
+    model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 2))
+    return Case(model, torch.randn(5, 6), 3 * torch.randn(5, 2).double(), outputs="gaussian")
+
+
+@plain.add("several labels a sample")
+def bernoulli() -> Case:
+    """Logits of labels that are each 0 or 1, as binary_cross_entropy_with_logits has them."""
+    model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
+    return Case(model, torch.randn(5, 6), (torch.rand(5, 3) < 0.5).double(), outputs="bernoulli")
+
+
+@plain.add("one logit, 0 or 1")
+def binary() -> Case:
+    """One output, and a label that is 0 or 1."""
+    model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
+    return Case(
+        model, torch.randn(5, 6), torch.tensor([[0.0], [1.0], [1.0], [0.0], [1.0]]).double(), outputs="bernoulli"
+    )
+
+
 @plain.add("CNN")
 def cnn() -> Case:
     """Conv2d, max pooling, linear head."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.families.family import Section
-from benchmarks.families.optimisers.judging import Loss, Trained, by_closure
+from benchmarks.families.optimisers.judging import Loss, Trained, by_closure, plain
 
 packages = Section[Trained]("Optimisers of packages")
 
@@ -21,45 +21,42 @@ NAMES = (
 )  # fmt: skip
 
 
+LEARNED_RATE = {"prodigy", "dadaptadam", "dadaptsgd"}
+IN_BACKWARD = {"lomo", "adalomo"}
+CURVATURE = {"adahessian", "sophiah"}
+"""These differentiate the gradient again, and see the curvature of the loss, not of what holds."""
+
+
 def _of_collection(name: str) -> Callable[[], Trained]:
     def make() -> Trained:
-        load = import_module("pytorch_optimizer").load_optimizer(name)
+        kind = import_module("pytorch_optimizer").load_optimizer(name)
 
         def built(model: nn.Module) -> Any:
-            if name in {"lomo", "adalomo"}:
-                return load(model, lr=0.05)
-            if name in {"muon", "adamuon", "scion"}:
-                groups = [{"params": list(model.parameters()), "use_muon": False}]
-                return load(groups, lr=0.01) if name != "scion" else load(model.parameters(), lr=0.01)
-            optimizer = load(model.parameters(), lr=0.5 if name in {"prodigy", "dadaptadam", "dadaptsgd"} else 0.01)
+            if name in IN_BACKWARD | {"adammini"}:
+                return kind(model, lr=0.05 if name in IN_BACKWARD else 0.01)
+            given: Any = (
+                [{"params": list(model.parameters()), "use_muon": False}] if name == "muon" else model.parameters()
+            )
+            options = {"num_iterations": 100} if name == "ranger21" else {}
+            optimizer = kind(given, lr=0.5 if name in LEARNED_RATE else 0.01, **options)
             if name.startswith("schedulefree"):
                 optimizer.train()
             return optimizer
 
-        return Trained(built, _in_backward if name in {"lomo", "adalomo"} else _keeping_graph if name in GRAPH else _plain)
+        step = _in_backward if name in IN_BACKWARD else _keeping_graph if name in CURVATURE else plain
+        return Trained(built, step, strength=5.0 if name == "adahessian" else None)
 
     return make
 
 
-GRAPH = {"adahessian", "sophiah"}
-
-
-def _plain(optimizer: Any, loss: Loss) -> None:
-    optimizer.zero_grad()
-    loss().backward()
-    optimizer.step()
-
-
 def _keeping_graph(optimizer: Any, loss: Loss) -> None:
-    """These differentiate the gradient again."""
     optimizer.zero_grad()
     loss().backward(create_graph=True)
     optimizer.step()
 
 
 def _in_backward(optimizer: Any, loss: Loss) -> None:
-    optimizer.zero_grad()
-    optimizer.fused_backward(loss(), lr=0.05) if hasattr(optimizer, "fused_backward") else optimizer.fuse_update(loss())
+    optimizer.fused_backward(loss(), lr=0.05)
 
 
 for _name in NAMES:

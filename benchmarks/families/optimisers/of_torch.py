@@ -32,7 +32,7 @@ TABLE: list[tuple[str, str, dict[str, Any]]] = [
     ("NAdam", "", {"lr": 0.01}),
     ("RAdam", "", {"lr": 0.01}),
     ("Adagrad", "", {"lr": 0.01}),
-    ("Adadelta", "", {"lr": 1.0}),
+    ("Adadelta", "", {"lr": 1.0, "strength": 50.0}),
     ("RMSprop", "centred, momentum", {"lr": 0.01, "centered": True, "momentum": 0.5}),
     ("Rprop", "", {"lr": 0.01}),
     ("ASGD", "", {"lr": 0.1}),
@@ -41,9 +41,11 @@ TABLE: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def _maker(name: str, options: dict[str, Any]) -> Callable[[], Trained]:
+    strength = options.pop("strength", None)
+
     def make() -> Trained:
         kind = getattr(torch.optim, name)
-        return Trained(lambda model: kind(model.parameters(), **options), lr=options["lr"])
+        return Trained(lambda model: kind(model.parameters(), **options), lr=options["lr"], strength=strength)
 
     return make
 
@@ -119,7 +121,7 @@ def compiled_step() -> Trained:
 
     def make(model: nn.Module) -> Any:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer.whole = torch.compile(lambda: optimizer.step(), backend="eager")
+        optimizer.whole = torch.compile(optimizer.step, backend="eager")
         return optimizer
 
     def step(optimizer: Any, loss: Any) -> None:
