@@ -1,6 +1,7 @@
 """The verdicts as a table and as data."""
 
 import json
+import math
 import platform
 from collections import Counter
 from collections.abc import Iterable
@@ -82,7 +83,7 @@ def write(folder: Path, rows: list[Row]) -> None:
                 "family": row.name,
                 "what": row.what,
                 "verdict": row.outcome.verdict,
-                "difference": row.outcome.difference,
+                "difference": _number(row.outcome.difference),
                 "notes": list(row.outcome.notes),
             }
             for row in rows
@@ -93,6 +94,11 @@ def write(folder: Path, rows: list[Row]) -> None:
     lines = [f"# {TITLE}", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
     lines += [*(f"- {note}" for note in NOTES), "", *markdown(rows), ""]
     (folder / "families.md").write_text("\n".join(lines))
+
+
+def _number(value: float | None) -> float | None:
+    """Return what JSON has a number for."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _told(outcome: Outcome) -> str:

@@ -27,7 +27,7 @@ MEANINGS = {
     WARNED: "a warning says what is not held or not seen",
     REFUSED: "an error says why; nothing is measured",
     NOT_INSTALLED: "a package is missing here",
-    NOT_RUN: "the family itself does not run with these versions",
+    NOT_RUN: "the family itself does not run with these versions, or no test speaks of it",
     WRONG: "other numbers, and no error",
     CRASHED: "an error that is none of the library's own",
 }

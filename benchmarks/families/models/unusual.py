@@ -127,11 +127,11 @@ def unrolled() -> Case:
 
 class Reverse(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x):  # noqa: ARG004
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # noqa: ARG004
         return -0.5 * grad
 
 
@@ -327,7 +327,7 @@ def products() -> Case:
             x = x + torch.tensordot(x, self.b, dims=([1], [1]))
             x = x + torch.einsum("ni,ij,nj->n", x, self.c, x)[:, None] * self.v
             x = x + torch.baddbmm(self.v.view(1, 1, 6), x[:, None], self.a.expand(len(x), 6, 6)).squeeze(1)
-            return self.head(x * torch.mv(x, self.v)[:, None] + x @ torch.kron(self.w, self.w.T))
+            return self.head(x * torch.mv(x, self.v)[:, None] + x @ torch.kron(self.w, self.w.T.contiguous()))
 
     return Case(Products(), 0.3 * torch.randn(5, 6), labels())
 
