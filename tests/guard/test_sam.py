@@ -107,3 +107,45 @@ def test_a_sam_that_evaluates_where_it_begins_is_measured_there():
     for name, after in weights(model).items():
         expected = -gradients[name] * (after - before[name])
         torch.testing.assert_close(guard.path.running["SI"]["path"][name], expected, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_an_earlier_step_has_left_are_not_taken_for_new_ones(set_to_none):
+    """An optimiser that moves first, and is called with its closure alone, has no gradient where its step began."""
+
+    class MovesFirst(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.add_(0.1)
+            with torch.enable_grad():
+                closure()
+            super().step()
+
+    model = net()
+    guard = holdfast.Consolidator(model, "SI", 0.0)
+    optimizer = MovesFirst(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    expected = {name: torch.zeros_like(p) for name, p in weights(model).items()}
+
+    def train(steps):
+        for i in range(steps):
+
+            def closure(i=i):
+                optimizer.zero_grad(set_to_none=set_to_none)
+                value = loss(model, batch(i))
+                value.backward()
+                return value
+
+            before = weights(model)
+            optimizer.step(closure)
+            for name, p in model.named_parameters():
+                expected[name] -= p.grad * (p.detach() - before[name])
+            if not set_to_none:
+                optimizer.zero_grad(set_to_none=False)
+
+    with pytest.warns(holdfast.HoldfastWarning, match="MovesFirst moves weights before it evaluates") as told:
+        train(3)
+    assert len(told) == 1
+    for name, value in expected.items():
+        torch.testing.assert_close(guard.path.running["SI"]["path"][name], value, rtol=1e-10, atol=1e-14)

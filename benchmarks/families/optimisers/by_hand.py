@@ -341,7 +341,7 @@ def sam_two_steps() -> Trained:
 
 @by_hand.add("SAM, two steps, its base attached")
 def sam_base() -> Trained:
-    """The same, with the guard attached to the optimiser inside."""
+    """The same, with the guard attached to the optimiser inside, which gets the gradient of the perturbed weights."""
 
     def step(optimizer: Sam, loss: Loss) -> None:
         loss().backward()
@@ -349,7 +349,7 @@ def sam_base() -> Trained:
         loss().backward()
         optimizer.second_step()
 
-    return Trained(Sam, step, 0.1, attach=lambda sam: (sam.base,))
+    return Trained(Sam, step, 0.1, attach=lambda sam: (sam.base,), handed=True)
 
 
 class ScheduleFree(Optimizer):

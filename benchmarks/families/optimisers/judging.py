@@ -52,6 +52,8 @@ class Trained:
         attach: the optimisers that the guard is attached to; by default what ``make`` returns.
         dtype: of the weights.
         refused: whether an error is the only right answer.
+        handed: whether the gradient that counts is the one that the attached optimiser is handed, and not that of the
+            weights before the step: who computes it elsewhere on purpose, and attaches what takes it.
     """
 
     make: Callable[[nn.Module], Any]
@@ -61,6 +63,7 @@ class Trained:
     attach: Callable[[Any], tuple[Any, ...]] = lambda optimizer: (optimizer,)
     dtype: torch.dtype = torch.float64
     refused: bool = False
+    handed: bool = False
 
 
 def judge(make: Callable[[], Trained]) -> Outcome:
@@ -84,15 +87,23 @@ def judge(make: Callable[[], Trained]) -> Outcome:
 def _seen(trained: Trained) -> Outcome:
     """Compare SI and SOS with −ΣgΔ and v ← β₂v + (1−β₂)g², computed beside the steps."""
     model, optimizer = _start(trained)
-    guard = Consolidator(model, SI(), watch=[SOS(beta2=BETA2)])
-    guard.attach(*trained.attach(optimizer))
+    guard = Consolidator(model, SI(), watch=[SOS(beta2=BETA2)], from_scratch=True)
     named = dict(model.named_parameters())
+    handed: Weights = {}
+
+    def note(*_: Any) -> None:
+        handed.update({name: p.grad.clone() for name, p in named.items() if p.grad is not None})
+
+    if trained.handed:
+        for attached in trained.attach(optimizer):
+            attached.register_step_pre_hook(note)
+    guard.attach(*trained.attach(optimizer))
     path, moment = ({name: torch.zeros_like(p) for name, p in named.items()} for _ in range(2))
     for loss in _losses(model, STEPS):
         before = {name: p.detach().clone() for name, p in named.items()}
         gradients = dict(zip(named, torch.autograd.grad(loss(), list(named.values())), strict=True))
         trained.step(optimizer, loss)
-        for name, gradient in gradients.items():
+        for name, gradient in (handed or gradients).items():
             path[name] -= gradient * (named[name].detach() - before[name])
             moment[name] = BETA2 * moment[name] + (1 - BETA2) * gradient**2
     found = guard.consolidate()

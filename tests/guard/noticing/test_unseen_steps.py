@@ -41,6 +41,23 @@ def test_an_optimiser_that_steps_within_backward_is_told():
     assert all(torch.equal(held[name], free[name]) for name in free)  # which is why
 
 
+def test_one_whose_step_does_nothing_is_told_too():
+    """As a Trainer has it, which calls step() whatever has happened within backward()."""
+
+    class InBackward(torch.optim.SGD):
+        def step(self, closure=None):
+            pass
+
+    model = net()
+    guard = guarded(model)
+    optimizer = InBackward(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: p.data.sub_(0.1 * p.grad))
+    with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
+        train(model, optimizer, steps=4)
+
+
 def test_weights_moved_by_hand_are_told():
     model = net()
     guard = guarded(model)
@@ -195,3 +212,22 @@ def test_a_guard_that_is_gone_leaves_no_look_behind():
     del guard
     assert len(unseen_steps._watching) < known
     train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("measure", ["SI", "SOS"])
+def test_steps_without_a_gradient_are_told(measure):
+    class Trials(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.add_(0.1)
+
+    model = net()
+    guard = holdfast.Consolidator(model, measure, from_scratch=True)
+    optimizer = Trials(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    with pytest.warns(holdfast.HoldfastWarning, match="no protected parameter had a gradient"):
+        optimizer.step()
+    watching = holdfast.Consolidator(net(), holdfast.Fisher())  # needs none
+    watching.attach(other := Trials(watching.parameters.values(), lr=0.1))
+    other.step()

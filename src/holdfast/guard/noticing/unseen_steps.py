@@ -66,15 +66,21 @@ class UnseenSteps:
         for probe in self._probes:
             probe.look()
 
-    def ended(self) -> None:
-        """Take note that it has ended; if it has moved weights, training goes through the guard."""
+    def ended(self, *, blind: bool) -> None:
+        """Take note that it has ended; if it has moved weights, training goes through the guard.
+
+        Args:
+            blind: whether measures along the path had no gradient to see.
+        """
         self.within_a_step = False
         if not self._probes:
             return
-        moved = [probe.has_moved() for probe in self._probes]
+        moved = [probe.name for probe in self._probes if probe.has_moved()]
         self._left -= 1
-        if any(moved) or self._left <= 0:
+        if moved or self._left <= 0:
             self._end_probing()
+        if moved and blind:
+            tell(_WITHOUT_GRADIENT.format(name=moved[0]))
 
     def is_attached(self, optimizer: Optimizer) -> bool:
         """Whether the guard is attached to an optimiser."""
@@ -138,7 +144,6 @@ class _Probe:
     def has_moved(self) -> bool:
         """Whether a step has moved them."""
         now, before = self._elements(), self._seen
-        self._at_gradient = now
         return now is not None and before is not None and not torch.equal(before, now)
 
     def note_gradient(self) -> None:
@@ -208,6 +213,12 @@ _COPY = (
     "guard's own model have taken no step: a guard does not follow copies, so nothing is held here. Make one for the "
     "copied model: copy.deepcopy((model, optimizer, guard)) copies all three together; then call attach(optimizer) on "
     "the copied guard."
+)
+
+_WITHOUT_GRADIENT = (
+    "A step has moved the weights {name!r} though no protected parameter had a gradient: measures along the path (SI, "
+    "SOS) see nothing of such steps, and end with importances of 0. Use a measure that looks at data, such as Fisher() "
+    "or MAS()."
 )
 
 _WITHIN_BACKWARD = (

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import TensorWeakRef
 
+from holdfast.guard.noticing.telling import tell
 from holdfast.tensors.sharding import local
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ def with_closure(
     return args, {**kwargs, "closure": closure}
 
 
+ENOUGH = 3
+"""Steps by which it is known that an optimiser evaluates before it moves; in its first, some have nowhere to go yet."""
+
+
 class Beginnings:
     """Weights and gradients as they are when a step begins, of optimisers that move weights before they evaluate.
 
@@ -39,28 +45,50 @@ class Beginnings:
     """
 
     def __init__(self) -> None:
-        self._evaluating_first: WeakSet[Optimizer] = WeakSet()
+        self._unmoved: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._left: WeakKeyDictionary[Optimizer, list[tuple[TensorWeakRef, int]]] = WeakKeyDictionary()
+        self._told: WeakSet[Optimizer] = WeakSet()
 
     def keep(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> "Beginning | None":
         """Return copies, unless an optimiser was seen to evaluate its closure before it moves anything."""
-        return None if optimizer in self._evaluating_first else Beginning(owned)
+        if self._unmoved.get(optimizer, 0) >= ENOUGH:
+            return None
+        left = self._left.get(optimizer, [])
+        return Beginning(owned, fresh=not any(grad() is not None and grad()._version == seen for grad, seen in left))
 
     def look(self, optimizer: Optimizer, beginning: "Beginning | None") -> "Beginning | None":
         """Return the copies if weights have moved since, at a step's first evaluation."""
-        if beginning is None or beginning.has_moved:
-            return beginning
-        self._evaluating_first.add(optimizer)
-        return None
+        if beginning is None:
+            return None
+        if not beginning.has_moved:
+            self._unmoved[optimizer] = self._unmoved.get(optimizer, 0) + 1
+            return None
+        if not beginning.has_gradients and optimizer not in self._told:
+            self._told.add(optimizer)
+            tell(_NO_GRADIENT.format(kind=type(optimizer).__name__))
+        return beginning
+
+    def ended(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
+        """Remember the gradients that a step has left: still there at the next one, they are none of its own."""
+        grads = [parameter.grad for parameter in owned.values() if parameter.grad is not None]
+        self._left[optimizer] = [(TensorWeakRef(grad), grad._version) for grad in grads[:1]]
+
+
+_NO_GRADIENT = (
+    "{kind} moves weights before it evaluates its closure, and was called without a gradient at the weights where its "
+    "step began: what is measured is the gradient where it evaluates. Call backward() before step(closure), or use a "
+    "form of it that is called without a closure."
+)
 
 
 class Beginning:
     """The weights before a step, and the gradients there."""
 
-    def __init__(self, owned: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, owned: Mapping[str, nn.Parameter], *, fresh: bool) -> None:
         self._owned = owned
         self.weights = {name: parameter.detach().clone() for name, parameter in owned.items()}
         self.gradients: dict[str, Tensor | None] = {
-            name: None if parameter.grad is None else parameter.grad.detach().clone()
+            name: None if parameter.grad is None or not fresh else parameter.grad.detach().clone()
             for name, parameter in owned.items()
         }
 
@@ -71,8 +99,8 @@ class Beginning:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether there were any."""
-        return any(gradient is not None for gradient in self.gradients.values())
+        """Whether there were any: zeros are what ``zero_grad(set_to_none=False)`` leaves."""
+        return any(gradient is not None and bool(local(gradient).any()) for gradient in self.gradients.values())
 
 
 def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, hold: bool) -> Closure:

@@ -218,9 +218,10 @@ class StepWatcher:
         """Do what comes after a step."""
         if is_within_its_own_step(optimizer):
             return
-        self.unseen.ended()
         self._overwriters.look(optimizer, self._lent)
         stepping, self._stepping, self._lent = self._stepping, [], []
+        seen = any(bundle.gradient is not None or bundle.independent is not None for bundle in stepping)
+        self.unseen.ended(blind=bool(self.measures.every) and bool(stepping) and not seen)
         for bundle in stepping:
             moved = bundle.gradient is not None or bundle.independent is not None
             moved = moved or any(grad is not None for grad in (*bundle.own, *bundle.handed))
@@ -236,6 +237,8 @@ class StepWatcher:
                 refuse_spoilt_weights(each, owned)
         if self._handed is not None:
             self._handed.ended = True
+        if closure_in(args, kwargs) is not None:
+            self.beginnings.ended(optimizer, owned)
         observed, ranks = self.measures.observed, self.measures.rank_gradients
         if observed.gradient or observed.independent:
             observed.drop(list(owned))
