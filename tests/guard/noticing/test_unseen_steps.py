@@ -52,8 +52,12 @@ def test_one_whose_step_does_nothing_is_told_too():
     guard = guarded(model)
     optimizer = InBackward(model.parameters(), lr=0.1)
     guard.attach(optimizer)
+
+    def update(parameter):
+        parameter.data.sub_(parameter.grad, alpha=0.1)
+
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: p.data.sub_(0.1 * p.grad))
+        parameter.register_post_accumulate_grad_hook(update)
     with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
         train(model, optimizer, steps=4)
 
