@@ -34,6 +34,7 @@ class Use:
         self.parts = parts  # role ("weight", "bias") → the parameter, or the part of it, in that role
         self.edge = _lasting_edge(out)
         self.shape = out.shape
+        self.bytes = out.numel() * out.element_size()
         self.version = rule.input._version
         self.additions: list[tuple[GradientEdge, torch.Size]] = []
 

@@ -180,6 +180,12 @@ def record(
             f"`forward` returned a {type(outputs).__name__}; expected the tensor of outputs, [N, ...]. Return the "
             "tensor to measure, such as the logits."
         )
+    if outputs.is_complex():
+        raise ModelError(
+            f"The model's outputs are complex, of type {outputs.dtype}; expected real ones, which a softmax and a norm "
+            "are defined for. Give a `forward` that returns what is read off them: forward=lambda model, inputs: "
+            "model(inputs).abs(), or .real, or torch.view_as_real(model(inputs)).flatten(-2)."
+        )
     if not bool((outputs < math.inf).all()):  # -inf is a class that is masked out
         raise NotFiniteError(
             "The model's outputs hold NaN or infinity; expected numbers. Check the inputs for NaN, and the weights for "
@@ -202,7 +208,7 @@ def make_plan(
     pair: Batch,
     accept: Callable[[Tensor], object],
 ) -> Plan | None:
-    """Run the model on one sample and on two, and work out where samples lie in every use.
+    """Run the model on two samples, alone and together, and work out where samples lie in every use.
 
     ``accept`` is called with the first sample's outputs before anything goes backward, and may raise.
 
@@ -218,7 +224,8 @@ def make_plan(
             f"The model's outputs have shape {tuple(outputs_of_one.shape)} for one sample and {tuple(outputs.shape)} "
             "for two; expected [N, ...]. Give a `forward` whose outputs have one row a sample."
         )
-    check_independent(outputs_of_one, outputs)
+    check_independent(model, outputs_of_one, outputs[:1])
+    check_independent(model, record(model, parameters, forward, pair[1:].inputs)[1], outputs[1:])
     if [use.signature for use in one] != [use.signature for use in two]:
         return None
     readings = [_read(a, b) for a, b in zip(one, two, strict=True)]
@@ -228,14 +235,32 @@ def make_plan(
     return plan if not sites or samples_stay_apart(outputs, sites) else None
 
 
-def check_independent(outputs_of_one: Tensor, outputs: Tensor) -> None:
-    """Raise unless the first sample's outputs are the same on its own as among others."""
-    if not same_values(outputs_of_one, outputs[:1]):
+def check_independent(model: nn.Module, alone: Tensor, among_others: Tensor) -> None:
+    """Raise unless a sample's outputs are the same on its own as among others.
+
+    One sample does not tell of all: what looks back along the batch, as a recurrent layer does that takes samples for
+    positions, leaves the first one as it is, and what looks ahead the last.
+    """
+    if not same_values(alone, among_others):
         raise ModelError(
             "The model's outputs for one sample change when other samples are in the batch, so no per-sample gradient "
             "exists: its layers mix samples or draw random numbers in eval mode, or an input that belongs to no "
             "sample happens to have as many entries as the batch has samples (then use another batch size)."
+            + _positions_first(model)
         )
+
+
+def _positions_first(model: nn.Module) -> str:
+    """Return a hint at layers that take samples for positions where they are given ``[N, T, ...]``."""
+    found = [(name, module) for name, module in model.named_modules() if getattr(module, "batch_first", True) is False]
+    if not found:
+        return ""
+    name, module = found[0]
+    return (
+        f" {name or 'The model'} ({type(module).__name__}) was made without batch_first=True, so it takes its input as "
+        "[positions, samples, ...]: if it is given [samples, positions, ...], it runs along the samples. Make it with "
+        "batch_first=True, or transpose what goes in and what comes out."
+    )
 
 
 def _read(one: Use, two: Use) -> Reading | None:
@@ -259,14 +284,14 @@ def _read(one: Use, two: Use) -> Reading | None:
 def _plan(readings: list[Reading | None], uses: list[Use], outputs: Tensor, saved: int = 0) -> Plan:
     """Estimate the memory: what a forward pass keeps, and what each row needs on its way back."""
     samples = max(1, len(outputs))
-    kept = max(saved, sum(use.shape.numel() * outputs.element_size() for use in uses))
+    made = sum(use.bytes for use in uses)
+    kept = max(saved, made)
     row = max((use.rule.row_numel(role) for use in uses for role in use.parts), default=0) * outputs.element_size()
     sample = max((use.rule.sample_numel() for use in uses), default=0) * outputs.element_size()
     # The softmax of a row is worked out in float64, with a few intermediates.
     scores = 6 * 8 * outputs.numel() // samples
-    gathered = sum(use.shape.numel() * outputs.element_size() for use in uses) // samples
     way = max(1, 2 * kept // samples)
-    return Plan(readings, outputs.detach()[:1], gathered + scores + row + 1, way, way + kept // samples + sample)
+    return Plan(readings, outputs.detach()[:1], made // samples + scores + row + 1, way, way + kept // samples + sample)
 
 
 class _Saved:
