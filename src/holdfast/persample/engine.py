@@ -22,6 +22,7 @@ from holdfast.errors import BatchError, HoldfastError, HoldfastWarning, ModelErr
 from holdfast.persample.batches import Batch, BatchReader, Forward, call_model, check_batches, describe_inputs
 from holdfast.persample.fallback import Fallback
 from holdfast.persample.isolation.isolated import isolated
+from holdfast.persample.merged_adapters import refuse_merged
 from holdfast.persample.phi import Phi
 from holdfast.persample.reductions import Arrival, DiagonalReduction, Reduction, at_least_single
 from holdfast.persample.scores import Score
@@ -91,6 +92,7 @@ class SampleAccumulator:
         first_name: dict[int, str] = {}
         self._names = {name: first_name.setdefault(id(parameter), name) for name, parameter in chosen.items()}
         self.parameters = {name: parameter for name, parameter in chosen.items() if self._names[name] == name}
+        refuse_merged(model, self.parameters)
         self.device = next(iter(self.parameters.values())).device
         self.forward = forward or call_model
         self.limit = samples

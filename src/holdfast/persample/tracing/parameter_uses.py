@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from holdfast.persample.isolation.written_parameters import Writes
 from holdfast.persample.rules import RULES
 from holdfast.persample.rules.base import Rule
 from holdfast.persample.tracing.parameter_views import Part, part_of
@@ -50,10 +51,11 @@ class Use:
 
 
 class Recorder(TorchFunctionMode):
-    """Records the uses of ``parameters`` while it is active."""
+    """Records the uses of ``parameters`` while it is active, and lets ``writes`` see every call."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], writes: Writes) -> None:
         super().__init__()
+        self.writes = writes
         self.names = {id(parameter): name for name, parameter in parameters.items()}
         self.uses: list[Use] = []
         self._by_output: MutableMapping[Tensor, Use] = WeakIdKeyDictionary()
@@ -70,6 +72,7 @@ class Recorder(TorchFunctionMode):
         if func in _OPENED:
             with self:
                 return _OPENED[func](*args, **kwargs)
+        self.writes.before(func, args, kwargs)
         rule = _bound(func, args, kwargs)
         parts = {} if rule is None else self._parts(rule)
         watched = {id(rule.parameters[role]) for role in parts} if rule is not None else set()

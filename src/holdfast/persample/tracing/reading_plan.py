@@ -12,6 +12,9 @@ from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from holdfast.errors import BatchError, ModelError, NotFiniteError
 from holdfast.persample.batches import Batch, Forward
+from holdfast.persample.isolation.renormed_rows import is_renormed
+from holdfast.persample.isolation.written_parameters import Writes
+from holdfast.persample.rules.embedding import Embedding
 from holdfast.persample.tracing.parameter_uses import Recorder, Use, read_graph
 from holdfast.persample.tracing.parameter_views import Part
 from holdfast.persample.tracing.sample_layout import SampleLayout, layout_of, layout_of_shapes, same_values
@@ -173,8 +176,14 @@ def record(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], forward: Forward, inputs: Any
 ) -> tuple[list[Use], Tensor]:
     """Run the model and return its uses of ``parameters`` and its outputs."""
-    with Recorder(parameters) as recorder:
-        outputs = forward(model, inputs)
+    writes = Writes(model)
+    try:
+        with Recorder(parameters, writes) as recorder:
+            outputs = forward(model, inputs)
+    except BaseException:
+        writes.undo()
+        raise
+    writes.check()
     if not isinstance(outputs, Tensor):
         raise BatchError(
             f"`forward` returned a {type(outputs).__name__}; expected the tensor of outputs, [N, ...]. Return the "
@@ -191,7 +200,24 @@ def record(
             "The model's outputs hold NaN or infinity; expected numbers. Check the inputs for NaN, and the weights for "
             "divergence."
         )
+    _check_renormed(parameters, recorder.uses, outputs)
     return recorder.uses, outputs
+
+
+def _check_renormed(parameters: Mapping[str, nn.Parameter], uses: list[Use], outputs: Tensor) -> None:
+    """Raise where an embedding shortened rows of a table (``max_norm``) that the model has another use for, too.
+
+    What that other use sees depends on which rows were looked up before, by this sample or by others.
+    """
+    for name in [name for name, parameter in parameters.items() if is_renormed(parameter)]:
+        own = [use.rule for use in uses if any(part.name == name for part in use.parts.values())]
+        looked_up = [isinstance(rule, Embedding) and rule.shortens for rule in own]
+        if not all(looked_up) or (own and name in read_graph(outputs, parameters)[0]):
+            raise ModelError(
+                f"An embedding with max_norm shortens rows of {name!r}, which the model uses elsewhere too (a tied "
+                "head?), so its outputs for a sample depend on which rows were looked up before it. Shorten the whole "
+                "table before measuring: with torch.no_grad(): weight.copy_(weight.renorm(2, 0, max_norm))."
+            )
 
 
 def plan_for_one(uses: list[Use], outputs: Tensor) -> Plan:
