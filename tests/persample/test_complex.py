@@ -116,9 +116,9 @@ def test_complex_parameters_are_named_or_refused():
     assert set(found) == {"head.weight", "head.bias"}
     real = {name: p for name, p in model.named_parameters() if not p.is_complex()}
     assert set(holdfast.Fisher().measure(model, batches, parameters=real)) == set(found)  # without a word
-    with pytest.raises(ModelError, match="'gain' has type torch.complex64"):
+    with pytest.raises(ModelError, match=r"'gain' has type torch\.complex64"):
         holdfast.Fisher().measure(model, batches, parameters=dict(model.named_parameters()))
-    with pytest.raises(ProtectError, match="'gain' has type torch.complex64"):
+    with pytest.raises(ProtectError, match=r"'gain' has type torch\.complex64"):
         holdfast.Consolidator(model, holdfast.Fisher())
 
 

@@ -51,15 +51,17 @@ def is_renormed(parameter: Tensor) -> bool:
 class _Switch:
     """Stands where ``F.embedding`` and ``F.embedding_bag`` find the function that shortens rows, while any measures."""
 
+    name = "_no_grad_embedding_renorm_"
+
     def __init__(self) -> None:
-        self.original: Callable[..., Any] = F._no_grad_embedding_renorm_  # noqa: SLF001
+        self.original: Callable[..., Any] = torch.embedding_renorm_
 
     def install(self) -> None:
-        self.original = F._no_grad_embedding_renorm_  # noqa: SLF001
-        F._no_grad_embedding_renorm_ = self  # type: ignore[assignment]  # noqa: SLF001
+        self.original = getattr(F, self.name)
+        setattr(F, self.name, self)
 
     def remove(self) -> None:
-        F._no_grad_embedding_renorm_ = self.original  # noqa: SLF001
+        setattr(F, self.name, self.original)
 
     def __call__(self, weight: Tensor, input: Tensor, max_norm: float, norm_type: float) -> None:
         changed = _changed.get(threading.get_ident())

@@ -143,7 +143,7 @@ class Plan:
         for use, reading in zip(uses, self.readings, strict=True):
             if use.shape.numel() == 0:
                 continue  # an expert that no sample was sent to
-            seen = use.edge is not None and not use.input_changed
+            seen = use.edge is not None and not use.input_changed and not use.is_used_again(edges)
             if seen and use.edge is not None and reading is not None and reading.broadcast:
                 # Every consumer must be an addition that was seen.
                 seen = edges[use.edge.node] == len(use.additions)
@@ -243,8 +243,13 @@ def make_plan(
     """
     one, outputs_of_one = record(model, parameters, forward, pair[:1].inputs)
     saved = _Saved()
-    with saved_tensors_hooks(saved.pack, saved.unpack):
-        two, outputs = record(model, parameters, forward, pair.inputs)
+    try:
+        with saved_tensors_hooks(saved.pack, saved.unpack):
+            two, outputs = record(model, parameters, forward, pair.inputs)
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        two, outputs = record(model, parameters, forward, pair.inputs)  # a model that uses torch.func allows no hooks
     if layout_of_shapes(outputs_of_one.shape, outputs.shape) != SampleLayout(0):
         raise ModelError(
             f"The model's outputs have shape {tuple(outputs_of_one.shape)} for one sample and {tuple(outputs.shape)} "
