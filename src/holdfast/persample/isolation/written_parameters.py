@@ -6,7 +6,7 @@ about to write to is copied, and versions tell of what was written to in another
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +36,7 @@ class Writes:
 
     def before(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keep the parameters that a call writes to, as far as its name or its arguments tell."""
-        name = str(getattr(func, "__name__", "")).partition(".")[0]  # of aten.mul_.Tensor: mul_
-        in_place = name.endswith("_") and name not in _HARMLESS and (name[-2:] != "__" or name[:3] in _WRITING)
+        name, in_place = _name_of(func)
         if not in_place and "out" not in kwargs and not kwargs.get("inplace"):
             return
         targets = (args[:1], kwargs) if in_place or "out" not in kwargs else kwargs["out"]
@@ -94,6 +93,13 @@ class Writes:
 
 _WRITING = {"__i", "__s"}
 """How the names begin of Python's own methods that write: ``__iadd__``, ``__setitem__``, ``__set__``."""
+
+
+@lru_cache(4096)
+def _name_of(func: Callable[..., Any]) -> tuple[str, bool]:
+    """Return the name of a function, and whether it is one that writes to its first argument."""
+    name = str(getattr(func, "__name__", "")).partition(".")[0]  # of aten.mul_.Tensor: mul_
+    return name, name.endswith("_") and name not in _HARMLESS and (name[-2:] != "__" or name[:3] in _WRITING)
 
 
 def _address(tensor: Tensor) -> int:

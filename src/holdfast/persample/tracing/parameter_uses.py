@@ -9,7 +9,7 @@ fallback.
 
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -27,15 +27,18 @@ from holdfast.persample.tracing.parameter_views import Part, part_of
 _ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 
 
+_DIFFERENTIATIONS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
+"""What a model calls to differentiate itself (forces from an energy, say)."""
+
+
 class Use:
     """One call of a function with watched parameters."""
 
-    def __init__(self, rule: Rule, parts: dict[str, Part], out: Tensor, leaves: set[Node], behind: set[Node]) -> None:
+    def __init__(self, rule: Rule, parts: dict[str, Part], out: Tensor) -> None:
         self.rule = rule
         self.parts = parts  # role ("weight", "bias") → the parameter, or the part of it, in that role
         self.edge = _lasting_edge(out)
-        # The edges of the call's own, from its output to its stand-ins, the leaves.
-        self.ways = [] if self.edge is None else _ways(self.edge.node, leaves, behind)
+        self.differentiated = False  # whether the model itself sent gradients through it, which use parameters again
         self.shape = out.shape
         self.bytes = out.numel() * out.element_size()
         self.version = rule.input._version
@@ -45,14 +48,6 @@ class Use:
     def signature(self) -> tuple[type, tuple[Part, ...]]:
         """What must be the same from batch to batch for a plan to hold."""
         return type(self.rule), tuple(self.parts.values())
-
-    def is_used_again(self, edges: Mapping[Node, int]) -> bool:
-        """Whether a graph, given the number of edges into each of its nodes, leads to a stand-in by another way too.
-
-        A model that differentiates itself (forces from an energy, say) has its weights in that backward pass as well.
-        """
-        own = Counter(node for above, node in self.ways if above in edges)
-        return any(edges[node] > own[node] for _, node in self.ways)
 
     @property
     def input_changed(self) -> bool:
@@ -83,6 +78,9 @@ class Recorder(TorchFunctionMode):
             with self:
                 return _OPENED[func](*args, **kwargs)
         self.writes.before(func, args, kwargs)
+        if func in _DIFFERENTIATIONS:
+            for use in self.uses:
+                use.differentiated = True
         rule = _bound(func, args, kwargs)
         parts = {} if rule is None else self._parts(rule)
         watched = {id(rule.parameters[role]) for role in parts} if rule is not None else set()
@@ -93,16 +91,14 @@ class Recorder(TorchFunctionMode):
                 self._note_addition(out, args)
             return out
         try:
-            made = {role: rule.parameters[role].detach().requires_grad_() for role in parts}
+            stand_ins = {id(x): x.detach().requires_grad_() for role in parts for x in [rule.parameters[role]]}
         except RuntimeError:
             return func(*args, **kwargs)  # inside one of torch.func's transforms, which has no leaves
-        stand_ins = {id(rule.parameters[role]): stand_in for role, stand_in in made.items()}
-        behind = _nodes_of(x for x in (*args, *kwargs.values()) if id(x) not in stand_ins)  # now: it may be in place
         out = func(
             *(stand_ins.get(id(x), x) for x in args), **{key: stand_ins.get(id(x), x) for key, x in kwargs.items()}
         )
         if out.requires_grad:  # not so under no_grad, where the call adds nothing to any gradient
-            use = Use(rule, parts, out, _nodes_of(made.values()), behind)
+            use = Use(rule, parts, out)
             self.uses.append(use)
             self._by_output[out] = use
         return out
@@ -124,15 +120,14 @@ def read_graph(outputs: Tensor, parameters: Mapping[str, nn.Parameter]) -> tuple
     """Return which parameters the graph behind ``outputs`` leads to, and the number of edges into each node."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     reached: set[str] = set()
+    edges: Counter[Node] = Counter()
     pending = [outputs.grad_fn] if outputs.grad_fn is not None else []
-    edges: Counter[Node] = Counter(dict.fromkeys(pending, 0))
     while pending:
         for node, _ in pending.pop().next_functions:
             if node is None:
                 continue
-            new = node not in edges
             edges[node] += 1
-            if new:
+            if edges[node] == 1:
                 pending.append(node)
                 variable = getattr(node, "variable", None)
                 if variable is not None and id(variable) in names:
@@ -163,28 +158,6 @@ def _lasting_edge(out: Tensor) -> GradientEdge | None:
         return get_gradient_edge(out)
     whole = base.numel() == out.numel() and base.is_contiguous() and out.is_contiguous()
     return get_gradient_edge(base) if whole else None
-
-
-def _nodes_of(tensors: Iterable[Any]) -> set[Node]:
-    """Return the places of tensors, and of what they are views of, in autograd's graph."""
-    given = [x for x in tensors if isinstance(x, Tensor) and x.requires_grad]
-    return {get_gradient_edge(x).node for x in (*given, *(x._base for x in given)) if x is not None and x.requires_grad}
-
-
-def _ways(start: Node, leaves: set[Node], behind: set[Node]) -> list[tuple[Node, Node]]:
-    """Return the edges that lead from a call's output to some leaves, leaving aside what lies behind its inputs."""
-    edges: list[tuple[Node, Node]] = []
-    pending = [start]
-    for node in pending:  # which grows as it is gone through
-        for following, _ in node.next_functions:
-            if following is not None and following not in behind:
-                edges.append((node, following))
-                if following not in leaves and following not in pending:
-                    pending.append(following)
-    leading = set(leaves)
-    while more := {node for node, following in edges if following in leading} - leading:
-        leading |= more
-    return [edge for edge in edges if edge[1] in leading]
 
 
 def _opened(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -143,7 +143,7 @@ class Plan:
         for use, reading in zip(uses, self.readings, strict=True):
             if use.shape.numel() == 0:
                 continue  # an expert that no sample was sent to
-            seen = use.edge is not None and not use.input_changed and not use.is_used_again(edges)
+            seen = use.edge is not None and not use.input_changed and not use.differentiated
             if seen and use.edge is not None and reading is not None and reading.broadcast:
                 # Every consumer must be an addition that was seen.
                 seen = edges[use.edge.node] == len(use.additions)
