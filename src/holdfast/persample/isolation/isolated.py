@@ -54,14 +54,19 @@ class _Buffer:
         self.module = module
         self.name = name
         self.tensor = tensor
-        self.version = tensor._version
+        self.version = _version(tensor)
         self.values = tensor.detach().clone()
 
     def restore(self) -> None:
         # A buffer that nobody wrote to is left alone: writing would upset a backward pass that is still to come.
-        if self.tensor._version != self.version:
+        if _version(self.tensor) != self.version:
             self.tensor.copy_(self.values)
         setattr(self.module, self.name, self.tensor)
+
+
+def _version(tensor: Tensor) -> int:
+    """Return how often a tensor was written to; one made in inference mode, which nobody may write to, does not say."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
