@@ -26,7 +26,6 @@ from holdfast.persample.tracing.parameter_views import Part, part_of
 
 _ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 
-
 _DIFFERENTIATIONS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 """What a model calls to differentiate itself (forces from an energy, say)."""
 
