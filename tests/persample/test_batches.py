@@ -3,10 +3,15 @@
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import nn
 
+from holdfast.errors import BatchError
 from holdfast.persample.batches import BatchReader, call_model, read_batch
+from holdfast.persample.engine import sample_importance
+from holdfast.persample.phi import SQUARE
+from holdfast.persample.scores import LogLikelihood
 
 CPU = torch.device("cpu")
 X, Y = torch.arange(12.0).view(4, 3), torch.arange(4)
@@ -62,6 +67,40 @@ def test_reader_remembers_what_belongs_to_no_sample():
     reader.read(((X[:3], mask),))
     assert reader.read(((X, mask),)).shared == {1}
     assert reader.read({"other": X, "mask": mask}).shared == frozenset()
+
+
+X_BY_NAME = {"x": X, "labels": Y}
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (X_BY_NAME, r"names 'x', for a model whose forward takes \(input\): .*model\(inputs\['x'\]\)"),
+        (({"x": X, "y": X}, Y), r"names 'x', 'y', for a model"),
+        (((X, X), Y), r"2 inputs in order, for a model whose forward takes \(input\): .*model\(inputs\[0\]\)"),
+    ],
+)
+def test_inputs_that_the_model_does_not_take(batch, message):
+    model = nn.Sequential(nn.Linear(3, 2))
+    with pytest.raises(BatchError, match=message) as raised:
+        sample_importance(model, [batch], LogLikelihood(), SQUARE)
+    assert isinstance(raised.value.__cause__, TypeError)
+
+
+def test_what_the_message_says_to_do():
+    found = sample_importance(
+        nn.Sequential(nn.Linear(3, 2)), [X_BY_NAME], LogLikelihood(), SQUARE, forward=lambda m, inputs: m(inputs["x"])
+    )
+    assert found.samples == 4
+
+
+def test_a_type_error_from_inside_the_model_is_its_own():
+    class Wrong(nn.Linear):
+        def forward(self, x):
+            return super().forward(x, wrong=1)
+
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
+        sample_importance(Wrong(3, 2), [X_BY_NAME], LogLikelihood(), SQUARE)
 
 
 def test_calls():

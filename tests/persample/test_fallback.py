@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
+from holdfast.persample.engine import sample_importance
+from tests import oracles
 from tests.persample.agreement import MEASURES, assert_agrees
 
 
@@ -19,14 +21,35 @@ class Recurrent(nn.Module):
         return self.head(self.cell(x)[0][:, -1])
 
 
+class WrongInVmap(torch.autograd.Function):
+    """Passes its input on, and twice of it where it is batched: a batching rule that is wrong without a sign of it."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return 2 * x, in_dims[0]
+
+
 class Einsum(nn.Module):
-    def __init__(self):
+    def __init__(self, before=torch.tanh):
         super().__init__()
         self.body = nn.Linear(4, 4)
         self.weight = nn.Parameter(torch.randn(3, 4))
+        self.before = before
 
     def forward(self, x):
-        return torch.einsum("ni,oi->no", self.body(x).tanh(), self.weight)
+        return torch.einsum("ni,oi->no", self.before(self.body(x)), self.weight)
 
 
 class ByRuleAndNot(nn.Module):
@@ -92,6 +115,49 @@ def test_fallback(case, samples, measure):
     inputs, targets = torch.randn(samples, *shape).double(), torch.randint(3, (samples,))
     found = assert_agrees(model, inputs, targets, MEASURES[measure], fallback=without_rule)
     assert set(found.fallback.values()) <= {"torch.func", "autograd, one sample at a time"}
+
+
+class Prototypes(nn.Module):
+    """Classes by the distance to a prototype of each: torch's vmap of cdist is wrong where several rows go back."""
+
+    def __init__(self):
+        super().__init__()
+        self.prototypes = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x):
+        return -torch.cdist(x, self.prototypes)
+
+
+@pytest.mark.parametrize("budget", [None, 1, 300, 600])
+@pytest.mark.parametrize("batch", [1, 3, 4, 5])
+@pytest.mark.parametrize("measure", ["Fisher", "AF", "MAS"])
+def test_every_kind_of_block_is_checked(measure, batch, budget):
+    model, x = Prototypes().double(), torch.randn(5, 4).double()
+    assert_agrees(model, x, None, MEASURES[measure], batch=batch, budget=budget, fallback={"prototypes"})
+
+
+class Pooled(Prototypes):
+    """Takes a mean over as many positions as there are: with many, cdist takes a way whose vmap is right."""
+
+    def forward(self, x):
+        return -torch.cdist(x, self.prototypes).mean(1)
+
+
+def test_a_block_of_another_length_is_checked_too():
+    model = Pooled().double()
+    batches = [torch.randn(3, length, 4).double() for length in (40, 2, 40, 3)]
+    measure = MEASURES["Fisher"]
+    found = sample_importance(model, batches, measure.score, measure.phi).values["prototypes"]
+    data = [sample for batch in batches for sample in oracles.one_by_one(batch)]
+    expected = oracles.importance(model, data, measure.oracle, torch.square)["prototypes"]
+    assert oracles.relative_error(found, expected) < 1e-10
+
+
+def test_samples_that_do_not_count_are_not_what_is_checked():
+    """The last sample has no label that counts, so it would agree whatever vmap makes of the others."""
+    model, x, labels = Einsum(WrongInVmap.apply).double(), torch.randn(4, 4).double(), torch.tensor([0, 1, 2, -100])
+    data = oracles.one_by_one(x[:3])
+    assert_agrees(model, x, labels, MEASURES["Fisher"], data=data, fallback={"weight"})
 
 
 def test_float32():

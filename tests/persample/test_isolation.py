@@ -110,6 +110,15 @@ def test_inside_inference_mode():
     torch.testing.assert_close(found.values, expected.values)
 
 
+def test_buffer_made_in_inference_mode():
+    model, inputs = nn.Linear(4, 3), torch.randn(5, 4)
+    expected = sample_importance(model, [inputs], LogLikelihood(), SQUARE)
+    with torch.inference_mode():
+        model.register_buffer("seen", torch.zeros(3))
+    found = sample_importance(model, [inputs], LogLikelihood(), SQUARE)
+    torch.testing.assert_close(found.values, expected.values)
+
+
 def test_the_mode_the_model_is_in_makes_no_difference():
     model, inputs = _model(), torch.randn(5, 2, 3, 3)
     trained = sample_importance(model, [inputs], LogLikelihood(), SQUARE)

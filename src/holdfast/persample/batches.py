@@ -1,5 +1,6 @@
 """Reading the batches that users give: inputs, targets, how many samples, and any part of them."""
 
+import inspect
 import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -192,12 +193,19 @@ def _usable(leaf: Tensor, device: torch.device) -> Tensor:
 
 def call_model(model: nn.Module, inputs: Any) -> Tensor:
     """Call a model in the usual ways, and take the logits of an output that has them."""
+    in_order: list[Any] = []
+    by_name: Mapping[str, Any] = {}
     if isinstance(inputs, Mapping):
-        outputs = model(**inputs)
+        by_name = inputs
     elif isinstance(inputs, tuple | list):
-        outputs = model(*inputs)
+        in_order = list(inputs)
     else:
-        outputs = model(inputs)
+        in_order = [inputs]
+    try:
+        outputs = model(*in_order, **by_name)
+    except TypeError as error:
+        _explain_call(model, in_order, by_name, error)
+        raise
     outputs = getattr(outputs, "logits", outputs)
     if not isinstance(outputs, Tensor):
         raise BatchError(
@@ -205,6 +213,24 @@ def call_model(model: nn.Module, inputs: Any) -> Tensor:
             "Give forward=lambda model, inputs: ... that returns the tensor to measure."
         )
     return outputs
+
+
+def _explain_call(model: nn.Module, in_order: list[Any], by_name: Mapping[str, Any], error: TypeError) -> None:
+    """Raise what is wrong with the inputs if the model does not take them; any other error is its own."""
+    try:
+        taken = inspect.signature(getattr(model, "forward", model))
+    except (TypeError, ValueError):
+        return
+    try:
+        taken.bind(*in_order, **by_name)
+    except TypeError as reason:
+        names = [repr(name) for name in by_name]
+        given = f"inputs by the names {', '.join(names)}" if names else f"{len(in_order)} inputs in order"
+        wanted = textwrap.shorten(", ".join(taken.parameters), 200, placeholder=" …")
+        raise BatchError(
+            f"A batch with {given}, for a model whose forward takes ({wanted}): {reason}. Name them as it does, or say "
+            f"how it is called: forward=lambda model, inputs: model(inputs[{names[0] if names else 0}])."
+        ) from error
 
 
 def _parts(batch: Any) -> tuple[Any, Tensor | None]:

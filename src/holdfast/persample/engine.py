@@ -9,6 +9,7 @@ covers goes to :mod:`holdfast.persample.fallback`.
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.errors import BatchError, HoldfastError, ModelError, NotFiniteError
+from holdfast.errors import BatchError, HoldfastError, HoldfastWarning, ModelError, NotFiniteError
 from holdfast.persample.batches import Batch, BatchReader, Forward, call_model, check_batches, describe_inputs
 from holdfast.persample.fallback import Fallback
 from holdfast.persample.isolation.isolated import isolated
+from holdfast.persample.merged_adapters import refuse_merged
 from holdfast.persample.phi import Phi
 from holdfast.persample.reductions import Arrival, DiagonalReduction, Reduction, at_least_single
 from holdfast.persample.scores import Reading, Score, Told, problem_type
@@ -83,13 +85,14 @@ class SampleAccumulator:
         self.model = model
         self.score = score
         self.phi = phi
-        chosen = _measurable(model) if parameters is None else dict(parameters)
+        chosen = _measurable(model) if parameters is None else _checked_real(parameters)
         if not chosen:
             raise ModelError("There is no parameter to measure: the model, or the choice of parameters, is empty.")
         # A tensor may go by several names (tied weights): it is measured once, by the first of them.
         first_name: dict[int, str] = {}
         self._names = {name: first_name.setdefault(id(parameter), name) for name, parameter in chosen.items()}
         self.parameters = {name: parameter for name, parameter in chosen.items() if self._names[name] == name}
+        refuse_merged(model, self.parameters)
         self.device = next(iter(self.parameters.values())).device
         self.forward = forward or call_model
         self.limit = samples
@@ -215,8 +218,11 @@ class SampleAccumulator:
         if self._plan is None or not self._plan.fits(uses, batch.size):
             self._make_plan(batch)
         if self._plan is not None and self._plan_is_new:
-            # The plan was made with this chunk's first sample.
-            check_independent(self._plan.outputs, outputs)
+            # The plan was made with this chunk's first sample. Two do not show what reaches further: so does the last.
+            check_independent(self.model, self._plan.outputs, outputs[:1])
+            if batch.size > 2:
+                alone = record(self.model, self.parameters, self.forward, batch[batch.size - 1 :].inputs)[1]
+                check_independent(self.model, alone, outputs[-1:])
             self._plan_is_new = False
         return self._plan if self._plan is not None and self._plan.fits(uses, batch.size) else None
 
@@ -386,8 +392,28 @@ def _explaining(batch: Batch) -> Iterator[None]:
 
 
 def _measurable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return all parameters that can have a gradient; quantised ones hold integers."""
+    """Return all real parameters that can have a gradient; quantised ones hold integers."""
+    complex_ones = [name for name, p in named_parameters(model) if p.is_complex()]
+    if complex_ones:
+        warnings.warn(
+            f"{complex_ones[0]!r} is complex, as {len(complex_ones)} of the model's parameters are; importance is "
+            "measured of real ones, and those are left out. Keep the real and imaginary parts as real parameters "
+            "(torch.view_as_complex puts them together), or name the parameters to measure by parameters=.",
+            HoldfastWarning,
+            stacklevel=1,  # from one place, so that it is shown once
+        )
     return {name: p for name, p in named_parameters(model) if p.is_floating_point()}
+
+
+def _checked_real(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return the parameters that were chosen, or say which of them has no importance."""
+    for name, parameter in parameters.items():
+        if not parameter.is_floating_point():
+            raise ModelError(
+                f"{name!r} has type {parameter.dtype}; importance is measured of real floating-point parameters. Leave "
+                "it out of parameters=; of a complex one, keep the real and imaginary parts as real parameters."
+            )
+    return dict(parameters)
 
 
 def _generator_from_global_state(device: torch.device) -> torch.Generator:

@@ -80,4 +80,6 @@ class DiagonalReduction(Reduction):
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
     """Return the precision in which sums are kept: a type's own, but single at least."""
+    if dtype == torch.complex32:
+        return torch.complex64
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -153,3 +153,19 @@ class SquareOfItself(nn.Module):
 
 def test_parameter_that_is_its_own_input():
     assert_agrees(SquareOfItself().double(), torch.randn(4, 3).double(), None, MEASURES["Fisher"], fallback={"weight"})
+
+
+class Vector(nn.Module):
+    """A weight that is a vector, of which ``F.linear`` makes one number a sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        return torch.stack([F.linear(x, self.weight), F.linear(x.cos(), self.weight)], 1)
+
+
+@pytest.mark.parametrize("samples", [1, 5])
+def test_weight_that_is_a_vector(samples):
+    assert_agrees(Vector().double(), torch.randn(samples, 4).double(), None, MEASURES["Fisher"], fallback={"weight"})

@@ -1,7 +1,8 @@
 """Measuring without leaving a trace.
 
 Importance is a property of the trained network, so it is measured in eval mode, whatever mode the model is in, and
-everything that measuring could disturb is put back: modes, buffers, gradients, ``requires_grad`` and random state.
+everything that measuring could disturb is put back: modes, buffers, gradients, ``requires_grad``, random state, and
+the rows that an embedding with ``max_norm`` shortens.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from holdfast.persample.isolation.autocast import autocast_off
+from holdfast.persample.isolation.renormed_rows import renormed_rows_put_back
 
 
 @contextlib.contextmanager
@@ -29,6 +31,7 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
         # hides its backward pass from vmap.
         stack.enter_context(autocast_off(model))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(renormed_rows_put_back())
         stack.enter_context(_reentrant_checkpoints_opened())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_whole_products())
@@ -51,14 +54,19 @@ class _Buffer:
         self.module = module
         self.name = name
         self.tensor = tensor
-        self.version = tensor._version
+        self.version = _version(tensor)
         self.values = tensor.detach().clone()
 
     def restore(self) -> None:
         # A buffer that nobody wrote to is left alone: writing would upset a backward pass that is still to come.
-        if self.tensor._version != self.version:
+        if _version(self.tensor) != self.version:
             self.tensor.copy_(self.values)
         setattr(self.module, self.name, self.tensor)
+
+
+def _version(tensor: Tensor) -> int:
+    """Return how often a tensor was written to; one made in inference mode, which nobody may write to, does not say."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:

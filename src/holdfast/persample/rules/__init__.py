@@ -19,7 +19,7 @@ from holdfast.persample.rules.linear import Linear, Projection
 from holdfast.persample.rules.normalisation import Normalisation
 
 RULES: dict[Callable[..., Any], Callable[..., Rule | None]] = {
-    F.linear: Linear,
+    F.linear: Linear.bind,
     torch.matmul: Projection.of_matmul,
     Tensor.matmul: Projection.of_matmul,
     Tensor.__matmul__: Projection.of_matmul,

@@ -15,11 +15,14 @@ class Elementwise(Rule):
 
 
 class Shift(Elementwise):
-    """``y = x + p``, broadcast: a sample's gradient is δ, summed over what shares the parameter."""
+    """``y = x + p``, broadcast: a sample's gradient is δ, summed over what shares the parameter.
+
+    Parameters are real: where x is complex, p moves the real part of y alone, and its gradient is Re δ.
+    """
 
     def gradients(self, role: str, a: Tensor, delta: Tensor) -> Tensor:
-        """Return the sums of δ."""
-        return sum_to(delta, self.parameters[role].shape, 2)
+        """Return the sums of Re δ."""
+        return sum_to(_real(delta), self.parameters[role].shape, 2)
 
     @classmethod
     def bind(cls, input: Tensor, other: Tensor) -> "Shift | None":
@@ -29,11 +32,11 @@ class Shift(Elementwise):
 
 
 class Scale(Elementwise):
-    """``y = x · p``, broadcast: a sample's gradient is δ·x, summed over what shares the parameter."""
+    """``y = x · p``, broadcast: a sample's gradient is δ·x, or Re δ·x̄, summed over what shares the parameter."""
 
     def gradients(self, role: str, a: Tensor, delta: Tensor) -> Tensor:
-        """Return the sums of δ·x."""
-        return sum_to(delta * a, self.parameters[role].shape, 2)
+        """Return the sums of Re δ·x̄."""
+        return sum_to(_real(delta * a.conj()), self.parameters[role].shape, 2)
 
     @classmethod
     def bind(cls, input: Tensor, other: Tensor) -> "Scale | None":
@@ -49,6 +52,10 @@ class Expansion(Shift):
     def bind(cls, input: Tensor, *_sizes: object) -> "Expansion | None":
         """Bind ``input.expand(*sizes)``."""
         return cls(input, {"shift": input}) if is_parameter(input) else None
+
+
+def _real(gradients: Tensor) -> Tensor:
+    return gradients.real if gradients.is_complex() else gradients
 
 
 def _flow_and_parameter(x: object, y: object) -> tuple[Tensor, Tensor] | None:

@@ -10,9 +10,12 @@ from holdfast.persample.rules.base import Rule
 class Embedding(Rule):
     """``y_t = weight[index_t]``, so row k of a sample's gradient is the sum of δ over the places that look up k."""
 
-    def __init__(self, input: Tensor, weight: Tensor, padding_idx: int | None = None) -> None:
+    def __init__(
+        self, input: Tensor, weight: Tensor, padding_idx: int | None = None, *, shortens: bool = False
+    ) -> None:
         super().__init__(input, {"weight": weight})
         self.weight = weight
+        self.shortens = shortens  # whether the call first writes to the rows that it looks up (max_norm)
         # F.embedding counts a negative padding index from the end.
         self.padding_idx = None if padding_idx is None else padding_idx % weight.shape[0]
 
@@ -28,7 +31,7 @@ class Embedding(Rule):
         sparse: bool = False,
     ) -> "Embedding | None":
         """Bind ``F.embedding``; a gradient that is scaled by frequency is left to autograd."""
-        return None if scale_grad_by_freq else cls(input, weight, padding_idx)
+        return None if scale_grad_by_freq else cls(input, weight, padding_idx, shortens=max_norm is not None)
 
     def gradients(self, role: str, a: Tensor, delta: Tensor) -> Tensor:
         """Return the dense gradients, for tables that are shared with another layer."""

@@ -14,6 +14,11 @@ class Linear(Rule):
     def __init__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(input, {"weight": weight, "bias": bias})
 
+    @classmethod
+    def bind(cls, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> "Linear | None":
+        """Bind ``F.linear``; a weight that is a vector, which gives one number and no features, has no rule."""
+        return cls(input, weight, bias) if weight.ndim == 2 else None
+
     def gradients(self, role: str, a: Tensor, delta: Tensor) -> Tensor:
         """Return ``Σ_t δ_t a_tᵀ`` or ``Σ_t δ_t``."""
         a, delta = _positions(a, delta)

@@ -19,11 +19,15 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from holdfast.persample.isolation.written_parameters import Writes
 from holdfast.persample.rules import RULES
 from holdfast.persample.rules.base import Rule
 from holdfast.persample.tracing.parameter_views import Part, part_of
 
 _ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
+
+_DIFFERENTIATIONS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
+"""What a model calls to differentiate itself (forces from an energy, say)."""
 
 
 class Use:
@@ -33,7 +37,9 @@ class Use:
         self.rule = rule
         self.parts = parts  # role ("weight", "bias") → the parameter, or the part of it, in that role
         self.edge = _lasting_edge(out)
+        self.differentiated = False  # whether the model itself sent gradients through it, which use parameters again
         self.shape = out.shape
+        self.bytes = out.numel() * out.element_size()
         self.version = rule.input._version
         self.additions: list[tuple[GradientEdge, torch.Size]] = []
 
@@ -49,10 +55,11 @@ class Use:
 
 
 class Recorder(TorchFunctionMode):
-    """Records the uses of ``parameters`` while it is active."""
+    """Records the uses of ``parameters`` while it is active, and lets ``writes`` see every call."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], writes: Writes) -> None:
         super().__init__()
+        self.writes = writes
         self.names = {id(parameter): name for name, parameter in parameters.items()}
         self.uses: list[Use] = []
         self._by_output: MutableMapping[Tensor, Use] = WeakIdKeyDictionary()
@@ -69,6 +76,10 @@ class Recorder(TorchFunctionMode):
         if func in _OPENED:
             with self:
                 return _OPENED[func](*args, **kwargs)
+        self.writes.before(func, args, kwargs)
+        if func in _DIFFERENTIATIONS:
+            for use in self.uses:
+                use.differentiated = True
         rule = _bound(func, args, kwargs)
         parts = {} if rule is None else self._parts(rule)
         watched = {id(rule.parameters[role]) for role in parts} if rule is not None else set()

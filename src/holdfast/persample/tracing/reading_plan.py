@@ -12,6 +12,9 @@ from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from holdfast.errors import BatchError, ModelError, NotFiniteError
 from holdfast.persample.batches import Batch, Forward
+from holdfast.persample.isolation.renormed_rows import is_renormed
+from holdfast.persample.isolation.written_parameters import Writes
+from holdfast.persample.rules.embedding import Embedding
 from holdfast.persample.tracing.parameter_uses import Recorder, Use, read_graph
 from holdfast.persample.tracing.parameter_views import Part
 from holdfast.persample.tracing.sample_layout import SampleLayout, layout_of, layout_of_shapes, same_values
@@ -140,7 +143,7 @@ class Plan:
         for use, reading in zip(uses, self.readings, strict=True):
             if use.shape.numel() == 0:
                 continue  # an expert that no sample was sent to
-            seen = use.edge is not None and not use.input_changed
+            seen = use.edge is not None and not use.input_changed and not use.differentiated
             if seen and use.edge is not None and reading is not None and reading.broadcast:
                 # Every consumer must be an addition that was seen.
                 seen = edges[use.edge.node] == len(use.additions)
@@ -173,19 +176,48 @@ def record(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], forward: Forward, inputs: Any
 ) -> tuple[list[Use], Tensor]:
     """Run the model and return its uses of ``parameters`` and its outputs."""
-    with Recorder(parameters) as recorder:
-        outputs = forward(model, inputs)
+    writes = Writes(model)
+    try:
+        with Recorder(parameters, writes) as recorder:
+            outputs = forward(model, inputs)
+    except BaseException:
+        writes.undo()
+        raise
+    writes.check()
     if not isinstance(outputs, Tensor):
         raise BatchError(
             f"`forward` returned a {type(outputs).__name__}; expected the tensor of outputs, [N, ...]. Return the "
             "tensor to measure, such as the logits."
+        )
+    if outputs.is_complex():
+        raise ModelError(
+            f"The model's outputs are complex, of type {outputs.dtype}; expected real ones, which a softmax and a norm "
+            "are defined for. Give a `forward` that returns what is read off them: forward=lambda model, inputs: "
+            "model(inputs).abs(), or .real, or torch.view_as_real(model(inputs)).flatten(-2)."
         )
     if not bool((outputs < math.inf).all()):  # -inf is a class that is masked out
         raise NotFiniteError(
             "The model's outputs hold NaN or infinity; expected numbers. Check the inputs for NaN, and the weights for "
             "divergence."
         )
+    _check_renormed(parameters, recorder.uses, outputs)
     return recorder.uses, outputs
+
+
+def _check_renormed(parameters: Mapping[str, nn.Parameter], uses: list[Use], outputs: Tensor) -> None:
+    """Raise where an embedding shortened rows of a table (``max_norm``) that the model has another use for, too.
+
+    What that other use sees depends on which rows were looked up before, by this sample or by others.
+    """
+    for name in [name for name, parameter in parameters.items() if is_renormed(parameter)]:
+        own = [use.rule for use in uses if any(part.name == name for part in use.parts.values())]
+        looked_up = [isinstance(rule, Embedding) and rule.shortens for rule in own]
+        if not all(looked_up) or (own and name in read_graph(outputs, parameters)[0]):
+            raise ModelError(
+                f"An embedding with max_norm shortens rows of {name!r}, which the model uses elsewhere too (a tied "
+                "head?), so its outputs for a sample depend on which rows were looked up before it. Shorten the whole "
+                "table before measuring: with torch.no_grad(): weight.copy_(weight.renorm(2, 0, max_norm))."
+            )
 
 
 def plan_for_one(uses: list[Use], outputs: Tensor) -> Plan:
@@ -202,7 +234,7 @@ def make_plan(
     pair: Batch,
     accept: Callable[[Tensor], object],
 ) -> Plan | None:
-    """Run the model on one sample and on two, and work out where samples lie in every use.
+    """Run the model on two samples, alone and together, and work out where samples lie in every use.
 
     ``accept`` is called with the first sample's outputs before anything goes backward, and may raise.
 
@@ -211,14 +243,20 @@ def make_plan(
     """
     one, outputs_of_one = record(model, parameters, forward, pair[:1].inputs)
     saved = _Saved()
-    with saved_tensors_hooks(saved.pack, saved.unpack):
-        two, outputs = record(model, parameters, forward, pair.inputs)
+    try:
+        with saved_tensors_hooks(saved.pack, saved.unpack):
+            two, outputs = record(model, parameters, forward, pair.inputs)
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        two, outputs = record(model, parameters, forward, pair.inputs)  # a model that uses torch.func allows no hooks
     if layout_of_shapes(outputs_of_one.shape, outputs.shape) != SampleLayout(0):
         raise ModelError(
             f"The model's outputs have shape {tuple(outputs_of_one.shape)} for one sample and {tuple(outputs.shape)} "
             "for two; expected [N, ...]. Give a `forward` whose outputs have one row a sample."
         )
-    check_independent(outputs_of_one, outputs)
+    check_independent(model, outputs_of_one, outputs[:1])
+    check_independent(model, record(model, parameters, forward, pair[1:].inputs)[1], outputs[1:])
     if [use.signature for use in one] != [use.signature for use in two]:
         return None
     readings = [_read(a, b) for a, b in zip(one, two, strict=True)]
@@ -228,14 +266,32 @@ def make_plan(
     return plan if not sites or samples_stay_apart(outputs, sites) else None
 
 
-def check_independent(outputs_of_one: Tensor, outputs: Tensor) -> None:
-    """Raise unless the first sample's outputs are the same on its own as among others."""
-    if not same_values(outputs_of_one, outputs[:1]):
+def check_independent(model: nn.Module, alone: Tensor, among_others: Tensor) -> None:
+    """Raise unless a sample's outputs are the same on its own as among others.
+
+    One sample does not tell of all: what looks back along the batch, as a recurrent layer does that takes samples for
+    positions, leaves the first one as it is, and what looks ahead the last.
+    """
+    if not same_values(alone, among_others):
         raise ModelError(
             "The model's outputs for one sample change when other samples are in the batch, so no per-sample gradient "
             "exists: its layers mix samples or draw random numbers in eval mode, or an input that belongs to no "
             "sample happens to have as many entries as the batch has samples (then use another batch size)."
+            + _positions_first(model)
         )
+
+
+def _positions_first(model: nn.Module) -> str:
+    """Return a hint at layers that take samples for positions where they are given ``[N, T, ...]``."""
+    found = [(name, module) for name, module in model.named_modules() if getattr(module, "batch_first", True) is False]
+    if not found:
+        return ""
+    name, module = found[0]
+    return (
+        f" {name or 'The model'} ({type(module).__name__}) was made without batch_first=True, so it takes its input as "
+        "[positions, samples, ...]: if it is given [samples, positions, ...], it runs along the samples. Make it with "
+        "batch_first=True, or transpose what goes in and what comes out."
+    )
 
 
 def _read(one: Use, two: Use) -> Reading | None:
@@ -259,14 +315,14 @@ def _read(one: Use, two: Use) -> Reading | None:
 def _plan(readings: list[Reading | None], uses: list[Use], outputs: Tensor, saved: int = 0) -> Plan:
     """Estimate the memory: what a forward pass keeps, and what each row needs on its way back."""
     samples = max(1, len(outputs))
-    kept = max(saved, sum(use.shape.numel() * outputs.element_size() for use in uses))
+    made = sum(use.bytes for use in uses)
+    kept = max(saved, made)
     row = max((use.rule.row_numel(role) for use in uses for role in use.parts), default=0) * outputs.element_size()
     sample = max((use.rule.sample_numel() for use in uses), default=0) * outputs.element_size()
     # The softmax of a row is worked out in float64, with a few intermediates.
     scores = 6 * 8 * outputs.numel() // samples
-    gathered = sum(use.shape.numel() * outputs.element_size() for use in uses) // samples
     way = max(1, 2 * kept // samples)
-    return Plan(readings, outputs.detach()[:1], gathered + scores + row + 1, way, way + kept // samples + sample)
+    return Plan(readings, outputs.detach()[:1], made // samples + scores + row + 1, way, way + kept // samples + sample)
 
 
 class _Saved:

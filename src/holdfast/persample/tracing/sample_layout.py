@@ -83,6 +83,8 @@ def same_values(x: Tensor, y: Tensor) -> bool:
     x, y = x.detach(), y.detach()
     if x.shape != y.shape:
         return False
+    if x.is_complex() and y.is_complex():
+        x, y = torch.view_as_real(x.resolve_conj()), torch.view_as_real(y.resolve_conj())
     if not x.is_floating_point():
         return bool(torch.equal(x, y))
     size = x.abs().masked_fill(~x.isfinite(), 0.0)
