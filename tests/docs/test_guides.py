@@ -31,7 +31,7 @@ def test_ones_own_loop(tmp_path, monkeypatch):
 
 
 def test_new_classes_with_one_head():
-    assert run_page("guides/class-incremental.md")["guard"].tasks == 2
+    assert run_page("guides/class-incremental.md")["guard"].tasks == 1
 
 
 def test_adding_ones_own():

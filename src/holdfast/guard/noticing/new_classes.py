@@ -1,8 +1,8 @@
 """Noticing one head that is taught classes which the guard has not seen: class-incremental learning.
 
 Importance says which weights the old classes need. It says nothing about how an output of today compares with one that
-was never trained beside it, and the cheapest way to learn new classes is to let them win everywhere: old ones are
-forgotten at any strength that lets new ones be learned.
+was never trained beside it, and the cheapest way to learn new classes is to let them win everywhere: most of the old
+ones are forgotten at any strength that lets new ones be learned.
 """
 
 from collections.abc import Collection, Iterable
@@ -70,9 +70,9 @@ def warn_of_new_classes(before: Collection[int], now: Classes, outputs: int | No
 _ALL_NEW = (
     "The classes of this task ({now}) are all new: none of those consolidated before ({before}) is among them, and one "
     "head of {outputs} outputs has both. Importance alone does not keep classes that were never seen together "
-    "(class-incremental learning): the old ones are forgotten at any strength that lets the new ones be learned. Give "
-    "each task a head of its own where the task is known, mix old samples into the batches, or let the loss compare "
-    "this task's classes alone; the guide on class-incremental learning has each of them, measured."
+    "(class-incremental learning): most of the old ones are forgotten at any strength that lets the new ones be "
+    "learned. Mix some old samples into the batches, or give each task a head of its own where it is known which task "
+    "an input is of; the guide on class-incremental learning has both, measured."
 )
 
 

@@ -32,6 +32,7 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
         stack.enter_context(autocast_off(model))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(renormed_rows_put_back())
+        stack.enter_context(_without_caches(model))
         stack.enter_context(_reentrant_checkpoints_opened())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_whole_products())
@@ -73,6 +74,23 @@ def _buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     for module in model.modules():
         for name, tensor in module.named_buffers(recurse=False):
             yield module, name, tensor
+
+
+@contextlib.contextmanager
+def _without_caches(model: nn.Module) -> Iterator[None]:
+    """Keep Hugging Face's models from filling a cache for generation, as they do in eval mode.
+
+    Nobody reads it here, it takes memory, and some write to it in place, which autograd and vmap refuse.
+    """
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    using = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    for config in using:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in using:
+            config.use_cache = True
 
 
 @contextlib.contextmanager

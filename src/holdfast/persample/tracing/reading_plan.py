@@ -253,7 +253,9 @@ def make_plan(
     if layout_of_shapes(outputs_of_one.shape, outputs.shape) != SampleLayout(0):
         raise ModelError(
             f"The model's outputs have shape {tuple(outputs_of_one.shape)} for one sample and {tuple(outputs.shape)} "
-            "for two; expected [N, ...]. Give a `forward` whose outputs have one row a sample."
+            "for two; expected [N, ...]. Give a `forward` whose outputs have one row a sample. A model that compares "
+            "the samples of a batch with each other (contrastive learning) has no per-sample gradient: compare each "
+            "with candidates that are the same for all."
         )
     check_independent(model, outputs_of_one, outputs[:1])
     check_independent(model, record(model, parameters, forward, pair[1:].inputs)[1], outputs[1:])
