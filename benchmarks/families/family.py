@@ -28,6 +28,7 @@ class Case:
         dtype: of the model that the library measures, and ``None`` to leave the model as it is.
         parameters: a pattern of those that are measured; by default all.
         moved: whether the parameters are moved off their initial values.
+        whole: whether the batch belongs together, so that no part of it is one.
     """
 
     model: nn.Module
@@ -42,6 +43,7 @@ class Case:
     dtype: Any = "double"
     parameters: str | None = None
     moved: bool = True
+    whole: bool = False
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def judge(make: Callable[[], Case], library: Measured = measured) -> Outcome:
     for name, measure in _measures(case).items():
         outcomes += [
             _outcome(case, name, measure, batches, expected.get(name), library)
-            for batches in ([given], _last_one_alone(given))
+            for batches in ([given], None if case.whole else _last_one_alone(given))
             if batches is not None
         ]
     changed = [name for name, value in before.items() if not torch.equal(value, tensors[name])]

@@ -157,3 +157,32 @@ def test_mask_with_as_many_entries_as_samples_is_not_silently_cut():
 
     with pytest.raises(ModelError, match="happens to have as many entries"):
         sample_importance(Masked(), [((torch.randn(2, 2), torch.tensor([1.0, 3.0])),)], LogLikelihood(), SQUARE)
+
+
+def test_a_model_that_takes_a_batch_and_none_of_its_parts():
+    """One graph: as many rows of its adjacency as there are nodes."""
+
+    class Nodes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x, edges):
+            return edges @ self.layer(x)
+
+    batch = (torch.randn(6, 3), torch.ones(6, 6))
+    with pytest.raises(holdfast.ModelError, match=r"called with the 6 samples of this batch, and not with one or two"):
+        holdfast.Fisher().measure(Nodes(), [(batch, torch.zeros(6, dtype=torch.long))])
+
+
+def test_a_model_that_fails_on_the_batch_itself_says_so_in_its_own_words():
+    model = nn.Linear(3, 2)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        holdfast.Fisher().measure(model, [torch.randn(6, 4)])
+
+
+def test_an_exported_program_has_no_eval_mode():
+    model = nn.Linear(3, 2)
+    exported = torch.export.export(model, (torch.randn(4, 3),), dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
+    with pytest.raises(holdfast.ModelError, match="measure the module that it was made from"):
+        holdfast.Fisher().measure(exported.module(), [torch.randn(4, 3)])

@@ -139,3 +139,23 @@ def test_layer_that_is_used_twice_keeps_its_parameters(dtype):
     assert found.fallback
     assert before.keys() == after.keys()
     assert all(after[name] is parameter for name, parameter in before.items())
+
+
+def test_caches_for_generation_are_not_filled():
+    class Config:
+        use_cache = True
+
+    class Writer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config, self.layer, self.cached = Config(), nn.Linear(3, 2), []
+
+        def forward(self, x):
+            if self.config.use_cache and not self.training:
+                self.cached.append(x)
+            return self.layer(x)
+
+    model = Writer()
+    sample_importance(model, [torch.randn(4, 3)], LogLikelihood(), SQUARE)
+    assert not model.cached
+    assert model.config.use_cache is True

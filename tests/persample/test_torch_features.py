@@ -163,3 +163,10 @@ def test_backward_passes_that_rows_share(operation):
     model(inputs)
     fallback = {"1.weight"} if operation == "PReLU" else set()
     assert_agrees(model.double(), inputs.double(), None, MEASURES["Fisher"], fallback=fallback)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_traced_model():
+    inputs, targets = torch.randn(4, 4).double(), torch.randint(3, (4,))
+    traced = torch.jit.trace(_mlp().double(), inputs)
+    assert_agrees(traced, inputs, targets, MEASURES["Fisher"])

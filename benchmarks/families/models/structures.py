@@ -114,7 +114,7 @@ def nodes() -> Case:
             return edges @ self.second((edges @ self.first(x)).relu())
 
     edges = (torch.rand(6, 6) < 0.5).float()
-    return Case(Nodes(), (torch.randn(6, 3), edges + torch.eye(6)), labels(6), mixes=True)
+    return Case(Nodes(), (torch.randn(6, 3), edges + torch.eye(6)), labels(6), mixes=True, whole=True)
 
 
 @graphs.add("one graph kept in the model")

@@ -204,5 +204,8 @@ def _starts_otherwise(writer: nn.Module) -> bool:
 
 def takes(model: nn.Module, name: str) -> bool:
     """Whether a model can be called with an argument of this name: a module around a language model may not."""
-    arguments = inspect.signature(model.forward).parameters
+    try:
+        arguments = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):  # a traced model does not say
+        return False
     return name in arguments or any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())

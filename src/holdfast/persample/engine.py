@@ -208,8 +208,27 @@ class SampleAccumulator:
 
     def _make_plan(self, batch: Batch) -> None:
         accept = partial(self._rows_of_one, batch)
-        self._plan = make_plan(self.model, self.parameters, self.forward, batch.pair(), accept)
+        try:
+            self._plan = make_plan(self.model, self.parameters, self.forward, batch.pair(), accept)
+        except (RuntimeError, IndexError, ValueError) as error:
+            if not isinstance(error, HoldfastError):
+                self._refuse_if_whole_alone(batch, error)
+            raise
         self._plan_is_new = True
+
+    def _refuse_if_whole_alone(self, batch: Batch, error: Exception) -> None:
+        """Raise if the model takes a batch and none of its parts, whose own error would mislead."""
+        try:
+            record(self.model, self.parameters, self.forward, batch.inputs)
+        except Exception:  # noqa: BLE001 (the batch itself is what it cannot take, and it has said so)
+            return
+        raise ModelError(
+            f"The model can be called with the {batch.size} samples of this batch, and not with one or two of them "
+            f"({type(error).__name__}: {error}): they belong together, as the nodes of one graph do, or an input that "
+            "belongs to no sample happens to have as many entries as the batch has samples (then use another batch "
+            "size). Give samples that stand alone along the first dimension of every input: graphs, say, padded to one "
+            "size."
+        ) from error
 
     def _plan_for(self, batch: Batch, uses: list[Use], outputs: Tensor) -> Plan | None:
         """Return a plan that fits this chunk, or ``None`` where only single samples can be told apart."""

@@ -15,6 +15,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from holdfast.errors import ModelError
 from holdfast.persample.isolation.autocast import autocast_off
 from holdfast.persample.isolation.renormed_rows import renormed_rows_put_back
 
@@ -42,10 +43,20 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
         stack.callback(_restore_modes, [(module, module.training) for module in model.modules()])
         stack.callback(_restore_buffers, [_Buffer(*place) for place in _buffers(model)])
         stack.callback(_restore_requirements, [(parameter, parameter.requires_grad) for parameter in parameters])
-        model.eval()
+        _to_eval_mode(model)
         for parameter in parameters:
             parameter.requires_grad_(True)
         yield
+
+
+def _to_eval_mode(model: nn.Module) -> None:
+    try:
+        model.eval()
+    except NotImplementedError as error:
+        raise ModelError(
+            f"The {type(model).__name__} has no eval mode, in which importance is measured ({error}). Of a program "
+            "that torch.export has made, measure the module that it was made from: its parameters are the same."
+        ) from error
 
 
 class _Buffer:
@@ -82,7 +93,9 @@ def _without_caches(model: nn.Module) -> Iterator[None]:
 
     Nobody reads it here, it takes memory, and some write to it in place, which autograd and vmap refuse.
     """
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    configs = {
+        id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None
+    }
     using = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
     for config in using:
         config.use_cache = False
