@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.families.verdicts import MEANINGS, Outcome
+from benchmarks.families.verdicts import FALLBACK, MEANINGS, RIGHT, Outcome
 
 TITLE = "Which models, optimisers and trainers it is right for"
 PACKAGES = (
@@ -52,6 +53,9 @@ def markdown(rows: list[Row]) -> list[str]:
     """Return the counts and the tables as lines of Markdown."""
     lines = ["| verdict | families | meaning |", "|---|---|---|"]
     lines += [f"| {verdict} | {count} | {MEANINGS[verdict]} |" for verdict, count in counts(rows).items()]
+    lines += ["", "## Whatever is not simply right", "", "| family | verdict | why |", "|---|---|---|"]
+    others = [row for row in rows if row.outcome.verdict not in (RIGHT, FALLBACK, "tested")]
+    lines += [f"| {row.name} | {row.outcome.verdict} | {_told(row.outcome)} |" for row in others]
     section = None
     for row in rows:
         if row.section != section:
@@ -104,7 +108,7 @@ def _number(value: float | None) -> float | None:
 def _told(outcome: Outcome) -> str:
     """Return the notes; of measures that are refused alike, the first one's."""
     told: dict[str, str] = {}
-    for note in outcome.notes:
+    for note in (re.sub(r" at 0x[0-9a-f]+", "", given) for given in outcome.notes):
         told.setdefault(note.split(": ", 1)[-1], note)
     return "; ".join(told.values())
 

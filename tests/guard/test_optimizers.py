@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast
-from holdfast.guard.steps import bundles
+from holdfast.guard.steps import bundles, closures
 from holdfast.guard.steps.bundles import Row
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 
@@ -303,7 +303,8 @@ def test_gradients_from_a_closure_are_copied_only_for_measures_that_wait_for_the
             value.backward()
             return value
 
-        optimizer.step(closure)
+        for _ in range(closures.ENOUGH):  # until it is known that it evaluates before it moves
+            optimizer.step(closure)
         with Copies() as copies:
             optimizer.step(closure)
         made[measure.name] = copies.made
@@ -408,3 +409,14 @@ def test_a_gradient_that_is_no_number_stops_the_step_whatever_the_measure(measur
             assert torch.equal(kept, weights(model)[name])
             torch.testing.assert_close(p.grad, gradient, equal_nan=True)
         assert guard.path.steps == 0
+
+
+def test_weights_that_are_lost_are_not_blamed_on_a_batch():
+    model = net()
+    guard = consolidated(model, strength=7.0)
+    guard.attach(optimizer := torch.optim.Adam(model.parameters()))
+    with torch.no_grad():
+        model[0].weight.fill_(torch.nan)
+    loss(model, batch(0)).backward()
+    with pytest.raises(holdfast.NotFiniteError, match=r"weights '0.weight' themselves .*here 7.* No batch is at fault"):
+        optimizer.step()

@@ -508,6 +508,7 @@ def test_consolidating_anywhere(where, measure):
                 optimizer.step()
             with context or torch.enable_grad():
                 guard.consolidate(batches(task))
+        guard.detach()
         guard.penalty().backward()
         return guard
 

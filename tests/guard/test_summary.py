@@ -17,7 +17,7 @@ def lines(thing):
 def test_before_anything_is_held():
     guard = holdfast.Consolidator(net(), holdfast.SOS(), strength=500.0, protect="0.*")
     assert lines(guard) == [
-        "Consolidator of Sequential: SOS(beta2=0.999, normalise=True, alpha=0.0, batch_size=None), strength 500",
+        "Consolidator of Sequential: SOS(), strength 500",
         "  holds nothing yet; protects 2 parameters (25 weights), from the first consolidation on",
         "  attached to no optimiser; 0 steps of task 1 seen",
     ]
@@ -38,7 +38,7 @@ def test_what_is_held_by_what_since_when_how_strongly_and_how_far_it_has_moved()
     with torch.no_grad():
         model.weight.add_(torch.tensor([[0.0, 0.5], [0.0, 0.0]]))
     assert lines(guard) == [
-        "Consolidator of Linear: L2(growing=False), strength 3",
+        "Consolidator of Linear: L2(), strength 3",
         "  holds 1 parameter (4 weights) to what they were after task 2",
         "  importance 1 on average, 1 at most",
         "  moved since by 0.5, 10 % of their length; the penalty is 0.75",
@@ -46,6 +46,23 @@ def test_what_is_held_by_what_since_when_how_strongly_and_how_far_it_has_moved()
         "  attached to SGD; 1 step of task 3 seen",
     ]
     assert guard.penalty().item() == pytest.approx(0.75)
+
+
+def test_the_measure_by_its_name_and_what_is_unusual_about_it():
+    guard = holdfast.Consolidator(net(), holdfast.Fisher(samples=5, labels="sampled"))
+    assert lines(guard)[0] == (
+        "Consolidator of Sequential: EWC-sampled, Fisher(samples=5, labels='sampled'), strength 1"
+    )
+
+
+def test_weights_that_are_lost_and_strengths_of_nothing():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.0)
+    guard.consolidate()
+    assert "at strength 0 does not hold 4 parameters" in str(guard)
+    with torch.no_grad():
+        model[0].weight.fill_(torch.inf)
+    assert "some weights are not finite any more: training has diverged" in str(guard)
 
 
 def test_what_is_not_held_is_named():
@@ -89,7 +106,10 @@ def test_what_was_found_says_from_how_many_samples_and_which_way():
     model = nn.Sequential(nn.Linear(4, 5), nn.PReLU(), nn.Linear(5, 3)).double()
     guard = holdfast.Consolidator(model, holdfast.Fisher())
     found = guard.consolidate([batch(0)])["EWC"]
-    assert "from 8 samples; 1 by" in str(found)
+    assert "from 8 samples; outputs read as categorical (integer labels" in str(found)
+    assert "; 1 by" in str(found)
+    unlabelled = holdfast.Consolidator(model, holdfast.Fisher()).consolidate([batch(0)[0]])["EWC"]
+    assert "outputs read as categorical (default, as no targets say otherwise)" in str(unlabelled)
 
 
 def test_the_form_and_other_holds_are_named():

@@ -87,3 +87,14 @@ def test_per_token_of_a_guard_counts_tokens():
     guard = holdfast.Consolidator(model, holdfast.Fisher(per="token"), watch=[dataclasses.replace(holdfast.MAS())])
     found = guard.consolidate([x])
     assert found["EWC"].samples == 20 and found["MAS"].samples == 4
+
+
+@pytest.mark.parametrize("kind", [holdfast.Fisher, holdfast.RootFisher, holdfast.AbsoluteFisher, holdfast.MAS])
+def test_every_setting_is_explained_where_help_looks(kind):
+    for field in dataclasses.fields(kind):
+        assert f"\n        {field.name}: " in kind.__doc__
+
+
+def test_a_class_by_its_name_says_what_it_goes_by():
+    with pytest.raises(holdfast.ConfigurationError, match=r"Fisher\(\) goes by the name 'EWC'"):
+        holdfast.measure("Fisher")

@@ -247,7 +247,7 @@ def test_the_first_batch_speaks_for_later_ones_that_may_be_read_so(targets, like
             r"such as 3.7\), which speaks for 'gaussian'; .*read as 'bernoulli', by targets of shap",
         ),
         (ZEROS_AND_ONES, SHARES, r"such as 0.2\), which speaks for 'gaussian'; .*read as 'bernoulli'"),
-        (None, VALUES, r"speaks for 'gaussian'; .*read as 'categorical', by the lack of targets"),
+        (None, VALUES, r"speaks for 'gaussian'; .*read as 'categorical', by default, as no targets"),
         (torch.tensor([0, 1, 2, 0]), ZEROS_AND_ONES, r"speaks for 'bernoulli' or 'gaussian'; .*by integer labels"),
         (VALUES, torch.tensor([0, 1, 2, 0]), r"Integer labels .*speaks for 'categorical'; .*read as 'gaussian'"),
     ],
@@ -287,7 +287,7 @@ def test_labels_tell_where_classes_lie(shape, labels, dim):
 
 
 @pytest.mark.parametrize(
-    ("targets", "why"), [(None, "no labels tell"), (torch.zeros(4, 3, 3, dtype=torch.long), "labels fit both")]
+    ("targets", "why"), [(None, "there are no labels to tell"), (torch.zeros(4, 3, 3, dtype=torch.long), "fit both")]
 )
 def test_classes_of_images_that_may_lie_anywhere_are_refused(targets, why):
     model = Giving(3, 3, 3)

@@ -31,6 +31,7 @@ from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.telling import tell
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.state import blank_state, from_state, to_state
 from holdfast.guard.steps.attachment import Attachment
@@ -51,6 +52,12 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 
+_HELD_TWICE = (
+    "The penalty is part of a loss, and the attached optimiser's steps are held back by it too: it acts twice. Attach "
+    "with attach(optimizer, hold=False), or leave it out of the loss."
+)
+
+
 class Consolidator:
     r"""Protects what a model has learned while it goes on learning.
 
@@ -59,7 +66,7 @@ class Consolidator:
     pulled back by the gradient of :math:`c\sum_i\Omega_i(\theta_i-\theta_i^*)^2`. The penalty is never part of the
     loss, so the gradient that measures see is the task's own.
 
-    >>> guard = Consolidator(model, SOS(), strength=500.0, protect="body.*")
+    >>> guard = Consolidator(model, SOS(), strength=500.0, protect="body.*", from_scratch=True)
     >>> guard.attach(optimizer)
     >>> for task in tasks:
     ...     train(model, optimizer, task)
@@ -74,8 +81,8 @@ class Consolidator:
         form: in which space importance is kept, a form or its name: ``"diagonal"``, one number a weight.
         holds: what pulls beside the guard's own hold, each with a strength of its own: holds or their names.
         decay: γ of online EWC: the total is multiplied by it before a task's importance is added.
-        from_scratch: whether the model begins from nothing, so that its first task holds nothing and is to. Otherwise a
-            guard that is attached before anything was consolidated says so at its first step.
+        from_scratch: True if the model has learned nothing yet: nothing is held in the first task, and no warning is
+            given of it. Of a pretrained model, which has something to lose, leave it out.
         watch: further measures that observe the same run without holding it, as a list or by names of one's own.
         group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
             in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
@@ -210,6 +217,7 @@ class Consolidator:
         """
         memory = self._memory
         value = penalty_value(memory.parameters, memory.driving.held, memory.anchor, memory.strength)
+        self._attachment.watcher.unseen.release_unless(self._attachment.attached())
         for hold in memory.holds:
             own = hold.value(memory.held(memory.parameters))
             if own is not None and not (isinstance(own, Tensor) and own.ndim == 0):
@@ -218,6 +226,8 @@ class Consolidator:
                     "number, or None for a hold that is no loss."
                 )
             value = value if own is None else value + own.to(value.device)
+        if value.requires_grad and self._attachment.attached() and self._attachment.holds_by_itself:
+            value.register_hook(lambda _: tell(_HELD_TWICE))
         return value
 
     # Watching an optimiser
@@ -383,10 +393,12 @@ class Consolidator:
             for state, tensors in found[name].lasting.items():
                 memory.ledgers[name].running[state] = tensors
         memory.anchor.update(anchor)
-        memory.left_frozen = frozenset(memory.frozen)
+        memory.left_frozen = frozenset(memory.frozen) | self._unseen_by_measure()
         memory.labels = memory.head.classes.union(memory.labels, *(finding.labels for finding in found.values()))
         memory.tasks += 1
         self.restart_task()
+        if not self._attachment.attached() and memory.strength:
+            self._attachment.look_out()
         return {name: finding.shown() for name, finding in found.items()}
 
     @torch.inference_mode(mode=False)
@@ -508,6 +520,13 @@ class Consolidator:
                         f"path has a state of {label} for a parameter {name!r} of shape {tuple(tensor.shape)}; "
                         f"protected here is {has}."
                     )
+
+    def _unseen_by_measure(self) -> set[str]:
+        """Return the frozen parameters of which a measure along the path, which protects them, has seen no step."""
+        memory = self._memory
+        if not memory.driving.measure.needs.path:
+            return set()
+        return {name for name, p in memory.parameters.items() if not p.requires_grad and name not in memory.steps}
 
     def _new_anchor(self) -> dict[str, Tensor]:
         storage = self._memory.storage

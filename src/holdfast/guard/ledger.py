@@ -32,10 +32,15 @@ class TaskImportance:
     fallback: dict[str, str] = field(default_factory=dict)
     """The parameters whose per-sample gradients no rule covered, with the way they were found instead."""
 
+    outputs: str | None = None
+    """What a measure from data has taken the model's outputs for, and what told it so."""
+
     def __repr__(self) -> str:
         parts = [amount(self.importance.values()), spread(map(local, self.importance.values()))]
         if self.samples is not None:
             parts.append(f"from {self.samples:,} samples")
+        if self.outputs is not None:
+            parts.append(f"outputs read as {self.outputs}")
         if self.fallback:
             parts.append(f"{len(self.fallback)} by {', '.join(sorted(set(self.fallback.values())))}")
         return f"TaskImportance({'; '.join(parts)})"

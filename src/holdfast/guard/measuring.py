@@ -41,11 +41,12 @@ class Finding:
     samples: int | None = None
     fallback: dict[str, str] = field(default_factory=dict)
     labels: frozenset[int] = frozenset()
+    outputs: str | None = None
 
     def shown(self) -> TaskImportance:
         """Return it as users are told."""
         importance = {name: omega for matrix in self.matrices.values() for name, omega in matrix.diagonal().items()}
-        return TaskImportance(importance, self.raw, self.samples, self.fallback)
+        return TaskImportance(importance, self.raw, self.samples, self.fallback, self.outputs)
 
 
 def measure_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, Finding]:
@@ -144,7 +145,8 @@ def _measure_samples(
         else:
             blocks = ledger.form.blocks(memory.model, memory.parameters)
             matrices, lasting = ledger.form.matrices(measure, blocks, known[name]), {}
-        found[name] = Finding(matrices, lasting, None, seen[name].samples, seen[name].fallback, classes.labels)
+        first = seen[name]
+        found[name] = Finding(matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs)
     return found
 
 

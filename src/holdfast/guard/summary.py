@@ -1,5 +1,6 @@
 """A guard in a few lines: what is held, by what, since when, how strongly, and how far weights have moved."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -21,17 +22,21 @@ def describe(memory: Memory, attached: Sequence[Optimizer]) -> str:
 
 def _what(memory: Memory) -> str:
     form = "" if memory.driving.form.elementwise else f" in the form {memory.driving.form.name!r}"
-    return (
-        f"Consolidator of {type(memory.model).__name__}: {memory.driving.measure}{form}, strength {memory.strength:g}"
-    )
+    measure = memory.driving.measure
+    usual = {field.name: field.default for field in dataclasses.fields(measure)}
+    changed = [f"{name}={value!r}" for name, value in vars(measure).items() if usual.get(name) != value]
+    settings = f"{type(measure).__name__}({', '.join(changed)})"
+    named = settings if type(measure).__name__ == memory.driver else f"{memory.driver}, {settings}"
+    return f"Consolidator of {type(memory.model).__name__}: {named}{form}, strength {memory.strength:g}"
 
 
 def _held(memory: Memory) -> list[str]:
     protected = memory.parameters
     if not memory.anchor:
         return [f"holds nothing yet; protects {amount(protected.values())}, from the first consolidation on"]
+    verb = "holds" if memory.strength else "at strength 0 does not hold"
     held = {name: p for name, p in protected.items() if name in memory.anchor}
-    lines = [f"holds {amount(held.values())} to what they were after task {memory.tasks}"]
+    lines = [f"{verb} {amount(held.values())} to what they were after task {memory.tasks}"]
     unheld = len(protected) - len(held)
     if unheld:
         lines.append(f"not held: {unheld} protected parameter{'s' if unheld > 1 else ''} that came or thawed later")
@@ -63,6 +68,8 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
         share = own / base if base else math.inf if own else 0.0
         if share > most:
             farthest, most = name, share
+    if not math.isfinite(moved):
+        return "some weights are not finite any more: training has diverged"
     if not moved:
         return "no weight has moved since"
     whose = f", most in {farthest} ({_percent(most)})" if len(held) > 1 else ""
@@ -72,7 +79,8 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * math.sqrt(share):.2g} %" if math.isfinite(share) else "from 0"
+    percent = 100 * math.sqrt(share) if math.isfinite(share) else math.inf
+    return f"{percent:.0f} %" if 10 <= percent < math.inf else f"{percent:.2g} %" if percent < 10 else "it was 0"
 
 
 def _beside(memory: Memory) -> list[str]:

@@ -20,8 +20,9 @@ def checked_guard(given: object) -> Consolidator:
     if not isinstance(given, Consolidator):
         name = f"the class {given.__name__}" if isinstance(given, type) else f"type {type(given).__name__}"
         raise ConfigurationError(
-            f"A guard of {name}; expected a Consolidator: "
-            "guard = holdfast.Consolidator(model, holdfast.SOS(), strength=...)."
+            f"A guard of {name}; expected a Consolidator, guard = holdfast.Consolidator(model, holdfast.SOS(), "
+            "strength=...), or for a callback a function that makes one from the model: lambda model: "
+            "holdfast.Consolidator(model, ...)."
         )
     return given
 

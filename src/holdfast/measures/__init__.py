@@ -97,6 +97,10 @@ def measure(name: str, **settings: Any) -> Measure:
     >>> measure("SI", damping=0.001)
     SI(damping=0.001, clamp='task')
     """
+    if name not in MEASURES:
+        meant = next((key for key in MEASURES if type(MEASURES[key]()).__name__ == name), None)
+        if meant is not None:
+            raise ConfigurationError(f"No measure is called {name!r}: {name}() goes by the name {meant!r}.")
     make = MEASURES[name]
     try:
         return make(**settings)

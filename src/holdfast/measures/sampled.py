@@ -1,7 +1,7 @@
 """The measures that are taken from data after training: the Fisher information and its relatives, and MAS."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
@@ -9,6 +9,8 @@ from holdfast.measures.base import SampleMeasure
 from holdfast.persample.phi import ABSOLUTE, SQUARE, Phi
 from holdfast.persample.scores import Labels, LikelihoodName, LogLikelihood, OutputNorm, Per, Positions, Score
 from holdfast.settings import added, whole_number
+
+K = TypeVar("K", bound="LikelihoodMeasure")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +69,14 @@ class LikelihoodMeasure(SampleMeasure):
         return self.seed if self.labels == "sampled" else None
 
 
+def _with_settings(kind: type[K]) -> type[K]:
+    """Let a measure's own docstring say what its settings are, which all of them have in common."""
+    settings = (LikelihoodMeasure.__doc__ or "").partition("    Args:\n")[2]
+    kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n\n    Args:\n{settings}"
+    return kind
+
+
+@_with_settings
 @dataclasses.dataclass(frozen=True)
 class Fisher(LikelihoodMeasure):
     r"""The diagonal of the Fisher information, EWC's importance.
@@ -91,6 +101,7 @@ class Fisher(LikelihoodMeasure):
         return SQUARE
 
 
+@_with_settings
 @dataclasses.dataclass(frozen=True)
 class RootFisher(Fisher):
     r"""The square root of each task's Fisher information, which SI and MAS approximate.
@@ -112,6 +123,7 @@ class RootFisher(Fisher):
         return mean.sqrt()
 
 
+@_with_settings
 @dataclasses.dataclass(frozen=True)
 class AbsoluteFisher(LikelihoodMeasure):
     r"""AF: the mean absolute gradient of the log-likelihood, the paper's bridge between MAS and the Fisher.

@@ -51,6 +51,8 @@ class SampleImportance:
     samples: int
     fallback: dict[str, str] = field(default_factory=dict)
     """The parameters that no rule covered, with the way they were measured instead."""
+    outputs: str | None = None
+    """What the model's outputs were taken for, and what told it so."""
 
 
 class SampleAccumulator:
@@ -179,7 +181,8 @@ class SampleAccumulator:
                     f"The importance of {name!r} is not finite after {self.samples} samples: the model's outputs or "
                     "gradients overflow. Check the inputs for NaN, and the weights for divergence."
                 )
-        return SampleImportance(values, self.samples, dict.fromkeys(sorted(self._without_rule), self._fallback.way))
+        fallback = dict.fromkeys(sorted(self._without_rule), self._fallback.way)
+        return SampleImportance(values, self.samples, fallback, None if self.reading is None else self.reading.said)
 
     def _samples_per_chunk(self, batch: Batch) -> int:
         if batch.size == 1:

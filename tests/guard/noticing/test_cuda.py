@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast
-from holdfast.guard.noticing.new_classes import FIRST
+from holdfast.guard.noticing.new_classes import LOOKED_AT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -17,7 +17,7 @@ def started(classes=3, measure="EWC"):
     x, y = torch.randn(32, 4, device="cuda"), torch.arange(32, device="cuda") % classes
     guard = holdfast.Consolidator(model, measure, strength=0.01)
     guard.consolidate([(x, y)])
-    optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=True)
     guard.attach(optimizer)
     return model, guard, optimizer, x, y
 
@@ -39,7 +39,7 @@ def test_a_guard_in_a_few_lines():
 def test_new_classes_and_optimisers_that_pass_by_are_told():
     model, guard, optimizer, x, y = started()
     with pytest.warns(holdfast.HoldfastWarning, match="are all new"):
-        train(model, optimizer, x, y + 3, FIRST)
+        train(model, optimizer, x, y + 3, LOOKED_AT)
     with pytest.warns(holdfast.HoldfastWarning, match="is not attached"):
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), x, y, 1)
     guard.detach()

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast
-from holdfast.guard.noticing.new_classes import FIRST
+from holdfast.guard.noticing.new_classes import LOOKED_AT
 
 ALL_NEW = r"classes of this task \(3 to 5\) are all new: none of those consolidated before \(0 to 2\)"
 
@@ -29,24 +29,23 @@ def train(model, optimizer, data, steps, loss=cross_entropy):
         optimizer.step()
 
 
-def after_a_task(measure, classes=(0, 1, 2), **options):
+def after_a_task(measure, classes=(0, 1, 2), steps=50, **options):
     model = network()
     guard = holdfast.Consolidator(model, measure, strength=0.01, from_scratch=True, **options)
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     guard.attach(optimizer)
     data = samples(classes)
-    train(model, optimizer, data, FIRST)
+    train(model, optimizer, data, steps)
     guard.consolidate([data])
     return model, guard, optimizer
 
 
 @pytest.mark.parametrize("measure", ["EWC", "MAS", "SI", "SOS"])
-def test_new_classes_alone_are_told_within_the_first_steps(measure):
+def test_new_classes_alone_are_told_once_the_old_ones_are_gone(measure):
     model, _, optimizer = after_a_task(measure)
     data = samples((3, 4, 5))
-    train(model, optimizer, data, FIRST - 1)
     with pytest.warns(holdfast.HoldfastWarning, match=ALL_NEW) as told:
-        train(model, optimizer, data, 20)
+        train(model, optimizer, data, LOOKED_AT)
     assert len(told) == 1
 
 
@@ -54,13 +53,24 @@ def test_new_classes_alone_are_told_within_the_first_steps(measure):
 def test_classes_of_which_some_are_known_are_not(classes):
     model, guard, optimizer = after_a_task("SOS")
     data = samples(classes)
-    train(model, optimizer, data, 2 * FIRST)
+    train(model, optimizer, data, LOOKED_AT)
     guard.consolidate([data])
+
+
+@pytest.mark.parametrize("old", [1, 8, 16])
+@pytest.mark.parametrize("before", [20, 400])
+def test_old_samples_among_the_new_are_what_was_advised(old, before):
+    """At first their classes are pushed down as well, as long as new samples are taken for them."""
+    model, _, optimizer = after_a_task("SOS", steps=before)
+    for step in range(LOOKED_AT):
+        new, kept = samples((3, 4, 5), 32, seed=step), samples((0, 1, 2), 16, seed=step % 3)
+        data = tuple(torch.cat([a, b[:old]]) for a, b in zip(new, kept, strict=True))
+        train(model, optimizer, data, 1)
 
 
 def test_a_loss_that_compares_this_tasks_classes_alone_pushes_no_other_down():
     model, _, optimizer = after_a_task("SOS")
-    train(model, optimizer, samples((3, 4, 5)), 2 * FIRST, lambda z, y: cross_entropy(z[:, 3:], y - 3))
+    train(model, optimizer, samples((3, 4, 5)), LOOKED_AT, lambda z, y: cross_entropy(z[:, 3:], y - 3))
 
 
 def test_data_tell_where_no_step_was_seen():
@@ -111,7 +121,7 @@ def test_heads_of_their_own_are_no_such_case():
     guard.attach(optimizer)
     for task, classes in enumerate([(0, 1, 2), (3, 4, 5)]):
         x, y = samples(classes)
-        for _ in range(2 * FIRST):
+        for _ in range(LOOKED_AT):
             optimizer.zero_grad()
             cross_entropy(model(x, task), y - 3 * task).backward()
             optimizer.step()

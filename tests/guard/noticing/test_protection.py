@@ -67,7 +67,7 @@ def test_a_backbone_that_thaws_has_no_anchor_and_that_is_told():
     guard.consolidate([batch(0)])
     train(model, optimizer)
     model[0].requires_grad_(True)  # in the middle of a task
-    with pytest.warns(holdfast.HoldfastWarning, match=r"'0.weight' and 1 other .* were frozen") as told:
+    with pytest.warns(holdfast.HoldfastWarning, match=r"'0.weight' and 1 other .* were frozen .* is not known") as told:
         train(model, optimizer)
     assert len(told) == 1
 
@@ -83,6 +83,16 @@ def test_it_is_told_after_a_state_was_loaded_too(tmp_path):
     again.attach(optimizer := torch.optim.Adam(thawed.parameters()))
     with pytest.warns(holdfast.HoldfastWarning, match="were frozen"):
         train(thawed, optimizer)
+
+
+def test_a_measure_along_the_path_knows_nothing_of_what_was_frozen():
+    model = two_layers(frozen=True)
+    guard, optimizer = attached(model, holdfast.SOS(), protect="*", from_scratch=True)
+    train(model, optimizer)
+    guard.consolidate()
+    model[0].requires_grad_(True)
+    with pytest.warns(holdfast.HoldfastWarning, match="were frozen .* is not known"):
+        train(model, optimizer)
 
 
 def test_one_that_was_named_is_held_from_the_start():

@@ -1,5 +1,6 @@
 """A strength that SGD cannot bear is told before it has done harm, and one that it can bear is not."""
 
+import re
 import warnings
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.guard.noticing.stability import largest_curvature
+from holdfast.guard.noticing.stability import largest_curvature, rounded_down
+from tests.guard.sam import SAM
 
 SETTINGS = [
     {},
@@ -54,9 +56,13 @@ def test_what_is_beyond_it_is_told_with_what_is_not(settings):
         0.1, settings.get("momentum", 0), settings.get("dampening", 0), nesterov="nesterov" in settings
     )
     trained(0.49 * bound, lr=0.1, **settings)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"too much for SGD with lr=0.1.*strength of at most") as told:
+    with pytest.warns(
+        holdfast.HoldfastWarning, match=r"too much for SGD with lr=0.1.*a strength of \S+ or less"
+    ) as told:
         trained(0.51 * bound, lr=0.1, **settings)
-    assert f"at most {bound / 2:.2g}" in str(told[0].message)
+    advised = float(re.search(r"strength of (\S+) or less", str(told[0].message))[1])
+    assert 0.2 * bound / 2 < advised <= 0.5 * bound / 2
+    trained(advised, lr=0.1, **settings)
 
 
 def test_it_is_told_once_and_again_when_something_has_changed():
@@ -115,3 +121,25 @@ def test_it_does_diverge():
     with pytest.warns(holdfast.HoldfastWarning, match="until weights are infinite"), warnings.catch_warnings():
         model, *_ = trained(15.0, lr=0.1, steps=300)
     assert not float(model.weight.detach().abs().max()) < 1e30
+
+
+def test_the_sgd_inside_sam_is_looked_at_too():
+    model = nn.Linear(3, 2)
+    guard = holdfast.Consolidator(model, holdfast.L2(), 11.0)
+    guard.consolidate()
+    guard.attach(optimizer := SAM(model.parameters(), torch.optim.SGD, lr=0.1))
+
+    def closure():
+        optimizer.zero_grad()
+        value = model(torch.ones(1, 3)).sum()
+        value.backward()
+        return value
+
+    closure()
+    with pytest.warns(holdfast.HoldfastWarning, match="too much for SGD"):
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(218.0, 200.0), (0.049, 0.04), (1.0, 1.0), (0.0, 0.0), (-3.0, 0.0)])
+def test_what_is_advised_is_rounded_down(value, expected):
+    assert rounded_down(value) == pytest.approx(expected)

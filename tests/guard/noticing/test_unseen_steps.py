@@ -89,6 +89,38 @@ def test_an_optimiser_that_was_never_attached_is_told_once():
     assert told[0].filename.endswith("helpers.py")  # the line that called step()
 
 
+def test_a_guard_that_was_never_attached_is_told_of():
+    model = net()
+    guard = guarded(model)
+    with pytest.warns(
+        holdfast.HoldfastWarning, match="the guard that has consolidated them is attached to no optimiser"
+    ):
+        train(model, torch.optim.AdamW(model.parameters()))
+    assert guard.tasks == 1
+
+
+def test_one_whose_penalty_is_part_of_the_loss_needs_no_optimiser():
+    model = net()
+    guard = guarded(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for i in range(3):
+        optimizer.zero_grad()
+        (loss(model, batch(i)) + guard.penalty()).backward()
+        optimizer.step()
+
+
+def test_a_penalty_that_acts_twice_is_told():
+    model = net()
+    guard = guarded(model)
+    guard.attach(optimizer := torch.optim.AdamW(model.parameters()))
+    guard.penalty().item()  # for a log
+    total = loss(model, batch(0)) + guard.penalty()
+    with pytest.warns(holdfast.HoldfastWarning, match="it acts twice"):
+        total.backward()
+    guard.attach(optimizer, hold=False)
+    (loss(model, batch(0)) + guard.penalty()).backward()
+
+
 def test_a_guard_that_was_detached_looks_no_more():
     model = net()
     guard = guarded(model)
@@ -119,6 +151,24 @@ def test_sam_in_two_steps_with_its_base_attached_is_held():
         sam_in_two_steps(model, optimizer, steps=20)
         moved[strength] = sum(float((p - before[name]).square().sum()) for name, p in weights(model).items())
     assert 0 < moved[0.3] < 0.5 * moved[0.0]
+
+
+def test_sam_by_its_closure_with_its_base_attached_is_not_told_of():
+    model = net()
+    guard = guarded(model)
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.01)
+    guard.attach(optimizer.base_optimizer)
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(model, batch(0))
+        value.backward()
+        return value
+
+    for _ in range(3):
+        closure()
+        optimizer.step(closure)
+    assert guard.path.steps == 3
 
 
 def sam_in_two_steps(model, optimizer, steps=3):

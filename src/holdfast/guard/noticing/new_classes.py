@@ -19,9 +19,11 @@ ENOUGH = 8
 """Labels below which nothing is said: a few say little about a task."""
 MOST = 10_000
 """Different labels beyond which they are none of a classifier's."""
-FIRST = 8
-"""Steps of a task after which its classes are compared with those before."""
-LOOKED_AT = 256
+FIRST = 16
+"""Steps of a task after which its classes are compared with those before, and then whenever they have doubled."""
+LEFT = 0.02
+"""What is left of the probability that old classes had for new samples, when they have been pushed down."""
+LOOKED_AT = 1024
 """Steps of a task in which its classes are looked for."""
 
 
@@ -72,15 +74,17 @@ _ALL_NEW = (
     "head of {outputs} outputs has both. Importance alone does not keep classes that were never seen together "
     "(class-incremental learning): most of the old ones are forgotten at any strength that lets the new ones be "
     "learned. Mix some old samples into the batches, or give each task a head of its own where it is known which task "
-    "an input is of; the guide on class-incremental learning has both, measured."
+    "an input is of: docs/guides/class-incremental.md has both, measured."
 )
 
 
 class HeadGradients:
-    """Tells a task's classes from its first steps: those whose bias in the output layer the loss pushes up.
+    """Tells a task's classes from its steps: those whose bias in the output layer the loss pushes up.
 
     The gradient of cross-entropy with respect to the bias of a class is the mean of q, less the share of samples that
-    have it as their label: only a class that is there can have a negative one.
+    have it as their label: only a class that is there can have a negative one. At first an old class that is there may
+    have a positive one too, as long as new samples are taken for it; but when that is over, and hardly any probability
+    is left to the old classes, one that is there would have been pushed up.
     """
 
     def __init__(self, known: Iterable[int] = ()) -> None:
@@ -89,9 +93,10 @@ class HeadGradients:
         self._bias: nn.Parameter | None = None
         self._up: Tensor | None = None
         self._down: Tensor | None = None
+        self._most: Tensor | None = None
 
     def look(self, model: nn.Module, before: Collection[int]) -> None:
-        """Look at the gradient of a step, and after some of them at what they say."""
+        """Look at the gradient of a step, and now and then at what they have said so far."""
         if self._steps >= LOOKED_AT:
             return
         bias = self._output_bias(model) if self._bias is None else self._bias
@@ -101,8 +106,21 @@ class HeadGradients:
         self._bias, self._steps = bias, self._steps + 1
         self._up = gradient < 0 if self._up is None else self._up | (gradient < 0)
         self._down = gradient > 0 if self._down is None else self._down | (gradient > 0)
-        if self._steps == FIRST and before:
-            self._warn(before)
+        old = [label for label in before if label < len(gradient)]
+        if old and len(old) == len(before):
+            now = gradient[old].clamp(min=0).sum()
+            self._most = now if self._most is None else torch.maximum(self._most, now)
+            if self._steps >= FIRST and self._steps.bit_count() == 1:  # an accelerator has to be waited for
+                self._decide(before, float(now), float(self._most))
+
+    def _decide(self, before: Collection[int], now: float, most: float) -> None:
+        """Warn if the old classes have been pushed down as far as they go, and never up."""
+        assert self._down is not None
+        # A class that is masked out of the loss is pushed nowhere.
+        pushed_down = set(self._down.nonzero().flatten().tolist())
+        if now <= LEFT * most and pushed_down >= set(before):
+            self._steps = LOOKED_AT
+            warn_of_new_classes(before, Classes(self.classes, ENOUGH), len(self._down))
 
     def _output_bias(self, model: nn.Module) -> nn.Parameter | None:
         """Return the bias of the last linear layer that has one, if it has several outputs."""
@@ -122,13 +140,6 @@ class HeadGradients:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["known"])  # type: ignore[misc]
-
-    def _warn(self, before: Collection[int]) -> None:
-        assert self._down is not None
-        # A class that is masked out of the loss is pushed nowhere.
-        pushed_down = set(self._down.nonzero().flatten().tolist())
-        if pushed_down >= set(before):
-            warn_of_new_classes(before, Classes(self.classes, ENOUGH), len(self._down))
 
 
 def _range(labels: Collection[int]) -> str:

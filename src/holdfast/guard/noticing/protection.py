@@ -82,8 +82,8 @@ class Unheld:
         if not any(memory.largest_importance.values()) and not isinstance(memory.driving.measure, FineTune):
             self._say("everything", _NOTHING_MATTERS.format(measure=memory.driver))
             return
-        known = memory.anchor.keys() | self._told
-        thawed = [name for name in owned if name in memory.left_frozen and name not in known]
+        frozen = [name for name in owned if name in memory.left_frozen and name not in self._told]
+        thawed = [name for name in frozen if not memory.largest_importance.get(name)]
         if thawed:
             self._told |= set(thawed)
             self._say("", _THAWED.format(names=_and_others(thawed)))
@@ -107,9 +107,9 @@ _NOTHING_MATTERS = (
 )
 
 _THAWED = (
-    "{names} were frozen when the last task was consolidated, and are trained now: they have no anchor, so nothing "
-    "holds them. Before they are thawed, consolidate with a measure that looks at data, and name them in protect "
-    "(protect='*' for all parameters), which then covers frozen ones too."
+    "{names} were frozen until the last task was consolidated, and are trained now: their importance is not known, so "
+    "nothing holds them. Before they are thawed, consolidate with a measure that looks at data, such as Fisher() or "
+    "MAS(), and name them in protect (protect='*' for all parameters), which then covers frozen ones too."
 )
 
 

@@ -9,8 +9,9 @@ circle. With learning rate η, momentum μ and dampening d that is
 Optimisers that divide by a running mean of the gradient's size, such as Adam, have no such bound.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -30,9 +31,13 @@ class Stability:
     def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
         """Warn before a step that would be the first of ever larger swings."""
         memory = self.memory
-        if type(optimizer).step is not SGD.step or not memory.anchor or not memory.strength:
+        if not memory.anchor or not memory.strength:
             return
-        groups = optimizer.param_groups
+        # SAM and its like have one inside, of the same groups.
+        stepping = next((o for o in (optimizer, *vars(optimizer).values()) if _is_sgd(o)), None)
+        if stepping is None:
+            return
+        groups = stepping.param_groups
         rates = [(float(g["lr"]), g["momentum"], g["dampening"], g["nesterov"], g["weight_decay"]) for g in groups]
         known = (memory.version, memory.strength, rates)
         if self._checked.get(optimizer) == known:
@@ -51,13 +56,26 @@ class Stability:
         if curvature + group["weight_decay"] <= bound:
             return
         momentum = f", momentum={group['momentum']:g}" if group["momentum"] else ""
-        most = (bound - group["weight_decay"]) / (2 * omega)
-        advice = f"Take a strength of at most {most:.2g}, a smaller lr" if most > 0 else "Take a smaller lr"
+        # The task's own curvature comes on top.
+        most = rounded_down(0.5 * (bound - group["weight_decay"]) / (2 * omega))
+        advice = f"Take a strength of {most:g} or less, a smaller lr" if most > 0 else "Take a smaller lr"
         tell(
             f"strength={c:g} is too much for SGD with lr={rate:g}{momentum}: for a weight of {name!r} with importance "
             f"{omega:.3g}, 2c·Ω is {curvature:.3g}, and beyond {bound:.3g} the pull overshoots the anchor by more at "
             f"every step, until weights are infinite. {advice}, or Adam, which has no such bound."
         )
+
+
+def _is_sgd(optimizer: object) -> TypeGuard[SGD]:
+    return isinstance(optimizer, SGD) and type(optimizer).step is SGD.step
+
+
+def rounded_down(value: float) -> float:
+    """Return a positive number with one digit that is not larger than it; 0 for others."""
+    if not 0 < value < math.inf:
+        return 0.0
+    unit = 10.0 ** math.floor(math.log10(value))
+    return math.floor(value / unit) * unit
 
 
 def largest_curvature(rate: float, momentum: float, dampening: float, *, nesterov: bool) -> float:

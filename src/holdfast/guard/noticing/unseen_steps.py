@@ -7,7 +7,7 @@ move while no step was seen.
 """
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 from weakref import WeakSet
 
@@ -54,6 +54,11 @@ class UnseenSteps:
         _watching.add(self)
         _see_every_optimizer()
 
+    def release_unless(self, attached: Collection[Optimizer]) -> None:
+        """Look no more, unless optimisers are attached: the penalty was asked for, to be part of a loss."""
+        if not attached:
+            self.release()
+
     def release(self) -> None:
         """Look no more."""
         self._attached = WeakSet()
@@ -89,14 +94,14 @@ class UnseenSteps:
     def stepped_by(self, optimizer: Optimizer) -> None:
         """Look at an optimiser that is about to take a step, and that no guard is attached to."""
         # What an attached one calls within its own step is part of that.
-        if self.within_a_step or optimizer in self._met:
+        if self.within_a_step or optimizer in self._met or any(inner in self._attached for inner in _inside(optimizer)):
             return
         self._met.add(optimizer)
         protected = {id(p): name for name, p in self.memory.parameters.items() if p.requires_grad}
         passing = [protected[key] for key in ids(trained_by(optimizer)) if key in protected]
         if passing:
             self._end_probing()
-            tell(_not_attached(optimizer, min(passing), len(passing), self._attached))
+            tell(_not_attached(optimizer, min(passing), len(passing), list(self._attached)))
         elif not self.memory.steps and any(_is_copy(optimizer, known) for known in self._attached):
             tell(_COPY.format(kind=type(optimizer).__name__))
 
@@ -192,9 +197,14 @@ def _is_copy(optimizer: Optimizer, attached: Optimizer) -> bool:
     return not made and type(optimizer) is type(attached) and alike
 
 
-def _not_attached(optimizer: Optimizer, name: str, count: int, attached: Iterable[Optimizer]) -> str:
+def _inside(optimizer: Optimizer) -> list[Optimizer]:
+    """Return the optimisers that one wraps, as SAM does its base."""
+    return [value for value in vars(optimizer).values() if isinstance(value, Optimizer)]
+
+
+def _not_attached(optimizer: Optimizer, name: str, count: int, attached: list[Optimizer]) -> str:
     others = f" and {count - 1} other protected parameters" if count > 1 else ""
-    around = next((known for known in attached if optimizer in vars(known).values()), None)
+    around = next((known for known in attached if optimizer in _inside(known)), None)
     what = (
         f"The attached {type(around).__name__} lets it do so outside its own step(), as SAM does in second_step(): "
         f"call step(closure), or attach the {type(optimizer).__name__}."
@@ -202,9 +212,10 @@ def _not_attached(optimizer: Optimizer, name: str, count: int, attached: Iterabl
         else "Call guard.attach(optimizer) with every optimiser that trains protected parameters, each new one too; "
         "guard.detach() if this training is not to be held."
     )
+    whose = "is not attached" if attached else "the guard that has consolidated them is attached to no optimiser"
     return (
-        f"This {type(optimizer).__name__} takes a step on {name!r}{others} and is not attached: what it does is "
-        f"neither measured nor held. {what}"
+        f"This {type(optimizer).__name__} takes a step on {name!r}{others} and {whose}: what it does is neither "
+        f"measured nor held. {what}"
     )
 
 

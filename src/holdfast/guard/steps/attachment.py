@@ -24,6 +24,8 @@ class Attachment:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.watcher = StepWatcher(memory)
+        self.holds_by_itself = False
+        """Whether some attached optimiser's steps are held back."""
         self._hooks: list[tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = []
 
     def attach(self, optimizers: tuple[Optimizer, ...], *, hold: bool) -> None:
@@ -55,9 +57,16 @@ class Attachment:
             meet(optimizer, handles[0], protected, hold=hold)
             live.append((weakref.ref(optimizer), handles))
         self._hooks = live
-        self.watcher.unseen.watch(self.attached(), {n: p for n, p in memory.parameters.items() if id(p) in owned})
+        self.holds_by_itself = hold
+        self.look_out()
         if self.watcher.measures.rank_gradients is not None:
             self.watcher.measures.rank_gradients.active = True
+
+    def look_out(self) -> None:
+        """Notice steps that go past the guard from now on, also while it is attached to nothing."""
+        owned = self.owned()
+        trained = {name: p for name, p in self.memory.parameters.items() if id(p) in owned}
+        self.watcher.unseen.watch(self.attached(), trained)
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""

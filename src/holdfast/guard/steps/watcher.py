@@ -301,11 +301,23 @@ class StepWatcher:
                 bundle.put_back()
             self._stepping = []
             step = self.memory.steps.get(name, 0) + 1
+            self._refuse_lost_weights(step)
             raise NotFiniteError(
                 f"The gradient of {name!r} holds a NaN or an infinity at step {step} of this task. The step was not "
                 "taken and nothing was recorded. Look at this batch and its loss; zero the gradients to go on without "
                 "it."
             )
+
+    def _refuse_lost_weights(self, step: int) -> None:
+        """Say so if the weights themselves are no numbers any more, which no batch is to blame for."""
+        for name, parameter in self.memory.parameters.items():
+            if not _looks_finite(parameter.detach()):
+                raise NotFiniteError(
+                    f"The weights {name!r} themselves are not finite any more, at step {step} of this task; the "
+                    "step was not taken. Training has diverged, by a learning rate or a strength "
+                    f"(here {self.memory.strength:g}) that is too large: restore an earlier checkpoint. No batch is at "
+                    "fault."
+                )
 
 
 def _finite(sums: Sequence[Tensor]) -> bool:

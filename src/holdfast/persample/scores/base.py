@@ -139,7 +139,8 @@ class PositionScore(Score):
             raise ConfigurationError(f"positions={positions!r}: expected 'joint' or 'separate'.")
         if likelihood is not None and likelihood not in LIKELIHOODS:
             raise ConfigurationError(
-                f"likelihood={likelihood!r}: expected 'categorical', 'gaussian', 'bernoulli', or None, which lets the "
+                f"likelihood={likelihood!r}: expected 'categorical' for one class out of several, 'bernoulli' for "
+                "labels that are each 0 or 1, 'gaussian' for the values of a regression, or None, which lets the "
                 "model or the targets tell."
             )
         if class_dim is not None:

@@ -20,7 +20,7 @@ from holdfast.persample.scores.softmax import widened
 
 _CHOICES = (
     "Name it: likelihood='categorical' for one class out of several, 'bernoulli' for labels that are each 0 or 1, "
-    "'gaussian' for the values of a regression."
+    "'gaussian' for the values of a regression (of which MAS takes output='logits')."
 )
 
 _ONE_OUTPUT = (
@@ -40,6 +40,11 @@ class Reading:
     """The dimension of the classes; ``None`` while it makes no difference."""
     why: str
     """What it was told by, for messages."""
+
+    @property
+    def said(self) -> str | None:
+        """The likelihood in words, for those who look at what was measured."""
+        return None if self.likelihood is None else f"{self.likelihood} ({self.why})"
 
     @property
     def dim(self) -> int:
@@ -136,7 +141,7 @@ def read(
     if outputs.ndim < 2:
         raise BatchError(
             f"The model's outputs have shape {tuple(outputs.shape)}; expected [N, ..., C] with one row a sample. "
-            "Give a `forward` that returns outputs of that shape (a regression of one value: [N, 1])."
+            "Where a model gives one number a sample: forward=lambda model, inputs: model(inputs).unsqueeze(1)."
         )
     _check_class_dim(outputs, class_dim)
     if targets is not None and targets.is_complex():
@@ -174,7 +179,7 @@ def _likelihood(
             )
         return before.likelihood, before.why
     if word is None:
-        return "categorical", "the lack of targets that say otherwise"
+        return "categorical", "default, as no targets say otherwise"
     if word.choice is None:
         raise BatchError(f"{word.said}: they do not tell what the model's outputs are. {_CHOICES}")
     return word.choice, word.said[0].lower() + word.said[1:]
@@ -193,8 +198,8 @@ def _word(outputs: Tensor, targets: Tensor, told: Told, class_dim: int | None) -
         return _Word("categorical", ("categorical",), f"Integer labels {shape}") if fitting else None
     raise BatchError(
         f"Targets {shape}; expected the outputs' own shape for a regression or for labels that are each 0 or 1, and "
-        "integer labels without the dimension of the classes for one class out of several. Give targets of such a "
-        "shape, or none where labels='exact' or 'sampled' needs none."
+        "integer labels without the dimension of the classes for one class out of several (targets.long(), where they "
+        "are class numbers). Give targets of such a shape, or none where labels='exact' or 'sampled' needs none."
     )
 
 
@@ -224,7 +229,7 @@ def _check_values(likelihood: LikelihoodName, told: Told, why: str) -> None:
     if likelihood == "bernoulli" and not values.inside:
         raise BatchError(
             f"A target of {values.odd:g}; labels that are each 0 or 1 (a Bernoulli likelihood, from {why}) are within "
-            "0..1. Name another likelihood=, 'gaussian' for a regression."
+            "0..1. Give (targets + 1) / 2 where they are -1 and 1, or name likelihood='gaussian' for a regression."
         )
 
 
@@ -258,10 +263,15 @@ def _class_dim(
     if outputs.ndim > 3 and (asks_classes or fitting):
         raise ConfigurationError(
             f"Outputs of shape {tuple(outputs.shape)}, in which classes may lie second, as image models have them, or "
-            f"last; {'labels fit both' if fitting else 'no labels tell'}. Name the dimension: class_dim=1 or "
-            "class_dim=-1."
+            f"last; {_what_labels_say(targets, fitting)}. Name the dimension: class_dim=1 or class_dim=-1."
         )
     return -1 if asks_classes or fitting else None
+
+
+def _what_labels_say(targets: Tensor | None, fitting: list[int]) -> str:
+    if targets is None:
+        return "there are no labels to tell"
+    return f"targets of shape {tuple(targets.shape)} fit {'both' if fitting else 'neither without it'}"
 
 
 def _fitting_labels(outputs: Tensor, targets: Tensor | None, likelihood: LikelihoodName | None) -> list[int]:
