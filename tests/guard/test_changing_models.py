@@ -62,7 +62,7 @@ def test_a_parameter_that_is_unfrozen_is_taken_in():
     train(model, optimizer)
     assert set(guard.consolidate()["SOS"].importance) == {"2.weight", "2.bias"}
     model[0].requires_grad_(True)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"'0.weight' and 1 other .* were frozen .* is not known"):
+    with pytest.warns(holdfast.HoldfastWarning, match=r"Frozen until .*'0.weight' and 1 other .* is not known"):
         train(model, optimizer)
     assert set(guard.consolidate()["SOS"].importance) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     train(model, optimizer)  # now they have one

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast
-from holdfast.guard.steps import bundles, closures
+from holdfast.guard.steps import bundles
 from holdfast.guard.steps.bundles import Row
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 
@@ -303,8 +303,7 @@ def test_gradients_from_a_closure_are_copied_only_for_measures_that_wait_for_the
             value.backward()
             return value
 
-        for _ in range(closures.ENOUGH):  # until it is known that it evaluates before it moves
-            optimizer.step(closure)
+        optimizer.step(closure)
         with Copies() as copies:
             optimizer.step(closure)
         made[measure.name] = copies.made
@@ -420,3 +419,16 @@ def test_weights_that_are_lost_are_not_blamed_on_a_batch():
     loss(model, batch(0)).backward()
     with pytest.raises(holdfast.NotFiniteError, match=r"weights '0.weight' themselves .*here 7.* No batch is at fault"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("measure", ["SI", "SOS"])
+def test_a_spoilt_gradient_stops_the_step_also_where_another_one_is_measured(measure):
+    model = net()
+    guard = holdfast.Consolidator(model, measure, strength=0.1)
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
+    guard.observe(loss(model, batch(0)))
+    loss(model, batch(0)).backward()
+    model[0].weight.grad[0, 0] = torch.nan
+    with pytest.raises(holdfast.NotFiniteError, match=r"'0.weight' holds a NaN"):
+        optimizer.step()
+    assert guard.path.steps == 0

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.guard.steps import bundles
 from tests.guard.helpers import batch, loss, net, weights
 from tests.guard.sam import SAM
 
@@ -149,3 +150,82 @@ def test_gradients_that_an_earlier_step_has_left_are_not_taken_for_new_ones(set_
     assert len(told) == 1
     for name, value in expected.items():
         torch.testing.assert_close(guard.path.running["SI"]["path"][name], value, rtol=1e-10, atol=1e-14)
+
+
+def test_one_that_begins_with_plain_steps_is_measured_rightly_from_its_first_climb_on():
+    class Later(SAM):
+        climbs = False
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            if self.climbs:
+                super().step(closure)
+            else:
+                with torch.enable_grad():
+                    closure()
+                self.base_optimizer.step()
+
+    model = net()
+    guard = holdfast.Consolidator(model, "SI", 0.0)
+    optimizer = Later(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
+    guard.attach(optimizer)
+    expected = {name: torch.zeros_like(p) for name, p in weights(model).items()}
+    for i in range(10):
+        optimizer.climbs = i >= 5
+
+        def closure(i=i):
+            optimizer.zero_grad()
+            value = loss(model, batch(i))
+            value.backward()
+            return value
+
+        closure()
+        before, gradients = weights(model), {name: p.grad.clone() for name, p in model.named_parameters()}
+        optimizer.step(closure)
+        for name, after in weights(model).items():
+            expected[name] -= gradients[name] * (after - before[name])
+    for name, value in expected.items():
+        torch.testing.assert_close(guard.path.running["SI"]["path"][name], value, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("measure", ["SI", "SOS", "EWC"])
+def test_a_closure_that_is_spoilt_where_it_is_evaluated_leaves_weights_where_they_were(measure):
+    model = net()
+    guard = holdfast.Consolidator(model, measure, 0.1, from_scratch=True)
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
+    guard.attach(optimizer)
+    loss(model, batch(0)).backward()
+    before = weights(model)
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(model, batch(0)) * torch.nan
+        value.backward()
+        return value
+
+    with pytest.raises(holdfast.NotFiniteError, match="holds a NaN"):
+        optimizer.step(closure)
+    assert all(torch.equal(value, weights(model)[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize("small", [0, 2**14])
+def test_parameters_that_thaw_between_its_steps(small, monkeypatch):
+    monkeypatch.setattr(bundles, "SMALL", small)
+    model = net()
+    model[0].requires_grad_(False)
+    guard = holdfast.Consolidator(model, "SI", 0.0)
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
+    guard.attach(optimizer)
+    for i in range(4):
+        if i == 2:
+            model[0].requires_grad_(True)
+
+        def closure(i=i):
+            optimizer.zero_grad()
+            value = loss(model, batch(i))
+            value.backward()
+            return value
+
+        closure()
+        optimizer.step(closure)
+    assert set(guard.consolidate()["SI"].importance) == set(weights(model))

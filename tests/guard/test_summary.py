@@ -129,3 +129,13 @@ def test_a_copy_says_what_it_is(recwarn):
     copied = copy.deepcopy(guard)
     assert "attached to no optimiser" in str(copied)
     assert lines(copied)[:3] == lines(guard)[:3]
+
+
+def test_a_layer_of_another_shape_does_not_stop_it():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard.consolidate([batch(0)])
+    model[2] = nn.Linear(5, 7).double()
+    with pytest.raises(holdfast.ProtectError):
+        guard.attach(torch.optim.Adam(model.parameters()))
+    assert "holds" in str(guard)

@@ -394,10 +394,11 @@ class Consolidator:
                 memory.ledgers[name].running[state] = tensors
         memory.anchor.update(anchor)
         memory.left_frozen = frozenset(memory.frozen) | self._unseen_by_measure()
-        memory.labels = memory.head.classes.union(memory.labels, *(finding.labels for finding in found.values()))
+        labels = memory.labels.union(*(finding.labels for finding in found.values()))
+        memory.labels = labels if labels > memory.labels else labels | memory.head.classes
         memory.tasks += 1
         self.restart_task()
-        if not self._attachment.attached() and memory.strength:
+        if self._attachment.attached() or memory.strength:
             self._attachment.look_out()
         return {name: finding.shown() for name, finding in found.items()}
 

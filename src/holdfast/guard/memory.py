@@ -175,6 +175,7 @@ class Memory:
                     del matrices[block]
                     ledger.weights.pop(block, None)
         self.steps.pop(name, None)
+        self._largest = None
         self.version += 1
 
     def refuse_unless_ranks_agree(self) -> None:

@@ -58,6 +58,8 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
     diagonal = memory.driving.diagonal
     farthest, most = "", -1.0
     for name, parameter in held.items():
+        if parameter.shape != memory.anchor[name].shape:
+            continue  # another one of that name, which attach() and consolidate() refuse
         theta = local(parameter.detach()).to(running_dtype(parameter))
         anchor = local(at_hand(memory.anchor[name], parameter)).to(theta.dtype)
         square = (theta - anchor).square_()

@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 
 import holdfast
 from holdfast.guard.noticing.new_classes import LOOKED_AT
+from holdfast.guard.noticing.unseen_steps import MOVES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -60,7 +61,7 @@ def test_weights_that_move_within_backward_are_told():
             cross_entropy(model(x), y).backward()
 
     with pytest.warns(holdfast.HoldfastWarning, match="from one backward pass to the next"):
-        by_backward(4)
+        by_backward(MOVES + 1)
 
 
 def test_a_backward_pass_can_be_captured_before_the_first_step():
@@ -79,3 +80,43 @@ def test_a_backward_pass_can_be_captured_before_the_first_step():
     graph.replay()
     optimizer.step()
     assert not torch.equal(before, model[0].weight)
+
+
+@pytest.mark.parametrize("measure", ["SI", "EWC"])
+@pytest.mark.parametrize("warm", [3, 15, 16])
+def test_a_step_can_be_captured(measure, warm):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6)).cuda()
+    x, y = torch.randn(32, 4, device="cuda"), torch.arange(32, device="cuda") % 3
+    guard = holdfast.Consolidator(model, measure, strength=0.01, from_scratch=True)
+    optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+    guard.attach(optimizer)
+    train(model, optimizer, x, y, 2)
+    guard.consolidate([(x, y)])
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        train(model, optimizer, x, y, warm)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    before = model[0].weight.detach().clone()
+    graph.replay()
+    assert not torch.equal(before, model[0].weight)
+
+
+@pytest.mark.parametrize("measure", ["SI", "EWC"])
+def test_a_model_that_is_moved_in_the_middle_of_a_task(measure):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6))
+    x, y = torch.randn(32, 4), torch.arange(32) % 3
+    guard = holdfast.Consolidator(model, measure, strength=0.01, from_scratch=True)
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
+    train(model, optimizer, x, y, 3)
+    model.cuda()
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
+    train(model, optimizer, x.cuda(), y.cuda(), 3)
+    guard.consolidate([(x, y)])

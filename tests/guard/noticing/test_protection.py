@@ -34,6 +34,13 @@ def test_a_guard_that_has_consolidated_nothing_says_so_at_its_first_step(name):
 
 
 @pytest.mark.filterwarnings(NOTHING_YET)
+def test_nor_a_baseline_that_is_to_hold_nothing():
+    model = net()
+    _, optimizer = attached(model, holdfast.FineTune())
+    train(model, optimizer)
+
+
+@pytest.mark.filterwarnings(NOTHING_YET)
 def test_one_line_switches_it_off():
     model = net()
     _, optimizer = attached(model, "SOS", from_scratch=True)
@@ -67,7 +74,7 @@ def test_a_backbone_that_thaws_has_no_anchor_and_that_is_told():
     guard.consolidate([batch(0)])
     train(model, optimizer)
     model[0].requires_grad_(True)  # in the middle of a task
-    with pytest.warns(holdfast.HoldfastWarning, match=r"'0.weight' and 1 other .* were frozen .* is not known") as told:
+    with pytest.warns(holdfast.HoldfastWarning, match=r"Frozen until .*'0.weight' and 1 other .* is not known") as told:
         train(model, optimizer)
     assert len(told) == 1
 
@@ -81,7 +88,7 @@ def test_it_is_told_after_a_state_was_loaded_too(tmp_path):
     again = holdfast.Consolidator(thawed, holdfast.Fisher())
     again.load(tmp_path / "guard")
     again.attach(optimizer := torch.optim.Adam(thawed.parameters()))
-    with pytest.warns(holdfast.HoldfastWarning, match="were frozen"):
+    with pytest.warns(holdfast.HoldfastWarning, match="Frozen until"):
         train(thawed, optimizer)
 
 
@@ -91,7 +98,7 @@ def test_a_measure_along_the_path_knows_nothing_of_what_was_frozen():
     train(model, optimizer)
     guard.consolidate()
     model[0].requires_grad_(True)
-    with pytest.warns(holdfast.HoldfastWarning, match="were frozen .* is not known"):
+    with pytest.warns(holdfast.HoldfastWarning, match="Frozen until"):
         train(model, optimizer)
 
 

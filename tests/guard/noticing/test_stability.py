@@ -1,5 +1,6 @@
 """A strength that SGD cannot bear is told before it has done harm, and one that it can bear is not."""
 
+import dataclasses
 import re
 import warnings
 
@@ -143,3 +144,42 @@ def test_the_sgd_inside_sam_is_looked_at_too():
 @pytest.mark.parametrize(("value", "expected"), [(218.0, 200.0), (0.049, 0.04), (1.0, 1.0), (0.0, 0.0), (-3.0, 0.0)])
 def test_what_is_advised_is_rounded_down(value, expected):
     assert rounded_down(value) == pytest.approx(expected)
+
+
+def test_a_schedule_is_told_of_once():
+    model = nn.Linear(3, 2)
+    guard = holdfast.Consolidator(model, holdfast.L2(), 15.0)
+    guard.consolidate()
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+
+    def train(steps):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            schedule.step()
+
+    with pytest.warns(holdfast.HoldfastWarning, match="too much") as told:
+        train(20)
+    assert len(told) == 1
+
+
+def test_what_is_not_trained_or_was_forgotten_is_not_told_of():
+    @dataclasses.dataclass(frozen=True)
+    class FirstAlone(holdfast.WeightMeasure):
+        choose_when = "never"
+
+        def importance(self, parameter):
+            return torch.full_like(parameter, 1000.0 if parameter.shape[0] == 5 else 0.1)
+
+    model = nn.ModuleList([nn.Linear(3, 5), nn.Linear(3, 2)])
+    guard = holdfast.Consolidator(model, FirstAlone(), 0.1)
+    guard.consolidate()
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    model[1](torch.ones(1, 3)).sum().backward()
+    optimizer.step()  # a head of another task has no gradient
+    guard.forget("0.weight", "0.bias")
+    optimizer.zero_grad()
+    model[0](torch.ones(1, 3)).sum().backward()
+    optimizer.step()

@@ -28,7 +28,7 @@ def lomo_weights(strength):
     guard.consolidate([batch(9, dtype=torch.float32)])
     optimizer = Lomo(model, lr=0.1)
     guard.attach(optimizer)
-    for i in range(4):
+    for i in range(unseen_steps.MOVES + 1):
         optimizer.fused_backward(loss(model, batch(i, dtype=torch.float32)), 0.1)
     return weights(model)
 
@@ -59,24 +59,80 @@ def test_one_whose_step_does_nothing_is_told_too():
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(update)
     with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
-        train(model, optimizer, steps=4)
+        train(model, optimizer, steps=unseen_steps.MOVES + 1)
 
 
 def test_weights_moved_by_hand_are_told():
     model = net()
     guard = guarded(model)
     guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
+        by_hand_with(model, unseen_steps.MOVES + 1)
 
-    def by_hand(steps):
-        for i in range(steps):
+
+def test_weights_that_are_moved_for_a_while_and_back_are_not():
+    """As for adversarial weights: several backward passes elsewhere before a step that is seen."""
+    model = net()
+    guard = guarded(model)
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
+    for i in range(3):
+        kept = weights(model)
+        for _ in range(5):
             loss(model, batch(i)).backward()
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter.sub_(parameter.grad, alpha=0.1)
-                    parameter.grad = None
+                    parameter.add_(parameter.grad, alpha=0.01)
+        model.load_state_dict(kept)
+        optimizer.step()
+        optimizer.zero_grad()
 
+
+def test_every_task_is_looked_at():
+    model = net()
+    guard = guarded(model)
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
+    train(model, optimizer)
+    guard.consolidate([batch(0)])
     with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
-        by_hand(steps=3)
+        by_hand_with(model, unseen_steps.MOVES + 1)
+
+
+def by_hand_with(model, steps):
+    for i in range(steps):
+        loss(model, batch(i)).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=0.1)
+                parameter.grad = None
+
+
+def test_a_step_that_raised_is_over():
+    model = net()
+    guard = guarded(model)
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
+    loss(model, batch(0)).backward()
+    model[0].weight.grad[0, 0] = torch.nan
+    with pytest.raises(holdfast.NotFiniteError):
+        optimizer.step()
+    with pytest.warns(holdfast.HoldfastWarning, match="is not attached"):
+        train(model, torch.optim.AdamW(model.parameters()))
+
+
+def test_an_optimiser_of_several_that_are_attached_is_not_told_of():
+    class Both(torch.optim.Optimizer):
+        def __init__(self, *parts):
+            super().__init__([p for part in parts for group in part.param_groups for p in group["params"]], {})
+            self.parts = parts
+
+        def step(self, closure=None):
+            for part in self.parts:
+                part.step()
+
+    model = net()
+    guard = guarded(model)
+    parts = [torch.optim.SGD(model[i].parameters(), lr=0.01) for i in (0, 2)]
+    guard.attach(*parts)
+    train(model, Both(*parts))
 
 
 def test_an_optimiser_that_was_never_attached_is_told_once():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.guard.noticing.telling import tell
+from holdfast.guard.noticing.telling import is_capturing, tell
 from holdfast.tensors.sharding import is_sharded
 
 ENOUGH = 8
@@ -21,10 +21,12 @@ MOST = 10_000
 """Different labels beyond which they are none of a classifier's."""
 FIRST = 16
 """Steps of a task after which its classes are compared with those before, and then whenever they have doubled."""
-LEFT = 0.02
+LEFT = 0.05
 """What is left of the probability that old classes had for new samples, when they have been pushed down."""
 LOOKED_AT = 1024
-"""Steps of a task in which its classes are looked for."""
+"""Steps of a task in which new classes are looked for."""
+LEARNED = 128
+"""Steps of a first task by which its classes are known."""
 
 
 @dataclass(frozen=True)
@@ -97,19 +99,24 @@ class HeadGradients:
 
     def look(self, model: nn.Module, before: Collection[int]) -> None:
         """Look at the gradient of a step, and now and then at what they have said so far."""
-        if self._steps >= LOOKED_AT:
+        if self._steps >= (LOOKED_AT if before else LEARNED) or is_capturing():
             return
-        bias = self._output_bias(model) if self._bias is None else self._bias
-        if bias is None or bias.grad is None or bias.grad.is_sparse:
+        if self._bias is None:
+            self._bias = self._output_bias(model)
+        if self._bias is None or self._bias.grad is None or self._bias.grad.is_sparse:
             return
-        gradient = bias.grad.detach()
-        self._bias, self._steps = bias, self._steps + 1
-        self._up = gradient < 0 if self._up is None else self._up | (gradient < 0)
-        self._down = gradient > 0 if self._down is None else self._down | (gradient > 0)
-        old = [label for label in before if label < len(gradient)]
-        if old and len(old) == len(before):
-            now = gradient[old].clamp(min=0).sum()
-            self._most = now if self._most is None else torch.maximum(self._most, now)
+        gradient = self._bias.grad.detach()
+        self._steps += 1
+        if self._up is None or self._down is None or self._up.shape != gradient.shape:
+            self._up, self._down, self._most = gradient < 0, gradient > 0, None
+        else:  # which may have been moved to another device since
+            self._up = self._up.to(gradient.device) | (gradient < 0)
+            self._down = self._down.to(gradient.device) | (gradient > 0)
+        if before and max(before) < len(gradient):
+            old = torch.zeros(len(gradient), dtype=torch.bool)
+            old[list(before)] = True
+            now = (gradient * old.to(gradient.device)).clamp(min=0).sum()
+            self._most = now if self._most is None else torch.maximum(self._most.to(now.device), now)
             if self._steps >= FIRST and self._steps.bit_count() == 1:  # an accelerator has to be waited for
                 self._decide(before, float(now), float(self._most))
 

@@ -75,11 +75,13 @@ class Unheld:
         memory = self.memory
         if not memory.strength or memory.holds or "everything" in self._told:
             return
+        if isinstance(memory.driving.measure, FineTune):
+            return  # which is to hold nothing
         if not memory.anchor:
             if not memory.from_scratch:
                 self._say("everything", _NOTHING_YET.format(strength=memory.strength, measure=memory.driver))
             return
-        if not any(memory.largest_importance.values()) and not isinstance(memory.driving.measure, FineTune):
+        if not any(memory.largest_importance.values()):
             self._say("everything", _NOTHING_MATTERS.format(measure=memory.driver))
             return
         frozen = [name for name in owned if name in memory.left_frozen and name not in self._told]
@@ -107,9 +109,10 @@ _NOTHING_MATTERS = (
 )
 
 _THAWED = (
-    "{names} were frozen until the last task was consolidated, and are trained now: their importance is not known, so "
-    "nothing holds them. Before they are thawed, consolidate with a measure that looks at data, such as Fisher() or "
-    "MAS(), and name them in protect (protect='*' for all parameters), which then covers frozen ones too."
+    "Frozen until the last task was consolidated, and trained now: {names}. Their importance is not known, so nothing "
+    "holds them. If they have learned something, consolidate before they are thawed with a measure that looks at data, "
+    "such as Fisher() or MAS(), and name them in protect (protect='*' for all parameters), which then covers frozen "
+    "ones too; of new heads this is as it should be."
 )
 
 

@@ -27,6 +27,8 @@ class Stability:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self._checked: WeakKeyDictionary[Optimizer, object] = WeakKeyDictionary()
+        self._told: dict[object, float] = {}
+        """How far beyond the bound was told of, by what Ω and the strength are."""
 
     def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
         """Warn before a step that would be the first of ever larger swings."""
@@ -42,7 +44,8 @@ class Stability:
         known = (memory.version, memory.strength, rates)
         if self._checked.get(optimizer) == known:
             return
-        names = {id(parameter): name for name, parameter in owned.items()}
+        # What has no gradient is not moved away, and has nothing to swing back from.
+        names = {id(parameter): name for name, parameter in owned.items() if parameter.grad is not None}
         for group, (rate, *_) in zip(groups, rates, strict=True):
             held = {names[id(p)] for p in group["params"] if id(p) in names} & memory.largest_importance.keys()
             if held and rate > 0:
@@ -53,8 +56,12 @@ class Stability:
         c, omega = self.memory.strength, self.memory.largest_importance[name]
         bound = largest_curvature(rate, group["momentum"], group["dampening"], nesterov=group["nesterov"])
         curvature = 2 * c * omega
-        if curvature + group["weight_decay"] <= bound:
+        excess = (curvature + group["weight_decay"]) / bound
+        # A schedule that changes the rate with every step is told of once, and again when it has got much worse.
+        told = self._told.get((self.memory.version, c), 0.5)
+        if excess <= 1 or excess < 2 * told:
             return
+        self._told = {(self.memory.version, c): excess}
         momentum = f", momentum={group['momentum']:g}" if group["momentum"] else ""
         # The task's own curvature comes on top.
         most = rounded_down(0.5 * (bound - group["weight_decay"]) / (2 * omega))
@@ -67,7 +74,7 @@ class Stability:
 
 
 def _is_sgd(optimizer: object) -> TypeGuard[SGD]:
-    return isinstance(optimizer, SGD) and type(optimizer).step is SGD.step
+    return isinstance(optimizer, SGD)
 
 
 def rounded_down(value: float) -> float:

@@ -6,6 +6,7 @@ first it looks twice: at every optimiser that takes a step in this process, and 
 move while no step was seen.
 """
 
+import threading
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -18,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from holdfast.guard.memory import Memory
-from holdfast.guard.noticing.telling import tell
+from holdfast.guard.noticing.telling import is_capturing, tell
 from holdfast.guard.steps.optimizers import ids, trained_by
 from holdfast.tensors.sharding import local
 
@@ -26,8 +27,13 @@ PROBES = 8
 """Parameters that are looked at."""
 ELEMENTS = 64
 """Elements of each."""
-PATIENCE = 16
+PATIENCE = 64
 """Steps after which nobody looks any more, though none of them has moved what is looked at."""
+MOVES = 16
+"""From so many backward passes to the next may weights have moved before it is told, as long as no step has moved them.
+
+Some training moves them for a while on purpose, and back before its step: SAM, adversarial and noisy weights.
+"""
 
 
 class UnseenSteps:
@@ -37,6 +43,7 @@ class UnseenSteps:
         self.memory = memory
         self._attached: WeakSet[Optimizer] = WeakSet()
         self._met: WeakSet[Optimizer] = WeakSet()
+        self._told = False
         self.within_a_step = False
         """Whether an attached optimiser is in the middle of one."""
         self._probes: list[_Probe] = []
@@ -45,14 +52,14 @@ class UnseenSteps:
     def watch(self, optimizers: Iterable[Optimizer], trained: Mapping[str, nn.Parameter]) -> None:
         """Look out from now on, for these attached optimisers and the protected parameters that they train."""
         self._attached = WeakSet(optimizers)
+        self._told = False
         self.within_a_step = False
         self._end_probing()
         chosen = [(name, p) for name, p in trained.items() if p.requires_grad and p.numel()]
         apart = max(1, len(chosen) // PROBES)
         self._probes = [_Probe(self, name, parameter) for name, parameter in chosen[::apart][:PROBES]]
         self._left = PATIENCE
-        _watching.add(self)
-        _see_every_optimizer()
+        _watch(self)
 
     def release_unless(self, attached: Collection[Optimizer]) -> None:
         """Look no more, unless optimisers are attached: the penalty was asked for, to be part of a loss."""
@@ -63,7 +70,7 @@ class UnseenSteps:
         """Look no more."""
         self._attached = WeakSet()
         self._end_probing()
-        _watching.discard(self)
+        _watch_no_more(self)
 
     def begins(self) -> None:
         """Take note that a step of an attached optimiser begins."""
@@ -97,9 +104,12 @@ class UnseenSteps:
         if self.within_a_step or optimizer in self._met or any(inner in self._attached for inner in _inside(optimizer)):
             return
         self._met.add(optimizer)
+        if self._told:
+            return
         protected = {id(p): name for name, p in self.memory.parameters.items() if p.requires_grad}
         passing = [protected[key] for key in ids(trained_by(optimizer)) if key in protected]
         if passing:
+            self._told = True
             self._end_probing()
             tell(_not_attached(optimizer, min(passing), len(passing), list(self._attached)))
         elif not self.memory.steps and any(_is_copy(optimizer, known) for known in self._attached):
@@ -161,29 +171,38 @@ class _Probe:
         if now is None or before is None or torch.equal(before, now):
             return
         self.moved += 1
-        if self.moved > 1:  # once is SAM, which moves weights for the second of its gradients, and back before it steps
+        if self.moved >= MOVES:
             unseen.moved_unseen(self.name)
 
     def _elements(self) -> Tensor | None:
         parameter = self._parameter()
-        if parameter is None or (parameter.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        if parameter is None or is_capturing():
             return None
         own = local(parameter.detach()).reshape(-1)
         return own[:: max(1, own.numel() // ELEMENTS)].clone()
 
 
+_lock = threading.Lock()
 _watching: WeakSet[UnseenSteps] = WeakSet()
 _hooked: list[RemovableHandle] = []
 
 
-def _see_every_optimizer() -> None:
-    """Let the guards that look out see every optimiser's steps, once in a process."""
-    if not _hooked:
-        _hooked.append(register_optimizer_step_pre_hook(torch.compiler.disable(_look_at)))
+def _watch(unseen: UnseenSteps) -> None:
+    """Let a guard see every optimiser's steps, by a hook that a process has once."""
+    with _lock:
+        _watching.add(unseen)
+        if not _hooked:
+            _hooked.append(register_optimizer_step_pre_hook(torch.compiler.disable(_look_at)))
+
+
+def _watch_no_more(unseen: UnseenSteps) -> None:
+    with _lock:
+        _watching.discard(unseen)
 
 
 def _look_at(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    watching = list(_watching)
+    with _lock:
+        watching = list(_watching)
     if not any(unseen.is_attached(optimizer) for unseen in watching):
         for unseen in watching:
             unseen.stepped_by(optimizer)
@@ -198,8 +217,10 @@ def _is_copy(optimizer: Optimizer, attached: Optimizer) -> bool:
 
 
 def _inside(optimizer: Optimizer) -> list[Optimizer]:
-    """Return the optimisers that one wraps, as SAM does its base."""
-    return [value for value in vars(optimizer).values() if isinstance(value, Optimizer)]
+    """Return the optimisers that one wraps, as SAM does its base, or several side by side."""
+    held = list(vars(optimizer).values())
+    held += [inner for value in held if isinstance(value, list | tuple) for inner in value]
+    return [value for value in held if isinstance(value, Optimizer)]
 
 
 def _not_attached(optimizer: Optimizer, name: str, count: int, attached: list[Optimizer]) -> str:
@@ -223,7 +244,7 @@ _COPY = (
     "This {kind} is a copy of one that a guard is attached to, and trains copies of its parameters, while those of the "
     "guard's own model have taken no step: a guard does not follow copies, so nothing is held here. Make one for the "
     "copied model: copy.deepcopy((model, optimizer, guard)) copies all three together; then call attach(optimizer) on "
-    "the copied guard."
+    "the copied guard. If the copy is to be trained without one, to compare, this is as it should be."
 )
 
 _WITHOUT_GRADIENT = (

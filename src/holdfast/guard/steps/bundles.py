@@ -208,7 +208,8 @@ class Single(Bundle):
 
     def moved_from(self, weights: Mapping[str, Tensor]) -> None:
         """Take them over."""
-        self.buffer("before").copy_(weights[self.name])
+        if self.name in weights:
+            self.buffer("before").copy_(weights[self.name])
 
     def keep_start(self, before: Tensor) -> None:
         """Keep a copy."""
@@ -348,7 +349,10 @@ class Several(Bundle):
 
     def moved_from(self, weights: Mapping[str, Tensor]) -> None:
         """Take them over, side by side."""
-        self._row("before", self.like.dtype).fill([weights[name] for name in self.names])
+        row = self._row("before", self.like.dtype)
+        for name, view in zip(self.names, row.views, strict=True):
+            if name in weights:
+                view.copy_(weights[name])
 
     def keep_start(self, before: Tensor) -> None:
         """Keep a copy, cut into the parameters."""

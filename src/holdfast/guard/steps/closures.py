@@ -33,35 +33,27 @@ def with_closure(
     return args, {**kwargs, "closure": closure}
 
 
-ENOUGH = 3
-"""Steps by which it is known that an optimiser evaluates before it moves; in its first, some have nowhere to go yet."""
-
-
 class Beginnings:
-    """Weights and gradients as they are when a step begins, of optimisers that move weights before they evaluate.
+    """Weights and gradients as they are when a step begins, of optimisers that may move weights before they evaluate.
 
     SAM is one: its step first climbs by the gradient that it was given, and evaluates the closure up there. The step is
-    from where it began all the same, and the gradient there is the one that measures see.
+    from where it began all the same, and the gradient there is the one that measures see. Torch's own evaluate first.
     """
 
     def __init__(self) -> None:
-        self._unmoved: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._left: WeakKeyDictionary[Optimizer, list[tuple[TensorWeakRef, int]]] = WeakKeyDictionary()
         self._told: WeakSet[Optimizer] = WeakSet()
 
     def keep(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> "Beginning | None":
-        """Return copies, unless an optimiser was seen to evaluate its closure before it moves anything."""
-        if self._unmoved.get(optimizer, 0) >= ENOUGH:
+        """Return copies, unless it is known that an optimiser evaluates its closure before it moves anything."""
+        if type(optimizer).__module__.startswith("torch.optim."):
             return None
         left = self._left.get(optimizer, [])
         return Beginning(owned, fresh=not any(grad() is not None and grad()._version == seen for grad, seen in left))
 
     def look(self, optimizer: Optimizer, beginning: "Beginning | None") -> "Beginning | None":
         """Return the copies if weights have moved since, at a step's first evaluation."""
-        if beginning is None:
-            return None
-        if not beginning.has_moved:
-            self._unmoved[optimizer] = self._unmoved.get(optimizer, 0) + 1
+        if beginning is None or not beginning.has_moved:
             return None
         if not beginning.has_gradients and optimizer not in self._told:
             self._told.add(optimizer)
@@ -92,6 +84,12 @@ class Beginning:
             for name, parameter in owned.items()
         }
 
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the weights back, for a step that is not taken after all."""
+        for name, parameter in self._owned.items():
+            parameter.copy_(self.weights[name])
+
     @property
     def has_moved(self) -> bool:
         """Whether the weights are no longer those."""
@@ -112,8 +110,8 @@ def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, h
     skipped this batch.
     """
     begun = False
-    measured = bool(watcher.measures.every)
-    kept = watcher.beginnings.keep(optimizer, watcher.layouts.owned(optimizer)) if measured else None
+    watcher.layouts.take_in_new(optimizer)
+    kept = watcher.beginnings.keep(optimizer, watcher.layouts.owned(optimizer))
 
     def evaluate() -> Any:
         nonlocal begun
@@ -126,7 +124,12 @@ def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, h
             return loss
         if not begun:
             begun = True
-            watcher.begin(optimizer, hold=hold, closure=True, beginning=beginning)
+            try:
+                watcher.begin(optimizer, hold=hold, closure=True, beginning=beginning)
+            except BaseException:
+                if beginning is not None:
+                    beginning.restore()
+                raise
         if not hold or not watcher.holds_anything:
             return loss
         value = watcher.add_holds(owned)

@@ -97,7 +97,11 @@ class StepWatcher:
         self.unseen.begins()
         closure = closure_in(args, kwargs)
         if closure is None:
-            self.begin(optimizer, hold=hold)
+            try:
+                self.begin(optimizer, hold=hold)
+            except BaseException:
+                self.unseen.within_a_step = False  # it is not taken
+                raise
             return None
         return with_closure(args, kwargs, guarded(closure, self, optimizer, hold=hold))
 
@@ -134,6 +138,8 @@ class StepWatcher:
         in_place = self._written_in_place(layout, pulls, strength)
         give_each_its_own_gradient(in_place)
         bundles, sums = self._look(optimizer, layout, scaling.factor, held_apart=bool(strength), closure=closure)
+        if measures.observed.gradient:  # measures see others, and the step is taken with these
+            self._refuse_unless_handed_are_finite(bundles)
         if not self._walk_looks and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)
         sums = []
@@ -221,7 +227,8 @@ class StepWatcher:
         self._overwriters.look(optimizer, self._lent)
         stepping, self._stepping, self._lent = self._stepping, [], []
         seen = any(bundle.gradient is not None or bundle.independent is not None for bundle in stepping)
-        self.unseen.ended(blind=bool(self.measures.every) and bool(stepping) and not seen)
+        pulled = hold and self.holds_anything  # which moves what has no gradient of the task's
+        self.unseen.ended(blind=bool(self.measures.every and stepping) and not seen and not pulled)
         for bundle in stepping:
             moved = bundle.gradient is not None or bundle.independent is not None
             moved = moved or any(grad is not None for grad in (*bundle.own, *bundle.handed))
@@ -302,11 +309,15 @@ class StepWatcher:
             self._stepping = []
             step = self.memory.steps.get(name, 0) + 1
             self._refuse_lost_weights(step)
-            raise NotFiniteError(
-                f"The gradient of {name!r} holds a NaN or an infinity at step {step} of this task. The step was not "
-                "taken and nothing was recorded. Look at this batch and its loss; zero the gradients to go on without "
-                "it."
-            )
+            raise NotFiniteError(_SPOILT.format(name=name, step=step))
+
+    def _refuse_unless_handed_are_finite(self, bundles: Sequence[Bundle]) -> None:
+        own = [(name, grad) for bundle in bundles for name, grad in zip(bundle.names, bundle.own, strict=True)]
+        spoilt = [name for name, grad in own if grad is not None and not grad.is_sparse and not _looks_finite(grad)]
+        for name in self.memory.found_by_any_rank(spoilt):
+            step = self.memory.steps.get(name, 0) + 1
+            self._refuse_lost_weights(step)
+            raise NotFiniteError(_SPOILT.format(name=name, step=step))
 
     def _refuse_lost_weights(self, step: int) -> None:
         """Say so if the weights themselves are no numbers any more, which no batch is to blame for."""
@@ -318,6 +329,12 @@ class StepWatcher:
                     f"(here {self.memory.strength:g}) that is too large: restore an earlier checkpoint. No batch is at "
                     "fault."
                 )
+
+
+_SPOILT = (
+    "The gradient of {name!r} holds a NaN or an infinity at step {step} of this task. The step was not taken and "
+    "nothing was recorded. Look at this batch and its loss; zero the gradients to go on without it."
+)
 
 
 def _finite(sums: Sequence[Tensor]) -> bool:
