@@ -75,13 +75,16 @@ def test_the_first_labelled_forward_pass_says_it(problem):
             assert oracles.relative_error(guard.importance[name], value) < 1e-10, name
 
 
-def test_without_a_problem_type_the_labels_speak():
+def test_without_a_problem_type_it_is_what_the_model_would_set_by_these_labels():
     agrees(bert(), batch(torch.tensor([0, 1, 1])), oracles.every_label)
     agrees(bert(), batch(torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]])), oracles.every_set_of_labels)
-    agrees(bert(), batch(torch.tensor([[1.0, 3.5], [0.0, 0.0], [0.0, 1.0]])), oracles.every_value)
+    agrees(bert(), batch(LABELS["multi_label_classification"]), oracles.every_set_of_labels)
     agrees(bert(labels=1), batch(torch.tensor([1.0, 3.5, 0.0])), oracles.every_value)
-    with pytest.raises(BatchError, match="one 1 in each row"):
-        holdfast.Fisher().measure(bert(), [batch(LABELS["multi_label_classification"])])
+    agrees(bert(labels=1), batch(torch.tensor([1.0, 1.0, 0.0])), oracles.every_value)
+    with pytest.raises(
+        BatchError, match=r"A target of 3.5.*from the model's problem type 'multi_label_classification'"
+    ):
+        holdfast.Fisher().measure(bert(), [batch(torch.tensor([[1.0, 3.5], [0.0, 0.0], [0.0, 1.0]]))])
 
 
 def test_mas_takes_the_sigmoids_of_several_labels():

@@ -44,7 +44,7 @@ def test_the_first_samples_as_the_loader_collates_them(workers):
     states = torch.get_rng_state(), random.getstate()
     own = collator.generator.get_state(), collator.numpy.bit_generator.state, collator.python.getstate()
     ((x, *_),) = first_batches(loader, 2)
-    assert x.tolist() == [[0.0], [1.0]]
+    assert x.tolist() == [[0.0], [1.0], [2.0], [3.0]]  # as many as the loader takes at a time
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
     assert torch.equal(collator.generator.get_state(), own[0])
     assert (collator.numpy.bit_generator.state, collator.python.getstate()) == own[1:]

@@ -109,3 +109,9 @@ def test_calls():
     assert torch.equal(call_model(model, (X, X)), expected)
     assert torch.equal(call_model(model, {"input1": X, "input2": X}), expected)
     assert torch.equal(call_model(lambda x: SimpleNamespace(logits=x), X), X)
+
+
+def test_rows_that_nobody_collated_are_named():
+    rows = [{"prompt": "a"}, {"prompt": "b"}]
+    with pytest.raises(BatchError, match=r"a list of 2 rows with 'prompt', as a data set has them"):
+        sample_importance(nn.Linear(3, 2), [rows], LogLikelihood(), SQUARE)

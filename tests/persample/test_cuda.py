@@ -1,7 +1,8 @@
-"""On a GPU: a model's own autocast makes no difference, also where torch's own threads run the backward pass."""
+"""On a GPU: a model's own autocast makes no difference, samples are told apart, and recurrent layers are measured."""
 
 import pytest
 import torch
+from torch import nn
 
 from holdfast.persample.isolation.autocast import autocast_off
 from tests.persample.test_autocast import Checkpointed, Inside, Plain, fisher
@@ -32,3 +33,25 @@ def test_samples_are_told_apart(dtype):
         model = SeenBatches(UsedTwice(order).to("cuda", dtype))
         fisher(model, torch.randn(40, 4, device="cuda", dtype=dtype))
         assert (model.seen.count(1) == 1) == together
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers(kind):
+    """The kernels of cuDNN have no backward pass in eval mode."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.head = kind(3, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x):
+            self.rnn.flatten_parameters()
+            return self.head(self.rnn(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    model, inputs = Recurrent(), torch.randn(5, 6, 3)
+    expected = fisher(model, inputs)
+    enabled = torch.backends.cudnn.enabled
+    torch.testing.assert_close(fisher(model.cuda(), inputs.cuda()), expected, rtol=1e-4, atol=1e-7, check_device=False)
+    assert torch.backends.cudnn.enabled is enabled
+    model(inputs.cuda())  # it can still be called

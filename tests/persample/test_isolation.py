@@ -1,6 +1,8 @@
 """Measuring leaves no trace, also when it fails midway."""
 
 import copy
+import dataclasses
+import threading
 
 import pytest
 import torch
@@ -159,3 +161,53 @@ def test_caches_for_generation_are_not_filled():
     sample_importance(model, [torch.randn(4, 3)], LogLikelihood(), SQUARE)
     assert not model.cached
     assert model.config.use_cache is True
+
+
+def test_configs_of_other_kinds_are_left_alone():
+    @dataclasses.dataclass(frozen=True)
+    class Fixed:
+        use_cache: bool = True
+
+    class Asked(nn.Linear):
+        @property
+        def config(self):
+            raise RuntimeError
+
+    model = nn.Sequential(nn.Linear(3, 3), Asked(3, 2))
+    model.config = Fixed()
+    sample_importance(model, [torch.randn(4, 3)], LogLikelihood(), SQUARE)
+
+
+def test_what_holds_for_the_whole_process_is_put_back_when_the_last_thread_has_measured():
+    began, may_end = threading.Event(), threading.Event()
+    kept = torch.utils.checkpoint.CheckpointFunction
+
+    class Slow(nn.Linear):
+        def forward(self, x):
+            began.set()
+            assert may_end.wait(60)
+            return super().forward(x)
+
+    thread = threading.Thread(target=sample_importance, args=(Slow(3, 2), [torch.randn(4, 3)], LogLikelihood(), SQUARE))
+    thread.start()
+    assert began.wait(60)
+    sample_importance(nn.Linear(3, 2), [torch.randn(4, 3)], LogLikelihood(), SQUARE)
+    assert torch.utils.checkpoint.CheckpointFunction is not kept  # the other one still measures
+    may_end.set()
+    thread.join()
+    assert torch.utils.checkpoint.CheckpointFunction is kept
+
+
+def test_recurrent_layers_list_their_own_weights_afterwards():
+    class Flattening(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.rnn(x)[0][:, -1])
+
+    model = Flattening()
+    sample_importance(model, [torch.randn(4, 5, 3)], LogLikelihood(), SQUARE)
+    own = dict(model.rnn.named_parameters())
+    assert all(weight is own[name] for weight, name in zip(model.rnn._flat_weights, own, strict=True))

@@ -385,3 +385,19 @@ def test_exact_absolute_fisher_of_several_positions_is_refused(score):
 def test_an_endless_number_of_outputs_is_refused(score):
     with pytest.raises(ConfigurationError, match=r"Every one of 110,000 outputs at 1 position, .*Use labels='sampled'"):
         sample_importance(nn.Linear(1, 110_000), [torch.randn(1, 1)], score, SQUARE)
+
+
+def test_the_largest_of_several_labels_is_one_that_counts():
+    """MASX: a marked output is none, however large it is."""
+    model, x = mlp(3), inputs(4)
+    y = torch.tensor([[1, 0, 1]] * 4)
+    with torch.no_grad():
+        y.scatter_(1, model(x).argmax(1, keepdim=True), -100)
+    found = sample_importance(model, [(x, y)], OutputNorm(dominant=True), ABSOLUTE).values
+
+    def largest(outputs, target):
+        return oracles.squared_largest_sigmoid(outputs[target.reshape(outputs.shape) != -100])
+
+    expected = oracles.importance(model, oracles.one_by_one(x, y), largest, torch.abs)
+    for name, value in expected.items():
+        assert oracles.relative_error(found[name], value) < 1e-10

@@ -32,6 +32,10 @@ class Giving(nn.Module):
         return (x @ self.weight).view(len(x), *self.shape)
 
 
+class GivingForSequenceClassification(Giving):
+    """The same as a model whose loss its config chooses."""
+
+
 def collector(model, score=None, phi=SQUARE, **options):
     return SampleAccumulator(model, score or LogLikelihood(), phi, **options)
 
@@ -70,7 +74,8 @@ def read(model, *targets, score=None, **options):
         ((2, 3), torch.zeros(4, dtype=torch.long), "categorical"),  # labels of something else, which are not needed
         ((2, 3), torch.randn(4, 2, 3), "gaussian"),
         ((2, 1), torch.tensor([[0, 1]] * 4), "bernoulli"),
-        ((2, 1), torch.tensor([[0, 5]] * 4), "gaussian"),
+        ((2, 1), torch.tensor([[0, 5], [7, 3]] * 2), "gaussian"),
+        ((3,), SHARES, "categorical"),
     ],
 )
 def test_targets_tell_the_likelihood(shape, targets, likelihood):
@@ -82,7 +87,9 @@ UNCLEAR = [
     ((3,), ONE_HOT, r"shape \(4, 3\).*for outputs \(4, 3\), all 0 or 1 with one 1 in each row, as one-hot labels have"),
     ((3,), ONE_HOT.long(), "with one 1 in each row"),
     ((3,), ONE_HOT.bool(), "with one 1 in each row"),
-    ((3,), SHARES, r"within 0..1 and not only 0 and 1 \(such as 0.2\)"),
+    ((1,), torch.tensor([0, 255, 0, 255], dtype=torch.uint8), "not only 0 and 1"),
+    ((1,), torch.tensor([0, 1, 255, 0], dtype=torch.uint8), "not only 0 and 1"),
+    ((1,), torch.tensor([-1, 1, 1, -1]), "not only 0 and 1"),
     ((1,), torch.rand(4, 1), "within 0..1 and not only 0 and 1"),
     ((1,), torch.rand(4), "within 0..1 and not only 0 and 1"),
     ((1,), torch.tensor([0.0, 1.0, -100.0, 0.0]), "some -100 and the others within 0..1"),
@@ -98,7 +105,7 @@ def test_what_targets_leave_unclear_is_refused_and_may_be_named(shape, targets, 
         with pytest.raises(BatchError, match=message + ".*" + choices):
             read(Giving(*shape), targets, score=score, phi=phi)
     assert read(Giving(*shape), targets, score=LogLikelihood(likelihood="gaussian")).likelihood == "gaussian"
-    if targets.max() <= 1:
+    if targets.max() <= 1 and targets.min() != -1:
         assert read(Giving(*shape), targets, score=LogLikelihood(likelihood="bernoulli")).likelihood == "bernoulli"
 
 
@@ -118,7 +125,9 @@ def test_one_hot_and_soft_labels_of_a_named_categorical():
 
 
 @pytest.mark.parametrize(
-    ("shape", "targets"), [((3,), torch.randn(4)), ((3,), torch.randn(4, 2)), ((2, 3), torch.randn(4, 2))], ids=str
+    ("shape", "targets"),
+    [((3,), torch.randn(4)), ((3,), torch.randn(4, 2)), ((2, 3), torch.randn(4, 2))],
+    ids=["one", "two", "of three"],
 )
 def test_real_targets_of_another_shape_are_refused(shape, targets):
     message = r"Targets of shape \(4.*\) and type torch.float32 for outputs \(4, .*; expected the outputs' own shape"
@@ -196,31 +205,33 @@ def test_outputs_as_they_are_ask_nothing():
     ],
 )
 def test_the_model_says_what_its_problem_is(problem, likelihood, targets):
-    model = Giving(3, problem=problem)
+    model = GivingForSequenceClassification(3, problem=problem)
     assert read(model, targets).likelihood == likelihood
-    assert read(nn.Sequential(model), targets).likelihood == likelihood
+    if targets is None:  # others have the field and never look at it, and nobody asks what lies within a model
+        assert read(nn.Sequential(model), None).likelihood == "categorical"
+        assert read(Giving(3, problem=problem), None).likelihood == "categorical"
     assert read(model, None, score=LogLikelihood(likelihood="gaussian")).likelihood == "gaussian"
 
 
 def test_the_model_is_asked_when_it_is_measured():
-    model = Giving(3, problem=None)
+    model = GivingForSequenceClassification(3)
     model.config = types.SimpleNamespace(problem_type=None)
     made = collector(model)
-    assert problem_type(model) is None
+    assert problem_type(model, None) is None
     model.config.problem_type = "regression"
     made.update((torch.randn(4, 4), ZEROS_AND_ONES))
     assert made.reading.likelihood == "gaussian"
 
 
 def test_targets_that_the_models_problem_cannot_have_are_refused():
-    with pytest.raises(BatchError, match=r"A target of 3.7.*from the model's config.problem_type='multi_label_class"):
-        read(Giving(3, problem="multi_label_classification"), VALUES)
+    with pytest.raises(BatchError, match=r"A target of 3.7.*from the model's problem type 'multi_label_class"):
+        read(GivingForSequenceClassification(3, problem="multi_label_classification"), VALUES)
     with pytest.raises(BatchError, match=r"the values of a regression .*have that same shape"):
-        read(Giving(3, problem="regression"), torch.tensor([0, 1, 2, 0]))
+        read(GivingForSequenceClassification(3, problem="regression"), torch.tensor([0, 1, 2, 0]))
     with pytest.raises(BatchError, match="no shares of classes"):
-        read(Giving(3, problem="single_label_classification"), VALUES)
+        read(GivingForSequenceClassification(3, problem="single_label_classification"), VALUES)
     with pytest.raises(ConfigurationError, match="one output"):
-        read(Giving(1, problem="single_label_classification"), None)
+        read(GivingForSequenceClassification(1, problem="single_label_classification"), None)
 
 
 # One batch after another.
@@ -232,6 +243,7 @@ def test_targets_that_the_models_problem_cannot_have_are_refused():
         ((ZEROS_AND_ONES, ONE_HOT, None), "bernoulli"),
         ((VALUES, ZEROS_AND_ONES, SHARES, ONE_HOT, None), "gaussian"),
         ((None, torch.tensor([0, 1, 2, 0]), None), "categorical"),
+        ((torch.tensor([0, 1, 2, 0]), SHARES, ONE_HOT), "categorical"),
     ],
 )
 def test_the_first_batch_speaks_for_later_ones_that_may_be_read_so(targets, likelihood):
@@ -246,7 +258,7 @@ def test_the_first_batch_speaks_for_later_ones_that_may_be_read_so(targets, like
             VALUES,
             r"such as 3.7\), which speaks for 'gaussian'; .*read as 'bernoulli', by targets of shap",
         ),
-        (ZEROS_AND_ONES, SHARES, r"such as 0.2\), which speaks for 'gaussian'; .*read as 'bernoulli'"),
+        (ZEROS_AND_ONES, SHARES, r"which speaks for 'categorical' or 'gaussian'; .*read as 'bernoulli'"),
         (None, VALUES, r"speaks for 'gaussian'; .*read as 'categorical', by default, as no targets"),
         (torch.tensor([0, 1, 2, 0]), ZEROS_AND_ONES, r"speaks for 'bernoulli' or 'gaussian'; .*by integer labels"),
         (VALUES, torch.tensor([0, 1, 2, 0]), r"Integer labels .*speaks for 'categorical'; .*read as 'gaussian'"),

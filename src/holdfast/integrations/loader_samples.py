@@ -16,6 +16,8 @@ from holdfast.seeding import undisturbed
 def first_batches(loader: Any, count: int) -> list[Any]:
     """Return a batch of a loader's first samples, collated as it collates them; none where that cannot be done.
 
+    It is as large as the loader's own, and has ``count`` samples at least: a few would tell less of what they are.
+
     What cannot be read in this way says nothing about what training reads: a stream, a collator that wants more
     samples at a time, a sampler with indices of its own. Where the loader has workers, another one reads the samples: a
     data set that opens its files when it is first read must not do so here, since workers that are forked later would
@@ -25,7 +27,8 @@ def first_batches(loader: Any, count: int) -> list[Any]:
         return []
     batched = loader.batch_sampler is not None
     try:
-        places = range(min(count, len(cast("Sized", loader.dataset))) if batched else 1)
+        usual = getattr(loader.batch_sampler, "batch_size", None) or count
+        places = range(min(max(count, usual), len(cast("Sized", loader.dataset))) if batched else 1)
         reader: DataLoader[Any] = DataLoader(
             loader.dataset,
             sampler=list(places),

@@ -240,6 +240,12 @@ def _parts(batch: Any) -> tuple[Any, Tensor | None]:
         inputs = {key: value for key, value in batch.items() if key != "labels"}
         targets = batch.get("labels")
     elif isinstance(batch, tuple | list):
+        if batch and all(isinstance(part, Mapping) for part in batch):
+            raise BatchError(
+                f"A batch that is a list of {len(batch)} rows with {', '.join(map(repr, list(batch[0])[:5]))}, as a "
+                "data set has them before they are collated, or a trainer whose model writes the texts itself; "
+                "expected tensors. Give batches that a model can be called with, to a callback by consolidate_at_end=."
+            )
         if len(batch) not in (1, 2):
             raise BatchError(
                 f"A batch of {len(batch)} parts; expected inputs, (inputs, targets) or a mapping with 'labels'. Group "

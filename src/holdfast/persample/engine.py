@@ -145,7 +145,7 @@ class SampleAccumulator:
             return
         with isolated(self.model, self.parameters.values()):
             read = self.read(batch)
-            problem = problem_type(self.model) if self.score.reading is None else self._told.problem
+            problem = problem_type(self.model, read.targets) if self.score.reading is None else self._told.problem
             self._told = Told(read.targets, problem)
             if self.limit is not None:
                 read = read[: self.limit - self.seen]

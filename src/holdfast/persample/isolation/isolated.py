@@ -7,16 +7,16 @@ the rows that an embedding with ``max_norm`` shortens.
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from holdfast.errors import ModelError
 from holdfast.persample.isolation.autocast import autocast_off
+from holdfast.persample.isolation.process_switches import reentrant_checkpoints_opened, whole_products, without_cudnn
 from holdfast.persample.isolation.renormed_rows import renormed_rows_put_back
 
 
@@ -34,9 +34,11 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(renormed_rows_put_back())
         stack.enter_context(_without_caches(model))
-        stack.enter_context(_reentrant_checkpoints_opened())
+        stack.enter_context(reentrant_checkpoints_opened())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(_whole_products())
+        stack.enter_context(whole_products())
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            stack.enter_context(without_cudnn())
         # Where torch has no batched form of an operation it runs it in a loop, and says so: nothing to act on here.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="There is a performance drop")
@@ -93,58 +95,23 @@ def _without_caches(model: nn.Module) -> Iterator[None]:
 
     Nobody reads it here, it takes memory, and some write to it in place, which autograd and vmap refuse.
     """
-    configs = {
-        id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None
-    }
-    using = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
-    for config in using:
-        config.use_cache = False
+    changed: list[Any] = []
+    for module in model.modules():
+        with contextlib.suppress(Exception):  # whatever a config of another kind says to being asked, or set
+            config: Any = module.config
+            if config.use_cache is True:
+                config.use_cache = False
+                changed.append(config)
     try:
         yield
     finally:
-        for config in using:
+        for config in changed:
             config.use_cache = True
-
-
-@contextlib.contextmanager
-def _whole_products() -> Iterator[None]:
-    """Compute products and convolutions in float32 proper, not in TF32, which cuDNN takes unless told otherwise.
-
-    Its ten bits would reach every importance, and let a sample's outputs depend on how many others are in the batch.
-    """
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def _random_state_kept(parameters: Iterable[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
     devices = {parameter.device for parameter in parameters if parameter.device.type == "cuda"}
     return torch.random.fork_rng(devices=list(devices))
-
-
-@contextlib.contextmanager
-def _reentrant_checkpoints_opened() -> Iterator[None]:
-    """Run what is checkpointed with ``use_reentrant=True`` as if it were not.
-
-    That form runs under ``no_grad`` and builds its graph in ``backward()`` only: the parameters inside would look as if
-    no output depended on them, and get importance 0. Chunks of samples keep the memory in bounds without it.
-    """
-    kept = torch.utils.checkpoint.CheckpointFunction
-    torch.utils.checkpoint.CheckpointFunction = _Opened  # type: ignore[assignment, misc]
-    try:
-        yield
-    finally:
-        torch.utils.checkpoint.CheckpointFunction = kept  # type: ignore[misc]
-
-
-class _Opened:
-    @staticmethod
-    def apply(function: Callable[..., Any], _preserve_random_state: bool, *inputs: Any) -> Any:
-        return function(*inputs)
 
 
 def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:

@@ -34,5 +34,14 @@ class Replaceable(nn.Module):
         """Call the model with other tensors in some of its slots."""
         # Every slot is named, so nothing is left for torch to tie: where a module is used twice, that would swap its
         # parameters twice and leave the wrong ones behind.
-        outputs: Tensor = functional_call(self, dict(tensors), (inputs,), tie_weights=False)
+        try:
+            outputs: Tensor = functional_call(self, dict(tensors), (inputs,), tie_weights=False)
+        finally:
+            self._renew_flat_weights()
         return outputs
+
+    def _renew_flat_weights(self) -> None:
+        """Let recurrent layers list their own weights again, as they do by themselves when they are next called."""
+        for module in self.modules():
+            if isinstance(module, nn.RNNBase):
+                module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]  # noqa: SLF001

@@ -187,6 +187,8 @@ class PositionScore(Score):
         z = moved.reshape(len(moved), -1, moved.shape[-1])
         values, marks = self._targets(targets, outputs)
         counted = torch.ones((*z.shape[:2], 1), dtype=torch.bool, device=z.device) if marks is None else marks
+        if self.asks_classes and marks is not None and marks.shape == z.shape:
+            z = z.masked_fill(~marks, -torch.inf)  # the largest output is one of those that count
         count, make, additive = self.gradients(z, values, phi, generator)
         places = z.shape[1]
         separate = places > 1 and (self.positions == "separate" or additive)

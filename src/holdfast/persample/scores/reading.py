@@ -30,6 +30,10 @@ _ONE_OUTPUT = (
 )
 
 
+SHARED_OUT = 1e-3
+"""How far from 1 the sum of a sample's shares may be."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """How outputs are read."""
@@ -61,7 +65,7 @@ class Told:
     def __init__(self, targets: Tensor | None, problem: str | None = None) -> None:
         self.targets = targets
         self.problem = problem
-        self._one_hot: dict[int, bool] = {}
+        self._shares: dict[int, bool] = {}
 
     @cached_property
     def values(self) -> "Values":
@@ -76,14 +80,22 @@ class Told:
         shown = (outside if len(outside) else odd)[:1].tolist()
         return Values(finite, not len(odd), not len(outside), len(rest) < numbers.numel(), shown[0] if shown else None)
 
-    def is_one_hot(self, dims: Iterable[int]) -> bool:
-        """Whether targets of 0s and 1s have exactly one 1 along one of these dimensions, wherever one looks."""
+    @property
+    def look_like_marks(self) -> bool:
+        """Whether whole numbers are those of a mask, or two classes by other names (0 and 255, -1 and 1), not ages."""
+        assert self.targets is not None
+        found = set(self.targets.unique().tolist()) - {IGNORED}
+        return found <= {-1, 0, 1, 255} or (len(found) == 2 and self.targets.numel() > 3)
+
+    def are_shares(self, dims: Iterable[int]) -> bool:
+        """Whether targets sum to 1 along one of these dimensions, wherever one looks, as one-hot and soft labels do."""
         assert self.targets is not None
         for dim in dims:
-            if dim not in self._one_hot:
+            if dim not in self._shares:
                 several = self.targets.shape[dim] > 1
-                self._one_hot[dim] = several and bool((widened(self.targets).sum(dim) == 1).all())
-        return any(self._one_hot[dim] for dim in dims)
+                sums = widened(self.targets).sum(dim)
+                self._shares[dim] = several and bool(((sums - 1).abs() < SHARED_OUT).all())
+        return any(self._shares[dim] for dim in dims)
 
     def shapes(self, outputs: Tensor, targets: Tensor) -> str:
         """Return the shapes of targets and outputs in words, as the whole batch has them."""
@@ -169,7 +181,7 @@ def _likelihood(
     if named is not None:
         return named, f"likelihood={named!r}"
     if told.problem is not None:
-        return LIKELIHOOD_OF[told.problem], f"the model's config.problem_type={told.problem!r}"
+        return LIKELIHOOD_OF[told.problem], f"the model's problem type {told.problem!r}"
     word = None if targets is None else _word(outputs, targets, told, class_dim)
     if before is not None and before.likelihood is not None:
         if word is not None and before.likelihood not in word.possible:
@@ -208,15 +220,21 @@ def _word_of_values(told: Told, shape: str, *, whole: bool, several: bool, dims:
     values = told.values
     _refuse_unless_finite(values)
     both: tuple[LikelihoodName, ...] = ("bernoulli", "gaussian")
+    shares = several and told.are_shares(dims)
     if values.marked and values.inside and not whole:
         return _Word(None, both, f"Targets {shape}, some -100 and the others within 0..1")
     if values.binary:
-        if several and told.is_one_hot(dims):
-            return _Word(None, both, f"Targets {shape}, all 0 or 1 with one 1 in each row, as one-hot labels have")
+        if shares:
+            either: tuple[LikelihoodName, ...] = ("categorical", *both)
+            return _Word(None, either, f"Targets {shape}, all 0 or 1 with one 1 in each row, as one-hot labels have")
         return _Word("bernoulli", both, f"Targets {shape}, all 0 or 1")
+    if shares and values.inside:
+        return _Word(
+            "categorical", ("categorical", "gaussian"), f"Targets {shape} that share each row out between classes"
+        )
     if values.inside:
         return _Word(None, ("gaussian",), f"Targets {shape}, within 0..1 and not only 0 and 1 (such as {values.odd:g})")
-    choice: LikelihoodName | None = None if whole and several else "gaussian"
+    choice: LikelihoodName | None = None if whole and (several or told.look_like_marks) else "gaussian"
     return _Word(choice, ("gaussian",), f"Targets {shape}, not only 0 and 1 (such as {values.odd:g})")
 
 
