@@ -299,6 +299,7 @@ def test_a_checkpoint_that_was_written_over_in_part_is_refused(tmp_path):
 def test_a_checkpoint_without_a_guard_takes_a_state_that_is_written_into_it(tmp_path):
     model, guard = guarded(holdfast.Fisher())
     guard.consolidate(proxy())
+    guard.detach()  # this training is not held
     Trainer(model, arguments(tmp_path, **QUIET), train_dataset=texts()).train()
     checkpoint = tmp_path / "checkpoint-4"
     guard.save(checkpoint / STATE_NAME)
