@@ -470,7 +470,7 @@ def test_mistakes_are_explained():
     with pytest.raises(holdfast.OptimizerError, match="owns none"):
         trainer(callbacks=[stranger]).fit(make_module(), loader(1))
     module = make_module()
-    with pytest.raises(holdfast.ConfigurationError, match="A guard of the class SOS; expected a Consolidator: guard ="):
+    with pytest.raises(holdfast.ConfigurationError, match="A guard of the class SOS; expected a Consolidator, guard ="):
         HoldfastCallback(holdfast.SOS)
     with pytest.raises(holdfast.ConfigurationError, match="A guard of type function; expected"):
         HoldfastCallback(lambda: holdfast.Consolidator(module, holdfast.SOS()))

@@ -233,6 +233,13 @@ def _explain_call(model: nn.Module, in_order: list[Any], by_name: Mapping[str, A
         ) from error
 
 
+def _are_rows(batch: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether these are samples that nobody has collated: mappings, several of them or without a tensor."""
+    if not batch or not all(isinstance(part, Mapping) for part in batch):
+        return False
+    return len(batch) > 1 or not any(isinstance(leaf, Tensor) for leaf in tree_flatten(batch[0])[0])
+
+
 def _parts(batch: Any) -> tuple[Any, Tensor | None]:
     """Split a batch into inputs and targets."""
     inputs, targets = batch, None
@@ -240,7 +247,7 @@ def _parts(batch: Any) -> tuple[Any, Tensor | None]:
         inputs = {key: value for key, value in batch.items() if key != "labels"}
         targets = batch.get("labels")
     elif isinstance(batch, tuple | list):
-        if batch and all(isinstance(part, Mapping) for part in batch):
+        if _are_rows(batch):
             raise BatchError(
                 f"A batch that is a list of {len(batch)} rows with {', '.join(map(repr, list(batch[0])[:5]))}, as a "
                 "data set has them before they are collated, or a trainer whose model writes the texts itself; "
