@@ -132,7 +132,7 @@ class HeadGradients:
     def _output_bias(self, model: nn.Module) -> nn.Parameter | None:
         """Return the bias of the last linear layer that has one, if it has several outputs."""
         layers = [module for module in model.modules() if type(module) is nn.Linear and module.bias is not None]
-        if not layers or layers[-1].out_features < 2 or is_sharded(layers[-1].bias):
+        if not layers or not 2 <= layers[-1].out_features <= MOST or is_sharded(layers[-1].bias):
             self._steps = LOOKED_AT  # there is nothing to look at
             return None
         return layers[-1].bias

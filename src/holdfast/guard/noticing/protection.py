@@ -73,27 +73,28 @@ class Unheld:
     def look(self, owned: Mapping[str, nn.Parameter]) -> None:
         """Look at the parameters that an attached optimiser is about to move, and is asked to hold."""
         memory = self.memory
-        if not memory.strength or memory.holds or "everything" in self._told:
+        if not memory.strength or memory.holds or _EVERYTHING in self._told:
             return
         if isinstance(memory.driving.measure, FineTune):
             return  # which is to hold nothing
         if not memory.anchor:
             if not memory.from_scratch:
-                self._say("everything", _NOTHING_YET.format(strength=memory.strength, measure=memory.driver))
+                self._told.add(_EVERYTHING)
+                tell(_NOTHING_YET.format(strength=memory.strength, measure=memory.driver))
             return
         if not any(memory.largest_importance.values()):
-            self._say("everything", _NOTHING_MATTERS.format(measure=memory.driver))
+            self._told.add(_EVERYTHING)
+            tell(_NOTHING_MATTERS.format(measure=memory.driver))
             return
         frozen = [name for name in owned if name in memory.left_frozen and name not in self._told]
         thawed = [name for name in frozen if not memory.largest_importance.get(name)]
         if thawed:
             self._told |= set(thawed)
-            self._say("", _THAWED.format(names=_and_others(thawed)))
+            tell(_THAWED.format(names=_and_others(thawed)))
 
-    def _say(self, what: str, message: str) -> None:
-        self._told.add(what)
-        tell(message)
 
+_EVERYTHING = "*"
+"""Stands for all parameters, where none is held."""
 
 _NOTHING_YET = (
     "This guard holds nothing yet: no task has been consolidated, so strength={strength:g} has nothing to pull at. If "
