@@ -11,6 +11,7 @@ from torch import nn
 from holdfast.persample.engine import sample_importance
 from holdfast.persample.phi import SQUARE
 from holdfast.persample.scores import LogLikelihood
+from tests import oracles
 
 
 class Counting(nn.Module):
@@ -211,3 +212,26 @@ def test_recurrent_layers_list_their_own_weights_afterwards():
     sample_importance(model, [torch.randn(4, 5, 3)], LogLikelihood(), SQUARE)
     own = dict(model.rnn.named_parameters())
     assert all(weight is own[name] for weight, name in zip(model.rnn._flat_weights, own, strict=True))
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("covered", [True, False])
+def test_a_model_that_writes_to_its_inputs_sees_them_as_they_were_each_time(size, covered):
+    class Scaling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.act = nn.Linear(3, 4), nn.Identity() if covered else nn.PReLU()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.act(self.layer(x.div_(2.0))))
+
+    model, inputs = Scaling().double(), torch.randn(size, 3).double()
+    before = inputs.clone()
+    found = sample_importance(model, [inputs], LogLikelihood(), SQUARE).values
+    assert torch.equal(inputs, before)
+    expected = oracles.importance(
+        model, oracles.one_by_one(inputs), oracles.every_label, torch.square, lambda net, x: net(x.clone())
+    )
+    for name, value in expected.items():
+        assert oracles.relative_error(found[name], value) < 1e-10

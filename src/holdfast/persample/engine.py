@@ -22,6 +22,7 @@ from holdfast.errors import BatchError, HoldfastError, HoldfastWarning, ModelErr
 from holdfast.persample.batches import Batch, BatchReader, Forward, call_model, check_batches, describe_inputs
 from holdfast.persample.fallback import Fallback
 from holdfast.persample.isolation.isolated import isolated
+from holdfast.persample.isolation.kept_inputs import KeptInputs
 from holdfast.persample.merged_adapters import refuse_merged
 from holdfast.persample.phi import Phi
 from holdfast.persample.reductions import Arrival, DiagonalReduction, Reduction, at_least_single
@@ -96,7 +97,7 @@ class SampleAccumulator:
         self.parameters = {name: parameter for name, parameter in chosen.items() if self._names[name] == name}
         refuse_merged(model, self.parameters)
         self.device = next(iter(self.parameters.values())).device
-        self.forward = forward or call_model
+        self.forward = KeptInputs(forward or call_model)
         self.limit = samples
         self.budget = budget or (CPU_BUDGET if self.device.type == "cpu" else ACCELERATOR_BUDGET)
         self.generator = generator or _generator_from_global_state(self.device)
