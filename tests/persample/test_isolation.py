@@ -2,8 +2,10 @@
 
 import copy
 import dataclasses
+import random
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -235,3 +237,15 @@ def test_a_model_that_writes_to_its_inputs_sees_them_as_they_were_each_time(size
     )
     for name, value in expected.items():
         assert oracles.relative_error(found[name], value) < 1e-10
+
+
+def test_models_that_draw_from_python_and_numpy_leave_both_where_they_were():
+    class Drawing(nn.Linear):
+        def forward(self, x):
+            random.random()
+            np.random.rand()  # noqa: NPY002
+            return super().forward(x)
+
+    states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    sample_importance(Drawing(3, 2), [torch.randn(4, 3)], LogLikelihood(), SQUARE)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states  # noqa: NPY002

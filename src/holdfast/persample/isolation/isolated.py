@@ -18,6 +18,7 @@ from holdfast.errors import ModelError
 from holdfast.persample.isolation.autocast import autocast_off
 from holdfast.persample.isolation.process_switches import reentrant_checkpoints_opened, whole_products, without_cudnn
 from holdfast.persample.isolation.renormed_rows import renormed_rows_put_back
+from holdfast.seeding import undisturbed
 
 
 @contextlib.contextmanager
@@ -27,6 +28,7 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(undisturbed())  # the random states of the CPU, Python's and numpy's too
         stack.enter_context(_random_state_kept(parameters))
         # Autocast would round to 16 bits what is measured, a compiled model hides its layers, and a fused attention
         # hides its backward pass from vmap.
