@@ -432,3 +432,21 @@ def test_a_spoilt_gradient_stops_the_step_also_where_another_one_is_measured(mea
     with pytest.raises(holdfast.NotFiniteError, match=r"'0.weight' holds a NaN"):
         optimizer.step()
     assert guard.path.steps == 0
+
+
+@pytest.mark.parametrize(
+    "returned", [lambda value: (value, value), lambda value: float(value.detach())], ids=["pair", "float"]
+)
+def test_a_closure_may_return_what_it_likes(returned):
+    model = net()
+    guard = consolidated(model)
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(model, batch(0))
+        value.backward()
+        return returned(value)
+
+    optimizer.step(closure)
+    assert guard.path.steps == 1

@@ -72,7 +72,7 @@ def test_what_is_not_held_is_named():
     guard.consolidate([batch(0)])
     model[0].requires_grad_(True)
     guard.refresh()
-    assert "not held: 2 protected parameters that came or thawed later" in str(guard)
+    assert "not held: 2 protected parameters that came or thawed later, or forgotten" in str(guard)
     model[2] = nn.Identity()
     assert "no longer in the model: 2.weight and 1 more" in str(holdfast_refreshed(guard))
 
@@ -138,4 +138,24 @@ def test_a_layer_of_another_shape_does_not_stop_it():
     model[2] = nn.Linear(5, 7).double()
     with pytest.raises(holdfast.ProtectError):
         guard.attach(torch.optim.Adam(model.parameters()))
-    assert "holds" in str(guard)
+    assert "holds 2 parameters" in str(guard)
+    assert "consolidated with another shape, which attach() refuses: 2.weight and 1 more" in str(guard)
+
+
+def test_what_was_forgotten_what_is_lazy_and_what_is_huge():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard.consolidate([batch(0)])
+    guard.forget("0.weight")
+    assert "not held: 1 protected parameter" in str(guard)
+    guard.forget("0.bias", "2.weight", "2.bias")
+    assert "holds nothing: what was consolidated was forgotten" in str(guard)
+    assert "holds nothing yet; protects 2 parameters" in str(
+        holdfast.Consolidator(nn.Sequential(nn.Linear(3, 2), nn.LazyLinear(2)), "SOS")
+    )
+    model = nn.Linear(2, 2)
+    guard = holdfast.Consolidator(model, holdfast.L2())
+    guard.consolidate()
+    with torch.no_grad():
+        model.weight.fill_(1e30)
+    assert "moved since by 2e+30" in str(guard)

@@ -95,3 +95,11 @@ def test_mas_takes_the_sigmoids_of_several_labels():
         model, data, oracles.squared_sigmoids, torch.abs, lambda net, ids: net(input_ids=ids).logits
     )
     assert oracles.relative_error(found["classifier.weight"], by_hand["classifier.weight"]) < 1e-10
+
+
+def test_labels_beside_the_inputs_are_of_a_loss_of_ones_own():
+    """A pair is never given to the model's own loss, which would take one output for a regression."""
+    ids = batch(None)["input_ids"]
+    guard = holdfast.Consolidator(bert(labels=1), holdfast.Fisher())
+    found = guard.consolidate([({"input_ids": ids}, torch.tensor([0, 1, 1]))])["EWC"]
+    assert found.outputs.startswith("bernoulli")

@@ -135,6 +135,7 @@ class Consolidator:
             from_scratch=from_scratch,
         )
         self._attachment = Attachment(self._memory)
+        self._told_of_holding_twice = False
 
     def __repr__(self) -> str:
         return describe(self._memory, self._attachment.attached())
@@ -226,9 +227,14 @@ class Consolidator:
                     "number, or None for a hold that is no loss."
                 )
             value = value if own is None else value + own.to(value.device)
-        if value.requires_grad and self._attachment.attached() and self._attachment.holds_by_itself:
-            value.register_hook(lambda _: tell(_HELD_TWICE))
+        if value.requires_grad and memory.strength and self._attachment.holds_by_itself:
+            value.register_hook(self._tell_of_holding_twice)
         return value
+
+    def _tell_of_holding_twice(self, _gradient: Tensor) -> None:
+        if not self._told_of_holding_twice:
+            self._told_of_holding_twice = True
+            tell(_HELD_TWICE)
 
     # Watching an optimiser
 
@@ -461,6 +467,8 @@ class Consolidator:
         self._memory.refresh()
         from_state(self._memory, state)
         self._attachment.watcher.measures.observed = Observed()
+        if self._memory.anchor and self._memory.strength:
+            self._attachment.look_out()
 
     def blank_state_dict(self, metadata: "Metadata", prefix: str = "guard") -> dict[str, Any]:
         """Return a state for ``torch.distributed.checkpoint.load`` to fill, whatever number of processes saved it.
@@ -501,6 +509,7 @@ class Consolidator:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._memory = state["_memory"]
         self._attachment = Attachment(self._memory)
+        self._told_of_holding_twice = False
 
     # Helpers
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from holdfast.guard.memory import Memory
 from holdfast.tensors.in_words import amount, spread
 from holdfast.tensors.sharding import is_sharded, local
-from holdfast.tensors.storage import at_hand, running_dtype
+from holdfast.tensors.storage import at_hand
 
 
 def describe(memory: Memory, attached: Sequence[Optimizer]) -> str:
@@ -31,15 +32,22 @@ def _what(memory: Memory) -> str:
 
 
 def _held(memory: Memory) -> list[str]:
-    protected = memory.parameters
+    protected = {name: p for name, p in memory.parameters.items() if not is_lazy(p)}
+    if not memory.anchor and memory.tasks:
+        return [f"holds nothing: what was consolidated was forgotten; protects {amount(protected.values())}"]
     if not memory.anchor:
         return [f"holds nothing yet; protects {amount(protected.values())}, from the first consolidation on"]
     verb = "holds" if memory.strength else "at strength 0 does not hold"
-    held = {name: p for name, p in protected.items() if name in memory.anchor}
+    known = {name: p for name, p in protected.items() if name in memory.anchor}
+    held = {name: p for name, p in known.items() if p.shape == memory.anchor[name].shape}
     lines = [f"{verb} {amount(held.values())} to what they were after task {memory.tasks}"]
-    unheld = len(protected) - len(held)
+    if replaced := [name for name in known if name not in held]:
+        lines.append(f"consolidated with another shape, which attach() refuses: {replaced[0]}{_and_more(replaced)}")
+    unheld = len(protected) - len(known)
     if unheld:
-        lines.append(f"not held: {unheld} protected parameter{'s' if unheld > 1 else ''} that came or thawed later")
+        lines.append(
+            f"not held: {unheld} protected parameter{'s' if unheld > 1 else ''} that came or thawed later, or forgotten"
+        )
     if gone := [name for name in memory.anchor if name not in protected]:
         lines.append(f"consolidated, and no longer in the model: {gone[0]}{_and_more(gone)}")
     diagonal = {name: local(omega) for name, omega in memory.driving.diagonal.items()}
@@ -58,9 +66,7 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
     diagonal = memory.driving.diagonal
     farthest, most = "", -1.0
     for name, parameter in held.items():
-        if parameter.shape != memory.anchor[name].shape:
-            continue  # another one of that name, which attach() and consolidate() refuse
-        theta = local(parameter.detach()).to(running_dtype(parameter))
+        theta = local(parameter.detach()).to(_wide(parameter))  # squares of large weights overflow in single precision
         anchor = local(at_hand(memory.anchor[name], parameter)).to(theta.dtype)
         square = (theta - anchor).square_()
         own, base = float(square.sum()), float(anchor.square().sum())
@@ -76,8 +82,12 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
         return "no weight has moved since"
     whose = f", most in {farthest} ({_percent(most)})" if len(held) > 1 else ""
     cost = "the penalty is" if memory.driving.form.elementwise else "the penalty is, by its diagonal,"
-    far = _percent(moved / size if size else math.inf)
-    return f"moved since by {math.sqrt(moved):.3g}, {far} of their length{whose}; {cost} {penalty:.3g}"
+    far = f", {_percent(moved / size)} of their length" if size else ""
+    return f"moved since by {math.sqrt(moved):.3g}{far}{whose}; {cost} {penalty:.3g}"
+
+
+def _wide(parameter: Tensor) -> torch.dtype:
+    return torch.float32 if parameter.device.type == "mps" else torch.float64
 
 
 def _percent(share: float) -> str:

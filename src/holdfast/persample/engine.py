@@ -146,7 +146,8 @@ class SampleAccumulator:
             return
         with isolated(self.model, self.parameters.values()):
             read = self.read(batch)
-            problem = problem_type(self.model, read.targets) if self.score.reading is None else self._told.problem
+            own = read.targets if read.named else None  # as the model's own loss would be given them
+            problem = problem_type(self.model, own) if self.score.reading is None else self._told.problem
             self._told = Told(read.targets, problem)
             if self.limit is not None:
                 read = read[: self.limit - self.seen]

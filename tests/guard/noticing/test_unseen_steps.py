@@ -155,6 +155,29 @@ def test_a_guard_that_was_never_attached_is_told_of():
     assert guard.tasks == 1
 
 
+def test_one_that_was_loaded_and_never_attached_is_told_of(tmp_path):
+    guarded(net()).save(tmp_path / "guard")
+    model = net()
+    again = holdfast.Consolidator(model, holdfast.Fisher())
+    again.load(tmp_path / "guard")
+    with pytest.warns(holdfast.HoldfastWarning, match="attached to no optimiser"):
+        train(model, torch.optim.AdamW(model.parameters()))
+
+
+def test_a_closure_that_raises_ends_the_step():
+    model = net()
+    guard = guarded(model)
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
+
+    def closure():
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        optimizer.step(closure)
+    with pytest.warns(holdfast.HoldfastWarning, match="is not attached"):
+        train(model, torch.optim.AdamW(model.parameters()))
+
+
 def test_one_whose_penalty_is_part_of_the_loss_needs_no_optimiser():
     model = net()
     guard = guarded(model)
@@ -173,6 +196,9 @@ def test_a_penalty_that_acts_twice_is_told():
     total = loss(model, batch(0)) + guard.penalty()
     with pytest.warns(holdfast.HoldfastWarning, match="it acts twice"):
         total.backward()
+    (loss(model, batch(0)) + guard.penalty()).backward()  # it has been told
+    guard = guarded(model)
+    guard.attach(optimizer := torch.optim.AdamW(model.parameters()))
     guard.attach(optimizer, hold=False)
     (loss(model, batch(0)) + guard.penalty()).backward()
 

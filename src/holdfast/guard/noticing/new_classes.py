@@ -76,7 +76,8 @@ _ALL_NEW = (
     "head of {outputs} outputs has both. Importance alone does not keep classes that were never seen together "
     "(class-incremental learning): most of the old ones are forgotten at any strength that lets the new ones be "
     "learned. Mix some old samples into the batches, or give each task a head of its own where it is known which task "
-    "an input is of: docs/guides/class-incremental.md has both, measured."
+    "an input is of: docs/guides/class-incremental.md has both, measured. (If old samples are in every batch already, "
+    "pay no heed.)"
 )
 
 

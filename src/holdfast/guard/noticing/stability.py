@@ -30,6 +30,11 @@ class Stability:
         self._told: dict[object, float] = {}
         """How far beyond the bound was told of, by what Ω and the strength are."""
 
+    @property
+    def has_told(self) -> bool:
+        """Whether a strength was found to be too much."""
+        return bool(self._told)
+
     def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
         """Warn before a step that would be the first of ever larger swings."""
         memory = self.memory

@@ -231,7 +231,7 @@ def _not_attached(optimizer: Optimizer, name: str, count: int, attached: list[Op
         f"call step(closure), or attach the {type(optimizer).__name__}."
         if around is not None
         else "Call guard.attach(optimizer) with every optimiser that trains protected parameters, each new one too; "
-        "guard.detach() if this training is not to be held."
+        "guard.detach() if this training is not to be held, or if you add the penalty yourself."
     )
     whose = "is not attached" if attached else "the guard that has consolidated them is attached to no optimiser"
     return (

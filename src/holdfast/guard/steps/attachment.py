@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Collection, Iterable
+from weakref import WeakSet
 
 from torch import Tensor
 from torch.amp import GradScaler
@@ -24,8 +25,8 @@ class Attachment:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.watcher = StepWatcher(memory)
-        self.holds_by_itself = False
-        """Whether some attached optimiser's steps are held back."""
+        self._held: WeakSet[Optimizer] = WeakSet()
+        """The optimisers whose steps are held back."""
         self._hooks: list[tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = []
 
     def attach(self, optimizers: tuple[Optimizer, ...], *, hold: bool) -> None:
@@ -57,10 +58,15 @@ class Attachment:
             meet(optimizer, handles[0], protected, hold=hold)
             live.append((weakref.ref(optimizer), handles))
         self._hooks = live
-        self.holds_by_itself = hold
+        self._held = WeakSet(set(self._held) - set(optimizers)) if not hold else WeakSet({*self._held, *optimizers})
         self.look_out()
         if self.watcher.measures.rank_gradients is not None:
             self.watcher.measures.rank_gradients.active = True
+
+    @property
+    def holds_by_itself(self) -> bool:
+        """Whether some attached optimiser's steps are held back."""
+        return any(optimizer in self._held for optimizer in self.attached())
 
     def look_out(self) -> None:
         """Notice steps that go past the guard from now on, also while it is attached to nothing."""

@@ -116,8 +116,12 @@ def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, h
     def evaluate() -> Any:
         nonlocal begun
         beginning = None if begun else watcher.beginnings.look(optimizer, kept)
-        with torch.enable_grad():
-            loss = closure()
+        try:
+            with torch.enable_grad():
+                loss = closure()
+        except BaseException:
+            watcher.unseen.within_a_step = False  # it is not taken
+            raise
         watcher.layouts.take_in_new(optimizer)
         owned = watcher.layouts.owned(optimizer)
         if loss is None and all(parameter.grad is None for parameter in owned.values()):
@@ -127,14 +131,15 @@ def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, h
             try:
                 watcher.begin(optimizer, hold=hold, closure=True, beginning=beginning)
             except BaseException:
+                watcher.unseen.within_a_step = False
                 if beginning is not None:
                     beginning.restore()
                 raise
         if not hold or not watcher.holds_anything:
             return loss
         value = watcher.add_holds(owned)
-        if loss is None:
-            return loss
-        return loss + (value.to(loss.device) if isinstance(loss, Tensor) else float(value))
+        if isinstance(loss, Tensor):
+            return loss + value.to(loss.device)
+        return loss + float(value) if isinstance(loss, int | float) else loss
 
     return evaluate

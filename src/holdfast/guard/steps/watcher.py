@@ -7,7 +7,7 @@ what has to be so before it is done.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -307,17 +307,20 @@ class StepWatcher:
             for bundle in bundles:
                 bundle.put_back()
             self._stepping = []
-            step = self.memory.steps.get(name, 0) + 1
-            self._refuse_lost_weights(step)
-            raise NotFiniteError(_SPOILT.format(name=name, step=step))
+            self._refuse_spoilt(name)
 
     def _refuse_unless_handed_are_finite(self, bundles: Sequence[Bundle]) -> None:
         own = [(name, grad) for bundle in bundles for name, grad in zip(bundle.names, bundle.own, strict=True)]
         spoilt = [name for name, grad in own if grad is not None and not grad.is_sparse and not _looks_finite(grad)]
         for name in self.memory.found_by_any_rank(spoilt):
-            step = self.memory.steps.get(name, 0) + 1
-            self._refuse_lost_weights(step)
-            raise NotFiniteError(_SPOILT.format(name=name, step=step))
+            self._refuse_spoilt(name)
+
+    def _refuse_spoilt(self, name: str) -> NoReturn:
+        """Refuse a step whose gradient is no number, with whatever may be the reason."""
+        step = self.memory.steps.get(name, 0) + 1
+        self._refuse_lost_weights(step)
+        reason = _TOO_STRONG if self._stability.has_told else ""
+        raise NotFiniteError(_SPOILT.format(name=name, step=step) + reason)
 
     def _refuse_lost_weights(self, step: int) -> None:
         """Say so if the weights themselves are no numbers any more, which no batch is to blame for."""
@@ -330,6 +333,8 @@ class StepWatcher:
                     "fault."
                 )
 
+
+_TOO_STRONG = " That the strength is too much for SGD was told before, and may be why: then no batch is at fault."
 
 _SPOILT = (
     "The gradient of {name!r} holds a NaN or an infinity at step {step} of this task. The step was not taken and "

@@ -22,8 +22,13 @@ _CLASSIFIERS = tuple(f"For{kind}Classification" for kind in ("Sequence", "Image"
 """How the names of those models end whose loss is chosen by it."""
 
 
-def problem_type(model: nn.Module, targets: Tensor | None) -> str | None:
-    """Return the problem type of a model that has one: the one that is set, or that it would set by these labels."""
+def problem_type(model: nn.Module, labels: Tensor | None) -> str | None:
+    """Return the problem type of a model that has one: the one that is set, or that it would set by these labels.
+
+    Args:
+        model: what is called.
+        labels: those that travel with the inputs, as the model's own loss takes them; others may be another loss's.
+    """
     called = _unwrapped(model)
     if not any(kind.__name__.endswith(_CLASSIFIERS) for kind in type(called).__mro__):
         return None
@@ -31,11 +36,11 @@ def problem_type(model: nn.Module, targets: Tensor | None) -> str | None:
     named = getattr(config, "problem_type", None)
     if isinstance(named, str) and named in LIKELIHOOD_OF:
         return named
-    if targets is None or not isinstance(getattr(config, "num_labels", None), int):
+    if labels is None or not isinstance(getattr(config, "num_labels", None), int):
         return None
     if getattr(config, "num_labels", None) == 1:
         return "regression"
-    return "multi_label_classification" if targets.is_floating_point() else "single_label_classification"
+    return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
