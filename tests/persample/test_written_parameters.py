@@ -97,3 +97,17 @@ def test_parameters_that_share_memory():
     with pytest.raises(ModelError, match=r"'weight' \(by 'zero_'\)"):
         writes.check()
     assert torch.equal(flat, before)
+
+
+def test_a_parameter_that_the_forward_pass_replaces_is_named():
+    class Replacing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(2, 3))
+
+        def forward(self, x):
+            self.weight = nn.Parameter(self.weight.detach().clamp(-1, 1))
+            return x @ self.weight.T
+
+    with pytest.raises(ModelError, match="puts another parameter in the place of 'weight'"):
+        sample_importance(Replacing(), [torch.randn(4, 3)], LogLikelihood(), SQUARE)

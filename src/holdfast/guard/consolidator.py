@@ -155,6 +155,8 @@ class Consolidator:
     @strength.setter
     def strength(self, value: float) -> None:
         self._memory.strength = checked_strength(value)
+        if self._memory.steps and self._attachment.holds_by_itself:  # in the middle of a task
+            self._attachment.watcher.unheld.look(self._memory.parameters)
 
     @property
     def form(self) -> Form:

@@ -95,6 +95,8 @@ class SampleAccumulator:
         first_name: dict[int, str] = {}
         self._names = {name: first_name.setdefault(id(parameter), name) for name, parameter in chosen.items()}
         self.parameters = {name: parameter for name, parameter in chosen.items() if self._names[name] == name}
+        present = {id(parameter) for parameter in model.parameters()}
+        self._of_the_model = [name for name, parameter in self.parameters.items() if id(parameter) in present]
         refuse_merged(model, self.parameters)
         self.device = next(iter(self.parameters.values())).device
         self.forward = KeptInputs(forward or call_model)
@@ -155,7 +157,19 @@ class SampleAccumulator:
                 step = self._samples_per_chunk(read)
                 for first in range(0, read.size, step):
                     self._add_chunk(read[first : first + step])
+            if not self.seen:
+                self._refuse_replaced()
         self.seen += read.size
+
+    def _refuse_replaced(self) -> None:
+        """Raise if the model no longer has a parameter that it had: what it has instead was not measured."""
+        present = {id(parameter) for parameter in self.model.parameters()}
+        gone = [name for name in self._of_the_model if id(self.parameters[name]) not in present]
+        if gone:
+            raise ModelError(
+                f"The model's forward pass puts another parameter in the place of {gone[0]!r}, so what was measured is "
+                "none of the model's any more. Compute in the forward pass with a tensor of its own instead."
+            )
 
     def result_of(self, batches: Iterable[Any]) -> SampleImportance:
         """Add batches until there are no more or enough samples have been seen, and return the mean."""

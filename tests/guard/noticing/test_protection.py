@@ -167,3 +167,13 @@ def test_those_of_the_baseline_that_holds_nothing_are_meant():
     guard.consolidate()
     guard.attach(optimizer := torch.optim.Adam(model.parameters()))
     train(model, optimizer)
+
+
+@pytest.mark.filterwarnings(NOTHING_YET)
+def test_a_strength_that_is_set_later_is_looked_at_then():
+    model = net()
+    guard, optimizer = attached(model, "SOS", strength=0.0)
+    train(model, optimizer)
+    with pytest.warns(holdfast.HoldfastWarning, match="holds nothing yet"):
+        guard.strength = 10.0
+    guard.strength = 20.0  # told once

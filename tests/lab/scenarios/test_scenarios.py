@@ -144,3 +144,20 @@ def test_a_task_without_its_two_parts_is_named(task, given):
     x, y = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)
     with pytest.raises(ConfigurationError, match=f"Task 2 is {given}; expected its training and its test samples"):
         scenario_of([((x, y), (x, y)), task])
+
+
+def test_all_of_it_prints_in_a_few_lines():
+    scenario = permuted(make_dataset(), 5, seed=1, validation=0.25)
+    assert str(scenario).splitlines() == [
+        f"Scenario {scenario.name!r}: 5 tasks of 10 classes, one head, inputs of 16",
+        *(f"  {task!r}" for task in scenario.tasks[:3]),
+        "  and 2 more",
+    ]
+    first = scenario.tasks[0]
+    assert repr(first) == (
+        f"Task({first.name!r}: 90 samples to learn from, 30 to choose settings by, 30 to be judged by)"
+    )
+    assert repr(first.train) == "Samples(90 of 16, labels 0 to 9)"
+    heads = split(make_dataset(), 2)
+    assert "5 heads, inputs of 1 × 4 × 4" in str(heads)
+    assert repr(heads.tasks[1]).endswith(", head 1)")

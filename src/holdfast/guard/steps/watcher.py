@@ -45,7 +45,7 @@ class StepWatcher:
         self.layouts = Layouts(memory)
         self.unseen = UnseenSteps(memory)
         self.beginnings = Beginnings()
-        self._unheld = Unheld(memory)
+        self.unheld = Unheld(memory)
         self._stability = Stability(memory)
         self._overwriters = Overwriters()
         self._forget_step()
@@ -166,7 +166,7 @@ class StepWatcher:
         self.layouts.take_in_new(optimizer)
         layout = self.layouts.make(optimizer)
         if hold:
-            self._unheld.look(layout.owned)
+            self.unheld.look(layout.owned)
         return layout
 
     @property
@@ -189,7 +189,7 @@ class StepWatcher:
         """Look at the model again, and let holds look at its weights, before a task's first step."""
         self.layouts.begin_task()
         if hold:
-            self._unheld.begin_task()
+            self.unheld.begin_task()
         for each in self.memory.holds:
             each.begin_task(self.memory.held(self.memory.parameters))
 
