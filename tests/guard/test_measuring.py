@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.errors import BatchError
 from holdfast.guard.measuring import _check_read_alike
-from holdfast.persample.scores import Reading
+from holdfast.persample.scores import OutputReading
 
 
 class Several:
@@ -18,8 +18,8 @@ class Several:
         return self._readings
 
 
-VALUES = Reading("gaussian", None, "targets of 3.7")
-LABELS = Reading("bernoulli", None, "targets of 0 and 1")
+VALUES = OutputReading("gaussian", None, "targets of 3.7")
+LABELS = OutputReading("bernoulli", None, "targets of 0 and 1")
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,8 @@ LABELS = Reading("bernoulli", None, "targets of 0 and 1")
         (VALUES, VALUES),
         (None, VALUES),
         (None, None),
-        (Reading("categorical", -1, "labels"), Reading("categorical", -1, "the lack of targets")),
-        (Reading(None, 1, ""), Reading(None, None, "")),
+        (OutputReading("categorical", -1, "labels"), OutputReading("categorical", -1, "the lack of targets")),
+        (OutputReading(None, 1, ""), OutputReading(None, None, "")),
     ],
 )
 def test_ranks_that_read_alike_or_have_read_nothing(readings):
@@ -43,6 +43,6 @@ def test_ranks_that_read_different_likelihoods_are_refused():
 
 
 def test_ranks_that_find_classes_in_different_dimensions_are_refused():
-    readings = Reading("categorical", 1, "labels"), Reading("categorical", -1, "labels")
+    readings = OutputReading("categorical", 1, "labels"), OutputReading("categorical", -1, "labels")
     with pytest.raises(BatchError, match=r"Rank 0 of 2 found .* dimension 1, and rank 1 in dimension -1.*class_dim="):
         _check_read_alike(Several(*readings), [])

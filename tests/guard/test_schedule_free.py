@@ -36,13 +36,18 @@ def test_the_anchor_is_what_is_evaluated_and_training_goes_on_where_it_was(kind)
         torch.testing.assert_close(importance[name], expected[name])
 
 
-def test_a_consolidation_that_fails_leaves_the_weights_in_training():
+def trained():
     model = net()
     optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.1)
     guard = holdfast.Consolidator(model, holdfast.Fisher())
     guard.attach(optimizer)
     optimizer.train()
     train(model, optimizer)
+    return model, optimizer, guard
+
+
+def test_a_consolidation_that_fails_leaves_the_weights_in_training():
+    model, optimizer, guard = trained()
     training = weights(model)
     with pytest.raises(holdfast.BatchError):
         guard.consolidate()
@@ -51,12 +56,7 @@ def test_a_consolidation_that_fails_leaves_the_weights_in_training():
 
 
 def test_one_that_is_in_its_eval_mode_is_left_there():
-    model = net()
-    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
-    guard.attach(optimizer)
-    optimizer.train()
-    train(model, optimizer)
+    model, optimizer, guard = trained()
     optimizer.eval()
     evaluated = weights(model)
     guard.consolidate([batch(0)])

@@ -31,7 +31,6 @@ from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import Memory
-from holdfast.guard.noticing.telling import tell
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.state import blank_state, from_state, to_state
 from holdfast.guard.steps.attachment import Attachment
@@ -50,12 +49,6 @@ from holdfast.tensors.storage import Storage
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.metadata import Metadata
-
-
-_HELD_TWICE = (
-    "The penalty is part of a loss, and the attached optimiser's steps are held back by it too: it acts twice. Attach "
-    "with attach(optimizer, hold=False), or leave it out of the loss."
-)
 
 
 class Consolidator:
@@ -135,7 +128,6 @@ class Consolidator:
             from_scratch=from_scratch,
         )
         self._attachment = Attachment(self._memory)
-        self._told_of_holding_twice = False
 
     def __repr__(self) -> str:
         return describe(self._memory, self._attachment.attached())
@@ -220,7 +212,6 @@ class Consolidator:
         """
         memory = self._memory
         value = penalty_value(memory.parameters, memory.driving.held, memory.anchor, memory.strength)
-        self._attachment.watcher.unseen.release_unless(self._attachment.attached())
         for hold in memory.holds:
             own = hold.value(memory.held(memory.parameters))
             if own is not None and not (isinstance(own, Tensor) and own.ndim == 0):
@@ -229,14 +220,8 @@ class Consolidator:
                     "number, or None for a hold that is no loss."
                 )
             value = value if own is None else value + own.to(value.device)
-        if value.requires_grad and memory.strength and self._attachment.holds_by_itself:
-            value.register_hook(self._tell_of_holding_twice)
+        self._attachment.give_away(value)
         return value
-
-    def _tell_of_holding_twice(self, _gradient: Tensor) -> None:
-        if not self._told_of_holding_twice:
-            self._told_of_holding_twice = True
-            tell(_HELD_TWICE)
 
     # Watching an optimiser
 
@@ -511,7 +496,6 @@ class Consolidator:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._memory = state["_memory"]
         self._attachment = Attachment(self._memory)
-        self._told_of_holding_twice = False
 
     # Helpers
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from holdfast.guard.memory import Memory
 from holdfast.tensors.in_words import amount, spread
 from holdfast.tensors.sharding import is_sharded, local
-from holdfast.tensors.storage import at_hand
+from holdfast.tensors.storage import at_hand, widest_dtype
 
 
 def describe(memory: Memory, attached: Sequence[Optimizer]) -> str:
@@ -66,7 +66,8 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
     diagonal = memory.driving.diagonal
     farthest, most = "", -1.0
     for name, parameter in held.items():
-        theta = local(parameter.detach()).to(_wide(parameter))  # squares of large weights overflow in single precision
+        # Squares of large weights overflow in single precision.
+        theta = local(parameter.detach()).to(widest_dtype(parameter.device))
         anchor = local(at_hand(memory.anchor[name], parameter)).to(theta.dtype)
         square = (theta - anchor).square_()
         own, base = float(square.sum()), float(anchor.square().sum())
@@ -84,10 +85,6 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
     cost = "the penalty is" if memory.driving.form.elementwise else "the penalty is, by its diagonal,"
     far = f", {_percent(moved / size)} of their length" if size else ""
     return f"moved since by {math.sqrt(moved):.3g}{far}{whose}; {cost} {penalty:.3g}"
-
-
-def _wide(parameter: Tensor) -> torch.dtype:
-    return torch.float32 if parameter.device.type == "mps" else torch.float64
 
 
 def _percent(share: float) -> str:

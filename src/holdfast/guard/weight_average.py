@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from holdfast.errors import ConfigurationError
+from holdfast.guard.steps.optimizers import trained_by
 from holdfast.tensors.names import named_buffers, named_parameters
 
 
@@ -48,7 +49,7 @@ def evaluated_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
     average, which the optimiser's ``eval()`` puts there (Defazio et al. 2024, arXiv 2405.15682).
     """
     training = [optimizer for optimizer in optimizers if _is_between_averages(optimizer)]
-    parameters = [p for optimizer in training for group in optimizer.param_groups for p in group["params"]]
+    parameters = [parameter for optimizer in training for parameter in trained_by(optimizer)]
     kept = [parameter.detach().clone() for parameter in parameters]  # since there and back again would round
     try:
         for optimizer in training:

@@ -26,7 +26,7 @@ from holdfast.persample.isolation.kept_inputs import KeptInputs
 from holdfast.persample.merged_adapters import refuse_merged
 from holdfast.persample.phi import Phi
 from holdfast.persample.reductions import Arrival, DiagonalReduction, Reduction, at_least_single
-from holdfast.persample.scores import Reading, Score, Told, problem_type
+from holdfast.persample.scores import OutputReading, Score, Told, problem_type
 from holdfast.persample.scores.precise_outputs import precise_outputs
 from holdfast.persample.tracing.parameter_uses import Use
 from holdfast.persample.tracing.parameter_views import Part, disjoint
@@ -120,7 +120,7 @@ class SampleAccumulator:
         self._told = Told(None)
 
     @property
-    def reading(self) -> Reading | None:
+    def reading(self) -> OutputReading | None:
         """How outputs are read, as the batches so far tell it; ``None`` for a score that leaves nothing open."""
         return self.score.reading
 

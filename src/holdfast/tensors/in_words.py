@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
+
+from holdfast.tensors.storage import widest_dtype
 
 
 def amount(tensors: Iterable[Tensor]) -> str:
@@ -17,7 +18,7 @@ def spread(tensors: Iterable[Tensor]) -> str:
     total, count, most, none = 0.0, 0, 0.0, 0
     for tensor in tensors:
         if tensor.numel():
-            total += float(tensor.sum(dtype=torch.float64 if tensor.device.type != "mps" else None))
+            total += float(tensor.sum(dtype=widest_dtype(tensor.device)))
             count += tensor.numel()
             most = max(most, float(tensor.max()))
             none += int((tensor == 0).sum())

@@ -17,6 +17,11 @@ def running_dtype(parameter: Tensor) -> torch.dtype:
     return torch.float32 if parameter.dtype.itemsize < 4 else parameter.dtype
 
 
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """Return the most precise type that a device has: double, but single on Apple's."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 @dataclass(frozen=True)
 class Storage:
     """How to keep tensors about parameters.

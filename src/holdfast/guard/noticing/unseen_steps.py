@@ -8,7 +8,7 @@ move while no step was seen.
 
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakSet
 
@@ -60,11 +60,6 @@ class UnseenSteps:
         self._probes = [_Probe(self, name, parameter) for name, parameter in chosen[::apart][:PROBES]]
         self._left = PATIENCE
         _watch(self)
-
-    def release_unless(self, attached: Collection[Optimizer]) -> None:
-        """Look no more, unless optimisers are attached: the penalty was asked for, to be part of a loss."""
-        if not attached:
-            self.release()
 
     def release(self) -> None:
         """Look no more."""

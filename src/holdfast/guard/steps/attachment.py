@@ -14,9 +14,15 @@ from holdfast.guard.distributed.rank_gradients import CommHook, RankGradients
 from holdfast.guard.distributed.ranks import is_fully_sharded
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.protection import meet, warn_of_unowned, warn_unless_anchored_is_trained
+from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.observed import Observed, gradients_of_halves, protected_gradients, unscaled
 from holdfast.guard.steps.optimizers import check_optimizer, ids, innermost, trained_by
 from holdfast.guard.steps.watcher import StepWatcher
+
+_HELD_TWICE = (
+    "The penalty is part of a loss, and the attached optimiser's steps are held back by it too: it acts twice. Attach "
+    "with attach(optimizer, hold=False), or leave it out of the loss."
+)
 
 
 class Attachment:
@@ -27,6 +33,7 @@ class Attachment:
         self.watcher = StepWatcher(memory)
         self._held: WeakSet[Optimizer] = WeakSet()
         """The optimisers whose steps are held back."""
+        self._told_of_holding_twice = False
         self._hooks: list[tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = []
 
     def attach(self, optimizers: tuple[Optimizer, ...], *, hold: bool) -> None:
@@ -67,6 +74,21 @@ class Attachment:
     def holds_by_itself(self) -> bool:
         """Whether some attached optimiser's steps are held back."""
         return any(optimizer in self._held for optimizer in self.attached())
+
+    def give_away(self, penalty: Tensor) -> None:
+        """Take note that the penalty's value was asked for: to be part of a loss where no optimiser is attached.
+
+        Where one holds by it already, it acts twice as soon as it is differentiated, which is told once.
+        """
+        if not self.attached():
+            self.watcher.unseen.release()
+        elif penalty.requires_grad and self.memory.strength and self.holds_by_itself:
+            penalty.register_hook(self._tell_of_holding_twice)
+
+    def _tell_of_holding_twice(self, _gradient: Tensor) -> None:
+        if not self._told_of_holding_twice:
+            self._told_of_holding_twice = True
+            tell(_HELD_TWICE)
 
     def look_out(self) -> None:
         """Notice steps that go past the guard from now on, also while it is attached to nothing."""

@@ -4,9 +4,9 @@ from holdfast.persample.scores.base import CustomScore, Per, PositionScore, Rows
 from holdfast.persample.scores.likelihood import Labels, LogLikelihood
 from holdfast.persample.scores.likelihoods import LikelihoodName
 from holdfast.persample.scores.output_norm import OutputNorm
+from holdfast.persample.scores.output_reading import OutputReading, Told
 from holdfast.persample.scores.positions import IGNORED, Positions
 from holdfast.persample.scores.problem_type import problem_type
-from holdfast.persample.scores.reading import Reading, Told
 
 __all__ = [
     "IGNORED",
@@ -15,10 +15,10 @@ __all__ = [
     "LikelihoodName",
     "LogLikelihood",
     "OutputNorm",
+    "OutputReading",
     "Per",
     "PositionScore",
     "Positions",
-    "Reading",
     "Rows",
     "Score",
     "Told",

@@ -19,8 +19,8 @@ from holdfast.errors import BatchError, ConfigurationError
 from holdfast.persample.phi import Phi
 from holdfast.persample.scores.likelihoods import LIKELIHOODS, LikelihoodName
 from holdfast.persample.scores.likelihoods.base import Targets
+from holdfast.persample.scores.output_reading import OutputReading, Told, read
 from holdfast.persample.scores.positions import Positions, RowMaker, position_pieces
-from holdfast.persample.scores.reading import Reading, Told, read
 from holdfast.persample.scores.softmax import PIECE
 from holdfast.settings import require, whole_number
 
@@ -46,7 +46,7 @@ class Score(ABC):
 
     needs_targets = False
     softmax = False  # whether it is made of a softmax or a sigmoid, which wants precise outputs
-    reading: Reading | None = None  # how outputs are read, where batches tell
+    reading: OutputReading | None = None  # how outputs are read, where batches tell
 
     def settled(self, outputs: Tensor, targets: Tensor | None, told: Told | None = None) -> Self:
         """Return this score with whatever it leaves open settled by a batch: its outputs, targets and what it told."""
@@ -126,7 +126,7 @@ class PositionScore(Score):
 
     asks_likelihood = False  # whether the score is made of a likelihood
     asks_classes = False  # whether it matters in which dimension classes lie, whatever the likelihood
-    reading: Reading | None
+    reading: OutputReading | None
 
     def __init__(
         self,

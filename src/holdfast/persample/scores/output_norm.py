@@ -10,8 +10,8 @@ from holdfast.persample.phi import Phi
 from holdfast.persample.scores.base import Per, PositionScore
 from holdfast.persample.scores.likelihoods import LIKELIHOODS, LikelihoodName
 from holdfast.persample.scores.likelihoods.gaussian import NO_PROBABILITIES
+from holdfast.persample.scores.output_reading import Told
 from holdfast.persample.scores.positions import Positions, RowMaker
-from holdfast.persample.scores.reading import Told
 
 
 class OutputNorm(PositionScore):

@@ -8,6 +8,8 @@ take logits of shape ``[..., C]`` and compute in float64 where the device has it
 import torch
 from torch import Tensor
 
+from holdfast.tensors.storage import widest_dtype
+
 PIECE = 2**22
 """How many logits a softmax is worked out for at once: in float64 and with its intermediates, those of a whole sequence
 over a large vocabulary would be many times as large as the network's output.
@@ -16,7 +18,7 @@ over a large vocabulary would be many times as large as the network's output.
 
 def widened(logits: Tensor) -> Tensor:
     """Return the logits in float64, or in float32 on a device that has no float64."""
-    return logits.float() if logits.device.type == "mps" else logits.double()
+    return logits.to(widest_dtype(logits.device))
 
 
 class Softmax:

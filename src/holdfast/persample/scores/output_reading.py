@@ -35,7 +35,7 @@ SHARED_OUT = 1e-3
 
 
 @dataclass(frozen=True)
-class Reading:
+class OutputReading:
     """How outputs are read."""
 
     likelihood: LikelihoodName | None
@@ -131,13 +131,13 @@ def read(
     outputs: Tensor,
     targets: Tensor | None,
     told: Told,
-    before: Reading | None,
+    before: OutputReading | None,
     *,
     likelihood: LikelihoodName | None,
     class_dim: int | None,
     asks_likelihood: bool,
     asks_classes: bool,
-) -> Reading:
+) -> OutputReading:
     """Return how these outputs are read, or refuse what is unclear.
 
     Args:
@@ -167,14 +167,14 @@ def read(
     dim = _class_dim(outputs, targets, chosen, class_dim, before, asks_classes)
     if chosen == "categorical" and outputs.shape[-1 if dim is None else dim] == 1:
         raise ConfigurationError(_ONE_OUTPUT)
-    return Reading(chosen, dim, why)
+    return OutputReading(chosen, dim, why)
 
 
 def _likelihood(
     outputs: Tensor,
     targets: Tensor | None,
     told: Told,
-    before: Reading | None,
+    before: OutputReading | None,
     named: LikelihoodName | None,
     class_dim: int | None,
 ) -> tuple[LikelihoodName, str]:
@@ -265,7 +265,7 @@ def _class_dim(
     targets: Tensor | None,
     likelihood: LikelihoodName | None,
     named: int | None,
-    before: Reading | None,
+    before: OutputReading | None,
     asks_classes: bool,
 ) -> int | None:
     """Return the dimension of the classes, or ``None`` where it makes no difference."""
