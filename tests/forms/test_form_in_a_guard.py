@@ -221,7 +221,7 @@ def test_what_it_cannot_measure_leaves_everything_as_it_was():
 
 @pytest.mark.parametrize("measure", ["SI", "SOS", "L2"])
 def test_a_measure_of_single_weights_has_none(measure):
-    with pytest.raises(ConfigurationError, match=f"{measure} finds one number a weight.*'diagonal'"):
+    with pytest.raises(ConfigurationError, match=f"{measure} has no importance in the form.*EWC.*'diagonal'"):
         holdfast.Consolidator(network(), measure, form="toy-kronecker")
 
 

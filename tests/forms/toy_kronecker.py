@@ -89,8 +89,8 @@ class ToyReduction(Reduction):
         if arrival.first:
             self.sums[f"{block.name}/A"] += a.T @ a
 
-    def add_gradients(self, name, gradients, lead):
-        raise ModelError(f"{name!r} is used in several places, or in a way that has no rule.")
+    def add_gradients(self, gradients, lead):
+        raise ModelError(f"{next(iter(gradients))!r} is used in several places, or in a way that has no rule.")
 
 
 @dataclasses.dataclass(frozen=True)

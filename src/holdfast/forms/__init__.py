@@ -4,8 +4,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError
-from holdfast.forms.base import Block, Form, Matrix
+from holdfast.forms.base import Cost, Form, Matrix
 from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
+from holdfast.forms.kronecker import Kronecker, KroneckerMatrix
+from holdfast.forms.rotated import Rotated, RotatedMatrix
+from holdfast.forms.summed import Summed
+from holdfast.persample.reductions import Block
 from holdfast.registry import Registry, registering_class
 
 F = TypeVar("F", bound=Form)
@@ -20,6 +24,8 @@ def register_form(name: str) -> Callable[[type[F]], type[F]]:
 
 
 register_form("diagonal")(Diagonal)
+register_form("rotated")(Rotated)
+register_form("kronecker")(Kronecker)
 
 
 def form(name: str, **settings: Any) -> Form:
@@ -30,4 +36,19 @@ def form(name: str, **settings: Any) -> Form:
         raise ConfigurationError(f"The form {name!r}: {error}.") from error
 
 
-__all__ = ["FORMS", "Block", "Diagonal", "DiagonalMatrix", "Form", "Matrix", "form", "register_form"]
+__all__ = [
+    "FORMS",
+    "Block",
+    "Cost",
+    "Diagonal",
+    "DiagonalMatrix",
+    "Form",
+    "Kronecker",
+    "KroneckerMatrix",
+    "Matrix",
+    "Rotated",
+    "RotatedMatrix",
+    "Summed",
+    "form",
+    "register_form",
+]

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError
+from holdfast.measures import MEASURES
 from holdfast.measures.base import Measure, SampleMeasure
-from holdfast.persample.reductions import Reduction
+from holdfast.persample.phi import SQUARE
+from holdfast.persample.reductions import Block, Reduction
 from holdfast.settings import written
 from holdfast.tensors.sharding import local
 
@@ -23,17 +25,28 @@ Displacement = Mapping[str, Tensor]
 """Something in the place of a block's weights, such as θ − θ*: by parameter, in the parameters' own shapes."""
 
 
-class Block(NamedTuple):
-    """Parameters that belong together, such as the weight and the bias of a layer."""
+class Cost(NamedTuple):
+    """What a form takes for one block, in numbers; the bytes depend on their precision."""
 
-    name: str
-    parameters: tuple[str, ...]
+    kept: int
+    """Numbers that Q is made of."""
+    measuring: int
+    """Numbers that are added up over samples, in the pass that has most of them."""
+    applying: int
+    """Multiplications of one application of Q, which is once a step."""
+    said: str
+    """What Q will be, in a few words."""
 
 
 class Matrix(ABC):
     """Q of one block."""
 
     block: Block
+
+    @property
+    def said(self) -> str:
+        """What it is, in a few words."""
+        return type(self).__name__.removesuffix("Matrix").lower()
 
     @abstractmethod
     def apply(self, d: Displacement) -> dict[str, Tensor]:
@@ -99,12 +112,17 @@ class Form(ABC):
     passes: ClassVar[int] = 1
     """How many times the engine goes through the samples."""
 
+    def takes(self, measure: Measure) -> bool:
+        """Whether a measure has an importance in this form: one that is not from data has one number a weight."""
+        return self.elementwise or measure.needs.data
+
     def check(self, measure: Measure) -> None:
-        """Refuse a measure that has no importance in this form: one that is not from data has one number a weight."""
-        if not self.elementwise and not measure.needs.data:
+        """Refuse a measure that has no importance in this form, and say which have."""
+        if not self.takes(measure):
+            known = [name for name in MEASURES if self.takes(MEASURES[name]())]
             raise ConfigurationError(
-                f"{measure.name} finds one number a weight, so it has no importance in the form {self.name!r}. Take a "
-                "measure that looks at data, such as Fisher(), or the form 'diagonal'."
+                f"{measure.name} has no importance in the form {self.name!r}. Those that have: {', '.join(known)}; or "
+                "take the form 'diagonal', which all have."
             )
 
     @abstractmethod
@@ -121,11 +139,30 @@ class Form(ABC):
     ) -> Reduction:
         """Return what the engine is to add up in its next pass, given the means of the passes before it by name."""
 
+    def learned(
+        self,
+        blocks: Sequence[Block],
+        means: Mapping[str, Tensor],
+        earlier: Mapping[str, Matrix],
+        decay: float,
+    ) -> dict[str, Tensor]:
+        """Return what later passes, and :meth:`matrices`, are given of the means so far: by default all of them.
+
+        It is asked after each pass, of several processes on one, so that all of them know the same to the last bit.
+        ``earlier`` is Q of the tasks before, to which this one's will be added, and ``decay`` what it is multiplied by.
+        """
+        return dict(means)
+
     @abstractmethod
     def matrices(
         self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]
     ) -> dict[str, Matrix]:
         """Return Q of every block, by the block's name, from the means of all passes."""
+
+    def cost(self, block: Block, parameters: Mapping[str, Tensor]) -> Cost:
+        """Return what a block takes in this form, before anything is measured; by default, as for a diagonal."""
+        numel = sum(parameters[name].numel() for name in block.parameters)
+        return Cost(numel, numel, numel, "diagonal")
 
     @abstractmethod
     def restored(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
@@ -134,3 +171,13 @@ class Form(ABC):
     def settings(self) -> dict[str, Any]:
         """Return the form's name and settings as plain values, to be stored with a state."""
         return {"name": self.name, **written(self)}
+
+
+def is_mean_of_squares(measure: Measure) -> bool:
+    """Whether a measure is a mean of squared gradients and nothing is done to it after, so that it is part of a matrix.
+
+    That matrix is the mean of ggᵀ, of which such a measure is the diagonal.
+    """
+    if not isinstance(measure, SampleMeasure) or type(measure).transform is not SampleMeasure.transform:
+        return False
+    return measure.phi is SQUARE

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import StateError
-from holdfast.forms.base import Block, Displacement, Form, Matrix
+from holdfast.forms.base import Displacement, Form, Matrix
 from holdfast.measures.base import SampleMeasure
-from holdfast.persample.reductions import DiagonalReduction, Reduction
+from holdfast.persample.reductions import Block, DiagonalReduction, Reduction
 
 
 class DiagonalMatrix(Matrix):

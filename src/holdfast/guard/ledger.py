@@ -1,5 +1,6 @@
 """What is kept for one measure: the total so far, and the running states of the current task."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,12 +36,17 @@ class TaskImportance:
     outputs: str | None = None
     """What a measure from data has taken the model's outputs for, and what told it so."""
 
+    forms: dict[str, str] = field(default_factory=dict)
+    """In which form each parameter's importance is kept: that of a norm, or of a layer too large, may be another."""
+
     def __repr__(self) -> str:
         parts = [amount(self.importance.values()), spread(map(local, self.importance.values()))]
         if self.samples is not None:
             parts.append(f"from {self.samples:,} samples")
         if self.outputs is not None:
             parts.append(f"outputs read as {self.outputs}")
+        if set(self.forms.values()) - {"diagonal"}:
+            parts.append(", ".join(f"{count} {said}" for said, count in Counter(self.forms.values()).items()))
         if self.fallback:
             parts.append(f"{len(self.fallback)} by {', '.join(sorted(set(self.fallback.values())))}")
         return f"TaskImportance({'; '.join(parts)})"

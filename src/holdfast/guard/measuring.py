@@ -46,7 +46,8 @@ class Finding:
     def shown(self) -> TaskImportance:
         """Return it as users are told."""
         importance = {name: omega for matrix in self.matrices.values() for name, omega in matrix.diagonal().items()}
-        return TaskImportance(importance, self.raw, self.samples, self.fallback, self.outputs)
+        forms = {name: matrix.said for matrix in self.matrices.values() for name in matrix.block.parameters}
+        return TaskImportance(importance, self.raw, self.samples, self.fallback, self.outputs, forms)
 
 
 def measure_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, Finding]:
@@ -135,7 +136,7 @@ def _measure_samples(
         wanted = {name: measure for name, measure in sampled.items() if number < memory.ledgers[name].form.passes}
         results, classes = _pass(memory, wanted, batches, forward, known)
         for name, result in results.items():
-            known[name] |= result.values
+            known[name] = _learned(memory, name, known[name] | result.values)
         seen = seen or results
     found = {}
     for name, measure in sampled.items():
@@ -148,6 +149,14 @@ def _measure_samples(
         first = seen[name]
         found[name] = Finding(matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs)
     return found
+
+
+def _learned(memory: Memory, name: str, means: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what a form makes of the means so far, worked out by one process for all."""
+    ledger, ranks = memory.ledgers[name], memory.ranks
+    blocks = ledger.form.blocks(memory.model, memory.parameters)
+    earlier = {} if ledger.measure.total == "replace" else ledger.total
+    return ranks.from_first(lambda: ledger.form.learned(blocks, means, earlier, memory.decay))
 
 
 def _pass(

@@ -175,8 +175,8 @@ def _place(memory: Memory, key: str) -> StatePlace:
         raise StateError(f"The state holds {key!r}, which this version does not know.")
     place = StatePlace(kind, key[len(kind) + 1 :])
     if kind.startswith("total/") and not _ledger(memory, place).form.elementwise:
-        block, _, part = place.name.rpartition("#")
-        return StatePlace(kind, block, part)
+        block, mark, part = place.name.rpartition("#")
+        return StatePlace(kind, block, part) if mark else place
     return place
 
 

@@ -7,6 +7,7 @@ block by block.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,7 +75,11 @@ def penalty_value(
 def _term(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
     if not isinstance(matrix, DiagonalMatrix):
         d = displacement(matrix, parameters, anchor)
-        return _at_hand(matrix, d).value(d)
+        matrix = _at_hand(matrix, d)
+        if not torch.is_grad_enabled():
+            return matrix.value(d)
+        value: Tensor = _Value.apply(matrix, *(d[name] for name in matrix.block.parameters))  # type: ignore[no-untyped-call]
+        return value
     parameter = parameters[matrix.name]
     omega, theta_star = at_hand(matrix.omega, parameter), at_hand(anchor[matrix.name], parameter)
     if torch.is_grad_enabled() or is_sharded(parameter):
@@ -82,6 +87,22 @@ def _term(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str,
     # Closures want the value at every step, and whole temporaries would be new memory every time.
     pieces = in_pieces([parameter.detach(), omega, theta_star])
     return torch.stack([_weighted_squares(*piece) for piece in pieces]).sum()
+
+
+class _Value(torch.autograd.Function):
+    """⟨D, Q(D)⟩ with the gradient 2Q(D), computed as Q is: in its own precision, whoever goes backward."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Matrix, *d: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        ctx.save_for_backward(*d)
+        return matrix.value(dict(zip(matrix.block.parameters, d, strict=True)))
+
+    @staticmethod
+    def backward(ctx: Any, *arrived: Tensor) -> tuple[Tensor | None, ...]:
+        names = ctx.matrix.block.parameters
+        applied = ctx.matrix.apply(dict(zip(names, ctx.saved_tensors, strict=True)))
+        return None, *(2 * arrived[0] * applied[name] for name in names)
 
 
 def _weighted_squares(theta: Tensor, omega: Tensor, theta_star: Tensor) -> Tensor:

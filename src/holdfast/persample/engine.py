@@ -269,7 +269,7 @@ class SampleAccumulator:
         _check_outputs(outputs, batch.size)
         self.classes = outputs.shape[1] if outputs.ndim == 2 and bool(outputs.isfinite().all()) else None
         plan = self._plan_for(batch, uses, outputs)
-        sites, without_rule = ([], set()) if plan is None else plan.sites(uses, outputs, self.parameters)
+        sites, without_rule = ([], set()) if plan is None else self._sites(plan, uses, outputs)
         if plan is None or (batch.size > 1 and not self._routes.keep_apart(outputs, sites)):
             for n in range(batch.size):
                 self._add_chunk(batch[n : n + 1])
@@ -291,6 +291,16 @@ class SampleAccumulator:
                 self._fallback.add(chosen, batch, u)
         self.samples += rows.samples
 
+    def _sites(self, plan: Plan, uses: list[Use], outputs: Tensor) -> tuple[list[Site], set[str]]:
+        """Return where to collect gradients, and the parameters that this does not cover, nor then their mates."""
+        sites, without_rule = plan.sites(uses, outputs, self.parameters)
+        mates = {mate for name in without_rule for mate in self.reduction.mates.get(name, ())} - without_rule
+        if not mates:
+            return sites, without_rule
+        for site in sites:
+            site.wanted = {role: part for role, part in site.wanted.items() if part.name not in mates}
+        return [site for site in sites if site.wanted], without_rule | (mates & self.parameters.keys())
+
     def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int, *, first: bool) -> None:
         """Send rows backward and let the rules collect what arrives."""
         arrived = self._backward(outputs, [edge for site in sites for edge in site.edges], u, together)
@@ -306,31 +316,40 @@ class SampleAccumulator:
             arrivals.append(Arrival(site.use.rule, site.wanted, a, delta.to(dtype), first))
             for part in site.wanted.values():
                 used.setdefault(part.name, []).append(part)
-        shared = [name for name, parts in used.items() if not disjoint(parts)]
+        apart = {name for name, parts in used.items() if not disjoint(parts)}
+        mates = self.reduction.mates
         for arrival in arrivals:
-            alone = {role: part for role, part in arrival.parts.items() if part.name not in shared}
+            if not self.reduction.takes(arrival._replace(parts=_without(arrival.parts, apart))):
+                apart |= {part.name for part in arrival.parts.values() if part.name in mates}
+        apart |= {mate for name in apart for mate in mates.get(name, ()) if mate in used}
+        for arrival in arrivals:
+            alone = _without(arrival.parts, apart)
             if alone:
                 self.reduction.add(arrival._replace(parts=alone))
-        for name in shared:
-            self._add_shared(name, arrivals)
+        for names in dict.fromkeys(mates.get(name, (name,)) for name in used if name in apart):
+            self._add_summed([name for name in names if name in used], arrivals)
 
-    def _add_shared(self, name: str, arrivals: list[Arrival]) -> None:
-        """Add a parameter that is used in several places: its gradient is their sum, and only then comes φ."""
-        parameter = self.parameters[name]
-        dtype = at_least_single(parameter.dtype)
+    def _add_summed(self, names: list[str], arrivals: list[Arrival]) -> None:
+        """Add parameters by their gradients: of one that is used in several places, the sum, and only then comes φ."""
         found = [
-            (part, role, arrival) for arrival in arrivals for role, part in arrival.parts.items() if part.name == name
+            (part, role, arrival) for arrival in arrivals for role, part in arrival.parts.items() if part.name in names
         ]
         rows, samples = found[0][-1].delta.shape[:2]
-        deep = max(1, min(rows, self.budget // max(1, 3 * parameter.numel() * dtype.itemsize)))
-        for n in range(samples):
+        parameters = {name: self.parameters[name] for name in names}
+        one = sum(p.numel() * at_least_single(p.dtype).itemsize for p in parameters.values())
+        deep = max(1, min(rows, self.budget // max(1, 3 * one)))
+        wide = 1 if self.reduction.one_sample_at_a_time else max(1, self.budget // max(1, 3 * one * deep))
+        for n in range(0, samples, wide):
             for row in range(0, rows, deep):
-                shape = (min(deep, rows - row), *parameter.shape)
-                gradient = torch.zeros(shape, dtype=dtype, device=parameter.device)
+                some = min(deep, rows - row), min(wide, samples - n)
+                gradients = {
+                    name: torch.zeros((*some, *p.shape), dtype=at_least_single(p.dtype), device=p.device)
+                    for name, p in parameters.items()
+                }
                 for part, role, (rule, _, a, delta, _) in found:
-                    one = rule.gradients(role, a[n : n + 1], delta[row : row + deep, n : n + 1])
-                    part.within(gradient, lead=1).add_(one.squeeze(1))
-                self.reduction.add_gradients(name, gradient, lead=1)
+                    own = rule.gradients(role, a[n : n + wide], delta[row : row + deep, n : n + wide])
+                    part.within(gradients[part.name], lead=2).add_(own)
+                self.reduction.add_gradients(gradients, lead=2)
 
     def _backward(self, outputs: Tensor, edges: list[Any], u: Tensor, together: int) -> list[Tensor | None]:
         """Return the gradients ``[V, ...]`` at each edge for output gradients ``u`` of ``[V, ...]``."""
@@ -362,6 +381,10 @@ class SampleAccumulator:
                     gathered[first : first + len(rows)] = block
             first += len(rows)
         return arrived
+
+
+def _without(parts: Mapping[str, Part], names: set[str]) -> dict[str, Part]:
+    return {role: part for role, part in parts.items() if part.name not in names}
 
 
 class _Arrivals:

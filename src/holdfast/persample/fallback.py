@@ -49,15 +49,13 @@ class Fallback:
             except _REFUSALS:
                 found = None
             if found is not None and self._agrees(found, parameters, batch, u):
-                for name, gradient in found.items():
-                    self.reduction.add_gradients(name, gradient, lead=2)
+                self.reduction.add_gradients(found, lead=2)
                 return
             # The plain way either works or raises the model's own error.
             self.way = "autograd, one sample at a time"
         for n in range(batch.size):
             for gradients in self._by_autograd(parameters, batch[n : n + 1], u[:, n : n + 1]):
-                for name, gradient in gradients.items():
-                    self.reduction.add_gradients(name, gradient, lead=0)
+                self.reduction.add_gradients(gradients, lead=0)
 
     def _agrees(
         self, found: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter], batch: Batch, u: Tensor

@@ -255,12 +255,12 @@ class Learner:
         for name, observer in self.observers.items():
             observer.load_state(copied(state["observers"][name]))
 
-    def _measured(self, task: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the samples that measures after training look at: random ones, the same for all measures."""
+    def _measured(self, task: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the samples that measures after training look at: random ones, the same for all measures."""
         samples = self.samples(task)
         drawn = torch.randperm(len(samples), generator=generator_for(self.seed, "measured", task))
         chosen = drawn[: self.settings.samples].to(self.device)
-        yield from zip(samples.x[chosen].split(500), samples.y[chosen].split(500), strict=True)
+        return list(zip(samples.x[chosen].split(500), samples.y[chosen].split(500), strict=True))
 
 
 def task_loss(logits: Tensor, y: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import torch
 
 from holdfast.errors import ConfigurationError
+from holdfast.tensors.products import tf32_allowed
 
 Precision = Literal["fp32", "tf32", "bf16"]
 """fp32: every product in full. tf32: matrix products and convolutions with inputs rounded to 10 bits, on GPUs that can;
@@ -18,21 +19,6 @@ def check_precision(given: str) -> Precision:
     if given not in get_args(Precision):
         raise ConfigurationError(f"precision={given!r}: expected one of {', '.join(get_args(Precision))}.")
     return given  # type: ignore[return-value]
-
-
-@contextlib.contextmanager
-def tf32_allowed(allowed: bool, device: torch.device) -> Iterator[None]:
-    """Let CUDA's matrix products and convolutions round their inputs or not, then restore what was set."""
-    if device.type != "cuda":
-        yield
-        return
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 @contextlib.contextmanager

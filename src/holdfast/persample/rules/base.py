@@ -7,6 +7,7 @@ it is given: the input as ``[N, ...]``, δ as ``[V, N, ...]`` for V rows of scor
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +21,31 @@ ACCELERATOR_TILE_BYTES = 64 * 2**20
 """The same on an accelerator, which wants few and large kernels."""
 
 
+class LookedUp(NamedTuple):
+    """Inputs of which each is one row of a table: vectors that are 1 in one place."""
+
+    places: Tensor
+    """Which rows, as ``[N, T]``."""
+    rows: int
+    """How many there are."""
+    padding: int | None = None
+    """One that does not count."""
+
+
+class Products(NamedTuple):
+    r"""What the gradient of a layer's weight is made of, :math:`\sum_t \delta_t a_t^T` over its positions t."""
+
+    delta: Tensor
+    """δ, as ``[V, N, T, outputs]``."""
+    a: Tensor | LookedUp
+    """The inputs, as ``[N, T, inputs]``."""
+
+
 class Rule(ABC):
     """The parameters of one call and how their gradients follow from δ."""
+
+    inputs_first: ClassVar[bool] = False
+    """Of a rule that is one of :meth:`products`: whether its weight lies as ``[inputs, ...outputs]``."""
 
     def __init__(self, input: Tensor, parameters: Mapping[str, Tensor | None]) -> None:
         self.input = input
@@ -34,6 +58,14 @@ class Rule(ABC):
     def importance(self, role: str, a: Tensor, delta: Tensor, phi: Phi) -> Tensor:
         """Return φ of the gradients, summed over rows and samples."""
         return phi.sum(self.gradients(role, a, delta), (0, 1))
+
+    def products(self, a: Tensor, delta: Tensor) -> Products | None:
+        """Return what the weight's gradient is made of, where it is one matrix product for each row and sample."""
+        return None
+
+    def products_numel(self, a: Tensor) -> int:
+        """How many numbers a sample's inputs are in :meth:`products`; 0 where it is none."""
+        return 0
 
     def reads(self, dim: int) -> bool:
         """Whether the rule can be used where samples lie along dimension ``dim`` of its input."""

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.persample.phi import Phi
-from holdfast.persample.rules.base import Rule, phi_of_products, tile_bytes
+from holdfast.persample.rules.base import Products, Rule, phi_of_products, tile_bytes
 
 
 class Convolution(Rule):
@@ -60,6 +60,16 @@ class Convolution(Rule):
             part = slice(first, first + wide)
             total += phi_of_products(delta[:, part].transpose(0, 1), self._patches(a[part]), phi)
         return total.view(self.weight.shape)
+
+    def products(self, a: Tensor, delta: Tensor) -> Products | None:
+        """Return δ and the patch of every place; with several groups, outputs see inputs of their own."""
+        if self.groups > 1:
+            return None
+        return Products(self._by_group(delta).squeeze(2).mT, self._patches(a).squeeze(1))
+
+    def products_numel(self, a: Tensor) -> int:
+        """The patches, which hold each input as often as the kernel is large."""
+        return 0 if self.groups > 1 else a[0].numel() * math.prod(self.weight.shape[2:])
 
     def reads(self, dim: int) -> bool:
         """Channels come second, so samples must come first."""

@@ -1,14 +1,18 @@
 """Embedding tables: a sample touches only the rows it looks up."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from holdfast.persample.phi import Phi
-from holdfast.persample.rules.base import Rule
+from holdfast.persample.rules.base import LookedUp, Products, Rule
 
 
 class Embedding(Rule):
     """``y_t = weight[index_t]``, so row k of a sample's gradient is the sum of δ over the places that look up k."""
+
+    inputs_first: ClassVar[bool] = True
 
     def __init__(
         self, input: Tensor, weight: Tensor, padding_idx: int | None = None, *, shortens: bool = False
@@ -43,13 +47,16 @@ class Embedding(Rule):
     def importance(self, role: str, a: Tensor, delta: Tensor, phi: Phi) -> Tensor:
         """Return the importance, adding up repeated look-ups of a sample before φ."""
         index, delta = self._flat(a, delta)
-        rows = self.weight.shape[0]
-        sample = torch.arange(len(index), device=index.device).unsqueeze(-1)
-        looked_up, inverse = torch.unique(sample * rows + index, return_inverse=True)
-        sums = delta.new_zeros(len(delta), len(looked_up), delta.shape[-1])
-        sums.index_add_(1, inverse.flatten(), delta.flatten(1, 2))
-        total = delta.new_zeros(self.weight.shape)
-        return total.index_add_(0, looked_up % rows, phi.sum(sums, (0,)))
+        return phi_of_looked_up(delta, LookedUp(index, self.weight.shape[0]), phi)
+
+    def products(self, a: Tensor, delta: Tensor) -> Products:
+        """Return δ of every place, and which rows were looked up there."""
+        index, delta = self._flat(a, delta)
+        return Products(delta, LookedUp(index, self.weight.shape[0], self.padding_idx))
+
+    def products_numel(self, a: Tensor) -> int:
+        """One number a place."""
+        return a[0].numel()
 
     def row_numel(self, role: str) -> int:
         """No more than δ itself."""
@@ -62,3 +69,13 @@ class Embedding(Rule):
         if self.padding_idx is not None:
             delta = delta * (index != self.padding_idx).unsqueeze(-1)
         return index, delta
+
+
+def phi_of_looked_up(delta: Tensor, inputs: LookedUp, phi: Phi) -> Tensor:
+    """Return φ of the rows' gradients, summed over samples, for δ of ``[V, N, T, width]``: ``[rows, width]``."""
+    sample = torch.arange(len(inputs.places), device=delta.device).unsqueeze(-1)
+    looked_up, inverse = torch.unique(sample * inputs.rows + inputs.places, return_inverse=True)
+    sums = delta.new_zeros(len(delta), len(looked_up), delta.shape[-1])
+    sums.index_add_(1, inverse.flatten(), delta.flatten(1, 2))
+    total = delta.new_zeros(inputs.rows, delta.shape[-1])
+    return total.index_add_(0, looked_up % inputs.rows, phi.sum(sums, (0,)))

@@ -1,11 +1,12 @@
 """Linear layers, applied to plain inputs or along a sequence."""
 
 import math
+from typing import ClassVar
 
 from torch import Tensor
 
 from holdfast.persample.phi import Phi
-from holdfast.persample.rules.base import Rule, phi_of_products
+from holdfast.persample.rules.base import Products, Rule, phi_of_products
 
 
 class Linear(Rule):
@@ -33,6 +34,15 @@ class Linear(Rule):
             return phi.sum(delta.sum(2) if delta.shape[2] > 1 else delta.squeeze(2), (0, 1))
         return phi_of_products(delta.permute(1, 0, 3, 2).unsqueeze(2), a.unsqueeze(1), phi).squeeze(0)
 
+    def products(self, a: Tensor, delta: Tensor) -> Products:
+        """Return δ and a of every position."""
+        a, delta = _positions(a, delta)
+        return Products(delta, a)
+
+    def products_numel(self, a: Tensor) -> int:
+        """The inputs as they are."""
+        return a[0].numel()
+
     def row_numel(self, role: str) -> int:
         """Tiles bound what the weight needs; its δ is rearranged once."""
         return 0 if role == "weight" else self.parameters[role].numel()
@@ -40,6 +50,8 @@ class Linear(Rule):
 
 class Projection(Linear):
     """``y = x W + b``, as ``x @ weight`` or ``torch.addmm(bias, x, weight)`` write it."""
+
+    inputs_first: ClassVar[bool] = True
 
     @classmethod
     def of_matmul(cls, input: Tensor, weight: Tensor) -> "Projection | None":

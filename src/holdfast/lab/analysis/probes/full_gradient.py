@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from holdfast.lab.scenarios import Samples
 from holdfast.lab.training import Learner
-from holdfast.lab.training.precision import tf32_allowed
 from holdfast.persample.isolation.isolated import isolated
+from holdfast.tensors.products import tf32_allowed
 
 
 def full_loss(learner: Learner, task: int) -> float:

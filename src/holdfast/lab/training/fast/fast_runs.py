@@ -30,8 +30,8 @@ from holdfast.lab.training.fast.step_gradients import (
 )
 from holdfast.lab.training.fast.step_update import Kept, Update
 from holdfast.lab.training.learner import Learner
-from holdfast.lab.training.precision import tf32_allowed
 from holdfast.lab.training.progress import TELL_EVERY, Outcome, Progress, diverged
+from holdfast.tensors.products import tf32_allowed
 
 
 class FastRuns:

@@ -6,10 +6,10 @@ The engine brings both, samples told apart, and a reduction adds them up. The di
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.persample.phi import Phi
 from holdfast.persample.rules.base import Rule
@@ -41,41 +41,29 @@ class Reduction(ABC):
     phi: Phi
     sums: dict[str, Tensor]
 
+    one_sample_at_a_time: ClassVar[bool] = False
+    """Whether :meth:`add_gradients` wants those of one sample in each call, where the engine makes them."""
+
+    @property
+    def mates(self) -> Mapping[str, tuple[str, ...]]:
+        """The parameters, each with others, that are wanted together: in one use, or as gradients in one call."""
+        return {}
+
+    def takes(self, arrival: Arrival) -> bool:
+        """Whether :meth:`add` can do with a use; the gradients of its parameters come to the other method if not."""
+        return True
+
     @abstractmethod
     def add(self, arrival: Arrival) -> None:
         """Add a use whose parameters no other use of the same pass overlaps."""
 
     @abstractmethod
-    def add_gradients(self, name: str, gradients: Tensor, lead: int) -> None:
-        """Add a parameter's own gradients, of rows and samples along the first ``lead`` dimensions.
+    def add_gradients(self, gradients: Mapping[str, Tensor], lead: int) -> None:
+        """Add parameters' own gradients, of rows and samples along the first ``lead`` dimensions.
 
         So come the parameters that are used in several places, whose gradients are summed before anything else is done
         to them, and those that no rule covers.
         """
-
-
-class DiagonalReduction(Reduction):
-    """Adds up φ of every element of the gradients: the diagonal, in the parameters' own shapes."""
-
-    def __init__(self, phi: Phi, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.phi = phi
-        with torch.inference_mode(False):
-            self.sums = {
-                name: torch.zeros_like(p, dtype=at_least_single(p.dtype), requires_grad=False)
-                for name, p in parameters.items()
-            }
-
-    def add(self, arrival: Arrival) -> None:
-        """Let the rule add up φ, which for many layers needs no gradient of a single sample."""
-        for role, part in arrival.parts.items():
-            found = arrival.rule.importance(role, arrival.input, arrival.delta, self.phi)
-            part.within(self.sums[part.name]).add_(found)
-
-    def add_gradients(self, name: str, gradients: Tensor, lead: int) -> None:
-        """Add φ of the gradients."""
-        total = self.sums[name]
-        gradients = gradients.to(total.dtype)
-        total.add_(self.phi.sum(gradients, tuple(range(lead))) if lead else self.phi(gradients))
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,56 @@
+r"""A layer's two factors, G of outputs and A of inputs, each a matrix, a diagonal (a vector) or 1 (``None``).
+
+Their product stands for :math:`D \mapsto G D A`, so a number may go from one to the other: factors of several tasks can
+be compared only once that is settled, which :func:`balanced` does.
+"""
+
+import torch
+from torch import Tensor
+
+Factor = Tensor | None
+
+
+def times(g: Factor, d: Tensor, a: Factor) -> Tensor:
+    """Return G D A."""
+    if g is not None:
+        d = g @ d if g.ndim == 2 else g.unsqueeze(-1) * d
+    if a is not None:
+        d = d @ a if a.ndim == 2 else d * a
+    return d
+
+
+def diagonal_of(factor: Factor, size: int, like: Tensor) -> Tensor:
+    """Return the diagonal of a factor."""
+    if factor is None:
+        return like.new_ones(size)
+    return factor if factor.ndim == 1 else factor.diagonal()
+
+
+def balanced(g: Factor, a: Factor) -> tuple[Factor, Factor]:
+    """Return factors of the same product that have the same trace; with one that is 1, there is nothing to choose."""
+    if g is None or a is None:
+        return g, a
+    ratio = (trace_of(a) / trace_of(g)).sqrt()
+    ratio = torch.where(ratio.isfinite() & (ratio > 0), ratio, torch.ones_like(ratio))  # of a layer without gradients
+    return g * ratio, a / ratio
+
+
+def eigenbasis(factor: Factor) -> tuple[Factor, Factor]:
+    """Return the eigenvectors of a factor, in columns, and its eigenvalues; no vectors where it is diagonal."""
+    if factor is None or factor.ndim == 1:
+        return None, factor
+    try:
+        values, vectors = torch.linalg.eigh(factor)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # single precision may fail to converge where many eigenvalues are nearly equal
+        values, vectors = (found.to(factor.dtype) for found in torch.linalg.eigh(factor.double()))
+    return vectors, values.clamp(min=0)
+
+
+def composed(vectors: Factor, values: Factor) -> Factor:
+    """Return the factor that :func:`eigenbasis` has taken apart."""
+    return values if vectors is None or values is None else (vectors * values) @ vectors.mT
+
+
+def trace_of(factor: Tensor) -> Tensor:
+    """Return the sum of a factor's eigenvalues."""
+    return factor.trace() if factor.ndim == 2 else factor.sum()

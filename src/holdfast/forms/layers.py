@@ -1,0 +1,112 @@
+"""What the forms have in common that take a layer's weight and bias as one matrix, [W b] of outputs × inputs."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from holdfast.errors import ConfigurationError, StateError
+from holdfast.forms.base import Form
+from holdfast.forms.diagonal import DiagonalMatrix
+from holdfast.measures.base import SampleMeasure
+from holdfast.persample.reductions import Block, FactorReduction, Sides
+from holdfast.settings import number, whole_number
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerForm(Form):
+    """A form of layers' matrices; what is no matrix, such as the scale of a norm, is kept as a diagonal."""
+
+    largest_side: int = 8192
+    damping: float = 0.0
+
+    def __post_init__(self) -> None:
+        expected = "a whole number of at least 1"
+        object.__setattr__(self, "largest_side", whole_number("largest_side", self.largest_side, expected, least=1))
+        damping = number("damping", self.damping, "a number of at least 0", lambda given: given >= 0)
+        object.__setattr__(self, "damping", float(damping))
+
+    def blocks(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
+        """Return [W b] of every layer, W where the bias is not among the parameters, and all others by themselves."""
+        return layer_blocks(model, parameters)
+
+    @property
+    def wanted_sides(self) -> Sides:
+        """How much is wanted of a layer's two factors, where they are not too large."""
+        return Sides("dense", "dense")
+
+    def sides(self, block: Block) -> Sides:
+        """Return how much is kept of a block's two factors."""
+        outputs, inputs = (
+            "diagonal" if wanted == "dense" and (size > self.largest_side or diagonal) else wanted
+            for wanted, size, diagonal in zip(self.wanted_sides, block.size, (False, block.looked_up), strict=True)
+        )
+        return Sides(outputs, inputs)
+
+    def factors(
+        self, measure: SampleMeasure, blocks: Sequence[Block], parameters: Mapping[str, nn.Parameter]
+    ) -> FactorReduction:
+        """Return the sums of every layer's factors, and the diagonal of what is no layer's."""
+        single = [block.name for block in blocks if not block.is_matrix]
+        sides = {block.name: self.sides(block) for block in blocks if block.is_matrix}
+        return FactorReduction(measure.phi, blocks, parameters, single, sides)
+
+    def damped_diagonal(self, block: Block, measure: SampleMeasure, means: Mapping[str, Tensor]) -> DiagonalMatrix:
+        """Return Ω of a parameter that is no layer's matrix."""
+        omega = measure.transform(means[block.name])
+        return DiagonalMatrix(block.name, omega + self.damping * omega.mean() if self.damping else omega)
+
+
+def layer_blocks(model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
+    """Return which parameters make a matrix: every weight, with its bias where that is given too."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    found: dict[str, Block] = {}
+    for module in model.modules():
+        own = {name: p for name, p in module.named_parameters(recurse=False) if id(p) in names}
+        for name, weight in own.items():
+            if weight.ndim < 2 or names[id(weight)] in found:
+                continue
+            inputs_first = _lies_inputs_first(module, name, weight)
+            bias = own.get(name.replace("weight", "bias")) if "weight" in name else None
+            outputs = weight[0].numel() if inputs_first else weight.shape[0]
+            fits = bias is not None and bias.shape == (outputs,) and names[id(bias)] not in found
+            block = Block(
+                names[id(weight)],
+                tuple(names[id(p)] for p in ((weight, bias) if fits else (weight,))),
+                tuple(weight.shape),
+                inputs_first,
+                isinstance(module, nn.Embedding),
+            )
+            found |= dict.fromkeys(block.parameters, block)
+    ordered = [found.get(name, Block(name, (name,))) for name in parameters]
+    return list(dict.fromkeys(ordered))
+
+
+def _lies_inputs_first(module: nn.Module, name: str, weight: Tensor) -> bool:
+    """Whether a weight lies as ``[inputs, outputs]``: by the kind of its layer, and else by what its bias fits."""
+    if isinstance(module, nn.Embedding | _ConvTransposeNd):
+        return True
+    if isinstance(module, nn.Linear | _ConvNd):
+        return False
+    bias = getattr(module, name.replace("weight", "bias"), None) if "weight" in name else None
+    if not isinstance(bias, Tensor) or bias.ndim != 1 or weight.ndim != 2:
+        return False
+    # Hugging Face's Conv1D, of GPT-2, says how many outputs it has as `nf`; its square layers look like any other.
+    return bias.shape[0] != weight.shape[0] or getattr(module, "nf", None) == weight.shape[1]
+
+
+def choice(name: str, given: object, allowed: Collection[str]) -> None:
+    """Refuse a setting that is none of those that there are."""
+    if given not in allowed:
+        raise ConfigurationError(f"{name}={given!r}: expected one of {', '.join(map(repr, allowed))}.")
+
+
+def refuse_other_shapes(block: Block, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse an importance that is not made of tensors of these names and shapes."""
+    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if given != shapes:
+        raise StateError(
+            f"The importance of {block.name!r} is made of {given}; expected {dict(shapes)}. The state was made for "
+            "another model, or with another form."
+        )

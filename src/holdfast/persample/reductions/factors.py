@@ -1,0 +1,109 @@
+r"""The two factors of a layer: of its inputs, :math:`A = E[\bar a\bar a^T]`, and of δ, :math:`G = E[\delta\delta^T]`.
+
+Martens and Grosse 2015 (arXiv 1503.05671); for convolutions Grosse and Martens 2016 (arXiv 1602.01407), who sum G over
+positions and take the mean of A over them, which Eschenhagen et al. 2023 (arXiv 2311.00636) call *expand*. Where only a
+layer's gradients Γ can be had, :math:`G = E[\Gamma\Gamma^T]` and :math:`A = E[\Gamma^T\Gamma]/E\|\Gamma\|^2`, of which
+the product has the right trace: one step of the power method towards the nearest one (Morwani et al. 2024, arXiv
+2406.17748).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import ModelError
+from holdfast.persample.phi import Phi
+from holdfast.persample.reductions.base import at_least_single
+from holdfast.persample.reductions.layer_matrix import Block, LayerReduction
+from holdfast.persample.rules.base import LookedUp, Products
+
+Side = Literal["dense", "diagonal", "identity"]
+"""How much of a factor is kept: all of it, its diagonal, or nothing, since it is taken to be 1."""
+
+
+class Sides(NamedTuple):
+    """How much is kept of a block's two factors."""
+
+    outputs: Side
+    inputs: Side
+
+
+class FactorReduction(LayerReduction):
+    """Adds up both factors of every block, in ``sums`` as ``BLOCK/G``, ``BLOCK/A`` and what A is to be divided by.
+
+    ``BLOCK/ways`` counts by which of the two ways they came, which have different units.
+    """
+
+    def __init__(
+        self,
+        phi: Phi,
+        blocks: Sequence[Block],
+        parameters: Mapping[str, nn.Parameter],
+        diagonal: Collection[str],
+        sides: Mapping[str, Sides],
+    ) -> None:
+        super().__init__(phi, blocks, parameters, diagonal)
+        for block in {block.name: block for block in self.blocks.values()}.values():
+            weight = parameters[block.parameters[0]]
+            nothing = torch.zeros((), dtype=at_least_single(weight.dtype), device=weight.device)
+            with torch.inference_mode(False):
+                for key, side, size in zip("GA", sides[block.name], block.size, strict=True):
+                    if side != "identity":
+                        self.sums[f"{block.name}/{key}"] = nothing.new_zeros([size] * (2 if side == "dense" else 1))
+                self.sums[f"{block.name}/mass"] = nothing.new_zeros(())
+                self.sums[f"{block.name}/ways"] = nothing.new_zeros(2)
+
+    def takes_products(self, block: Block, some: Products) -> bool:
+        """Whether the block has not come by its gradients before."""
+        return not bool(self.sums[f"{block.name}/ways"][1])
+
+    def add_products(self, block: Block, products: Products, *, first: bool) -> None:
+        """Add δδᵀ of every row, sample and position, and aaᵀ of every sample and position."""
+        self.sums[f"{block.name}/ways"][0] += 1
+        if f"{block.name}/G" in self.sums:
+            _add_outer(self.sums[f"{block.name}/G"], products.delta.flatten(0, -2))
+        if not first:
+            return
+        mass, factor = self.sums[f"{block.name}/mass"], self.sums.get(f"{block.name}/A")
+        if isinstance(products.a, LookedUp):
+            index, rows, padding = products.a
+            counted = index.flatten() if padding is None else index[index != padding]
+            mass += len(counted)
+            if factor is not None:
+                (factor if factor.ndim == 1 else factor.diagonal()).add_(torch.bincount(counted, minlength=rows))
+            return
+        mass += products.a[..., 0].numel()
+        if factor is not None:
+            _add_outer(factor, products.a.flatten(0, -2))
+
+    def add_matrices(self, block: Block, gradients: Tensor) -> None:
+        """Add ΓΓᵀ and ΓᵀΓ."""
+        self.sums[f"{block.name}/ways"][1] += 1
+        self.sums[f"{block.name}/mass"] += gradients.square().sum()
+        if f"{block.name}/G" in self.sums:
+            _add_outer(self.sums[f"{block.name}/G"], gradients.mT.flatten(0, 1))
+        if f"{block.name}/A" in self.sums:
+            _add_outer(self.sums[f"{block.name}/A"], gradients.flatten(0, 1))
+
+
+def _add_outer(factor: Tensor, vectors: Tensor) -> None:
+    """Add vvᵀ of all vectors ``[L, size]`` to a factor, or to its diagonal."""
+    if factor.ndim == 2:
+        factor.addmm_(vectors.mT, vectors)
+    else:
+        factor.add_(vectors.square().sum(0))
+
+
+def factors_of(block: Block, means: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    """Return G and A of a block from the means of a :class:`FactorReduction`; ``None`` for one that is 1."""
+    by_products, by_gradients = means[f"{block.name}/ways"].tolist()
+    if by_products and by_gradients:
+        raise ModelError(
+            f"{block.name!r} is used in one place for some batches and in several, or in a way that has no rule, for "
+            "others, so its factors have no common unit. Give batches of one size, of two samples at least, or protect "
+            "that layer with form='diagonal'."
+        )
+    a, mass = means.get(f"{block.name}/A"), means[f"{block.name}/mass"]
+    return means.get(f"{block.name}/G"), None if a is None else a / mass.clamp(min=torch.finfo(mass.dtype).tiny)

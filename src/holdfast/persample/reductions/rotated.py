@@ -1,0 +1,79 @@
+r"""φ of every element of a layer's gradients in coordinates of its own, :math:`\varphi(U_G^T \Gamma U_A)`.
+
+Liu et al. 2018 (arXiv 1802.02950); as a better scaling of the Kronecker factors' eigenvectors, George et al. 2018
+(arXiv 1806.03884). It is the diagonal's own sum, of rotated δ and a.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.persample.phi import Phi
+from holdfast.persample.reductions.base import at_least_single
+from holdfast.persample.reductions.layer_matrix import Block, LayerReduction
+from holdfast.persample.rules.base import LookedUp, Products, phi_of_products, tile_bytes
+from holdfast.persample.rules.embedding import phi_of_looked_up
+
+Sharing = Literal["exact", "expand"]
+"""Of a layer that is used at several positions: square a sample's gradient, the sum over them, or each position's."""
+
+
+class Basis(NamedTuple):
+    """The coordinates of a block; ``None`` for a side that stays as it is."""
+
+    outputs: Tensor | None
+    inputs: Tensor | None
+
+
+class RotatedReduction(LayerReduction):
+    """Adds up φ in each block's basis, in ``sums`` as ``BLOCK/S``, of outputs × inputs."""
+
+    def __init__(
+        self,
+        phi: Phi,
+        blocks: Sequence[Block],
+        parameters: Mapping[str, nn.Parameter],
+        bases: Mapping[str, Basis],
+        sharing: Sharing = "exact",
+    ) -> None:
+        super().__init__(phi, blocks, parameters, ())
+        self.bases = bases
+        self.sharing = sharing
+        for block in self.blocks.values():
+            weight = parameters[block.parameters[0]]
+            with torch.inference_mode(False):
+                self.sums[f"{block.name}/S"] = torch.zeros(
+                    block.size, dtype=at_least_single(weight.dtype), device=weight.device
+                )
+
+    def takes_products(self, block: Block, some: Products) -> bool:
+        """Whether inputs that are looked up stay as they are."""
+        return not (isinstance(some.a, LookedUp) and self.bases[block.name].inputs is not None)
+
+    def add_products(self, block: Block, products: Products, *, first: bool) -> None:
+        """Rotate δ and a, and add φ of their products."""
+        basis = self.bases[block.name]
+        delta = products.delta if basis.outputs is None else products.delta @ basis.outputs
+        total, apart = self.sums[f"{block.name}/S"], self.sharing == "expand"
+        if isinstance(products.a, LookedUp):
+            inputs = products.a
+            if apart:
+                inputs, delta = inputs._replace(places=inputs.places.reshape(-1, 1)), delta.flatten(1, 2).unsqueeze(2)
+            total.add_(phi_of_looked_up(delta, inputs, self.phi).mT)
+            return
+        a = products.a if basis.inputs is None else products.a @ basis.inputs
+        if apart:
+            a, delta = a.flatten(0, 1).unsqueeze(1), delta.flatten(1, 2).unsqueeze(2)
+        total.add_(phi_of_products(delta.permute(1, 0, 3, 2).unsqueeze(2), a.unsqueeze(1), self.phi).squeeze(0))
+
+    def add_matrices(self, block: Block, gradients: Tensor) -> None:
+        """Rotate the gradients, and add φ of them."""
+        basis = self.bases[block.name]
+        total = self.sums[f"{block.name}/S"]
+        wide = max(1, tile_bytes(gradients.device) // max(1, total.numel() * total.element_size()))
+        for part in gradients.split(wide):
+            turned = part if basis.outputs is None else basis.outputs.mT @ part
+            turned = turned if basis.inputs is None else turned @ basis.inputs
+            total.add_(self.phi.sum(turned, (0,)))
