@@ -164,6 +164,10 @@ class Form(ABC):
         numel = sum(parameters[name].numel() for name in block.parameters)
         return Cost(numel, numel, numel, "diagonal")
 
+    def notices(self, blocks: Sequence[Block]) -> list[str]:
+        """Return what users should know of how these blocks will be kept, before they are measured."""
+        return []
+
     @abstractmethod
     def restored(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
         """Return the Q that is made of these tensors, or refuse those of another network."""

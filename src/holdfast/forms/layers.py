@@ -44,6 +44,22 @@ class LayerForm(Form):
         )
         return Sides(outputs, inputs)
 
+    def notices(self, blocks: Sequence[Block]) -> list[str]:
+        """Say which sides are too large to be kept whole."""
+        found = []
+        for block in blocks:
+            wanted = zip(self.wanted_sides, block.size, ("outputs", "inputs"), strict=True) if block.is_matrix else ()
+            for side, size, what in wanted:
+                if side != "dense" or size <= self.largest_side or (what == "inputs" and block.looked_up):
+                    continue
+                found.append(
+                    f"{block.name!r} has {size:,} {what}, and all of their factor would take {4e-9 * size**2:.3g} GB "
+                    f"in single precision, so only its diagonal is kept (largest_side={self.largest_side:,}). To have "
+                    f"all of it give form={type(self).__name__}(largest_side={size}); to hold that layer not at all, "
+                    "leave it out of protect=."
+                )
+        return found
+
     def factors(
         self, measure: SampleMeasure, blocks: Sequence[Block], parameters: Mapping[str, nn.Parameter]
     ) -> FactorReduction:

@@ -27,6 +27,7 @@ from holdfast.guard.checked_arguments import (
     device_with_number,
     named_measures,
 )
+from holdfast.guard.costs import Costs, costs_of
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
@@ -71,7 +72,9 @@ class Consolidator:
         strength: the c of the penalty. What is right depends on the measure: search on a grid 1, 2, 5, 10, ….
         protect: glob patterns, a predicate ``(name, parameter) -> bool``, or parameters; by default every trainable
             parameter. Leave out heads that belong to one task.
-        form: in which space importance is kept, a form or its name: ``"diagonal"``, one number a weight.
+        form: in which space importance is kept, a form or its name: ``"diagonal"``, one number a weight;
+            ``"rotated"``, the same in each layer's own coordinates; ``"kronecker"``, a product of two factors for each
+            layer. :meth:`cost` says what it takes.
         holds: what pulls beside the guard's own hold, each with a strength of its own: holds or their names.
         decay: γ of online EWC: the total is multiplied by it before a task's importance is added.
         from_scratch: True if the model has learned nothing yet: nothing is held in the first task, and no warning is
@@ -197,6 +200,13 @@ class Consolidator:
     def anchor(self) -> dict[str, Tensor]:
         """The weights θ* that the model is held to, by parameter name; empty before the first consolidation."""
         return dict(self._memory.anchor)
+
+    def cost(self) -> Costs:
+        """Return what the guard's form takes of memory and time, block by block, before anything is measured.
+
+        >>> print(Consolidator(model, "EWC", form="rotated").cost())
+        """
+        return costs_of(self._memory)
 
     def importance_of(self, name: str) -> dict[str, Tensor]:
         """Return the total importance that any one of the watching measures has found."""

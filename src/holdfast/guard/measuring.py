@@ -16,6 +16,7 @@ from holdfast.guard.distributed.whole_model import whole_model
 from holdfast.guard.ledger import Ledger, TaskImportance
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.new_classes import Classes, together, warn_of_new_classes
+from holdfast.guard.noticing.telling import tell
 from holdfast.measures import SampleMeasure
 from holdfast.persample.batches import Batch, Forward, check_batches
 from holdfast.persample.engine import SampleAccumulator, SampleImportance
@@ -53,6 +54,7 @@ class Finding:
 def measure_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, Finding]:
     """Return what each measure found, by its name; one that only watches and saw no step is left out."""
     sampled = _sampled(memory)
+    _tell_notices(memory)
     found = memory.ranks.together(lambda: _measure_without_data(memory))
     if sampled:
         given = memory.ranks.together(lambda: _given(batches, sampled))
@@ -65,6 +67,7 @@ def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forwar
     sampled = _sampled(memory)
     if not sampled:
         return
+    _tell_notices(memory)
     given = memory.ranks.together(lambda: _given(batches, sampled))
     collectors = list(dict.fromkeys(_collectors(memory, sampled, forward).values()))
     for collector in collectors:
@@ -74,6 +77,15 @@ def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forwar
         if not collector.seen:
             memory.ranks.together(collector.result)  # says that there were no batches
     _look_at_classes(memory, classes, collectors)
+
+
+def _tell_notices(memory: Memory) -> None:
+    """Warn of what a form keeps in another way than was asked for, once for each form."""
+    form = memory.driving.form
+    for message in form.notices(form.blocks(memory.model, memory.parameters)):
+        if message not in memory.told:
+            memory.told.add(message)
+            tell(message)
 
 
 def _sampled(memory: Memory) -> dict[str, SampleMeasure]:

@@ -61,6 +61,8 @@ class Memory:
     """The labels of all samples that tasks were measured with, where each had one."""
     head: HeadGradients = field(default_factory=HeadGradients)
     """What the output layer's gradients say about the classes of the current task."""
+    told: set[str] = field(default_factory=set)
+    """What users were told of the form."""
     version: int = 0
     """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
 
@@ -84,9 +86,16 @@ class Memory:
 
     @property
     def largest_importance(self) -> dict[str, float]:
-        """The largest Ω of each parameter, over all processes' parts of it: found once for every total."""
+        """The largest eigenvalue of each parameter's Q, for the diagonal its largest Ω: found once for every total.
+
+        Of sharded parameters, that over all processes' parts.
+        """
         held = self.driving.held
         if self._largest is None or self._largest[0] is not held:
+            if not self.driving.form.elementwise:
+                most = {matrix.block: float(matrix.largest_eigenvalue()) for matrix in held.values()}
+                self._largest = held, {name: most[block] for block in most for name in block.parameters}
+                return self._largest[1]
             own = {name: local(omega) for name, omega in self.driving.diagonal.items()}
             found = {name: float(omega.max()) if omega.numel() else 0.0 for name, omega in own.items()}
             if any(map(is_sharded, self.parameters.values())):
@@ -120,6 +129,7 @@ class Memory:
         """Look at the model again: take in parameters that were added, unfrozen, replaced or moved."""
         reshard(self.model)
         self.find_ranks()
+        self._refuse_sharded_matrices()
         present = dict(named_parameters(self.model))
         # What is held, or has been watched in this task, stays so when it is frozen: by default, the selection is of
         # what can be trained at this moment.
@@ -141,6 +151,15 @@ class Memory:
         for ledger in self.ledgers.values():
             for matrices in (ledger.total, ledger.held):
                 self._follow_matrices(matrices)
+
+    def _refuse_sharded_matrices(self) -> None:
+        """Refuse a form of whole layers where each process has a part of them."""
+        form = self.driving.form
+        if not form.elementwise and (sharded := [n for n, p in named_parameters(self.model) if is_sharded(p)]):
+            raise ConfigurationError(
+                f"form={form.name!r} with parameters that are spread over processes, such as {sharded[0]!r}: it needs "
+                "whole layers. Use DDP, or the form 'diagonal', which goes weight by weight."
+            )
 
     @property
     def frozen(self) -> dict[str, nn.Parameter]:

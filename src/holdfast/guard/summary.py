@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from holdfast.guard.memory import Memory
+from holdfast.holds.quadratic import penalty_value
 from holdfast.tensors.in_words import amount, spread
 from holdfast.tensors.sharding import is_sharded, local
 from holdfast.tensors.storage import at_hand, widest_dtype
@@ -61,7 +62,7 @@ def _held(memory: Memory) -> list[str]:
 
 @torch.no_grad()
 def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
-    """Return how far weights are from the anchor, and what the penalty comes to: c·Σ Ω (θ − θ*)² by its diagonal."""
+    """Return how far weights are from the anchor, and what the penalty comes to."""
     moved = size = penalty = 0.0
     diagonal = memory.driving.diagonal
     farthest, most = "", -1.0
@@ -81,10 +82,11 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
         return "some weights are not finite any more: training has diverged"
     if not moved:
         return "no weight has moved since"
+    if not memory.driving.form.elementwise:
+        penalty = float(penalty_value(memory.parameters, memory.driving.held, memory.anchor, memory.strength))
     whose = f", most in {farthest} ({_percent(most)})" if len(held) > 1 else ""
-    cost = "the penalty is" if memory.driving.form.elementwise else "the penalty is, by its diagonal,"
     far = f", {_percent(moved / size)} of their length" if size else ""
-    return f"moved since by {math.sqrt(moved):.3g}{far}{whose}; {cost} {penalty:.3g}"
+    return f"moved since by {math.sqrt(moved):.3g}{far}{whose}; the penalty is {penalty:.3g}"
 
 
 def _percent(share: float) -> str:

@@ -1,0 +1,115 @@
+"""What a guard will take, before it is paid: bytes and operations of every block in the guard's form."""
+
+from dataclasses import dataclass
+
+from torch.nn.parameter import is_lazy
+
+from holdfast.errors import ConfigurationError
+from holdfast.guard.memory import Memory
+from holdfast.tensors.storage import running_dtype
+
+_SHOWN = 12
+"""Blocks that a printed table lists, those that take most."""
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """What one block takes."""
+
+    name: str
+    """The block's, which is its weight's."""
+    weights: int
+    """How many it has."""
+    form: str
+    """In which form it is kept."""
+    kept: int
+    """Bytes that are kept from task to task: Q and the anchor."""
+    measuring: int
+    """Bytes of sums while a task is measured, in the pass that has most of them; beside the samples' own."""
+    multiplications: int
+    """Of one application of Q, which is once a step."""
+
+
+@dataclass(frozen=True, repr=False)
+class Costs:
+    """What every block takes, and all of them together."""
+
+    blocks: tuple[BlockCost, ...]
+    form: str
+    """The form that was asked for."""
+
+    @property
+    def kept(self) -> int:
+        """Bytes that are kept from task to task."""
+        return sum(block.kept for block in self.blocks)
+
+    @property
+    def measuring(self) -> int:
+        """Bytes of sums while a task is measured."""
+        return sum(block.measuring for block in self.blocks)
+
+    @property
+    def multiplications(self) -> int:
+        """Of one step's hold."""
+        return sum(block.multiplications for block in self.blocks)
+
+    @property
+    def weights(self) -> int:
+        """How many weights are held."""
+        return sum(block.weights for block in self.blocks)
+
+    def __repr__(self) -> str:
+        largest = sorted(self.blocks, key=lambda block: -block.kept)[:_SHOWN]
+        others = len(self.blocks) - len(largest)
+        wide = max([len(block.name) for block in largest] + [len("in all")])
+        lines = [
+            (
+                f"{self.form}: {in_bytes(self.kept)} kept ({self.kept / max(1, self.weights):.3g} bytes a weight), "
+                f"{in_bytes(self.measuring)} of sums while measuring, "
+                f"{self.multiplications / max(1, self.weights):,.0f} multiplications a weight and step"
+            ),
+            f"  {'':{wide}}  {'weights':>12}  {'kept':>10}  {'measuring':>10}  {'a step':>10}  form",
+        ]
+        lines += [
+            f"  {block.name:{wide}}  {block.weights:>12,}  {in_bytes(block.kept):>10}  "
+            f"{in_bytes(block.measuring):>10}  {block.multiplications:>10.2g}  {block.form}"
+            for block in largest
+        ]
+        if others:
+            lines.append(f"  and {others} smaller ones")
+        return "\n".join(lines)
+
+
+def costs_of(memory: Memory) -> Costs:
+    """Return what a guard takes for the parameters that it protects now."""
+    form, found = memory.driving.form, []
+    for name, parameter in memory.parameters.items():
+        if is_lazy(parameter):
+            raise ConfigurationError(
+                f"{name!r} has no shape yet, so what it takes is not known. Run the model once on a batch before."
+            )
+    for block in form.blocks(memory.model, memory.parameters):
+        members = [memory.parameters[name] for name in block.parameters]
+        cost, single = form.cost(block, memory.parameters), running_dtype(members[0]).itemsize
+        resting = memory.storage.dtype.itemsize if memory.storage.dtype else single
+        weights = sum(parameter.numel() for parameter in members)
+        found.append(
+            BlockCost(
+                block.name,
+                weights,
+                cost.said,
+                resting * (cost.kept + weights),
+                single * cost.measuring,
+                cost.applying,
+            )
+        )
+    return Costs(tuple(found), form.name)
+
+
+def in_bytes(count: float) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    raise AssertionError
