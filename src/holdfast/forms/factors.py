@@ -39,11 +39,13 @@ def eigenbasis(factor: Factor) -> tuple[Factor, Factor]:
     """Return the eigenvectors of a factor, in columns, and its eigenvalues; no vectors where it is diagonal."""
     if factor is None or factor.ndim == 1:
         return None, factor
+    factor = factor.to(torch.promote_types(factor.dtype, torch.float32))
     try:
         values, vectors = torch.linalg.eigh(factor)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # single precision may fail to converge where many eigenvalues are nearly equal
         values, vectors = (found.to(factor.dtype) for found in torch.linalg.eigh(factor.double()))
-    return vectors, values.clamp(min=0)
+    # In rows, as a saved state gives them back, so that products have the same bits.
+    return vectors.contiguous(), values.clamp(min=0)
 
 
 def composed(vectors: Factor, values: Factor) -> Factor:

@@ -7,6 +7,7 @@ preconditioner EKFAC, George et al. 2018 (arXiv 1806.03884).
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -117,6 +118,7 @@ class RotatedMatrix(Matrix):
         dropped.
         """
         assert isinstance(earlier, RotatedMatrix)
+        earlier = earlier.mapped(partial(_like, other=self.s))
         basis, spectra = self.basis, self.spectra
         if not self.basis_of_sum:
             basis, spectra = summed_basis(balanced(*self.factors), balanced(*earlier.factors), decay)
@@ -178,6 +180,11 @@ def summed_basis(own: tuple[Factor, Factor], theirs: tuple[Factor, Factor] | Non
         own = tuple(a if a is None or b is None else a + root * b for a, b in zip(own, theirs, strict=True))  # type: ignore[assignment]
     (u_g, l_g), (u_a, l_a) = map(eigenbasis, own)
     return Basis(u_g, u_a), Basis(l_g, l_a)
+
+
+def _like(tensor: Tensor, other: Tensor) -> Tensor:
+    """Return a tensor where another is, and as precise: what rests may be elsewhere, and in fewer bits."""
+    return tensor.to(other)
 
 
 def _turning(to: Tensor | None, of: Tensor | None) -> Tensor | None:
@@ -249,9 +256,11 @@ class Rotated(LayerForm):
         for block in blocks:
             if f"{block.name}/G" not in means and f"{block.name}/A" not in means:
                 continue
-            before = earlier.get(block.name)
-            theirs = balanced(*before.factors) if isinstance(before, RotatedMatrix) and before.block == block else None
-            basis, spectra = summed_basis(balanced(*factors_of(block, means)), theirs, decay)
+            own, before, theirs = balanced(*factors_of(block, means)), earlier.get(block.name), None
+            if isinstance(before, RotatedMatrix) and before.block == block:
+                like = next(factor for factor in own if factor is not None)
+                theirs = balanced(*before.mapped(partial(_like, other=like)).factors)
+            basis, spectra = summed_basis(own, theirs, decay)
             for kind, pair in (("U", basis), ("L", spectra)):
                 found |= {f"{block.name}/{kind}{k}": t for k, t in zip("GA", pair, strict=True) if t is not None}
             for key in "GA":
