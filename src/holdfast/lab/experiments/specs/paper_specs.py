@@ -4,10 +4,12 @@ import dataclasses
 from typing import Any
 
 from holdfast.errors import ConfigurationError
+from holdfast.forms import FORMS, form
 from holdfast.lab.experiments.specs.scenario_kinds import find_scenario
 from holdfast.lab.experiments.specs.source_files import require_loaded
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.specs.usual_protocols import LARGE_BATCH, Protocol
+from holdfast.lab.training.fast.layer_holds import can_hold
 from holdfast.lab.training.protocol import Settings
 from holdfast.measures import MEASURES
 from holdfast.registry import names_of
@@ -31,7 +33,8 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     require_loaded(changes.get("source"))
     with names_of(changes.get("source")):
         scenario, kind = find_scenario(scenario)  # an unknown name is refused with those that are near it,
-        measure = MEASURES.find(measure)  # and so is this one
+        measure = MEASURES.find(measure)  # and so are these two
+        kept_as = form(FORMS.find(changes.get("form", "diagonal")), **changes.get("form_settings", {}))
     protocol = kind.protocol
     own = {name: value for name, value in changes.items() if name not in _SETTINGS}
     unknown = sorted(set(own) - ({field.name for field in dataclasses.fields(Spec)} - {"settings"}))
@@ -52,7 +55,7 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     settings.update({name: value for name, value in changes.items() if name in _SETTINGS})
     given = dict(own.pop("watch_settings", {}))
     watched = {name: {**_usual(protocol, name, large=large), **given.get(name, {})} for name in own.get("watch", ())}
-    if own.get("holds") or own.get("form", "diagonal") != "diagonal":
+    if own.get("holds") or not can_hold(kept_as):
         own.setdefault("engine", "plain")  # the fast one has no place for them
     usual: dict[str, Any] = {
         "strength": strength,

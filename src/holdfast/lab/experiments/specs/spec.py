@@ -15,6 +15,7 @@ from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKin
 from holdfast.lab.experiments.specs.source_files import is_source_digest, missing_source, told_in_a_line
 from holdfast.lab.networks import NETWORKS, MultiHead
 from holdfast.lab.scenarios import Scenario
+from holdfast.lab.training.fast.layer_holds import can_hold
 from holdfast.lab.training.observer import Observer
 from holdfast.lab.training.precision import Precision
 from holdfast.lab.training.protocol import Settings
@@ -301,8 +302,8 @@ class Spec:
         made.check(measure(self.measure, **self.measure_settings))
         for name in holds:
             hold(name, **self.hold_settings.get(name, {}))
-        if self.engine == "fast" and (holds or not made.elementwise):
-            what = f"holds={holds}" if holds else f"form={chosen!r}"
+        if self.engine == "fast" and (holds or not can_hold(made)):
+            what = f"holds={holds}" if holds else f"the form {made}"
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 
     def _check_probes(self) -> None:

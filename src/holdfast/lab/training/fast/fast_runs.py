@@ -5,18 +5,21 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.errors import ConfigurationError, NotFiniteError
+from holdfast.forms import DiagonalMatrix
 from holdfast.guard import PathRecord
 from holdfast.lab.training.fast.dropout_masks import Masks
 from holdfast.lab.training.fast.flat_layout import FlatLayout
+from holdfast.lab.training.fast.layer_holds import MULTIPLE, LayerHolds
 from holdfast.lab.training.fast.lanes import Lane, Schedule, joined_update
 from holdfast.lab.training.fast.optimisers import optimiser_of
-from holdfast.lab.training.fast.recording import Recording, in_parallel
+from holdfast.lab.training.fast.recording import Recording, beside, in_parallel
 from holdfast.lab.training.fast.sample_tables import Batches, Clock
 from holdfast.lab.training.fast.shared_steps import check_alike
 from holdfast.lab.training.fast.step_gradients import (
@@ -69,7 +72,9 @@ class FastRuns:
             self._formula = Formula(first, runs=runs if together else 1)
         self._update_joined = joined_update(self._layout, self._update, self._device)
         self._lanes = [self._make_lane(span) for span in rows]
+        self._layer_holds = self._make_layer_holds()
         self._recording: Recording | None = None
+        self._recorded_holding = False
         self._pace = TELL_EVERY / 50
         """Seconds a step; a guess before the first."""
         self._begin_task()
@@ -186,6 +191,15 @@ class FastRuns:
         )
         self._clock = Clock.on(self._device)
 
+    def _make_layer_holds(self) -> LayerHolds | None:
+        """Return the holds of layers' matrices, where the form has them."""
+        guard = self._first.guard
+        if guard.form.elementwise:
+            return None
+        blocks = guard.form.blocks(self._first.model, guard.parameters)
+        multiple = MULTIPLE if self._device.type == "cuda" else 1
+        return LayerHolds(guard.form, blocks, self._layout, self._kept.weights, self._kept.anchor, multiple)
+
     def _make_lane(self, span: slice) -> Lane:
         first, learners, schedule = self._first, self.learners[span], self._schedule
         x = first.few_inputs()  # as tasks give it, which may not be as it is stored
@@ -200,6 +214,7 @@ class FastRuns:
         )
         kept = Kept.of([buffer[span] for buffer in self._kept.tensors()], len(self._kept.moments))
         return Lane(
+            span,
             self._layout,
             kept,
             self._strengths[span],
@@ -295,7 +310,13 @@ class FastRuns:
         """Take over what a run's guard holds it to."""
         guard = self.learners[run].guard
         self._strengths[run] = 2 * guard.strength
-        self._layout.fill(self._kept.importance[run], guard.importance)
+        if self._layer_holds is None:
+            importance = guard.importance
+        else:  # of a layer's matrix, the diagonal is for reading only
+            matrices = guard.matrices
+            self._layer_holds.take(run, matrices)
+            importance = {m.name: m.omega for m in matrices.values() if isinstance(m, DiagonalMatrix)}
+        self._layout.fill(self._kept.importance[run], importance)
         self._layout.fill(self._kept.anchor[run], guard.anchor)
 
     def _let_go(self) -> None:
@@ -307,9 +328,12 @@ class FastRuns:
     # Steps
 
     def _prepare(self) -> None:
-        """Compile and record the step, the first time."""
-        if self._device.type != "cuda" or self._recording is not None:
+        """Compile and record the step, the first time, and again when layers' matrices begin to hold."""
+        holding = self._layer_holds is not None and self._layer_holds.holding
+        recorded = self._recording is not None and self._recorded_holding == holding
+        if self._device.type != "cuda" or recorded:
             return
+        self._recorded_holding = holding
         started = time.perf_counter()
         self._clock.set(0, 0)
         with torch.cuda.device(self._device), tf32_allowed(self._first.precision == "tf32", self._device):
@@ -327,11 +351,12 @@ class FastRuns:
     @torch.no_grad()
     def _take_step(self) -> None:
         """Take a step of every run."""
+        pulls = None if self._layer_holds is None else beside(self._layer_holds.pulls, self._device)
         if self._device.type == "cuda":
-            in_parallel([lane.take_step for lane in self._lanes])
+            in_parallel([partial(lane.take_step, pulls) for lane in self._lanes])
         else:
             for lane in self._lanes:
-                lane.take_step()
+                lane.take_step(pulls)
         self._clock.tick()
 
     def _take_steps(self, most: int, wanted: Sequence[int]) -> int:

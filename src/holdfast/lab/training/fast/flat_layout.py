@@ -51,8 +51,10 @@ class FlatLayout:
     def joined(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return values ``[L, *shape]`` side by side as a buffer ``[L, width]``, zeros where nothing lies."""
         parts = []
+        some = next(iter(values.values()))
         for (name, place), end in zip(self.places.items(), self._ends(), strict=True):
-            value = values[name].reshape(len(values[name]), -1)
+            given = name in values
+            value = values[name].reshape(len(some), -1) if given else some.new_zeros(len(some), place.shape.numel())
             parts.append(value)
             if end > place.stop:
                 parts.append(value.new_zeros(len(value), end - place.stop))

@@ -47,13 +47,15 @@ def joined_update(layout: FlatLayout, update: Update, device: torch.device) -> C
         coefficients: Tensor,
         number: Tensor,
         hold: Tensor,
+        pull: Gradients | None,
     ) -> None:
         row = coefficients.index_select(0, number)[0]
         dtype = kept[0].dtype
         flat_step = layout.joined(step).to(dtype)
         flat_measured = flat_step if measured is None else layout.joined(measured).to(dtype)
         flat_independent = None if independent is None else layout.joined(independent).to(dtype)
-        update(Kept.of(kept, moments), flat_step, flat_measured, flat_independent, row, hold)
+        flat_pull = None if pull is None else layout.joined(pull)
+        update(Kept.of(kept, moments), flat_step, flat_measured, flat_independent, row, hold, flat_pull)
 
     return compiled(run, device)
 
@@ -63,6 +65,7 @@ class Lane:
 
     def __init__(
         self,
+        rows: slice,
         layout: FlatLayout,
         kept: Kept,
         hold: Tensor,
@@ -75,7 +78,8 @@ class Lane:
         *,
         needs_own_gradient: bool,
     ) -> None:
-        """Take buffers ``[L, width]`` in ``kept``, and 2c of each run in ``hold``, ``[L, 1]``."""
+        """Take buffers ``[L, width]`` in ``kept``, 2c of each run in ``hold``, ``[L, 1]``, and which runs they are."""
+        self.rows = rows
         self.layout = layout
         self.kept = kept
         self.hold = hold
@@ -89,8 +93,12 @@ class Lane:
         self._in_pieces = kept.weights.device.type == "cpu" and len(hold) == 1
         self._update_joined = update_joined
 
-    def take_step(self) -> None:
-        """Take one step of every run."""
+    def take_step(self, pulls: Callable[[], Gradients] | None) -> None:
+        """Take one step of every run.
+
+        Args:
+            pulls: returns Q(θ − θ*) of all lanes' runs, where a form has more than one importance a weight.
+        """
         schedule, now, number = self.schedule, self.clock.in_epoch, self.clock.in_task
         # Importance is measured with the gradient of the task's loss without dropout, at the weights before the step.
         measured = None
@@ -100,24 +108,25 @@ class Lane:
         if schedule.second_orders is not None:
             independent = self.gradients(schedule.second_orders, now, None, dropping=False)
         step = self.gradients(schedule.orders, now, schedule.losses, dropping=True)
+        pull = None if pulls is None else {name: found[self.rows] for name, found in pulls().items()}
         if self._in_pieces:
             row = schedule.coefficients.index_select(0, number)[0]
-            self._update_in_pieces(step, measured, independent, row)
+            self._update_in_pieces(step, measured, independent, row, pull or {})
         else:
-            kept, moments = self.kept.tensors(), len(self.kept.moments)
-            self._update_joined(kept, moments, step, measured, independent, schedule.coefficients, number, self.hold)
+            given = self.kept.tensors(), len(self.kept.moments), step, measured, independent
+            self._update_joined(*given, schedule.coefficients, number, self.hold, pull)
 
     def _update_in_pieces(
-        self, step: Gradients, measured: Gradients | None, independent: Gradients | None, row: Tensor
+        self, step: Gradients, measured: Gradients | None, independent: Gradients | None, row: Tensor, pull: Gradients
     ) -> None:
         hold = self.hold[0]
         for name, place in self.layout.places.items():
             kept = [buffer[0, place.start : place.stop] for buffer in self.kept.tensors()]
-            gradients = [step[name], (measured or step)[name], *([] if independent is None else [independent[name]])]
-            flat = [gradient.flatten().to(kept[0].dtype) for gradient in gradients]
-            for given in in_pieces([*kept, *flat]):
-                pieces = [piece for piece in given if piece is not None]
+            found = [step[name], (measured or step)[name], *(g[name] for g in (independent, pull) if g and name in g)]
+            flat = [gradient.flatten().to(kept[0].dtype) for gradient in found]
+            for pieces in in_pieces([*kept, *flat]):
                 own, (g_step, g_measured, *more) = pieces[: len(kept)], pieces[len(kept) :]
-                self.update(
-                    Kept.of(own, len(self.kept.moments)), g_step, g_measured, more[0] if more else None, row, hold
-                )
+                g_independent = None if independent is None else more[0]
+                g_pull = more[-1] if name in pull else None
+                moments = len(self.kept.moments)
+                self.update(Kept.of(own, moments), g_step, g_measured, g_independent, row, hold, g_pull)

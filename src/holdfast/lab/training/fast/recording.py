@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +10,8 @@ from torch import Tensor
 STEPS_A_GRAPH = 6
 """Steps recorded in the longer of two graphs: what lies between two launches is then paid once for all of them."""
 _WARM_UP = 3
+
+T = TypeVar("T")
 
 
 class Recording:
@@ -77,6 +79,24 @@ def in_parallel(works: Sequence[Callable[[], None]]) -> None:
     first()
     for stream in streams:
         current.wait_stream(stream)
+
+
+def beside(work: Callable[[], T], device: torch.device) -> Callable[[], T]:
+    """Let a CUDA device do something beside what comes next, until what it finds is asked for."""
+    if device.type != "cuda":
+        at_once = work()
+        return lambda: at_once
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = work()
+        done = stream.record_event()
+
+    def asked() -> T:
+        torch.cuda.current_stream().wait_event(done)
+        return found
+
+    return asked
 
 
 VARIANTS = 256

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.errors import ConfigurationError
+from holdfast.lab.training.fast.layer_holds import can_hold
 from holdfast.lab.training.learner import Learner
 
 
@@ -14,7 +15,7 @@ def check_alike(learners: Sequence[Learner]) -> None:
     if len({id(learner.model) for learner in learners}) < len(learners):
         raise ConfigurationError("Several runs have one network among them; expected one of its own for each.")
     for learner in learners:
-        _refuse_unless_elementwise(learner)
+        _refuse_what_has_no_place(learner)
     types = {parameter.dtype for parameter in learners[0].model.parameters()}
     if len(types) > 1 or min(dtype.itemsize for dtype in types) < 4:
         raise ConfigurationError(
@@ -30,12 +31,12 @@ def check_alike(learners: Sequence[Learner]) -> None:
                 )
 
 
-def _refuse_unless_elementwise(learner: Learner) -> None:
-    """Refuse what the one kernel of a step has no place for, rather than train something else in its stead."""
+def _refuse_what_has_no_place(learner: Learner) -> None:
+    """Refuse what a step has no place for, rather than train something else in its stead."""
     guard = learner.guard
     wanted = []
-    if not guard.form.elementwise:
-        wanted.append(f"the form {guard.form.name!r}, which is not element by element")
+    if not can_hold(guard.form):
+        wanted.append(f"the form {guard.form}")
     wanted += [f"the hold {hold.name!r}" for hold in guard.holds]
     wanted += [f"{name}, which counts steps" for name, measure in guard.measures.items() if measure.needs.number]
     if wanted:
@@ -48,6 +49,6 @@ def _kind(learner: Learner) -> tuple[Any, ...]:
     """Return all that runs side by side have in common."""
     tasks = tuple((len(task.stored_train), task.head) for task in learner.scenario.tasks)
     x = learner.few_inputs()
-    measures = tuple(learner.guard.measures.items())
+    measures, form = tuple(learner.guard.measures.items()), learner.guard.form
     network = f"{learner.model}, parameters of {[str(p.dtype) for p in learner.model.parameters()]}"
-    return learner.settings, learner.device, learner.precision, tasks, (x.shape[1:], x.dtype), measures, network
+    return learner.settings, learner.device, learner.precision, tasks, (x.shape[1:], x.dtype), measures, form, network

@@ -51,7 +51,14 @@ class Update:
     batch_size: int
 
     def __call__(
-        self, kept: Kept, step: Tensor, measured: Tensor, independent: Tensor | None, row: Tensor, hold: Tensor
+        self,
+        kept: Kept,
+        step: Tensor,
+        measured: Tensor,
+        independent: Tensor | None,
+        row: Tensor,
+        hold: Tensor,
+        pull: Tensor | None = None,
     ) -> None:
         """Take the step.
 
@@ -62,6 +69,7 @@ class Update:
             independent: g′, where some measure needs it.
             row: the optimiser's coefficients.
             hold: 2c, of a shape that broadcasts.
+            pull: Q(θ − θ*) of weights that are held by more than an importance each; Ω is 0 there.
         """
         rest = iter(kept.states)
         measures = [(measure, {state: next(rest) for state in measure.running}) for measure in self.measures]
@@ -70,6 +78,8 @@ class Update:
                 measure.update_(states, Seen(measured, independent, None, self.batch_size))
         before = kept.weights.clone()
         held = step + penalty_gradient(before, kept.importance, kept.anchor, hold)
+        if pull is not None:
+            held = held + hold * pull
         self.optimiser.step_(kept.weights, held, kept.moments, row)
         moved = kept.weights - before
         for measure, states in measures:
