@@ -41,6 +41,7 @@ TASKS = 3
 """Learned of each case: the first holds nothing, the second ends with the protocol's samples, the third with all."""
 EPOCHS = 3
 """Of each, the first of them not timed."""
+SMALL = {"tasks": TASKS, "batch_size": 32, "samples": 20}
 LIMIT = 80.0
 """Seconds after which a benchmark begins no further case."""
 
@@ -215,7 +216,7 @@ NOTES = [
 
 def permuted_mnist(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Report]:
     """EWC on Permuted MNIST, alone and four side by side: at most 30 s a run alone."""
-    changes = {"hidden": (24, 20), "tasks": TASKS} if quick else {}
+    changes = {**SMALL, "hidden": (24, 20)} if quick else {}
     cases = [("rotated, tf32", 1), ("kronecker", 2)] if quick else [(form, runs) for runs in (1, 4) for form in FORMS]
     title = "Permuted MNIST with EWC in several forms: 784-2000-2000-10, 10 tasks × 20 epochs, batch 256, Adam, TF32"
     report = Report("gpu-forms-permuted-mnist", title, list(NOTES), {})
@@ -224,7 +225,7 @@ def permuted_mnist(datasets: Datasets, device: torch.device, quick: bool) -> Ite
 
 def split_cifar(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Report]:
     """EWC on Split CIFAR, alone and eight side by side: at most 35 s alone and 20 s a run with eight."""
-    changes = {"tasks": TASKS} if quick else {}
+    changes = SMALL if quick else {}
     cases = [("rotated, tf32", 1), ("rotated, tf32", 8), ("rotated, float32", 1), ("diagonal", 1), ("diagonal", 8)]
     cases = [("rotated, float32", 2)] if quick else cases
     title = "Split CIFAR with EWC in several forms: the paper's CNN, 6 tasks × 60 epochs, batch 256, Adam, TF32"
@@ -333,7 +334,7 @@ def _data(spec: Spec, datasets: Datasets, quick: bool) -> tuple[Mapping[str, Dat
     made = {}
     for name in names:
         train, test = 60_000 if name == "MNIST" else 50_000, 10_000
-        if quick:  # two batches of 256; of CIFAR-100, a task has a tenth
-            train, test = 6000 if name == "CIFAR-100" else 600, 100
+        if quick:  # two batches; of CIFAR-100, a task has a tenth
+            train, test = 1000 if name == "CIFAR-100" else 80, 100
         made[name] = Dataset(name, images(train, *SHAPES[name]), images(test, *SHAPES[name]))
     return made, False
