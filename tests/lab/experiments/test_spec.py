@@ -190,6 +190,10 @@ class TestFormsAndHolds:
             ({"hold_settings": {"nudge": {}}}, "hold_settings"),
             ({"holds": ("nudge",), "hold_settings": {"nudge": {"far": 1}}}, "The hold 'nudge'.*far"),
             ({"holds": ("nudge",), "engine": "fast"}, "expected engine='plain'"),
+            (
+                {"measure": "EWC", "form": "rotated", "form_settings": {"sums": "exact"}, "engine": "fast"},
+                r"the form Rotated\(.*sums='exact'.*expected engine='plain'",
+            ),
         ],
     )
     def test_what_makes_no_sense_is_refused(self, changes, message):
@@ -200,3 +204,6 @@ class TestFormsAndHolds:
     def test_the_paper_specs_engine_follows(self):
         self.hold()
         assert paper_spec("split-digits", "SI", holds=("nudge",)).engine == "plain"
+        for name in ("diagonal", "Rotated", "kronecker"):
+            assert paper_spec("split-digits", "EWC", form=name).engine == "fast"
+        assert paper_spec("split-digits", "EWC", form="rotated", form_settings={"sums": "exact"}).engine == "plain"
