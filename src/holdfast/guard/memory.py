@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from holdfast.errors import ConfigurationError, ProtectError
 from holdfast.forms import Matrix
@@ -72,7 +73,7 @@ class Memory:
         if self.wrapper is not None:
             self.model = self.wrapper.module
         self.find_ranks()
-        self.parameters = self.selection.find(self.model)
+        self.parameters = self._taken_by_forms(self.selection.find(self.model))
 
     def find_ranks(self) -> None:
         """Find out which processes train the model."""
@@ -135,7 +136,7 @@ class Memory:
         # what can be trained at this moment.
         kept = self.anchor.keys() | self.steps.keys()
         found = self.selection.find(self.model, some=not kept)
-        self.parameters = {name: p for name, p in present.items() if name in found or name in kept}
+        self.parameters = self._taken_by_forms({n: p for n, p in present.items() if n in found or n in kept})
         self.version += 1
         for name, parameter in self.parameters.items():
             anchor = self.anchor.get(name)
@@ -160,6 +161,13 @@ class Memory:
                 f"form={form.name!r} with parameters that are spread over processes, such as {sharded[0]!r}: it needs "
                 "whole layers. Use DDP, or the form 'diagonal', which goes weight by weight."
             )
+
+    def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""
+        if not any(map(is_lazy, parameters.values())):
+            for ledger in self.ledgers.values():
+                ledger.form.check_model(self.model, parameters)
+        return parameters
 
     @property
     def frozen(self) -> dict[str, nn.Parameter]:
