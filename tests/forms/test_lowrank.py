@@ -212,7 +212,12 @@ def test_it_comes_back_from_its_tensors_and_not_from_others():
     matrix, parameters = guarded(model, form).matrices["network"], dict(model.named_parameters())
     tensors = matrix.tensors()
     torch.testing.assert_close(dense(form.restored(matrix.block, tensors, parameters)), dense(matrix), rtol=0, atol=0)
-    others = ({}, {"H": tensors["U"]}, tensors | {"U": tensors["U"][:, 1:]}, tensors | {"L": tensors["L"].reshape(5, 1)})
+    others = (
+        {},
+        {"H": tensors["U"]},
+        tensors | {"U": tensors["U"][:, 1:]},
+        tensors | {"L": tensors["L"].reshape(5, 1)},
+    )
     for wrong in others:
         with pytest.raises(StateError, match=r"expected {'U': \(43, 5\), 'L': \(5,\), 'trace': \(\)}"):
             form.restored(matrix.block, wrong, parameters)

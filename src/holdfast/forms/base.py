@@ -138,7 +138,7 @@ class Form(ABC):
                 "take the form 'diagonal', which all have."
             )
 
-    def check_model(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    def check_model(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> None:  # noqa: B027 (most take all)
         """Refuse parameters that it cannot keep an importance of, as soon as they are known."""
 
     @abstractmethod

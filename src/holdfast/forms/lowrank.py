@@ -219,8 +219,8 @@ class LowRank(VectorForm):
         """Add up HV, for random columns in the first pass and for the last one's eigenvectors in others."""
         directions = {}
         for block in blocks:
-            like = parameters[block.parameters[0]]
-            like = torch.empty(0, dtype=at_least_single(like.dtype), device=like.device)
+            weights = parameters[block.parameters[0]]
+            like = torch.empty(0, dtype=at_least_single(weights.dtype), device=weights.device)
             directions[block.name] = self._directions(block, known, like)
         return ProductReduction(measure.phi, blocks, parameters, directions)
 
@@ -241,7 +241,8 @@ class LowRank(VectorForm):
             return u
         generator = torch.Generator().manual_seed(SEED)
         columns = min(block.length, self.rank + OVERSAMPLING)
-        return torch.linalg.qr(torch.randn(block.length, columns, generator=generator).to(like))[0]
+        found: Tensor = torch.linalg.qr(torch.randn(block.length, columns, generator=generator).to(like))[0]
+        return found
 
     def matrices(
         self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]
@@ -276,6 +277,4 @@ class LowRank(VectorForm):
         if self.sums == "exact" and "L" in tensors:
             rank = min(block.length, max(rank, math.prod(tensors["L"].shape)))
         refuse_other_shapes(block, tensors, {"U": (block.length, rank), "L": (rank,), "trace": ()})
-        return LowRankMatrix(
-            block, tensors["U"], tensors["L"], tensors["trace"], damping=self.damping, rank=self._cut
-        )
+        return LowRankMatrix(block, tensors["U"], tensors["L"], tensors["trace"], damping=self.damping, rank=self._cut)

@@ -32,9 +32,7 @@ def as_vector(block: Block, given: Mapping[str, Tensor], lead: int = 0) -> Tenso
 def in_shapes(block: Block, vector: Tensor) -> dict[str, Tensor]:
     """Return what :func:`as_vector` has joined as it was."""
     parts = vector.split([math.prod(shape) for shape in block.shapes], -1)
-    return {
-        name: part.reshape(shape) for name, part, shape in zip(block.parameters, parts, block.shapes, strict=True)
-    }
+    return {name: part.reshape(shape) for name, part, shape in zip(block.parameters, parts, block.shapes, strict=True)}
 
 
 class WholeGradientReduction(Reduction):
