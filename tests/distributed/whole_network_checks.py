@@ -49,7 +49,9 @@ def whole_network_of_a_ddp_model(here):
 def whole_network_of_a_sharded_model_is_refused(here):
     model = fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,)))
     for form in ("dense", "lowrank"):
-        with pytest.raises(holdfast.ModelError, match=r"spread over several processes.*'diagonal', or DDP"):
+        with pytest.raises(
+            holdfast.ConfigurationError, match=r"spread over processes.*Use DDP, or the form 'diagonal'"
+        ):
             holdfast.Consolidator(model, holdfast.Fisher(), form=form)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import holdfast
 from holdfast.errors import ConfigurationError, StateError
-from holdfast.forms import Dense, DenseMatrix
+from holdfast.forms import Block, Dense, DenseMatrix
 from tests import oracles
 from tests.forms.whole_network import (
     NETWORKS,
@@ -160,6 +160,8 @@ def test_it_comes_back_from_its_tensors_and_not_from_others():
 
 def test_what_it_takes_is_said_before():
     model = network()
+    (told,) = holdfast.Consolidator(model, holdfast.Fisher(), form="dense").cost().blocks
+    assert (told.name, told.weights, told.form, told.kept) == ("network", 43, "dense", 8 * (43**2 + 43))
     (block,) = Dense().blocks(model, dict(model.named_parameters()))
     assert Dense().cost(block, dict(model.named_parameters())) == (43**2, 43**2, 43**2, "dense")
     assert guarded(model, "dense").matrices["network"].said == "dense"
@@ -182,6 +184,18 @@ def test_it_is_the_same_whatever_order_a_model_has_its_layers_in():
     moved(model)
     other._memory.model.load_state_dict(model.state_dict())
     torch.testing.assert_close(other.penalty(), guard.penalty(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 40, 400])
+def test_the_largest_eigenvalue_is_found_without_the_others(rank):
+    root = torch.randn(400, rank, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    block = Block("network", ("weight",), shapes=((400,),))
+    for dtype, close in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+        h = (root @ root.mT).to(dtype)
+        expected = torch.linalg.eigvalsh(h.double())[-1].clamp(min=0)
+        torch.testing.assert_close(
+            DenseMatrix(block, h).largest_eigenvalue().double(), expected, rtol=close, atol=1e-12
+        )
 
 
 def test_a_block_without_weights_has_no_eigenvalue():

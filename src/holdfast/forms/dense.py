@@ -22,6 +22,9 @@ from holdfast.persample.reductions import Block, OuterReduction, Reduction, as_v
 from holdfast.settings import whole_number
 from holdfast.tensors.products import products_in
 
+KRYLOV = 100
+"""Steps of the method by which the largest eigenvalue is found; far fewer will do for most."""
+
 
 class DenseMatrix(Matrix):
     """H of one block."""
@@ -86,8 +89,18 @@ class DenseMatrix(Matrix):
         return self.h.trace()
 
     def largest_eigenvalue(self) -> Tensor:
-        """Return the largest λ."""
-        return self._eigenbasis[1][-1:].sum()  # 0 for a block without weights
+        """Return the largest λ by Lanczos's method: all of them would take minutes for the largest matrices."""
+        basis = self.h.new_zeros(len(self.h), min(len(self.h), KRYLOV))
+        if not basis.numel():
+            return self.h.new_zeros(())
+        along = torch.randn(len(self.h), generator=torch.Generator().manual_seed(0)).to(self.h)
+        with products_in("float32", self.h.device):
+            for step in range(basis.shape[1]):
+                for _ in range(2):  # once leaves rounding, along which the next ones would grow
+                    along = along - basis @ (basis.mT @ along)
+                basis[:, step] = along / along.norm().clamp(min=torch.finfo(along.dtype).tiny)
+                along = self.h @ basis[:, step]
+            return torch.linalg.eigvalsh(basis.mT @ (self.h @ basis))[-1].clamp(min=0)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return H."""

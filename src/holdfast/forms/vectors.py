@@ -14,7 +14,6 @@ from holdfast.measures.base import Measure
 from holdfast.persample.reductions import Block
 from holdfast.settings import number
 from holdfast.tensors.names import named_parameters
-from holdfast.tensors.sharding import is_sharded
 
 Span = Literal["network", "layers"]
 """What one matrix is over: all parameters together, or those of each layer."""
@@ -54,13 +53,7 @@ class VectorForm(Form):
         return found
 
     def _refuse_scattered(self, own: Mapping[str, Tensor]) -> None:
-        """Refuse parameters of one block that do not lie in one place, whole."""
-        for name, parameter in own.items():
-            if is_sharded(parameter):
-                raise ModelError(
-                    f"{name!r} is spread over several processes, and the form {self.name!r} has one matrix over all "
-                    "weights, which each of them would need whole. Take form='diagonal', or DDP."
-                )
+        """Refuse parameters of one block that do not lie in one place."""
         places = {parameter.device for parameter in own.values()}
         if len(places) > 1:
             raise ModelError(

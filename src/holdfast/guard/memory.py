@@ -130,7 +130,6 @@ class Memory:
         """Look at the model again: take in parameters that were added, unfrozen, replaced or moved."""
         reshard(self.model)
         self.find_ranks()
-        self._refuse_sharded_matrices()
         present = dict(named_parameters(self.model))
         # What is held, or has been watched in this task, stays so when it is frozen: by default, the selection is of
         # what can be trained at this moment.
@@ -153,20 +152,16 @@ class Memory:
             for matrices in (ledger.total, ledger.held):
                 self._follow_matrices(matrices)
 
-    def _refuse_sharded_matrices(self) -> None:
-        """Refuse a form of whole layers where each process has a part of them."""
+    def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""
         form = self.driving.form
         if not form.elementwise and (sharded := [n for n, p in named_parameters(self.model) if is_sharded(p)]):
             raise ConfigurationError(
                 f"form={form.name!r} with parameters that are spread over processes, such as {sharded[0]!r}: it needs "
                 "whole layers. Use DDP, or the form 'diagonal', which goes weight by weight."
             )
-
-    def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""
         if not any(map(is_lazy, parameters.values())):
-            for ledger in self.ledgers.values():
-                ledger.form.check_model(self.model, parameters)
+            form.check_model(self.model, parameters)
         return parameters
 
     @property
