@@ -100,7 +100,8 @@ class DenseMatrix(Matrix):
                     along = along - basis @ (basis.mT @ along)
                 basis[:, step] = along / along.norm().clamp(min=torch.finfo(along.dtype).tiny)
                 along = self.h @ basis[:, step]
-            return torch.linalg.eigvalsh(basis.mT @ (self.h @ basis))[-1].clamp(min=0)
+            values: Tensor = torch.linalg.eigvalsh(basis.mT @ (self.h @ basis))
+        return values[-1].clamp(min=0)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return H."""
