@@ -438,13 +438,27 @@ class Consolidator:
         self._memory.refresh()
 
     def forget(self, *names: str) -> None:
-        """Let go of parameters: drop their anchor, importance and running state."""
+        """Let go of parameters: drop their anchor, importance and running state.
+
+        In a form that has one matrix for several parameters, that lets go of the others' importance too, with a
+        warning.
+        """
         for name in names:
             if name not in self._memory.parameters and name not in self._memory.anchor:
                 raise ProtectError(
                     f"{name!r} is not a protected parameter, so nothing was forgotten; see Consolidator.parameters for "
                     "those."
                 )
+        blocks = [matrix.block.parameters for matrix in self.matrices.values()]
+        others = [n for block in blocks if not set(names).isdisjoint(block) for n in block if n not in names]
+        if others:
+            more = f" and {len(others) - 1} other parameter{'s' if others[2:] else ''}" if others[1:] else ""
+            warnings.warn(
+                f"What is forgotten had its importance in one matrix with {others[0]!r}{more}, so that nothing holds "
+                "those any more either. Consolidate again, with data of what is to be kept.",
+                HoldfastWarning,
+                stacklevel=2,
+            )
         for name in names:
             self._memory.forget(name)
 

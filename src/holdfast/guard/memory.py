@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from holdfast.errors import ConfigurationError, ProtectError
 from holdfast.forms import Matrix
@@ -72,7 +73,7 @@ class Memory:
         if self.wrapper is not None:
             self.model = self.wrapper.module
         self.find_ranks()
-        self.parameters = self.selection.find(self.model)
+        self.parameters = self._taken_by_forms(self.selection.find(self.model))
 
     def find_ranks(self) -> None:
         """Find out which processes train the model."""
@@ -129,13 +130,12 @@ class Memory:
         """Look at the model again: take in parameters that were added, unfrozen, replaced or moved."""
         reshard(self.model)
         self.find_ranks()
-        self._refuse_sharded_matrices()
         present = dict(named_parameters(self.model))
         # What is held, or has been watched in this task, stays so when it is frozen: by default, the selection is of
         # what can be trained at this moment.
         kept = self.anchor.keys() | self.steps.keys()
         found = self.selection.find(self.model, some=not kept)
-        self.parameters = {name: p for name, p in present.items() if name in found or name in kept}
+        self.parameters = self._taken_by_forms({n: p for n, p in present.items() if n in found or n in kept})
         self.version += 1
         for name, parameter in self.parameters.items():
             anchor = self.anchor.get(name)
@@ -152,14 +152,17 @@ class Memory:
             for matrices in (ledger.total, ledger.held):
                 self._follow_matrices(matrices)
 
-    def _refuse_sharded_matrices(self) -> None:
-        """Refuse a form of whole layers where each process has a part of them."""
+    def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""
         form = self.driving.form
         if not form.elementwise and (sharded := [n for n, p in named_parameters(self.model) if is_sharded(p)]):
             raise ConfigurationError(
                 f"form={form.name!r} with parameters that are spread over processes, such as {sharded[0]!r}: it needs "
                 "whole layers. Use DDP, or the form 'diagonal', which goes weight by weight."
             )
+        if not any(map(is_lazy, parameters.values())):
+            form.check_model(self.model, parameters)
+        return parameters
 
     @property
     def frozen(self) -> dict[str, nn.Parameter]:

@@ -85,8 +85,10 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
             totals[kind].setdefault(name, {})[part] = tensor.detach()
         else:
             holds[kind][name] = tensor.detach().clone()
+    # Some may have come, or thawed, since the last task was consolidated: they are in no block yet.
+    anchored = {name: parameter for name, parameter in parameters.items() if name in kept["anchor"]}
     restored = {
-        label: _restored(memory, ledger, totals[f"total/{label}"], parameters)
+        label: _restored(memory, ledger, totals[f"total/{label}"], parameters if ledger.form.elementwise else anchored)
         for label, ledger in memory.ledgers.items()
     }
     _load_holds(memory.holds, holds)

@@ -39,7 +39,8 @@ def _held(memory: Memory) -> list[str]:
     if not memory.anchor:
         return [f"holds nothing yet; protects {amount(protected.values())}, from the first consolidation on"]
     verb = "holds" if memory.strength else "at strength 0 does not hold"
-    known = {name: p for name, p in protected.items() if name in memory.anchor}
+    with_importance = {name for matrix in memory.driving.held.values() for name in matrix.block.parameters}
+    known = {name: p for name, p in protected.items() if name in memory.anchor and name in with_importance}
     held = {name: p for name, p in known.items() if p.shape == memory.anchor[name].shape}
     lines = [f"{verb} {amount(held.values())} to what they were after task {memory.tasks}"]
     if replaced := [name for name in known if name not in held]:

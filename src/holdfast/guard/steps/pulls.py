@@ -21,12 +21,20 @@ def pulls_of(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[dict[str
         holds.append(Quadratic())
     found = []
     for each in holds:
+        moving = _with_their_blocks(memory, owned) if isinstance(each, Quadratic) else owned
         with torch.set_grad_enabled(each.runs_model):
-            added = each.gradient(memory.held(owned))
+            added = each.gradient(memory.held(moving))
         found.append(
             {name: pull.detach() for name, pull in checked_pull(each, added, owned, memory.parameters).items()}
         )
     return found
+
+
+def _with_their_blocks(memory: Memory, owned: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return parameters with all others of their blocks: those pull at them too, whoever moves them."""
+    blocks = [matrix.block.parameters for matrix in memory.driving.held.values()]
+    names = {name for block in blocks if not owned.keys().isdisjoint(block) for name in block}
+    return {**owned, **{name: parameter for name, parameter in memory.parameters.items() if name in names}}
 
 
 def add_pulls(
@@ -65,7 +73,7 @@ def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], owned: Mapping[
     pulls = pulls_of(memory, owned)
     give_each_its_own_gradient({name: owned[name] for pull in pulls for name in pull})
     add_pulls(stepping, owned, pulls, 1.0, in_place=True)
-    value = penalty_value(owned, memory.driving.held, memory.anchor, memory.strength)
+    value = penalty_value(_with_their_blocks(memory, owned), memory.driving.held, memory.anchor, memory.strength)
     for each in memory.holds:
         own = each.value(memory.held(owned))
         value = value if own is None else value + own.detach().to(value.device)
