@@ -45,7 +45,7 @@ class DenseMatrix(Matrix):
         return self.h.trace()
 
     def largest_eigenvalue(self):
-        return torch.linalg.eigvalsh(self.h)[-1]
+        return torch.linalg.eigvalsh(self.h.double())[-1]
 
     def tensors(self):
         return {"H": self.h}

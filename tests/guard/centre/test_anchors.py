@@ -6,7 +6,7 @@ from torch import nn
 
 import holdfast
 from holdfast.errors import BatchError, ConfigurationError, NotFiniteError, StateError
-from holdfast.forms import FORMS, register_form
+from holdfast.forms import FORMS, Diagonal, Kronecker, Rotated, register_form
 from tests.forms.toy_dense import ToyDense
 from tests.forms.toy_kronecker import ToyKronecker
 from tests.guard.helpers import batch, loss, net, weights
@@ -301,6 +301,55 @@ def test_a_state_says_only_what_is_not_as_usual_and_fits_only_where_it_is_so():
         usual.load_state_dict(state)
     with pytest.raises(StateError, match=r"made with gradient_term=True; .* gradient_term=False"):
         guard_of(regression()).load_state_dict(state)
+
+
+def sequence(form, **settings):
+    """Return a network and its guard after three tasks, and a guard for each of them alone, all elsewhere by now."""
+    model = nn.Sequential(nn.Conv1d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(6, 3), nn.LayerNorm(3)).double()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.7, form=form, anchor="mean", **settings)
+    alone = []
+    for seed in range(3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        task = [(x.unsqueeze(1), y) for x, y in [batch(seed)]]
+        alone.append(holdfast.Consolidator(model, holdfast.Fisher(), 0.7, form=form, **{"anchor": "mean", **settings}))
+        for each in (guard, alone[-1]):
+            each.consolidate(task)
+    moved(model, 9)
+    return model, guard, alone
+
+
+@pytest.mark.parametrize(
+    "form", [Rotated(sums="exact"), Kronecker(sums="exact"), Diagonal()], ids=lambda form: form.name
+)
+@pytest.mark.parametrize("slopes", [False, True])
+def test_of_any_form_whose_sums_are_exact_it_is_what_guards_of_one_task_each_add_up_to(form, slopes):
+    torch.manual_seed(0)
+    model, guard, alone = sequence(form, gradient_term=slopes)
+    expected = sum(gradient(model, each.penalty()) for each in alone)
+    torch.testing.assert_close(gradient(model, guard.penalty()), expected, **CLOSE)
+
+
+def test_where_sums_are_not_exact_the_tilt_is_that_of_the_total_as_it_is():
+    torch.manual_seed(0)
+    model = regression()
+    guard = guard_of(model, "rotated")
+    expected = dict.fromkeys(guard.parameters, 0.0)
+    for seed in range(3):
+        moved(model, seed)
+        d = {name: p.detach() - guard.anchor[name] for name, p in guard.parameters.items()} if seed else {}
+        for matrix in guard.matrices.values():
+            expected |= {name: expected[name] - pull for name, pull in matrix.apply(d).items()}
+        guard.consolidate([data(seed)])
+    for name, r in guard.tilt.items():
+        torch.testing.assert_close(r, expected[name], **CLOSE)
+
+
+def test_what_it_takes_is_told():
+    usual, leaning = (guard_of(regression(), gradient_term=slopes).cost() for slopes in (False, True))
+    weights = 8 * usual.weights  # one tensor more of them is kept, and one more is summed up
+    assert leaning.kept == usual.kept + weights and leaning.measuring == usual.measuring + weights
 
 
 def test_weights_that_no_task_needs_are_held_to_the_last_solution():
