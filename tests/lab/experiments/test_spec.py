@@ -192,7 +192,14 @@ class TestFormsAndHolds:
             ({"holds": ("nudge",), "engine": "fast"}, "expected engine='plain'"),
             ({"anchor": "first"}, "anchor='first': expected 'last'"),
             ({"gradient_term": True}, "gradient_term=True with anchor='last'"),
-            ({"anchor": "mean", "gradient_term": True, "engine": "fast"}, "'fast' with gradient_term=True.*'plain'"),
+            (
+                {"anchor": "mean", "gradient_term": True, "engine": "fast"},
+                "gradient_term=True.*engine='plain'",
+            ),
+            (
+                {"measure": "EWC", "anchor": "mean", "form": "rotated", "engine": "fast"},
+                "anchor='mean'.*Rotated.*expected engine='plain'",
+            ),
             ({"measure": "SI", "measure_settings": {"clamp": "total"}, "anchor": "mean"}, "anchor='mean' with SI"),
         ],
     )
@@ -205,7 +212,8 @@ class TestFormsAndHolds:
         self.hold()
         assert paper_spec("split-digits", "SI", holds=("nudge",)).engine == "plain"
         assert paper_spec("split-digits", "EWC", anchor="mean").engine == "fast"
-        assert paper_spec("split-digits", "EWC", anchor="mean", gradient_term=True).engine == "plain"
+        for leaning in ({"gradient_term": True}, {"form": "rotated"}):
+            assert paper_spec("split-digits", "EWC", anchor="mean", **leaning).engine == "plain"
 
     def test_where_it_is_centred_is_in_the_name_unless_it_is_usual(self):
         usual = Spec("split-digits", "EWC", engine="plain")

@@ -320,8 +320,9 @@ def test_what_cannot_share_steps_is_refused():
     other.body[1] = torch.nn.Tanh()
     with pytest.raises(ConfigurationError, match="alike but for seed and strength"):
         FastRuns([one, make_learner("SI", settings=LONG, seed=2, scenario=one.scenario, model=other, strength=0.5)])
-    with pytest.raises(ConfigurationError, match="cannot do with gradient_term=True; expected engine='plain'"):
-        FastRuns([learner(1, "EWC", anchor="mean", gradient_term=True)])
+    for leaning in ({"gradient_term": True}, {"form": "rotated"}):
+        with pytest.raises(ConfigurationError, match=r"cannot do with anchor='mean' and .*; expected engine='plain'"):
+            FastRuns([learner(1, "EWC", anchor="mean", **leaning)])
     half = make_scenario(2, True, torch.bfloat16, train=35)
     with pytest.raises(ConfigurationError, match="precision='bf16' computes in 16 bits"):
         FastRuns([make_learner("SI", settings=LONG, scenario=half, model=make_model(half).bfloat16())])
