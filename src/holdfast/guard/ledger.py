@@ -276,6 +276,15 @@ class Ledger:
                 )
         return total
 
+    def shares(self, block: str, decay: float) -> tuple[float, float]:
+        """Return by what a block's total and a task's importance are multiplied where they become the next total."""
+        if self.measure.total == "replace":
+            return 0.0, 1.0
+        if self.measure.total == "average":
+            before = decay * self.weights.get(block, 0.0)
+            return before / (1 + before), 1 / (1 + before)
+        return decay, 1.0
+
     def take_in(self, total: dict[str, Matrix], found: Mapping[str, Matrix], decay: float) -> None:
         """Make a total with a task's importance in it the current one."""
         if self.measure.total == "average":

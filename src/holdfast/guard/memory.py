@@ -4,18 +4,18 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import ConfigurationError, ProtectError
-from holdfast.forms import Matrix
+from holdfast.forms import Form, Matrix
 from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.selection import Selection
-from holdfast.holds import Held, Hold
+from holdfast.holds import Held, Hold, Tilt
 from holdfast.tensors.names import named_parameters
 from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
 from holdfast.tensors.storage import Storage
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
+
+AnchorKind = Literal["last", "mean"]
+
+
+def leans(form: Form, anchor: AnchorKind, *, gradient_term: bool) -> bool:
+    """Whether a hold leans at its anchor, the last solution; that of the plain diagonal is the mean itself."""
+    return anchor == "mean" and (gradient_term or not form.elementwise)
 
 
 @dataclass
@@ -48,7 +55,13 @@ class Memory:
     """Those processes, named or found."""
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     anchor: dict[str, Tensor] = field(default_factory=dict)
-    """θ*, the weights after the last consolidated task."""
+    """θ*, the weights after the last consolidated task, or their mean over all tasks."""
+    anchor_kind: AnchorKind = "last"
+    """What the hold is centred at: the last solution, or the mean of all tasks'; see ``centre/anchors.py``."""
+    gradient_term: bool = False
+    """Whether the gradients of the tasks' own losses are part of the hold."""
+    tilt: dict[str, Tensor] = field(default_factory=dict)
+    """r, how the sum of all tasks' penalties leans at θ*, where that is not its centre."""
     tasks: int = 0
     start: dict[str, Tensor] = field(default_factory=dict)
     """θ(0), each parameter just before its first step of the current task: after any re-initialisation, so not θ*."""
@@ -84,6 +97,16 @@ class Memory:
     def driving(self) -> Ledger:
         """The account of the measure that drives the penalty."""
         return self.ledgers[self.driver]
+
+    @property
+    def leans(self) -> bool:
+        """Whether the hold leans at its anchor."""
+        return leans(self.driving.form, self.anchor_kind, gradient_term=self.gradient_term)
+
+    @property
+    def beside_the_quadratic(self) -> list[Hold]:
+        """What pulls beside the quadratic hold: its own tilt, where there is one, and further holds."""
+        return [*([Tilt(self.tilt)] if self.tilt and self.strength else []), *self.holds]
 
     @property
     def largest_importance(self) -> dict[str, float]:
@@ -191,6 +214,9 @@ class Memory:
         """Drop everything known about a parameter, and about the block that it is part of."""
         for kept in (self.anchor, self.start, *self.running()):
             kept.pop(name, None)
+        blocks = [matrix.block.parameters for matrix in self.driving.held.values()]
+        for other in {name, *(n for parameters in blocks if name in parameters for n in parameters)}:
+            self.tilt.pop(other, None)  # without its quadratic it would pull for ever
         for ledger in self.ledgers.values():
             for matrices in (ledger.total, ledger.held):
                 for block in [key for key, matrix in matrices.items() if name in matrix.block.parameters]:
@@ -211,6 +237,7 @@ class Memory:
             "the protected parameters": {name: tuple(p.shape) for name, p in self.parameters.items()},
             "the steps of this task": self.steps,
             "the strength and the decay": (self.strength, self.decay),
+            "where the hold is centred": (self.anchor_kind, self.gradient_term),
         }
         totals: dict[str, list[Tensor]] = {}
         for ledger in self.ledgers.values():
@@ -219,7 +246,8 @@ class Memory:
         # Each rank has its own part of a sharded tensor; all others are copies.
         for name, parameter in self.parameters.items():
             if not is_sharded(parameter):
-                kept = [tensors[name] for tensors in (self.anchor, self.start, *self.running()) if name in tensors]
+                every = (self.anchor, self.tilt, self.start, *self.running())
+                kept = [tensors[name] for tensors in every if name in tensors]
                 facts[f"the weights {name!r} (by checksum)"] = checksum([parameter])
                 facts[f"what is known about {name!r} (by checksum)"] = checksum([*kept, *totals.get(name, ())])
         self.ranks.refuse_unless_equal(facts)
@@ -234,7 +262,8 @@ class Memory:
     def _follow(self, name: str, parameter: Tensor) -> None:
         """Move what is kept about a parameter to where it belongs now."""
         storage = self.storage
-        kinds = ((storage.resting, [self.anchor]), (storage.exact, [self.start]), (storage.running, self.running()))
+        resting = [self.anchor, self.tilt]
+        kinds = ((storage.resting, resting), (storage.exact, [self.start]), (storage.running, self.running()))
         for keep, tensors in kinds:
             for kept in tensors:
                 known = kept.get(name)

@@ -2,7 +2,8 @@
 
 A state is plain values and named tensors: ``anchor/NAME``, ``start/NAME``, ``total/MEASURE/NAME`` and
 ``running/MEASURE/NAME``. A measure of several running states has ``running.STATE/MEASURE/NAME``, a form of several
-tensors ``total/MEASURE/BLOCK#TENSOR``, and holds have ``hold/HOLD/TENSOR``.
+tensors ``total/MEASURE/BLOCK#TENSOR``, a hold that is not centred at its anchor ``tilt/NAME``, and further holds have
+``hold/HOLD/TENSOR``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +25,8 @@ from holdfast.tensors.sharding import like_parameter
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
-_DIAGONAL = Diagonal().settings()
+_USUAL: dict[str, Any] = {"form": Diagonal().settings(), "holds": {}, "anchor": "last", "gradient_term": False}
+"""What a state is silent about."""
 
 
 class StatePlace(NamedTuple):
@@ -96,7 +98,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.steps = dict(state["steps"])
     memory.left_frozen, memory.labels, task = (frozenset(state.get(key, ())) for key in _noted(memory))
     memory.head = HeadGradients(task)
-    memory.anchor, memory.start = kept["anchor"], kept["start"]
+    memory.anchor, memory.start, memory.tilt = kept["anchor"], kept["start"], kept["tilt"]
     known = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
     memory.parameters = {name: p for name, p in parameters.items() if name in known}
     for label, ledger in memory.ledgers.items():
@@ -227,7 +229,7 @@ def _keeper(memory: Memory, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 def _by_parameter(memory: Memory) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of a memory that are shaped as parameters are, by what they are."""
-    groups = {"anchor": memory.anchor, "start": memory.start}
+    groups = {"anchor": memory.anchor, "start": memory.start, "tilt": memory.tilt}
     for label, ledger in memory.ledgers.items():
         groups |= {kind: ledger.running[state] for state, kind in _running_kinds(label, ledger).items()}
     return groups
@@ -240,10 +242,14 @@ def _running_kinds(label: str, ledger: Ledger) -> dict[str, str]:
 
 
 def _beside_the_usual(memory: Memory) -> dict[str, Any]:
-    """Return what a state says only where it is not as usual: a form other than the diagonal, and further holds."""
-    form = plain("the form", memory.driving.form.settings())
-    holds = {hold.name: plain(hold.name, hold.settings()) for hold in memory.holds}
-    return ({} if form == _DIAGONAL else {"form": form}) | ({"holds": holds} if holds else {})
+    """Return what a state says only where it is not as usual: the form, holds, where they are centred."""
+    here = {
+        "form": plain("the form", memory.driving.form.settings()),
+        "holds": {hold.name: plain(hold.name, hold.settings()) for hold in memory.holds},
+        "anchor": memory.anchor_kind,
+        "gradient_term": memory.gradient_term,
+    }
+    return {what: given for what, given in here.items() if given != _USUAL[what]}
 
 
 def _noted(memory: Memory) -> dict[str, frozenset[Any]]:
@@ -271,7 +277,7 @@ def _check_contents(memory: Memory, state: Mapping[str, Any]) -> None:
             f"{memory.settings}, driven by {memory.driver!r}. Make one with the same measures and settings."
         )
     here = _beside_the_usual(memory)
-    for what, usual in (("form", _DIAGONAL), ("holds", {})):
+    for what, usual in _USUAL.items():
         then, now = state.get(what, usual), here.get(what, usual)
         if then != now:
             raise StateError(

@@ -34,6 +34,15 @@ def test_measures_and_seeds_run_and_are_compared(run, tmp_path):
     assert all("±" in row for row in rows)
 
 
+def test_where_the_hold_is_centred_is_asked_for(run, tmp_path):
+    shown = run("permuted-digits", "-m", "EWC", "--anchor", "mean", "--gradient-term", "--samples", "20")
+    assert shown.exit_code == 0, shown.stderr
+    (result,) = Store(tmp_path / "store").results()
+    assert (result.spec.anchor, result.spec.gradient_term, result.spec.engine) == ("mean", True, "plain")
+    refused = run("permuted-digits", "-m", "EWC", "--gradient-term")
+    assert refused.exit_code != 0 and "Give anchor='mean', which is SOLA" in refused.stderr
+
+
 def test_without_a_terminal_there_is_a_line_for_each_task_and_run(run):
     lines = run("permuted-digits", "-m", "SI").stderr.splitlines()
     assert lines[0] == "SI seed 0 starts, 44 steps in 2 tasks"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from holdfast.guard.memory import Memory
 from holdfast.guard.steps.bundles import Bundle, Single
 from holdfast.guard.steps.optimizers import give_each_its_own_gradient
-from holdfast.holds import Hold, Quadratic
+from holdfast.holds import Quadratic
 from holdfast.holds.base import checked_pull
 from holdfast.holds.quadratic import add_penalty_gradient, add_pull, penalty_value
 from holdfast.tensors.pieces import in_pieces
@@ -16,7 +16,7 @@ from holdfast.tensors.pieces import in_pieces
 
 def pulls_of(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[dict[str, Tensor]]:
     """Return the gradients of holds that are not element by element, and of those beside the guard's own."""
-    holds: list[Hold] = list(memory.holds)
+    holds = memory.beside_the_quadratic
     if not memory.driving.form.elementwise and memory.anchor and memory.strength:
         holds.append(Quadratic())
     found = []
@@ -74,7 +74,7 @@ def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], owned: Mapping[
     give_each_its_own_gradient({name: owned[name] for pull in pulls for name in pull})
     add_pulls(stepping, owned, pulls, 1.0, in_place=True)
     value = penalty_value(_with_their_blocks(memory, owned), memory.driving.held, memory.anchor, memory.strength)
-    for each in memory.holds:
+    for each in memory.beside_the_quadratic:
         own = each.value(memory.held(owned))
         value = value if own is None else value + own.detach().to(value.device)
     return value

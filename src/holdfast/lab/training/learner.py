@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from holdfast.errors import ConfigurationError, HoldfastWarning
 from holdfast.forms import Form
 from holdfast.guard import Consolidator
+from holdfast.guard.memory import AnchorKind
 from holdfast.holds import Hold
 from holdfast.lab.networks import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.lab.scenarios import Samples, Scenario
@@ -48,6 +49,8 @@ class Learner:
         observers: what looks at the run from close by, by name.
         form: in which space importance is kept.
         holds: what pulls beside the guard's own hold.
+        anchor: what weights are held to, ``"last"`` or ``"mean"``.
+        gradient_term: whether the gradients of the tasks' losses are part of the hold.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class Learner:
         observers: Mapping[str, Observer] | None = None,
         form: Form | str = "diagonal",
         holds: Sequence[Hold] = (),
+        anchor: AnchorKind = "last",
+        gradient_term: bool = False,
     ) -> None:
         self.settings = settings
         self.seed = seed
@@ -96,7 +101,16 @@ class Learner:
         # A head that belongs to one task is never protected; one that all share is a layer like the others.
         protect = "body.*" if scenario.heads > 1 else None
         self.guard = Consolidator(
-            self.model, measure, strength, protect, form=form, holds=holds, from_scratch=True, watch=watch
+            self.model,
+            measure,
+            strength,
+            protect,
+            form=form,
+            holds=holds,
+            anchor=anchor,
+            gradient_term=gradient_term,
+            from_scratch=True,
+            watch=watch,
         )
         self.observers = dict(observers or {})
         self._drawn: dict[int, dict[str, Tensor]] = {}

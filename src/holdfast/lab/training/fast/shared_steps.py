@@ -37,6 +37,8 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
     wanted = []
     if not can_hold(guard.form):
         wanted.append(f"the form {guard.form}")
+    if guard.leans:
+        wanted.append(f"anchor='mean' and gradient_term={guard.gradient_term} in the form {guard.form}")
     wanted += [f"the hold {hold.name!r}" for hold in guard.holds]
     wanted += [f"{name}, which counts steps" for name, measure in guard.measures.items() if measure.needs.number]
     if wanted:
