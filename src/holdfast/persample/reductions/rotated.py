@@ -63,7 +63,7 @@ class RotatedReduction(LayerReduction):
                 inputs, delta = inputs._replace(places=inputs.places.reshape(-1, 1)), delta.flatten(1, 2).unsqueeze(2)
             total.add_(phi_of_looked_up(delta, inputs, self.phi).mT)
             return
-        a = products.a if basis.inputs is None else products.a @ basis.inputs
+        a = _turned(products.a, basis.inputs, bias=products.bias)
         if apart:
             a, delta = a.flatten(0, 1).unsqueeze(1), delta.flatten(1, 2).unsqueeze(2)
         total.add_(phi_of_products(delta.permute(1, 0, 3, 2).unsqueeze(2), a.unsqueeze(1), self.phi).squeeze(0))
@@ -77,3 +77,12 @@ class RotatedReduction(LayerReduction):
             turned = part if basis.outputs is None else basis.outputs.mT @ part
             turned = turned if basis.inputs is None else turned @ basis.inputs
             total.add_(self.phi.sum(turned, (0,)))
+
+
+def _turned(a: Tensor, basis: Tensor | None, *, bias: bool) -> Tensor:
+    """Return the inputs in coordinates of their own, the bias's among them."""
+    if not bias:
+        return a if basis is None else a @ basis
+    if basis is None:
+        return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
+    return (a @ basis[:-1]).add_(basis[-1])
