@@ -65,7 +65,7 @@ class Reduction(ABC):
         to them, and those that no rule covers.
         """
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 (most have put nothing off)
         """Bring ``sums`` up to date, of which a part may be put off until they are asked for."""
 
 

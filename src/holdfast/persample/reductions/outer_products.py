@@ -3,9 +3,7 @@
 from torch import Tensor
 
 PANEL = 128
-"""How many columns of a sum are made at once on a CPU, from the diagonal down: fewer make products slow, more leave less
-out.
-"""
+"""How many columns of a sum are made at once on a CPU, from the diagonal down: fewer are slow, more leave less out."""
 
 
 def add_outer_(total: Tensor, vectors: Tensor) -> None:
