@@ -10,7 +10,7 @@ from torch.optim import SGD
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.gpt import GPT
 from benchmarks.language.lora import adapt
-from benchmarks.language.settings import MEASURES, Settings
+from benchmarks.language.settings import FORMS, MEASURES, Settings
 from benchmarks.language.training import Device, batches, schedule
 from holdfast import L2, MAS, SOS, Consolidator, Fisher, Measure
 from holdfast.seeding import derive_seed, generator_for
@@ -26,7 +26,20 @@ def measure(name: str, settings: Settings) -> Measure:
     score. Both so cost one backward pass a sample, where every label of every position would be 131,072.
     """
     samples = settings.measured
-    return {"L2": L2(), "EWC": Fisher(samples, labels="sampled"), "SOS": SOS(), "MAS": MAS(samples)}[name]
+    fisher = Fisher(samples, labels="sampled")
+    return {"L2": L2(), "EWC": fisher, "SOS": SOS(), "MAS": MAS(samples), **dict.fromkeys(FORMS, fisher)}[name]
+
+
+def new_guard(model: GPT, way: str, name: str, settings: Settings) -> Consolidator:
+    """Return a guard that has found nothing yet."""
+    form = FORMS.get(name, "diagonal")
+    return Consolidator(model, measure(name, settings), protect=protected(way), form=form)
+
+
+def _new_guards(model: GPT, way: str, settings: Settings) -> dict[str, Consolidator]:
+    """Return one for every method that has to look at English."""
+    names = [name for name in settings.compared[way] if name in MEASURES or name in FORMS]
+    return {name: new_guard(model, way, name, settings) for name in names}
 
 
 def protected(way: str) -> str:
@@ -68,7 +81,7 @@ class Taught:
             guard = Consolidator(self.model, L2(), strength, protect="*lora_b")
             guard.consolidate()
             return guard
-        guard = Consolidator(self.model, measure(name, settings), protect=protected(way))
+        guard = new_guard(self.model, way, name, settings)
         guard.load(self.guards / f"{way}-{name}.safetensors")
         importance = torch.cat([omega.flatten() for omega in guard.importance.values()])
         guard.strength = strength / float(importance.mean())
@@ -82,25 +95,27 @@ def learn_english(settings: Settings, corpus: Corpus, device: Device, seed: int,
     model = new_model(settings, device, seed)
     optimizer = device.optimizer(model, settings.english_rate, DECAY)
     rates = schedule(optimizer, settings.english_steps)
-    guards = {name: Consolidator(model, measure(name, settings), protect=protected("full")) for name in MEASURES}
+    guards = _new_guards(model, "full", settings)
     text = corpus.of("english", "train")
     given = batches(text, settings.english_steps, settings.english_batch, settings.context, seed, "english")
     for step, batch in enumerate(given):
-        if step == settings.english_steps - settings.watched:
+        if step == settings.english_steps - settings.watched and "SOS" in guards:
             guards["SOS"].attach(optimizer)
         optimizer.zero_grad()
         device.loss(model, batch).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         rates.step()
-    guards["SOS"].detach()
+    if "SOS" in guards:
+        guards["SOS"].detach()
     _consolidate("full", guards, settings, corpus, seed, folder)
 
     write_tensors(folder / "model.safetensors", model.state_dict(), {"kind": kind_of(settings)})
-    adapted = start_python(settings, device, seed, folder, "lora").model
-    guards = {name: Consolidator(adapted, measure(name, settings), protect=protected("lora")) for name in MEASURES}
-    _watch_adapter(guards["SOS"], adapted, settings, corpus, device, seed)
-    _consolidate("lora", guards, settings, corpus, seed, folder)
+    if "lora" in settings.compared:
+        adapted = start_python(settings, device, seed, folder, "lora").model
+        guards = _new_guards(adapted, "lora", settings)
+        _watch_adapter(guards["SOS"], adapted, settings, corpus, device, seed)
+        _consolidate("lora", guards, settings, corpus, seed, folder)
     (folder / "complete").touch()
 
 
@@ -170,6 +185,8 @@ def _consolidate(
 
 def kind_of(settings: Settings) -> str:
     """Return a name for the settings that make a network and its guards what they are."""
-    later = ("python_steps", "python_rate", "windows", "strengths", "unguarded", "seeds")
+    later = ["python_steps", "python_rate", "windows", "strengths", "form_strengths", "unguarded", "seeds"]
+    if settings.compared == Settings().compared:
+        later.append("compared")  # all that there was when the first networks were named
     kept = {name: value for name, value in asdict(settings).items() if name not in later}
     return hashlib.sha256(repr(kept).encode()).hexdigest()[:8]
