@@ -69,8 +69,8 @@ def points(learned: Sequence[Learned]) -> list[Point]:
 def lost_at_share(learned: Sequence[Learned], way: str, measure: str, share: float) -> dict[int, float]:
     """Return the English that each seed loses where a measure leaves it a share of what its fine-tuning gains.
 
-    Seeds that were not taught with it are left out. Nothing if the line of some other over strengths does not reach that
-    far: a mean over the rest would mislead. A guard's line ends with its weakest strength, since fine-tuning, at a
+    Seeds that were not taught with it are left out. Nothing if the line of some other over strengths does not reach
+    that far: a mean over the rest would mislead. A guard's line ends with its weakest strength, since fine-tuning, at a
     strength of 0, is any number of powers of ten away. What is done without a guard ends in fine-tuning at a share of
     1, or begins there, with replay, at 0.
     """

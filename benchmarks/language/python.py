@@ -67,9 +67,8 @@ def lessons(settings: Settings, seed: int, way: str, network: str) -> Iterator[L
     for name in settings.compared[way]:
         for strength in settings.strengths_of(name):
             taken = max(1, round(strength * steps)) if name == "shorter" else steps
-            yield Lesson(
-                seed, way, name, strength, network, taken, batch, rate * strength if name == "slower" else rate
-            )
+            slowed = rate * strength if name == "slower" else rate
+            yield Lesson(seed, way, name, strength, network, taken, batch, slowed)
 
 
 def teach(lesson: Lesson, settings: Settings, corpus: Corpus, device: Device, taught: Taught) -> Learned:
