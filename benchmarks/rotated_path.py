@@ -196,8 +196,8 @@ def table(rows: list[dict[str, object]]) -> str:
         (
             f"`python -m benchmarks.rotated_path`, torch {torch.__version__}. Permuted digits, {TASKS} tasks of "
             f"{STEPS} steps of {BATCH} with Adam, one head, {len(SEEDS)} seeds; each strength the best on validation "
-            f"data of {len(GRID)}. Test accuracy over all tasks after the last in per cent with its standard error, the first "
-            "task's, and the seconds of a run on one busy core, for comparison with each other."
+            f"data of {len(GRID)}. Test accuracy over all tasks after the last in per cent with its standard error, "
+            "the first task's, and the seconds of a run on one busy core, for comparison with each other."
         ),
         "",
         "| importance | strength | average | first task | seconds |",
