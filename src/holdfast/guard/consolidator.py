@@ -18,10 +18,13 @@ from holdfast.errors import (
 )
 from holdfast.forms import Form, Matrix
 from holdfast.guard import state_files
+from holdfast.guard.batch_norm.at_consolidation import norms_of_task
+from holdfast.guard.batch_norm.folding import Folding
 from holdfast.guard.checked_arguments import (
     as_form,
     as_holds,
     as_measure,
+    checked_batch_norm,
     checked_decay,
     checked_strength,
     device_with_number,
@@ -82,6 +85,10 @@ class Consolidator:
         watch: further measures that observe the same run without holding it, as a list or by names of one's own.
         group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
             in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
+        batch_norm: what becomes of batch norms' running statistics, which no penalty holds: ``"freeze"`` keeps them as
+            they are after the first task, and ``"fold"`` holds a layer's weights as the batch norm after it scales
+            them, γW/σ and γ(b − μ)/σ + β, so that :attr:`importance` and :attr:`anchor` are of those. ``None`` lets
+            them move, with a warning.
         state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
             and single at least. Running states are never kept in less, since averages freeze in 16 bits.
         state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
@@ -100,6 +107,7 @@ class Consolidator:
         from_scratch: bool = False,
         watch: Sequence[Measure | str] | Mapping[str, Measure | str] = (),
         group: "ProcessGroup | None" = None,
+        batch_norm: str | None = None,
         state_dtype: torch.dtype | None = None,
         state_device: torch.device | str | None = None,
     ) -> None:
@@ -118,6 +126,7 @@ class Consolidator:
             if "/" in name:
                 raise ConfigurationError(f"A measure is called {name!r}; expected a name without '/'.")
             ledgers[name] = Ledger(watching, storage=storage)
+        others = as_holds(holds)
         self._memory = Memory(
             model,
             Selection(protect),
@@ -126,9 +135,10 @@ class Consolidator:
             checked_strength(strength),
             checked_decay(decay),
             storage,
-            as_holds(holds),
+            others,
             group,
             from_scratch=from_scratch,
+            batch_norm=checked_batch_norm(batch_norm, ledgers, others),
         )
         self._attachment = Attachment(self._memory)
 
@@ -162,6 +172,11 @@ class Consolidator:
     def holds(self) -> tuple[Hold, ...]:
         """What pulls beside the guard's own hold."""
         return tuple(self._memory.holds)
+
+    @property
+    def batch_norm(self) -> str | None:
+        """What becomes of batch norms' running statistics."""
+        return self._memory.batch_norm
 
     @property
     def group(self) -> "ProcessGroup | None":
@@ -221,7 +236,8 @@ class Consolidator:
         ``hold=False``, and gives path measures the task's loss through :meth:`observe`.
         """
         memory = self._memory
-        value = penalty_value(memory.parameters, memory.driving.held, memory.anchor, memory.strength)
+        coordinates = memory.folding.coordinates(memory.parameters)
+        value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
         for hold in memory.holds:
             own = hold.value(memory.held(memory.parameters))
             if own is not None and not (isinstance(own, Tensor) and own.ndim == 0):
@@ -244,14 +260,19 @@ class Consolidator:
                 latest call counts.
         """
         self._attachment.attach(optimizers, hold=hold)
+        self._memory.keep_statistics()
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
         return self._attachment.may_attach(optimizer)
 
     def detach(self) -> None:
-        """Stop observing: remove every hook. What was consolidated stays, and attach() goes on from there."""
+        """Stop observing: remove every hook, and let batch norms be. What was consolidated stays.
+
+        :meth:`attach` goes on from there.
+        """
         self._attachment.detach()
+        self._memory.let_statistics_move()
 
     def observe(self, loss: Tensor, *, scaler: GradScaler | None = None, accumulate: bool = False) -> None:
         """Measure the coming step with the gradient of this loss, instead of the one in ``.grad``.
@@ -387,15 +408,21 @@ class Consolidator:
         memory = self._memory
         memory.ranks.together(memory.refresh)
         memory.refuse_unless_ranks_agree()
-        found = measure_task(memory, batches, forward)
+        norms = norms_of_task(memory, batches, forward)
+        with norms.folding.put_in_place():
+            found = measure_task(memory, norms.batches, forward)
+        for finding in found.values():
+            finding.matrices = norms.silenced(finding.matrices)
         totals = memory.ranks.together(lambda: self._new_totals(found))
-        anchor = memory.ranks.together(self._new_anchor)
+        anchor = memory.ranks.together(lambda: self._new_anchor(norms.folding))
         memory.ranks.together(lambda: self._tell_holds(memory.anchor | anchor, totals.get(memory.driver)))
         for name, total in totals.items():
             memory.ledgers[name].take_in(total, found[name].matrices, memory.decay)
             for state, tensors in found[name].lasting.items():
                 memory.ledgers[name].running[state] = tensors
         memory.anchor.update(anchor)
+        memory.frozen_norms, memory.folded_norms = norms.frozen, norms.folded
+        memory.keep_statistics()
         memory.left_frozen = frozenset(memory.frozen) | self._unseen_by_measure()
         labels = memory.labels.union(*(finding.labels for finding in found.values()))
         memory.labels = labels if labels > memory.labels else labels | memory.head.classes
@@ -421,7 +448,9 @@ class Consolidator:
         memory = self._memory
         memory.ranks.together(memory.refresh)
         with undisturbed():  # by the data; measuring keeps the states that the model draws from
-            rehearse_task(memory, batches, forward)
+            norms = norms_of_task(memory, batches, forward)
+            with norms.folding.put_in_place():
+                rehearse_task(memory, norms.batches, forward)
 
     def restart_task(self) -> None:
         """Drop what path measures have gathered since the last consolidation, and start this task's account anew."""
@@ -464,6 +493,7 @@ class Consolidator:
         self._memory.refresh()
         from_state(self._memory, state)
         self._attachment.watcher.measures.observed = Observed()
+        self._memory.keep_statistics()
         if self._memory.anchor and self._memory.strength:
             self._attachment.look_out()
 
@@ -534,9 +564,11 @@ class Consolidator:
             return set()
         return {name for name, p in memory.parameters.items() if not p.requires_grad and name not in memory.steps}
 
-    def _new_anchor(self) -> dict[str, Tensor]:
-        storage = self._memory.storage
-        return {name: storage.resting(p.detach().clone(), p) for name, p in self._memory.parameters.items()}
+    @torch.no_grad()
+    def _new_anchor(self, folding: Folding) -> dict[str, Tensor]:
+        storage, parameters = self._memory.storage, self._memory.parameters
+        theta = parameters | folding.coordinates(parameters)
+        return {name: storage.resting(theta[name].detach().clone(), p) for name, p in parameters.items()}
 
     def _tell_holds(self, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None) -> None:
         """Let holds take the task in; if one refuses it, all are as they were."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -64,11 +64,11 @@ def _held(memory: Memory) -> list[str]:
 def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
     """Return how far weights are from the anchor, and what the penalty comes to."""
     moved = size = penalty = 0.0
-    diagonal = memory.driving.diagonal
+    diagonal, coordinates = memory.driving.diagonal, memory.folding.coordinates(held)
     farthest, most = "", -1.0
     for name, parameter in held.items():
         # Squares of large weights overflow in single precision.
-        theta = local(parameter.detach()).to(widest_dtype(parameter.device))
+        theta = local(coordinates.get(name, parameter).detach()).to(widest_dtype(parameter.device))
         anchor = local(at_hand(memory.anchor[name], parameter)).to(theta.dtype)
         square = (theta - anchor).square_()
         own, base = float(square.sum()), float(anchor.square().sum())
@@ -96,6 +96,10 @@ def _percent(share: float) -> str:
 
 def _beside(memory: Memory) -> list[str]:
     lines = []
+    if memory.frozen_norms:
+        lines.append(f"running statistics frozen in {_norms(memory.frozen_norms)}")
+    if memory.folded_norms:
+        lines.append(f"folded into the layers before them: {_norms(memory.folded_norms)}")
     if memory.holds:
         lines.append(
             f"beside it hold {', '.join(f'{hold.name} (strength {hold.strength:g})' for hold in memory.holds)}"
@@ -109,6 +113,11 @@ def _when(memory: Memory, attached: Sequence[Optimizer]) -> str:
     steps = max(memory.steps.values(), default=0)
     whose = ", ".join(type(optimizer).__name__ for optimizer in attached) or "no optimiser"
     return f"attached to {whose}; {steps} step{'' if steps == 1 else 's'} of task {memory.tasks + 1} seen"
+
+
+def _norms(names: Collection[str]) -> str:
+    first, *others = sorted(names)
+    return f"the batch norm {first!r}{_and_more([first, *others])}"
 
 
 def _and_more(names: Sequence[str]) -> str:

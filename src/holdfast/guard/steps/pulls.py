@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from holdfast.guard.batch_norm.folding import FoldedQuadratic
 from holdfast.guard.memory import Memory
 from holdfast.guard.steps.bundles import Bundle, Single
 from holdfast.guard.steps.optimizers import give_each_its_own_gradient
@@ -17,8 +18,12 @@ from holdfast.tensors.pieces import in_pieces
 def pulls_of(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[dict[str, Tensor]]:
     """Return the gradients of holds that are not element by element, and of those beside the guard's own."""
     holds: list[Hold] = list(memory.holds)
-    if not memory.driving.form.elementwise and memory.anchor and memory.strength:
-        holds.append(Quadratic())
+    elementwise = memory.driving.form.elementwise
+    if memory.anchor and memory.strength:
+        if memory.folding.pairs:
+            holds.append(FoldedQuadratic(memory.folding, elementwise=elementwise))
+        elif not elementwise:
+            holds.append(Quadratic())
     found = []
     for each in holds:
         with torch.set_grad_enabled(each.runs_model):
@@ -55,9 +60,9 @@ def add_pulls(
 @torch.no_grad()
 def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], owned: Mapping[str, nn.Parameter]) -> Tensor:
     """Add the gradients of all holds in place, for a closure, and return their value."""
-    held = memory.anchor if memory.driving.form.elementwise and memory.strength else {}
+    elementwise = memory.driving.form.elementwise and memory.strength
     for name, parameter in owned.items():
-        if name in held:
+        if elementwise and name in memory.anchor and name not in memory.folding.names:
             bundle = Single(memory, name, parameter, held=True)
             (omega, anchor), grad = bundle.anchored(), bundle.task_gradient()
             for g, theta, piece, theta_star in in_pieces([grad, parameter.detach(), omega, anchor]):
@@ -65,7 +70,7 @@ def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], owned: Mapping[
     pulls = pulls_of(memory, owned)
     give_each_its_own_gradient({name: owned[name] for pull in pulls for name in pull})
     add_pulls(stepping, owned, pulls, 1.0, in_place=True)
-    value = penalty_value(owned, memory.driving.held, memory.anchor, memory.strength)
+    value = penalty_value(memory.folding.coordinates(owned), memory.driving.held, memory.anchor, memory.strength)
     for each in memory.holds:
         own = each.value(memory.held(owned))
         value = value if own is None else value + own.detach().to(value.device)

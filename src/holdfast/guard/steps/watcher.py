@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast.errors import NotFiniteError, OrderError
 from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.moving_statistics import MovingStatistics
 from holdfast.guard.noticing.protection import Unheld
 from holdfast.guard.noticing.stability import Stability
 from holdfast.guard.noticing.unseen_steps import UnseenSteps
@@ -47,6 +48,7 @@ class StepWatcher:
         self.beginnings = Beginnings()
         self.unheld = Unheld(memory)
         self._stability = Stability(memory)
+        self._statistics = MovingStatistics(memory)
         self._overwriters = Overwriters()
         self._forget_step()
 
@@ -129,6 +131,7 @@ class StepWatcher:
         measures.check_step(owned)
         if hold:
             self._stability.check(optimizer, owned)
+            self._statistics.look()
             memory.head.look(memory.model, memory.labels if memory.strength and not memory.holds else ())
         if beginning is not None and beginning.has_gradients and not measures.observed.gradient:
             measures.observed.gradient = {name: beginning.gradients.get(name) for name in owned}
