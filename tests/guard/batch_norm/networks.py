@@ -37,7 +37,7 @@ class Images(nn.Module):
         stirred(self, seed)
 
     def forward(self, x):
-        return self.head(self.norm(self.conv(x.view(-1, 1, 2, 2))).relu().flatten(1))
+        return self.head(self.norm(self.conv(x.view(-1, 1, 2, 2))).tanh().flatten(1))
 
 
 def statistics(model):
