@@ -37,7 +37,8 @@ Samples = Annotated[int | None, _option(help="Samples for measures after trainin
 
 Hidden = Annotated[str | None, _option(help="Widths of hidden layers, such as 100,100.", panel=_NETWORK)]
 Network = Annotated[
-    str | None, _option(help="mlp, cnn, or one that a file registers; the scenario's usual one.", panel=_NETWORK)
+    str | None,
+    _option(help="mlp, mlp-batch-norm, cnn, or one that a file registers; the scenario's usual one.", panel=_NETWORK),
 ]
 Watch = Annotated[
     list[str] | None,
@@ -56,6 +57,14 @@ Form = Annotated[str | None, _option("--form", help="How importance is kept: dia
 Holds = Annotated[
     list[str] | None,
     _option("--hold", help="A hold beside the measure's own; may be repeated.", panel=_NETWORK),
+]
+BatchNorm = Annotated[
+    str | None,
+    _option(
+        "--batch-norm",
+        help="What becomes of running statistics after the first task: freeze, or fold them into the weights.",
+        panel=_NETWORK,
+    ),
 ]
 Assignments = Annotated[
     list[str] | None,

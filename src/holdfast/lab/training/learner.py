@@ -48,6 +48,7 @@ class Learner:
         observers: what looks at the run from close by, by name.
         form: in which space importance is kept.
         holds: what pulls beside the guard's own hold.
+        batch_norm: what becomes of batch norms' running statistics, as for :class:`holdfast.Consolidator`.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Learner:
         observers: Mapping[str, Observer] | None = None,
         form: Form | str = "diagonal",
         holds: Sequence[Hold] = (),
+        batch_norm: str | None = None,
     ) -> None:
         self.settings = settings
         self.seed = seed
@@ -96,7 +98,15 @@ class Learner:
         # A head that belongs to one task is never protected; one that all share is a layer like the others.
         protect = "body.*" if scenario.heads > 1 else None
         self.guard = Consolidator(
-            self.model, measure, strength, protect, form=form, holds=holds, from_scratch=True, watch=watch
+            self.model,
+            measure,
+            strength,
+            protect,
+            form=form,
+            holds=holds,
+            from_scratch=True,
+            watch=watch,
+            batch_norm=batch_norm,
         )
         self.observers = dict(observers or {})
         self._drawn: dict[int, dict[str, Tensor]] = {}
@@ -165,7 +175,11 @@ class Learner:
         """Draw the weights anew where the settings say so."""
         if task and self.settings.reinitialise:
             self.draw_ahead(task)
-            take_weights(self._redrawn, self._drawn.pop(task))
+            drawn = self._drawn.pop(task)
+            if self.guard.batch_norm == "freeze":  # statistics stay, and are no weights
+                statistics = dict(self._redrawn.named_buffers())
+                drawn = {name: value for name, value in drawn.items() if name not in statistics}
+            take_weights(self._redrawn, drawn)
         for observer in self.observers.values():
             observer.task_begun(self, task)
 

@@ -25,12 +25,28 @@ def with_batch_norm(scenario):
     return MultiHead(body, 10, 3, scenario.heads, bias=0.1)
 
 
-def learner(seed=3, measure="SI", network=make_model, shape=(6,), precision="fp32", dtype=torch.float64, **changes):
+def learner(
+    seed=3,
+    measure="SI",
+    network=make_model,
+    shape=(6,),
+    precision="fp32",
+    dtype=torch.float64,
+    batch_norm=None,
+    **changes,
+):
     scenario = make_scenario(2, True, dtype, train=35, seed=seed, shape=shape)
     model = network(scenario).to(dtype)
     settings = dataclasses.replace(LONG, **changes)
     return make_learner(
-        measure, settings=settings, seed=seed, scenario=scenario, model=model, device="cuda", precision=precision
+        measure,
+        settings=settings,
+        seed=seed,
+        scenario=scenario,
+        model=model,
+        device="cuda",
+        precision=precision,
+        batch_norm=batch_norm,
     )
 
 
@@ -43,12 +59,13 @@ def test_every_measure(measure, runs):
     compare(fast.learners[0], plain.learner, 1e-8)
 
 
-@pytest.mark.parametrize("network", ["linear", "batch norm", "convolutional"])
+@pytest.mark.parametrize("network", ["linear", "batch norm", "frozen batch norm", "convolutional"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_networks_and_optimisers(network, optimizer):
     options = {
         "linear": {"network": make_model},
         "batch norm": {"network": with_batch_norm},
+        "frozen batch norm": {"network": with_batch_norm, "batch_norm": "freeze"},
         # without dropout: masks are drawn in memory order, which is channels last here
         "convolutional": {"network": lambda _: without_dropout(convolutional()), "shape": (2, 6, 6)},
     }[network]

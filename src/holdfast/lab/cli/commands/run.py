@@ -48,6 +48,7 @@ def run(
     probe: arguments.Probes = None,
     form: arguments.Form = None,
     hold: arguments.Holds = None,
+    batch_norm: arguments.BatchNorm = None,
     assign: arguments.Assignments = None,
     precision: arguments.Precision = None,
     engine: arguments.EngineName = None,
@@ -94,6 +95,7 @@ def run(
             "probes": tuple(probe) if probe else None,
             "precision": precision,
             "engine": engine,
+            "batch_norm": batch_norm,
             **beside.fields,
         },
     )

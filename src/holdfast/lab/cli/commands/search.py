@@ -52,6 +52,7 @@ def search(
     network: arguments.Network = None,
     form: arguments.Form = None,
     hold: arguments.Holds = None,
+    batch_norm: arguments.BatchNorm = None,
     assign: arguments.Assignments = None,
     precision: arguments.Precision = None,
     engine: arguments.EngineName = None,
@@ -91,6 +92,7 @@ def search(
             "network": network,
             "precision": precision,
             "engine": engine,
+            "batch_norm": batch_norm,
             **beside.fields,
             "measure_settings": settings_of_measures(beside.left, [measure], [])[measure],
         }

@@ -47,4 +47,5 @@ def make_learner(spec: Spec, scenario: Scenario, device: torch.device) -> Learne
         observers=spec.make_probes(),
         form=spec.make_form(),
         holds=spec.make_holds(),
+        batch_norm=spec.batch_norm,
     )

@@ -55,7 +55,7 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     settings.update({name: value for name, value in changes.items() if name in _SETTINGS})
     given = dict(own.pop("watch_settings", {}))
     watched = {name: {**_usual(protocol, name, large=large), **given.get(name, {})} for name in own.get("watch", ())}
-    if own.get("holds") or not can_hold(kept_as):
+    if own.get("holds") or own.get("batch_norm") == "fold" or not can_hold(kept_as):
         own.setdefault("engine", "plain")  # the fast one has no place for them
     usual: dict[str, Any] = {
         "strength": strength,

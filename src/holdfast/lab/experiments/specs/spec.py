@@ -60,6 +60,8 @@ class Spec:
         form_settings: its settings.
         holds: what pulls beside the guard's own hold, by their names in :data:`holdfast.holds.HOLDS`.
         hold_settings: their settings, by name.
+        batch_norm: what becomes of batch norms' running statistics, ``"freeze"``, ``"fold"`` or nothing; see
+            :class:`holdfast.Consolidator`.
         source: the digest of the file that registers what is named here, such as the scenario, which
             :func:`~holdfast.lab.experiments.load_source` has loaded. It is found by itself. A spec that is read where
             that file was not loaded is as it was written, and says so when its tasks are asked for.
@@ -86,6 +88,7 @@ class Spec:
     form_settings: Mapping[str, Any] = added(FrozenDict({}))
     holds: tuple[str, ...] = added(())
     hold_settings: Mapping[str, Mapping[str, Any]] = added(FrozenDict({}))
+    batch_norm: str | None = added(None)
     source: str | None = added(None)
 
     def __post_init__(self) -> None:
@@ -208,6 +211,8 @@ class Spec:
     def _check_choices(self) -> None:
         for name, allowed in (("judge_by", JudgeBy), ("precision", Precision), ("engine", EngineName)):
             _require(getattr(self, name) in get_args(allowed), name, getattr(self, name), f"one of {get_args(allowed)}")
+        known = (None, "freeze", "fold")
+        _require(self.batch_norm in known, "batch_norm", self.batch_norm, "'freeze', 'fold' or None")
         for name in ("seed", "validation_seed"):
             _require(_is_count(getattr(self, name), 0), name, getattr(self, name), "a whole number, 0 or more")
         is_number = isinstance(self.strength, int | float) and not isinstance(self.strength, bool)
@@ -302,8 +307,9 @@ class Spec:
         made.check(measure(self.measure, **self.measure_settings))
         for name in holds:
             hold(name, **self.hold_settings.get(name, {}))
-        if self.engine == "fast" and (holds or not can_hold(made)):
-            what = f"holds={holds}" if holds else f"the form {made}"
+        folds = self.batch_norm == "fold"
+        if self.engine == "fast" and (holds or folds or not can_hold(made)):
+            what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"the form {made}"
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 
     def _check_probes(self) -> None:
