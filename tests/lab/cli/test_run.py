@@ -34,6 +34,14 @@ def test_measures_and_seeds_run_and_are_compared(run, tmp_path):
     assert all("±" in row for row in rows)
 
 
+@pytest.mark.parametrize("batch_norm", ["freeze", "fold"])
+def test_batch_norms_are_frozen_or_folded(run, tmp_path, batch_norm):
+    asked = ("-m", "EWC", "--network", "mlp-batch-norm", "--batch-norm", batch_norm)
+    assert run("permuted-digits", *asked).exit_code == 0
+    (result,) = Store(tmp_path / "store").results()
+    assert result.spec == small_spec("EWC", network="mlp-batch-norm", batch_norm=batch_norm)
+
+
 def test_without_a_terminal_there_is_a_line_for_each_task_and_run(run):
     lines = run("permuted-digits", "-m", "SI").stderr.splitlines()
     assert lines[0] == "SI seed 0 starts, 44 steps in 2 tasks"

@@ -60,6 +60,7 @@ def norms_of_task(memory: Memory, batches: Iterable[Any] | None, forward: Forwar
     _tell_of_unfolded({name: found.others.get(name, _OTHERWISE) for name in untold})
     memory.told_of_norms |= untold
     folding = Folding.of(folded, dict(named_modules(memory.model)), memory.parameters)
+    folding.agree(memory.ranks)
     return TaskNorms(memory.frozen_norms | left, folded, folding, _with_first(given, iterator, first))
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
+from holdfast.guard.distributed.ranks import Ranks
 from holdfast.holds import Held, Hold, Quadratic
 from holdfast.tensors.storage import running_dtype
 
@@ -205,6 +206,14 @@ class Folding:
             if not given.keys().isdisjoint(pair.names.values()):
                 found |= back(pair, given)
         return found
+
+    def agree(self, ranks: Ranks) -> None:
+        """Give all ranks the first one's statistics, as DDP does before its next forward pass.
+
+        Each rank's have followed its own batches since, and what is held has to be the same on all.
+        """
+        norms = [pair.norm for pair in self.pairs.values()]
+        ranks.take_first([s for norm in norms for s in (norm.running_mean, norm.running_var) if s is not None])
 
     @contextlib.contextmanager
     def put_in_place(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ def pulls_of(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[dict[str
     elementwise = memory.driving.form.elementwise
     if memory.anchor and memory.strength:
         if memory.folding.pairs:
+            memory.folding.agree(memory.ranks)
             holds.append(FoldedQuadratic(memory.folding, elementwise=elementwise))
         elif not elementwise:
             holds.append(Quadratic())
