@@ -260,7 +260,7 @@ class Consolidator:
                 latest call counts.
         """
         self._attachment.attach(optimizers, hold=hold)
-        self._memory.keep_statistics()
+        self._settle_norms()
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
@@ -422,12 +422,12 @@ class Consolidator:
                 memory.ledgers[name].running[state] = tensors
         memory.anchor.update(anchor)
         memory.frozen_norms, memory.folded_norms = norms.frozen, norms.folded
-        memory.keep_statistics()
         memory.left_frozen = frozenset(memory.frozen) | self._unseen_by_measure()
         labels = memory.labels.union(*(finding.labels for finding in found.values()))
         memory.labels = labels if labels > memory.labels else labels | memory.head.classes
         memory.tasks += 1
         self.restart_task()
+        self._settle_norms()
         if self._attachment.attached() or memory.strength:
             self._attachment.look_out()
         return {name: finding.shown() for name, finding in found.items()}
@@ -493,7 +493,7 @@ class Consolidator:
         self._memory.refresh()
         from_state(self._memory, state)
         self._attachment.watcher.measures.observed = Observed()
-        self._memory.keep_statistics()
+        self._settle_norms()
         if self._memory.anchor and self._memory.strength:
             self._attachment.look_out()
 
@@ -538,6 +538,12 @@ class Consolidator:
         self._attachment = Attachment(self._memory)
 
     # Helpers
+
+    def _settle_norms(self) -> None:
+        """Let batch norms be as they are to be from now on."""
+        memory = self._memory
+        memory.keep_statistics()
+        self._attachment.watcher.maps.note(memory.folding, memory.ranks)
 
     def _check_path(self, record: PathRecord) -> None:
         """Refuse a record of other measures, states or shapes, which would count as nothing."""

@@ -106,6 +106,16 @@ def penalty_by_definition(guard, network, start, strength):
     return strength * sum((omega[at[n]] * (now[n] - anchor[at[n]].detach()).square()).sum() for n in now)
 
 
+@torch.no_grad()
+def carried_over(before, norm):
+    """Write γ and β for other statistics, so that γ/σ and β − γμ/σ stay."""
+    if norm.affine:
+        old, new = ((n.running_var + n.eps).sqrt() for n in (before, norm))
+        ratio, rest = norm.weight / old, norm.bias - norm.weight * before.running_mean / old
+        norm.weight.copy_(ratio * new)
+        norm.bias.copy_(rest + ratio * norm.running_mean)
+
+
 def test_the_folded_network_computes_the_same(network):
     model = network[0].eval()
     torch.testing.assert_close(Folded(model)(batch(0)[0]), model(batch(0)[0]), **CLOSE)
@@ -159,10 +169,11 @@ def test_a_step_is_pulled_by_that_gradient(network, closure):
     twin = copy.deepcopy(model)
     task = loss(twin, batch(1))
     gradients = torch.autograd.grad(task, list(twin.parameters()))
-    # With the statistics that the pass has left: those the network would be evaluated with.
+    if not closure:  # the pass has moved the statistics, and scale and shift are written for the new ones
+        carried_over(parts(model)[1], parts(twin)[1])
     pull = penalty_by_definition(guard, (twin, *network[1:]), start, 3.0)
     pulls = torch.autograd.grad(pull, list(twin.parameters()))
-    expected = [p.detach() - 0.1 * (g + more) for p, g, more in zip(model.parameters(), gradients, pulls, strict=True)]
+    expected = [p.detach() - 0.1 * (g + more) for p, g, more in zip(twin.parameters(), gradients, pulls, strict=True)]
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
 
     def evaluate():
@@ -179,6 +190,45 @@ def test_a_step_is_pulled_by_that_gradient(network, closure):
     for parameter, wanted in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.detach(), wanted, **CLOSE)
     torch.testing.assert_close(statistics(model), statistics(twin))  # which went on moving
+
+
+@pytest.mark.parametrize("between", ["nothing", "passes", "weights"])
+def test_what_is_held_stays_while_statistics_move_unless_weights_are_given(between):
+    model = dense().train()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=2.0, batch_norm="fold")
+    guard.consolidate([batch(9)])
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.0))
+    for i in range(3):
+        before = folded_map(model[0].weight, model[0].bias, model[1])
+        if between == "passes":
+            model(batch(50 + i)[0])
+        elif between == "weights":
+            model.load_state_dict(model.state_dict())
+        moving = statistics(model)
+        optimizer.zero_grad()
+        loss(model, batch(i)).backward()
+        assert not torch.equal(moving["1.running_var"], model[1].running_var)
+        scale = model[1].weight.detach().clone()
+        optimizer.step()
+        after = folded_map(model[0].weight, model[0].bias, model[1])
+        if between == "weights":
+            assert torch.equal(model[1].weight, scale)
+        else:
+            torch.testing.assert_close(after, before, **CLOSE)
+
+
+@pytest.mark.parametrize("options", [{"strength": 0.0}, {"hold": False}, {"frozen": True}])
+def test_scales_are_left_alone_where_nothing_is_held_or_they_are_not_trained(options):
+    model = dense().train()
+    guard = holdfast.Consolidator(
+        model, holdfast.Fisher(), strength=options.get("strength", 1.0), batch_norm="fold", protect="*"
+    )
+    guard.consolidate([batch(9)])
+    model[1].requires_grad_(not options.get("frozen"))
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.0), hold=options.get("hold", True))
+    before = model[1].weight.detach().clone()
+    train(model, optimizer)
+    assert torch.equal(model[1].weight, before)
 
 
 def test_the_gradient_is_brought_back_at_the_optimisers_loss_scale():

@@ -6,9 +6,9 @@ and σ, computes :math:`y = \tilde W a + \tilde b` with
 .. math:: \tilde W = \frac{\gamma}{\sigma} W, \qquad \tilde b = \frac{\gamma}{\sigma}(b - \mu) + \beta.
 
 What the network does depends on all six through these two alone. So importance is measured, and the hold acts, in their
-coordinates: W̃ in the place of W, and b̃ in that of b, or of β where the layer has no bias. Statistics may go on moving,
-and what they do to W̃ and b̃ is held against. The hold's gradient goes back to W, b, γ and β by the chain rule; μ and σ
-are taken as given, though they follow the weights.
+coordinates: W̃ in the place of W, and b̃ in that of b, or of β where the layer has no bias. Statistics may go on moving:
+``steady_maps.py`` sees to it that they leave W̃ and b̃ where they are. The hold's gradient goes back to W, b, γ and β by
+the chain rule; μ and σ are taken as given, though they follow the weights.
 """
 
 import contextlib

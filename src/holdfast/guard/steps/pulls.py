@@ -21,7 +21,6 @@ def pulls_of(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[dict[str
     elementwise = memory.driving.form.elementwise
     if memory.anchor and memory.strength:
         if memory.folding.pairs:
-            memory.folding.agree(memory.ranks)
             holds.append(FoldedQuadratic(memory.folding, elementwise=elementwise))
         elif not elementwise:
             holds.append(Quadratic())
@@ -68,6 +67,7 @@ def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], owned: Mapping[
             (omega, anchor), grad = bundle.anchored(), bundle.task_gradient()
             for g, theta, piece, theta_star in in_pieces([grad, parameter.detach(), omega, anchor]):
                 add_penalty_gradient(g, theta, piece, theta_star, factor=2 * memory.strength, out=g)
+    memory.folding.agree(memory.ranks)  # each evaluation has moved each rank's statistics
     pulls = pulls_of(memory, owned)
     give_each_its_own_gradient({name: owned[name] for pull in pulls for name in pull})
     add_pulls(stepping, owned, pulls, 1.0, in_place=True)
