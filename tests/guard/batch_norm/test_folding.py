@@ -9,6 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 import holdfast
+from holdfast.forms import Diagonal
 from tests.guard.batch_norm.networks import Images, dense, statistics
 from tests.guard.helpers import batch, consolidated, loss, train
 
@@ -271,6 +272,26 @@ def test_what_the_statistics_do_is_held_against():
         loose = change()
     assert change(batch_norm="fold") < 0.5 * loose
     assert change(batch_norm="freeze") < 0.5 * loose
+
+
+class BlockByBlock(Diagonal):
+    """The diagonal on the way that forms take which are not element by element."""
+
+    elementwise = False
+
+
+def test_other_forms_hold_the_map_too(network):
+    def stepped(form):
+        model = copy.deepcopy(network[0])
+        guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=3.0, batch_norm="fold", form=form)
+        guard.consolidate([batch(9)])
+        moved(model).train()
+        value = guard.penalty().detach()
+        guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+        train(model, optimizer)
+        return value, [parameter.detach() for parameter in model.parameters()]
+
+    torch.testing.assert_close(stepped(BlockByBlock()), stepped(Diagonal()), **CLOSE)
 
 
 def test_tasks_add_up_in_the_coordinates_of_the_map(network):
