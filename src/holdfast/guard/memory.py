@@ -108,7 +108,9 @@ class Memory:
         if self._largest is None or self._largest[0] is not held:
             if not self.driving.form.elementwise:
                 most = {matrix.block: float(matrix.largest_eigenvalue()) for matrix in held.values()}
-                self._largest = held, {name: most[block] for block in most for name in block.parameters}
+                steep = self.folding.steepness()
+                found = {name: value * steep.get(name, 1.0) for b, value in most.items() for name in b.parameters}
+                self._largest = held, found
                 return self._largest[1]
             own = {name: local(omega) for name, omega in self.folding.diagonal(self.driving.diagonal).items()}
             found = {name: float(omega.max()) if omega.numel() else 0.0 for name, omega in own.items()}

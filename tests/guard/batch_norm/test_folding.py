@@ -294,6 +294,47 @@ def test_other_forms_hold_the_map_too(network):
     torch.testing.assert_close(stepped(BlockByBlock()), stepped(Diagonal()), **CLOSE)
 
 
+@pytest.mark.parametrize("form", ["rotated", "kronecker"])
+def test_forms_of_whole_layers_are_those_of_the_folded_network(form):
+    """The hold of a network whose layers are the folded ones, wherever both have gone."""
+
+    def folded(model):
+        layers = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), copy.deepcopy(model[3])).double()
+        with torch.no_grad():
+            for parameter, value in zip(
+                layers[0].parameters(), folded_map(*model[0].parameters(), model[1]), strict=True
+            ):
+                parameter.copy_(value)
+        return layers
+
+    model = dense()
+    reference = folded(model)
+    guards = [
+        holdfast.Consolidator(model, holdfast.Fisher(), strength=3.0, batch_norm="fold", form=form),
+        holdfast.Consolidator(reference, holdfast.Fisher(), strength=3.0, form=form),
+    ]
+    for guard in guards:
+        guard.consolidate([batch(9, n=32)])
+    moved(model).train()
+    reference.load_state_dict(folded(model).state_dict())
+    value, expected = (guard.penalty() for guard in guards)
+    assert expected.item() > 0
+    torch.testing.assert_close(value, expected, **CLOSE)
+
+    # The pull on the parameters is that on the folded weights, brought back by autograd.
+    inner = torch.autograd.grad(expected, list(reference.parameters()))
+    maps = (*folded_map(*model[0].parameters(), model[1]), *model[3].parameters())
+    pulls = torch.autograd.grad(maps, list(model.parameters()), inner)
+    model.eval()
+    gradients = torch.autograd.grad(loss(model, batch(1)), list(model.parameters()))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    guards[0].attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    loss(model, batch(1)).backward()
+    optimizer.step()
+    for old, new, g, pull in zip(before, model.parameters(), gradients, pulls, strict=True):
+        torch.testing.assert_close(new.detach(), old - 0.1 * (g + pull), **CLOSE)
+
+
 def test_tasks_add_up_in_the_coordinates_of_the_map(network):
     model = network[0]
     guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm="fold", decay=0.5)
@@ -375,12 +416,13 @@ def test_a_model_that_fails_while_it_is_measured_is_as_it_was():
     assert not guard.anchor and guard.penalty().item() == 0.0
 
 
-def test_sgd_is_warned_by_what_the_pull_is_in_its_own_weights():
+@pytest.mark.parametrize("form", ["diagonal", "rotated"])
+def test_sgd_is_warned_by_what_the_pull_is_in_its_own_weights(form):
     """W̃ = γW/σ: where γ/σ is large, the same Ω̃ bends the loss of W more."""
     model = dense()
     with torch.no_grad():
         model[1].weight.fill_(100.0)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, batch_norm="fold")
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, batch_norm="fold", form=form)
     guard.consolidate([batch(9)])
     curvature = 2 * (guard.importance["0.weight"] * 1e4 / (model[1].running_var + 1e-5).view(-1, 1)).max()
     lr = float(2 / curvature)  # the bound is that of the largest of all parameters

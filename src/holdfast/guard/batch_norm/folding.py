@@ -98,6 +98,12 @@ class Pair:
         }
         return {name: found[role] for role, name in self.names.items()}
 
+    @torch.no_grad()
+    def steepness(self) -> float:
+        """Return the largest (γ/σ)²."""
+        symbols = self._symbols()
+        return float((symbols.gamma / symbols.sigma).square().max())
+
     @contextlib.contextmanager
     def put_in_place(self) -> Iterator[None]:
         """Let the layer be the folded map, and the batch norm do nothing, for a while: the outputs stay the same.
@@ -206,6 +212,10 @@ class Folding:
             if not given.keys().isdisjoint(pair.names.values()):
                 found |= back(pair, given)
         return found
+
+    def steepness(self) -> dict[str, float]:
+        """Return by how much at most an eigenvalue of Q is larger in a weight than in the map: the largest (γ/σ)²."""
+        return {name: pair.steepness() for pair in self.pairs.values() for name in pair.names.values()}
 
     def agree(self, ranks: Ranks) -> None:
         """Give all ranks the first one's statistics, as DDP does before its next forward pass.
