@@ -8,7 +8,7 @@ nearly certain: log q(y) is written without the difference 1 − q(y), so that a
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,37 @@ def importance(
                 for name, gradient in zip(parameters, gradients, strict=True):
                     totals[name] += float(weight) * phi(gradient)
     return {name: total.detach() / samples for name, total in totals.items()}
+
+
+def outer_products(
+    model: nn.Module,
+    data: Iterable[tuple[Any, Tensor | None]],
+    scores: Scores,
+    names: Sequence[str] | None = None,
+    forward: Callable[[nn.Module, Any], Tensor] = lambda model, inputs: model(inputs),
+) -> Tensor:
+    """Return E_x Σ_y w_y ggᵀ, with g the gradient of the parameters of these names, in this order, as one vector.
+
+    By default it is of all of them, in the order of their names.
+    """
+    model = copy.deepcopy(model).double().eval()
+    parameters = dict(model.named_parameters())
+    for parameter in parameters.values():
+        parameter.requires_grad_(True)
+    chosen = [parameters[name] for name in (sorted(parameters) if names is None else names)]
+    total = torch.zeros([sum(p.numel() for p in chosen)] * 2, dtype=torch.float64)
+    samples = 0
+    for inputs, target in data:
+        outputs = forward(model, tree_map(_double, inputs))[0]
+        for terms in scores(outputs, target):
+            samples += 1
+            for weight, score in terms:
+                gradients = torch.autograd.grad(
+                    score, chosen, retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+                g = torch.cat([gradient.flatten() for gradient in gradients])
+                total += float(weight) * g.outer(g)
+    return total / samples
 
 
 def one_by_one(inputs: Any, targets: Tensor | None = None) -> list[tuple[Any, Tensor | None]]:

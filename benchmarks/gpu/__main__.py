@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import billion, fisher, plain_step, training
+from benchmarks.gpu import billion, fisher, forms, plain_step, training
 from holdfast.lab.data.locations import Datasets
 
 BENCHMARKS = {
@@ -13,6 +13,9 @@ BENCHMARKS = {
     "split-cifar": training.split_cifar,
     "fisher": fisher.run,
     "plain-step": plain_step.run,
+    "forms-products": forms.products,
+    "forms-permuted-mnist": forms.permuted_mnist,
+    "forms-split-cifar": forms.split_cifar,
     "billion-16": billion.with_16_bit_weights,
     "billion-32": billion.with_32_bit_weights,
 }
@@ -20,21 +23,25 @@ BENCHMARKS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(BENCHMARKS)}; all by default")
+    known = ", ".join(BENCHMARKS)
+    parser.add_argument(
+        "names", nargs="*", metavar="name", help=f"any of {known}, or how several of them begin; all by default"
+    )
     parser.add_argument(
         "--data-dir", type=Path, help="the folder of MNIST and CIFAR (default: as holdfast looks for it)"
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a rehearsal on any device: few steps, nothing written")
     options = parser.parse_args()
-    unknown = set(options.names) - set(BENCHMARKS)
+    asked = {given: [name for name in BENCHMARKS if f"{name}-".startswith(f"{given}-")] for given in options.names}
+    unknown = [given for given, names in asked.items() if not names]
     if unknown:
-        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; choose from {', '.join(BENCHMARKS)}")
+        parser.error(f"unknown benchmark {', '.join(unknown)}; choose from {known}")
     if not torch.cuda.is_available() and not options.quick:
         parser.error("these benchmarks need a CUDA device; --quick rehearses them without")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     datasets = Datasets(options.data_dir)
-    for name in options.names or BENCHMARKS:
+    for name in [name for names in asked.values() for name in names] or BENCHMARKS:
         for report in BENCHMARKS[name](datasets, device, options.quick):
             report.show()
             if not options.quick:

@@ -133,7 +133,8 @@ def test_batches_that_can_be_read_once_are_refused_before_they_are():
 
 def test_a_bias_that_is_frozen_later_is_refused():
     model, guard = two_tasks("rotated", protect=lambda name, parameter: parameter.requires_grad)
-    guard.forget("0.bias")
+    with pytest.warns(holdfast.HoldfastWarning, match=r"in one matrix with '0\.weight'"):
+        guard.forget("0.bias")
     model[0].bias.requires_grad_(False)
     guard.consolidate(data())
     assert guard.matrices["0.weight"].block.parameters == ("0.weight",)

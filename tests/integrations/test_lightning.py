@@ -533,11 +533,15 @@ def test_a_stream_without_end_is_measured_as_far_as_was_said(measure, options, s
     assert callback.consolidate(fit)["EWC"].samples == samples
 
 
-def test_a_stream_without_end_is_refused_before_training():
+@pytest.mark.parametrize(
+    ("settings", "whose"),
+    [({"watch": ["EWC"]}, "EWC"), ({"anchor": "mean", "gradient_term": True}, "gradient_term=True")],
+)
+def test_a_stream_without_end_is_refused_before_training(settings, whose):
     module = make_module()
     before = module.net[0].weight.detach().clone()
-    callback = HoldfastCallback(holdfast.Consolidator(module, holdfast.SOS(), watch=["EWC"]))
-    with pytest.raises(holdfast.BatchError, match=r"EWC measures with all of the training data, which has no length"):
+    callback = HoldfastCallback(holdfast.Consolidator(module, holdfast.SOS(), **settings))
+    with pytest.raises(holdfast.BatchError, match=f"{whose} measures with all of the training data, which has no"):
         trainer(callbacks=[callback], max_steps=4).fit(module, DataLoader(Stream(), batch_size=4))
     assert torch.equal(module.net[0].weight, before)
 

@@ -5,8 +5,10 @@ from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError
 from holdfast.forms.base import Cost, Form, Matrix
+from holdfast.forms.dense import Dense, DenseMatrix
 from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
 from holdfast.forms.kronecker import Kronecker, KroneckerMatrix
+from holdfast.forms.lowrank import LowRank, LowRankMatrix
 from holdfast.forms.rotated import Rotated, RotatedMatrix
 from holdfast.forms.summed import Summed
 from holdfast.persample.reductions import Block
@@ -26,6 +28,8 @@ def register_form(name: str) -> Callable[[type[F]], type[F]]:
 register_form("diagonal")(Diagonal)
 register_form("rotated")(Rotated)
 register_form("kronecker")(Kronecker)
+register_form("lowrank")(LowRank)
+register_form("dense")(Dense)
 
 
 def form(name: str, **settings: Any) -> Form:
@@ -40,11 +44,15 @@ __all__ = [
     "FORMS",
     "Block",
     "Cost",
+    "Dense",
+    "DenseMatrix",
     "Diagonal",
     "DiagonalMatrix",
     "Form",
     "Kronecker",
     "KroneckerMatrix",
+    "LowRank",
+    "LowRankMatrix",
     "Matrix",
     "Rotated",
     "RotatedMatrix",

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, ProtectError
 from holdfast.measures import MEASURES
 from holdfast.measures.base import Measure, SampleMeasure
 from holdfast.persample.phi import SQUARE
@@ -60,6 +60,14 @@ class Matrix(ABC):
     @abstractmethod
     def plus(self, earlier: "Matrix", decay: float) -> "Matrix":
         """Return this Q and ``decay`` times that of earlier tasks."""
+
+    def widened(self, block: Block) -> "Matrix":
+        """Return the same over a block of other parameters: 0 for those that are new, or refuse what it cannot do."""
+        raise ProtectError(
+            f"The block {block.name!r} had the parameters {self.block.parameters} when it was consolidated and now has "
+            f"{block.parameters}: some were frozen then, or are now. Protect the same ones in every task, or call "
+            f"forget({self.block.parameters[0]!r}) to let go of what was learned there."
+        )
 
     @abstractmethod
     def scaled(self, factor: float) -> "Matrix":
@@ -109,8 +117,13 @@ class Form(ABC):
     elementwise: ClassVar[bool] = False
     """Whether Q acts on each weight by itself, so that weights can be walked through in any pieces."""
 
-    passes: ClassVar[int] = 1
-    """How many times the engine goes through the samples."""
+    bears_rounding: ClassVar[bool] = True
+    """Whether Q pushes nothing away from the anchor once its tensors are rounded to 16 bits."""
+
+    @property
+    def passes(self) -> int:
+        """How many times the engine goes through the samples."""
+        return 1
 
     def takes(self, measure: Measure) -> bool:
         """Whether a measure has an importance in this form: one that is not from data has one number a weight."""
@@ -124,6 +137,9 @@ class Form(ABC):
                 f"{measure.name} has no importance in the form {self.name!r}. Those that have: {', '.join(known)}; or "
                 "take the form 'diagonal', which all have."
             )
+
+    def check_model(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> None:  # noqa: B027 (most take all)
+        """Refuse parameters that it cannot keep an importance of, as soon as they are known."""
 
     @abstractmethod
     def blocks(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:

@@ -8,7 +8,7 @@ preconditioner EKFAC, George et al. 2018 (arXiv 1806.03884).
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -221,8 +221,6 @@ class Rotated(LayerForm):
     sums: Literal["rotated", "exact"] = "rotated"
     precision: Precision = "float32"
 
-    passes: ClassVar[int] = 2
-
     def __post_init__(self) -> None:
         super().__post_init__()
         for side in ("outputs", "inputs"):
@@ -230,6 +228,11 @@ class Rotated(LayerForm):
         choice("sharing", self.sharing, get_args(Sharing))
         choice("sums", self.sums, ("rotated", "exact"))
         choice("precision", self.precision, get_args(Precision))
+
+    @property
+    def passes(self) -> int:
+        """One for the coordinates, one for what lies along them."""
+        return 2
 
     @property
     def wanted_sides(self) -> Sides:

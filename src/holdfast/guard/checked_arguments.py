@@ -1,7 +1,7 @@
 """What a Consolidator is given, checked: measures, forms and holds, or their names, and numbers."""
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 import torch
 
@@ -9,6 +9,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.forms import Form
 from holdfast.forms import form as form_by_name
 from holdfast.guard.ledger import Ledger
+from holdfast.guard.memory import AnchorKind
 from holdfast.holds import Hold
 from holdfast.holds import hold as hold_by_name
 from holdfast.measures import Measure
@@ -55,6 +56,28 @@ def checked_batch_norm(value: str | None, ledgers: Mapping[str, Ledger], holds: 
             "weights, and their parameters are not. Take batch_norm='freeze', or leave the hold out."
         )
     return value
+
+
+def checked_anchor(anchor: AnchorKind, measure: Measure, *, gradient_term: bool) -> None:
+    """Refuse a centre of the hold that there is not."""
+    if anchor not in get_args(AnchorKind):
+        raise ConfigurationError(
+            f"anchor={anchor!r}: expected 'last', the last task's solution, or 'mean', that of all tasks' solutions by "
+            "their importance."
+        )
+    if not isinstance(gradient_term, bool):
+        raise ConfigurationError(f"gradient_term={gradient_term!r}: expected True or False.")
+    if gradient_term and anchor == "last":
+        raise ConfigurationError(
+            "gradient_term=True with anchor='last': the gradient of a task's loss belongs to a penalty around that "
+            "task's own solution; around the last one alone, a task that has settled between its own optimum and what "
+            "holds it would be pushed on. Give anchor='mean', which is SOLA, or leave gradient_term out."
+        )
+    if anchor == "mean" and measure.clamps_total:
+        raise ConfigurationError(
+            f"anchor='mean' with {measure.name}, whose total has importances below 0, by which no mean can be "
+            "weighted. Let it clamp each task's importance (clamp='task'), or take anchor='last'."
+        )
 
 
 def as_measure(given: object) -> Measure:

@@ -19,11 +19,12 @@ from holdfast.errors import (
 from holdfast.forms import Form, Matrix
 from holdfast.guard import state_files
 from holdfast.guard.batch_norm.at_consolidation import norms_of_task
-from holdfast.guard.batch_norm.folding import Folding
+from holdfast.guard.centre.anchors import new_anchor, new_tilt
 from holdfast.guard.checked_arguments import (
     as_form,
     as_holds,
     as_measure,
+    checked_anchor,
     checked_batch_norm,
     checked_decay,
     checked_strength,
@@ -34,7 +35,7 @@ from holdfast.guard.costs import Costs, costs_of
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
-from holdfast.guard.memory import Memory
+from holdfast.guard.memory import AnchorKind, Memory
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.state import blank_state, from_state, to_state
 from holdfast.guard.steps.attachment import Attachment
@@ -80,6 +81,12 @@ class Consolidator:
             layer. :meth:`cost` says what it takes.
         holds: what pulls beside the guard's own hold, each with a strength of its own: holds or their names.
         decay: γ of online EWC: the total is multiplied by it before a task's importance is added.
+        anchor: what weights are held to: ``"last"``, the last task's solution, or ``"mean"``, the mean of all tasks'
+            solutions by their importance, which is the sum of all tasks' own penalties.
+        gradient_term: whether the gradient of each task's own loss is part of its penalty, as in SOLA (Yin et al.
+            2020, arXiv 2006.10974), which is ``anchor="mean"`` with this and ``strength=0.5``: for tasks that end
+            before they have converged. It takes data with labels, and an importance in the loss's own unit, such as
+            :class:`~holdfast.Fisher`'s.
         from_scratch: True if the model has learned nothing yet: nothing is held in the first task, and no warning is
             given of it. Of a pretrained model, which has something to lose, leave it out.
         watch: further measures that observe the same run without holding it, as a list or by names of one's own.
@@ -87,8 +94,8 @@ class Consolidator:
             in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
         batch_norm: what becomes of batch norms' running statistics, which no penalty holds: ``"freeze"`` keeps them as
             they are after the first task, and ``"fold"`` holds a layer's weights as the batch norm after it scales
-            them, γW/σ and γ(b − μ)/σ + β, so that :attr:`importance` and :attr:`anchor` are of those. ``None`` lets
-            them move, with a warning.
+            them, γW/σ and γ(b − μ)/σ + β, so that :attr:`importance`, :attr:`anchor` and :attr:`tilt` are of those, in
+            any form. ``None`` lets them move, with a warning.
         state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
             and single at least. Running states are never kept in less, since averages freeze in 16 bits.
         state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
@@ -104,6 +111,8 @@ class Consolidator:
         form: Form | str = "diagonal",
         holds: Sequence[Hold | str] = (),
         decay: float = 1.0,
+        anchor: AnchorKind = "last",
+        gradient_term: bool = False,
         from_scratch: bool = False,
         watch: Sequence[Measure | str] | Mapping[str, Measure | str] = (),
         group: "ProcessGroup | None" = None,
@@ -117,6 +126,7 @@ class Consolidator:
             )
         storage = Storage(state_dtype, None if state_device is None else device_with_number(state_device))
         driver = as_measure(measure)
+        checked_anchor(anchor, driver, gradient_term=gradient_term)
         ledgers = {driver.name: Ledger(driver, as_form(form), storage)}
         for name, watching in named_measures(watch):
             if name in ledgers:
@@ -137,6 +147,8 @@ class Consolidator:
             storage,
             others,
             group,
+            anchor_kind=anchor,
+            gradient_term=gradient_term,
             from_scratch=from_scratch,
             batch_norm=checked_batch_norm(batch_norm, ledgers, others),
         )
@@ -213,8 +225,30 @@ class Consolidator:
 
     @property
     def anchor(self) -> dict[str, Tensor]:
-        """The weights θ* that the model is held to, by parameter name; empty before the first consolidation."""
+        """The weights θ* that the model is held to, by parameter name; empty before the first consolidation.
+
+        With ``anchor="mean"`` this is the mean for the diagonal alone; in other forms, and with a gradient term, it is
+        the last task's solution, and :attr:`tilt` says how the hold leans there.
+        """
         return dict(self._memory.anchor)
+
+    @property
+    def gradient_term(self) -> bool:
+        """Whether the gradients of the tasks' own losses are part of the hold."""
+        return self._memory.gradient_term
+
+    @property
+    def leans(self) -> bool:
+        """Whether the hold leans at its anchor, once there is one: see :attr:`tilt`."""
+        return self._memory.leans
+
+    @property
+    def tilt(self) -> dict[str, Tensor]:
+        r"""How the hold leans at θ*: r of :math:`c\langle D, Q(D)\rangle - 2c\langle D, r\rangle`, by parameter name.
+
+        It is there with ``anchor="mean"`` in forms other than the diagonal, and with ``gradient_term=True``.
+        """
+        return dict(self._memory.tilt)
 
     def cost(self) -> Costs:
         """Return what the guard's form takes of memory and time, block by block, before anything is measured.
@@ -232,13 +266,14 @@ class Consolidator:
     def penalty(self) -> Tensor:
         """Return the penalty's value, differentiable: for a log, or for a loss of one's own.
 
+        What does not depend on the weights is left out: with a :attr:`tilt` it is 0 at the anchor, and may be negative.
         Attached optimisers add its gradient by themselves. Whoever adds the penalty to the loss attaches with
         ``hold=False``, and gives path measures the task's loss through :meth:`observe`.
         """
         memory = self._memory
         coordinates = memory.folding.coordinates(memory.parameters)
         value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
-        for hold in memory.holds:
+        for hold in memory.beside_the_quadratic:
             own = hold.value(memory.held(memory.parameters))
             if own is not None and not (isinstance(own, Tensor) and own.ndim == 0):
                 raise ConfigurationError(
@@ -414,13 +449,15 @@ class Consolidator:
         for finding in found.values():
             finding.matrices = norms.silenced(finding.matrices)
         totals = memory.ranks.together(lambda: self._new_totals(found))
-        anchor = memory.ranks.together(lambda: self._new_anchor(norms.folding))
+        anchor = memory.ranks.together(lambda: new_anchor(memory, found[memory.driver], norms.folding))
+        tilt = memory.ranks.together(lambda: new_tilt(memory, found[memory.driver], anchor))
         memory.ranks.together(lambda: self._tell_holds(memory.anchor | anchor, totals.get(memory.driver)))
         for name, total in totals.items():
             memory.ledgers[name].take_in(total, found[name].matrices, memory.decay)
             for state, tensors in found[name].lasting.items():
                 memory.ledgers[name].running[state] = tensors
         memory.anchor.update(anchor)
+        memory.tilt.update(tilt)
         memory.frozen_norms, memory.folded_norms = norms.frozen, norms.folded
         memory.left_frozen = frozenset(memory.frozen) | self._unseen_by_measure()
         labels = memory.labels.union(*(finding.labels for finding in found.values()))
@@ -467,13 +504,27 @@ class Consolidator:
         self._memory.refresh()
 
     def forget(self, *names: str) -> None:
-        """Let go of parameters: drop their anchor, importance and running state."""
+        """Let go of parameters: drop their anchor, importance and running state.
+
+        In a form that has one matrix for several parameters, that lets go of the others' importance too, with a
+        warning.
+        """
         for name in names:
             if name not in self._memory.parameters and name not in self._memory.anchor:
                 raise ProtectError(
                     f"{name!r} is not a protected parameter, so nothing was forgotten; see Consolidator.parameters for "
                     "those."
                 )
+        blocks = [matrix.block.parameters for matrix in self.matrices.values()]
+        others = [n for block in blocks if not set(names).isdisjoint(block) for n in block if n not in names]
+        if others:
+            more = f" and {len(others) - 1} other parameter{'s' if others[2:] else ''}" if others[1:] else ""
+            warnings.warn(
+                f"What is forgotten had its importance in one matrix with {others[0]!r}{more}, so that nothing holds "
+                "those any more either. Consolidate again, with data of what is to be kept.",
+                HoldfastWarning,
+                stacklevel=2,
+            )
         for name in names:
             self._memory.forget(name)
 
@@ -569,12 +620,6 @@ class Consolidator:
         if not memory.driving.measure.needs.path:
             return set()
         return {name for name, p in memory.parameters.items() if not p.requires_grad and name not in memory.steps}
-
-    @torch.no_grad()
-    def _new_anchor(self, folding: Folding) -> dict[str, Tensor]:
-        storage, parameters = self._memory.storage, self._memory.parameters
-        theta = parameters | folding.coordinates(parameters)
-        return {name: storage.resting(theta[name].detach().clone(), p) for name, p in parameters.items()}
 
     def _tell_holds(self, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None) -> None:
         """Let holds take the task in; if one refuses it, all are as they were."""

@@ -23,7 +23,7 @@ class BlockCost:
     form: str
     """In which form it is kept."""
     kept: int
-    """Bytes that are kept from task to task: Q and the anchor."""
+    """Bytes that are kept from task to task: Q, the anchor, and how the hold leans there, where it does."""
     measuring: int
     """Bytes of sums while a task is measured, in the pass that has most of them; beside the samples' own."""
     multiplications: int
@@ -98,8 +98,8 @@ def costs_of(memory: Memory) -> Costs:
                 block.name,
                 weights,
                 cost.said,
-                resting * (cost.kept + weights),
-                single * cost.measuring,
+                resting * (cost.kept + weights * (2 if memory.leans else 1)),
+                single * (cost.measuring + (weights if memory.gradient_term else 0)),
                 cost.applying,
             )
         )

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from holdfast.errors import ConfigurationError, NotFiniteError, ProtectError
+from holdfast.errors import ConfigurationError, NotFiniteError
 from holdfast.forms import Diagonal, DiagonalMatrix, Form, Matrix
 from holdfast.measures import Measure, PathMeasure, SampleMeasure
 from holdfast.measures.base import Finished, States
@@ -157,6 +157,7 @@ class Ledger:
     def __post_init__(self) -> None:
         _check_measure(self.measure)
         self.form.check(self.measure)
+        self._refuse_rounding()
         self.restart()
 
     @property
@@ -207,6 +208,15 @@ class Ledger:
         self._refuse_negative(omegas)
         return {name: DiagonalMatrix(name, omega) for name, omega in omegas.items()}, wrapped
 
+    def _refuse_rounding(self) -> None:
+        """Refuse 16 bits for a form whose Q would have directions of its own that weights are pushed away along."""
+        if self.storage.dtype is torch.bfloat16 and not self.form.bears_rounding:
+            raise ConfigurationError(
+                f"state_dtype=torch.bfloat16 with form={self.form.name!r}: rounded to 16 bits, its matrix is no longer "
+                "positive semi-definite, and some directions would be pushed away from the anchor. Leave state_dtype "
+                "out, or take form='lowrank', which bears it."
+            )
+
     def _refuse_negative(self, omegas: Mapping[str, Tensor]) -> None:
         """Refuse an importance below 0, by which weights would be pushed away from the anchor."""
         for name, omega in omegas.items():
@@ -250,8 +260,8 @@ class Ledger:
             like = parameters[matrix.block.parameters[0]]
             added = matrix
             if name in total and self.measure.total != "replace":
-                _refuse_another_block(total[name], matrix)
-                earlier = total[name].mapped(partial(at_hand, parameter=like))
+                known = total[name] if total[name].block == matrix.block else total[name].widened(matrix.block)
+                earlier = known.mapped(partial(at_hand, parameter=like))
                 if self.measure.total == "average":
                     before = decay * self.weights.get(name, 0.0)
                     added = matrix.plus(earlier, before).scaled(1 / (1 + before))
@@ -265,6 +275,15 @@ class Ledger:
                     "weights; restart_task() drops what was gathered since the last consolidation."
                 )
         return total
+
+    def shares(self, block: str, decay: float) -> tuple[float, float]:
+        """Return by what a block's total and a task's importance are multiplied where they become the next total."""
+        if self.measure.total == "replace":
+            return 0.0, 1.0
+        if self.measure.total == "average":
+            before = decay * self.weights.get(block, 0.0)
+            return before / (1 + before), 1 / (1 + before)
+        return decay, 1.0
 
     def take_in(self, total: dict[str, Matrix], found: Mapping[str, Matrix], decay: float) -> None:
         """Make a total with a task's importance in it the current one."""
@@ -307,12 +326,3 @@ def _check_measure(measure: Measure) -> None:
     else:
         return
     raise ConfigurationError(f"The measure {name!r} {problem}.")
-
-
-def _refuse_another_block(earlier: Matrix, now: Matrix) -> None:
-    if earlier.block != now.block:
-        raise ProtectError(
-            f"The block {now.block.name!r} had the parameters {earlier.block.parameters} when it was consolidated and "
-            f"now has {now.block.parameters}: some were frozen then, or are now. Protect the same ones in every task, "
-            f"or call forget({earlier.block.parameters[0]!r}) to let go of what was learned there."
-        )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdfast.errors import BatchError, HoldfastWarning, OrderError
 from holdfast.forms import Matrix
+from holdfast.guard.centre.task_gradient import TaskGradient
 from holdfast.guard.distributed.ranks import Ranks, is_one_of_several
 from holdfast.guard.distributed.whole_model import whole_model
 from holdfast.guard.ledger import Ledger, TaskImportance
@@ -43,6 +44,8 @@ class Finding:
     fallback: dict[str, str] = field(default_factory=dict)
     labels: frozenset[int] = frozenset()
     outputs: str | None = None
+    gradient: dict[str, Tensor] = field(default_factory=dict)
+    """g, the mean gradient of the task's own loss, where the hold has a term of it."""
 
     def shown(self) -> TaskImportance:
         """Return it as users are told."""
@@ -55,21 +58,26 @@ def measure_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward
     """Return what each measure found, by its name; one that only watches and saw no step is left out."""
     sampled = _sampled(memory)
     _tell_notices(memory)
+    gradient = TaskGradient(memory) if memory.gradient_term else None
     found = memory.ranks.together(lambda: _measure_without_data(memory))
-    if sampled:
+    if sampled or gradient is not None:
         given = memory.ranks.together(lambda: _given(batches, sampled))
-        found |= _measure_samples(memory, sampled, given, forward)
+        found |= _measure_samples(memory, sampled, given, forward, gradient)
+    if gradient is not None:
+        found[memory.driver].gradient = memory.ranks.together(gradient.found)
     return found
 
 
 def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> None:
     """Measure with the first samples of the data, if any measure looks at data, and forget what comes out."""
     sampled = _sampled(memory)
-    if not sampled:
+    if not sampled and not memory.gradient_term:
         return
     _tell_notices(memory)
     given = memory.ranks.together(lambda: _given(batches, sampled))
     collectors = list(dict.fromkeys(_collectors(memory, sampled, forward).values()))
+    if memory.gradient_term:
+        collectors.append(TaskGradient(memory).collector(forward, collectors))
     for collector in collectors:
         collector.limit = min(REHEARSED, collector.limit or REHEARSED)
     classes = _collect(memory.ranks, collectors, given)
@@ -123,19 +131,28 @@ def _finished(
 
 def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) -> Iterable[Any]:
     """Return the batches, or refuse to go on without them."""
-    if batches is None:
+    if batches is None and sampled:
         raise BatchError(
             f"{next(iter(sampled))} measures importance from data: call consolidate(batches) with the task's inputs or "
             "(inputs, targets), such as its DataLoader."
+        )
+    if batches is None:
+        raise BatchError(
+            "gradient_term=True takes the gradient of the task's own loss from data: call consolidate(batches) with "
+            "the task's (inputs, targets), such as its DataLoader."
         )
     return check_batches(batches)
 
 
 def _measure_samples(
-    memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any], forward: Forward | None
+    memory: Memory,
+    sampled: Mapping[str, SampleMeasure],
+    batches: Iterable[Any],
+    forward: Forward | None,
+    gradient: TaskGradient | None = None,
 ) -> dict[str, Finding]:
     """Give every batch to every measure that looks at data, so that all of them see the same samples."""
-    passes = max(memory.ledgers[name].form.passes for name in sampled)
+    passes = max((memory.ledgers[name].form.passes for name in sampled), default=1)
     if passes > 1 and iter(batches) is batches:
         raise BatchError(
             f"The form {memory.driving.form.name!r} goes through the samples {passes} times, and the batches given can "
@@ -146,7 +163,7 @@ def _measure_samples(
     classes = Classes()
     for number in range(passes):
         wanted = {name: measure for name, measure in sampled.items() if number < memory.ledgers[name].form.passes}
-        results, classes = _pass(memory, wanted, batches, forward, known)
+        results, classes = _pass(memory, wanted, batches, forward, known, gradient if number == 0 else None)
         for name, result in results.items():
             known[name] = _learned(memory, name, known[name] | result.values)
         seen = seen or results
@@ -168,6 +185,8 @@ def _learned(memory: Memory, name: str, means: dict[str, Tensor]) -> dict[str, T
     ledger, ranks = memory.ledgers[name], memory.ranks
     blocks = ledger.form.blocks(memory.model, memory.parameters)
     earlier = {} if ledger.measure.total == "replace" else ledger.total
+    if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
+        return ledger.form.learned(blocks, means, earlier, memory.decay)
     return ranks.from_first(lambda: ledger.form.learned(blocks, means, earlier, memory.decay))
 
 
@@ -177,11 +196,14 @@ def _pass(
     batches: Iterable[Any],
     forward: Forward | None,
     known: Mapping[str, Mapping[str, Tensor]],
+    gradient: TaskGradient | None,
 ) -> tuple[dict[str, SampleImportance], Classes]:
     """Go through the samples once, and return each measure's means over those of all ranks, and all labels."""
     ranks = memory.ranks
     collectors = _collectors(memory, sampled, forward, known)
     every = list(dict.fromkeys(collectors.values()))
+    if gradient is not None:
+        every.append(gradient.collector(forward, every))
     if not any(known.values()):  # of several passes, before the first
         _warn_if_alone_among_several(ranks)
     classes = _collect(ranks, every, batches)

@@ -4,20 +4,21 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.parameter import is_lazy
 
 from holdfast.errors import ConfigurationError, ProtectError
-from holdfast.forms import Matrix
-from holdfast.guard.batch_norm.folding import Folding
+from holdfast.forms import Form, Matrix
+from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
 from holdfast.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.selection import Selection
-from holdfast.holds import Held, Hold
+from holdfast.holds import Held, Hold, Tilt
 from holdfast.tensors.names import named_modules, named_parameters
 from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
 from holdfast.tensors.storage import Storage
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
+
+AnchorKind = Literal["last", "mean"]
+
+
+def leans(form: Form, anchor: AnchorKind, *, gradient_term: bool) -> bool:
+    """Whether a hold leans at its anchor, the last solution; that of the plain diagonal is the mean itself."""
+    return anchor == "mean" and (gradient_term or not form.elementwise)
 
 
 @dataclass
@@ -50,7 +58,13 @@ class Memory:
     """Those processes, named or found."""
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     anchor: dict[str, Tensor] = field(default_factory=dict)
-    """θ*, the weights after the last consolidated task."""
+    """θ*, the weights after the last consolidated task, or their mean over all tasks."""
+    anchor_kind: AnchorKind = "last"
+    """What the hold is centred at: the last solution, or the mean of all tasks'; see ``centre/anchors.py``."""
+    gradient_term: bool = False
+    """Whether the gradients of the tasks' own losses are part of the hold."""
+    tilt: dict[str, Tensor] = field(default_factory=dict)
+    """r, how the sum of all tasks' penalties leans at θ*, where that is not its centre."""
     tasks: int = 0
     start: dict[str, Tensor] = field(default_factory=dict)
     """θ(0), each parameter just before its first step of the current task: after any re-initialisation, so not θ*."""
@@ -86,7 +100,7 @@ class Memory:
         if self.wrapper is not None:
             self.model = self.wrapper.module
         self.find_ranks()
-        self.parameters = self.selection.find(self.model)
+        self.parameters = self._taken_by_forms(self.selection.find(self.model))
 
     def find_ranks(self) -> None:
         """Find out which processes train the model."""
@@ -97,6 +111,18 @@ class Memory:
     def driving(self) -> Ledger:
         """The account of the measure that drives the penalty."""
         return self.ledgers[self.driver]
+
+    @property
+    def leans(self) -> bool:
+        """Whether the hold leans at its anchor."""
+        return leans(self.driving.form, self.anchor_kind, gradient_term=self.gradient_term)
+
+    @property
+    def beside_the_quadratic(self) -> list[Hold]:
+        """What pulls beside the quadratic hold: its own tilt, where there is one, and further holds."""
+        if not self.tilt or not self.strength:
+            return list(self.holds)
+        return [FoldedTilt(self.tilt, self.folding) if self.folding.pairs else Tilt(self.tilt), *self.holds]
 
     @property
     def largest_importance(self) -> dict[str, float]:
@@ -182,13 +208,12 @@ class Memory:
         """Look at the model again: take in parameters that were added, unfrozen, replaced or moved."""
         reshard(self.model)
         self.find_ranks()
-        self._refuse_sharded_matrices()
         present = dict(named_parameters(self.model))
         # What is held, or has been watched in this task, stays so when it is frozen: by default, the selection is of
         # what can be trained at this moment.
         kept = self.anchor.keys() | self.steps.keys()
         found = self.selection.find(self.model, some=not kept)
-        self.parameters = {name: p for name, p in present.items() if name in found or name in kept}
+        self.parameters = self._taken_by_forms({n: p for n, p in present.items() if n in found or n in kept})
         self.version += 1
         for name, parameter in self.parameters.items():
             anchor = self.anchor.get(name)
@@ -205,14 +230,17 @@ class Memory:
             for matrices in (ledger.total, ledger.held):
                 self._follow_matrices(matrices)
 
-    def _refuse_sharded_matrices(self) -> None:
-        """Refuse a form of whole layers where each process has a part of them."""
+    def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""
         form = self.driving.form
         if not form.elementwise and (sharded := [n for n, p in named_parameters(self.model) if is_sharded(p)]):
             raise ConfigurationError(
                 f"form={form.name!r} with parameters that are spread over processes, such as {sharded[0]!r}: it needs "
                 "whole layers. Use DDP, or the form 'diagonal', which goes weight by weight."
             )
+        if not any(map(is_lazy, parameters.values())):
+            form.check_model(self.model, parameters)
+        return parameters
 
     @property
     def frozen(self) -> dict[str, nn.Parameter]:
@@ -241,6 +269,9 @@ class Memory:
         """Drop everything known about a parameter, and about the block that it is part of."""
         for kept in (self.anchor, self.start, *self.running()):
             kept.pop(name, None)
+        blocks = [matrix.block.parameters for matrix in self.driving.held.values()]
+        for other in {name, *(n for parameters in blocks if name in parameters for n in parameters)}:
+            self.tilt.pop(other, None)  # without its quadratic it would pull for ever
         for ledger in self.ledgers.values():
             for matrices in (ledger.total, ledger.held):
                 for block in [key for key, matrix in matrices.items() if name in matrix.block.parameters]:
@@ -261,6 +292,7 @@ class Memory:
             "the protected parameters": {name: tuple(p.shape) for name, p in self.parameters.items()},
             "the steps of this task": self.steps,
             "the strength and the decay": (self.strength, self.decay),
+            "where the hold is centred": (self.anchor_kind, self.gradient_term),
         }
         totals: dict[str, list[Tensor]] = {}
         for ledger in self.ledgers.values():
@@ -269,7 +301,8 @@ class Memory:
         # Each rank has its own part of a sharded tensor; all others are copies.
         for name, parameter in self.parameters.items():
             if not is_sharded(parameter):
-                kept = [tensors[name] for tensors in (self.anchor, self.start, *self.running()) if name in tensors]
+                every = (self.anchor, self.tilt, self.start, *self.running())
+                kept = [tensors[name] for tensors in every if name in tensors]
                 facts[f"the weights {name!r} (by checksum)"] = checksum([parameter])
                 facts[f"what is known about {name!r} (by checksum)"] = checksum([*kept, *totals.get(name, ())])
         self.ranks.refuse_unless_equal(facts)
@@ -284,7 +317,8 @@ class Memory:
     def _follow(self, name: str, parameter: Tensor) -> None:
         """Move what is kept about a parameter to where it belongs now."""
         storage = self.storage
-        kinds = ((storage.resting, [self.anchor]), (storage.exact, [self.start]), (storage.running, self.running()))
+        resting = [self.anchor, self.tilt]
+        kinds = ((storage.resting, resting), (storage.exact, [self.start]), (storage.running, self.running()))
         for keep, tensors in kinds:
             for kept in tensors:
                 known = kept.get(name)

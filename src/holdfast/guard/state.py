@@ -2,7 +2,8 @@
 
 A state is plain values and named tensors: ``anchor/NAME``, ``start/NAME``, ``total/MEASURE/NAME`` and
 ``running/MEASURE/NAME``. A measure of several running states has ``running.STATE/MEASURE/NAME``, a form of several
-tensors ``total/MEASURE/BLOCK#TENSOR``, and holds have ``hold/HOLD/TENSOR``.
+tensors ``total/MEASURE/BLOCK#TENSOR``, a hold that is not centred at its anchor ``tilt/NAME``, and further holds have
+``hold/HOLD/TENSOR``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,13 @@ from holdfast.tensors.sharding import like_parameter
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
-_USUAL: dict[str, Any] = {"form": Diagonal().settings(), "holds": {}, "batch_norm": None}
+_USUAL: dict[str, Any] = {
+    "form": Diagonal().settings(),
+    "holds": {},
+    "anchor": "last",
+    "gradient_term": False,
+    "batch_norm": None,
+}
 """What a state is silent about."""
 
 
@@ -90,8 +97,10 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
             totals[kind].setdefault(name, {})[part] = tensor.detach()
         else:
             holds[kind][name] = tensor.detach().clone()
+    # Some may have come, or thawed, since the last task was consolidated: they are in no block yet.
+    anchored = {name: parameter for name, parameter in parameters.items() if name in kept["anchor"]}
     restored = {
-        label: _restored(memory, ledger, totals[f"total/{label}"], parameters)
+        label: _restored(memory, ledger, totals[f"total/{label}"], parameters if ledger.form.elementwise else anchored)
         for label, ledger in memory.ledgers.items()
     }
     _load_holds(memory.holds, holds)
@@ -101,7 +110,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.left_frozen, memory.labels, task, memory.frozen_norms = noted
     memory.folded_norms = dict(state.get("folded_norms", {}))
     memory.head = HeadGradients(task)
-    memory.anchor, memory.start = kept["anchor"], kept["start"]
+    memory.anchor, memory.start, memory.tilt = kept["anchor"], kept["start"], kept["tilt"]
     known = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
     memory.parameters = {name: p for name, p in parameters.items() if name in known}
     for label, ledger in memory.ledgers.items():
@@ -232,7 +241,7 @@ def _keeper(memory: Memory, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 def _by_parameter(memory: Memory) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of a memory that are shaped as parameters are, by what they are."""
-    groups = {"anchor": memory.anchor, "start": memory.start}
+    groups = {"anchor": memory.anchor, "start": memory.start, "tilt": memory.tilt}
     for label, ledger in memory.ledgers.items():
         groups |= {kind: ledger.running[state] for state, kind in _running_kinds(label, ledger).items()}
     return groups
@@ -245,10 +254,12 @@ def _running_kinds(label: str, ledger: Ledger) -> dict[str, str]:
 
 
 def _beside_the_usual(memory: Memory) -> dict[str, Any]:
-    """Return what a state says only where it is not as usual, such as a form other than the diagonal."""
+    """Return what a state says only where it is not as usual: the form, holds, where they are centred, batch norm."""
     here = {
         "form": plain("the form", memory.driving.form.settings()),
         "holds": {hold.name: plain(hold.name, hold.settings()) for hold in memory.holds},
+        "anchor": memory.anchor_kind,
+        "gradient_term": memory.gradient_term,
         "batch_norm": memory.batch_norm,
     }
     return {what: given for what, given in here.items() if given != _USUAL[what]}

@@ -39,9 +39,10 @@ def _held(memory: Memory) -> list[str]:
     if not memory.anchor:
         return [f"holds nothing yet; protects {amount(protected.values())}, from the first consolidation on"]
     verb = "holds" if memory.strength else "at strength 0 does not hold"
-    known = {name: p for name, p in protected.items() if name in memory.anchor}
+    with_importance = {name for matrix in memory.driving.held.values() for name in matrix.block.parameters}
+    known = {name: p for name, p in protected.items() if name in memory.anchor and name in with_importance}
     held = {name: p for name, p in known.items() if p.shape == memory.anchor[name].shape}
-    lines = [f"{verb} {amount(held.values())} to what they were after task {memory.tasks}"]
+    lines = [f"{verb} {amount(held.values())} to {_centre(memory)}"]
     if replaced := [name for name in known if name not in held]:
         lines.append(f"consolidated with another shape, which attach() refuses: {replaced[0]}{_and_more(replaced)}")
     unheld = len(protected) - len(known)
@@ -60,33 +61,47 @@ def _held(memory: Memory) -> list[str]:
     return lines
 
 
+def _centre(memory: Memory) -> str:
+    """Return what weights are held to, in words."""
+    mean = memory.anchor_kind == "mean" and memory.tasks > 1
+    where = f"{memory.tasks} tasks, their mean by importance" if mean else f"task {memory.tasks}"
+    return f"what they were after {where}" + (", with the gradients of losses there" if memory.gradient_term else "")
+
+
 @torch.no_grad()
 def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
     """Return how far weights are from the anchor, and what the penalty comes to."""
-    moved = size = penalty = 0.0
+    moved = size = penalty = lean = 0.0
+    since = "from there" if memory.anchor_kind == "mean" and not memory.leans else "since"
     diagonal, coordinates = memory.driving.diagonal, memory.folding.coordinates(held)
     farthest, most = "", -1.0
     for name, parameter in held.items():
+        if name not in coordinates:  # part of a folded map, and held as that
+            continue
         # Squares of large weights overflow in single precision.
-        theta = local(coordinates.get(name, parameter).detach()).to(widest_dtype(parameter.device))
+        theta = local(coordinates[name].detach()).to(widest_dtype(parameter.device))
         anchor = local(at_hand(memory.anchor[name], parameter)).to(theta.dtype)
         square = (theta - anchor).square_()
         own, base = float(square.sum()), float(anchor.square().sum())
         moved, size = moved + own, size + base
         if name in diagonal:
             penalty += memory.strength * float((local(at_hand(diagonal[name], parameter)) * square).sum())
+        if name in memory.tilt:
+            lean += float((local(at_hand(memory.tilt[name], parameter)) * (theta - anchor)).sum())
         share = own / base if base else math.inf if own else 0.0
         if share > most:
             farthest, most = name, share
     if not math.isfinite(moved):
         return "some weights are not finite any more: training has diverged"
     if not moved:
-        return "no weight has moved since"
+        return f"no weight has moved {since}"
     if not memory.driving.form.elementwise:
-        penalty = float(penalty_value(memory.parameters, memory.driving.held, memory.anchor, memory.strength))
+        maps = memory.folding.coordinates(memory.parameters)
+        penalty = float(penalty_value(maps, memory.driving.held, memory.anchor, memory.strength))
+    penalty -= 2 * memory.strength * lean
     whose = f", most in {farthest} ({_percent(most)})" if len(held) > 1 else ""
     far = f", {_percent(moved / size)} of their length" if size else ""
-    return f"moved since by {math.sqrt(moved):.3g}{far}{whose}; the penalty is {penalty:.3g}"
+    return f"moved {since} by {math.sqrt(moved):.3g}{far}{whose}; the penalty is {penalty:.3g}"
 
 
 def _percent(share: float) -> str:

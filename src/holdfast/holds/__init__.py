@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from holdfast.errors import ConfigurationError
 from holdfast.holds.base import Held, Hold
 from holdfast.holds.quadratic import Quadratic
+from holdfast.holds.tilt import Tilt
 from holdfast.registry import Registry, registering_class
 
 H = TypeVar("H", bound=Hold)
@@ -27,4 +28,4 @@ def hold(name: str, **settings: Any) -> Hold:
         raise ConfigurationError(f"The hold {name!r}: {error}.") from error
 
 
-__all__ = ["HOLDS", "Held", "Hold", "Quadratic", "hold", "register_hold"]
+__all__ = ["HOLDS", "Held", "Hold", "Quadratic", "Tilt", "hold", "register_hold"]

@@ -28,10 +28,15 @@ class Quadratic(Hold):
         found: dict[str, Tensor] = {}
         for matrix in held.importance.values():
             if any(name in held.parameters for name in matrix.block.parameters):
-                d = displacement(matrix, held.parameters, held.anchor)
-                applied = _at_hand(matrix, d).apply(d)
-                found |= {name: 2 * held.strength * pull for name, pull in applied.items() if name in held.parameters}
+                pulls = applied(matrix, held.parameters, held.anchor)
+                found |= {name: 2 * held.strength * pull for name, pull in pulls.items() if name in held.parameters}
         return found
+
+
+def applied(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return Q(θ − θ*) of a block, where the parameters are."""
+    d = displacement(matrix, parameters, anchor)
+    return _at_hand(matrix, d).apply(d)
 
 
 def _at_hand(matrix: Matrix, d: Mapping[str, Tensor]) -> Matrix:

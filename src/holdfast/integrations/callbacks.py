@@ -79,15 +79,18 @@ def _makes_guards(given: object) -> bool:
     return True
 
 
-def sample_measures(guard: Consolidator) -> dict[str, SampleMeasure]:
-    """Return the measures that look at data, by name."""
-    return {name: cast("SampleMeasure", m) for name, m in guard.measures.items() if m.needs.data}
+def sample_limits(guard: Consolidator) -> dict[str, int | None]:
+    """Return how many samples each measure that looks at data takes, and the gradient term; ``None`` for all."""
+    limits = {name: cast("SampleMeasure", m).sample_limit for name, m in guard.measures.items() if m.needs.data}
+    if guard.gradient_term:
+        limits["gradient_term=True"] = limits.get(next(iter(guard.measures)))  # those of the measure that holds
+    return limits
 
 
 def refuse_endless_data(guard: Consolidator, instead: str) -> None:
     """Refuse training data without a length where a measure would go through all of it; ``instead`` says what helps."""
-    for name, measure in sample_measures(guard).items():
-        if measure.sample_limit is None:
+    for name, limit in sample_limits(guard).items():
+        if limit is None:
             raise BatchError(
                 f"{name} measures with all of the training data, which has no length and may never end. Say how many "
                 f"samples to take, as in Fisher(samples=500), {instead}."

@@ -22,7 +22,7 @@ from holdfast.integrations.callbacks import (
     explaining,
     join_processes,
     refuse_endless_data,
-    sample_measures,
+    sample_limits,
     statistics,
 )
 from holdfast.integrations.loader_samples import first_batches
@@ -98,7 +98,7 @@ class HoldfastCallback(TrainerCallback):
         join_processes(guard)
         optimizer: Optimizer = kwargs["optimizer"]
         guard.attach(optimizer)
-        self._to_rehearse = self.consolidate_at_end is not False and bool(sample_measures(guard))
+        self._to_rehearse = self.consolidate_at_end is not False and bool(sample_limits(guard))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Rehearse the end after the first step, rather than find out hours later that nothing can be measured."""

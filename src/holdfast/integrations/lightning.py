@@ -22,7 +22,7 @@ from holdfast.integrations.callbacks import (
     explaining,
     join_processes,
     refuse_endless_data,
-    sample_measures,
+    sample_limits,
     statistics,
 )
 from holdfast.persample.batches import Forward
@@ -127,7 +127,7 @@ class HoldfastCallback(Callback):
         guard.detach()
         join_processes(guard)
         guard.refresh()
-        self._to_rehearse = self.consolidate_at_end is True and bool(sample_measures(guard))
+        self._to_rehearse = self.consolidate_at_end is True and bool(sample_limits(guard))
         if self._to_rehearse:
             self._training_data(trainer)  # what the end would refuse is better refused now
         self._waits = False

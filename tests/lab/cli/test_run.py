@@ -42,6 +42,15 @@ def test_batch_norms_are_frozen_or_folded(run, tmp_path, batch_norm):
     assert result.spec == small_spec("EWC", network="mlp-batch-norm", batch_norm=batch_norm)
 
 
+def test_where_the_hold_is_centred_is_asked_for(run, tmp_path):
+    shown = run("permuted-digits", "-m", "EWC", "--anchor", "mean", "--gradient-term", "--samples", "20")
+    assert shown.exit_code == 0, shown.stderr
+    (result,) = Store(tmp_path / "store").results()
+    assert (result.spec.anchor, result.spec.gradient_term, result.spec.engine) == ("mean", True, "plain")
+    refused = run("permuted-digits", "-m", "EWC", "--gradient-term")
+    assert refused.exit_code != 0 and "Give anchor='mean', which is SOLA" in refused.stderr
+
+
 def test_without_a_terminal_there_is_a_line_for_each_task_and_run(run):
     lines = run("permuted-digits", "-m", "SI").stderr.splitlines()
     assert lines[0] == "SI seed 0 starts, 44 steps in 2 tasks"

@@ -190,6 +190,21 @@ class TestFormsAndHolds:
             ({"hold_settings": {"nudge": {}}}, "hold_settings"),
             ({"holds": ("nudge",), "hold_settings": {"nudge": {"far": 1}}}, "The hold 'nudge'.*far"),
             ({"holds": ("nudge",), "engine": "fast"}, "expected engine='plain'"),
+            (
+                {"measure": "EWC", "form": "rotated", "form_settings": {"sums": "exact"}, "engine": "fast"},
+                r"the form Rotated\(.*sums='exact'.*expected engine='plain'",
+            ),
+            ({"anchor": "first"}, "anchor='first': expected 'last'"),
+            ({"gradient_term": True}, "gradient_term=True with anchor='last'"),
+            (
+                {"anchor": "mean", "gradient_term": True, "engine": "fast"},
+                "gradient_term=True.*engine='plain'",
+            ),
+            (
+                {"measure": "EWC", "anchor": "mean", "form": "rotated", "engine": "fast"},
+                "anchor='mean'.*Rotated.*expected engine='plain'",
+            ),
+            ({"measure": "SI", "measure_settings": {"clamp": "total"}, "anchor": "mean"}, "anchor='mean' with SI"),
         ],
     )
     def test_what_makes_no_sense_is_refused(self, changes, message):
@@ -213,3 +228,19 @@ class TestFormsAndHolds:
     def test_the_paper_specs_engine_follows(self):
         self.hold()
         assert paper_spec("split-digits", "SI", holds=("nudge",)).engine == "plain"
+        for name in ("diagonal", "Rotated", "kronecker"):
+            assert paper_spec("split-digits", "EWC", form=name).engine == "fast"
+        assert paper_spec("split-digits", "EWC", form="rotated", form_settings={"sums": "exact"}).engine == "plain"
+        assert paper_spec("split-digits", "EWC", anchor="mean").engine == "fast"
+        for leaning in ({"gradient_term": True}, {"form": "rotated"}):
+            assert paper_spec("split-digits", "EWC", anchor="mean", **leaning).engine == "plain"
+
+    def test_where_it_is_centred_is_in_the_name_unless_it_is_usual(self):
+        usual = Spec("split-digits", "EWC", engine="plain")
+        assert Spec("split-digits", "EWC", engine="plain", anchor="last", gradient_term=False).id == usual.id
+        assert not {"anchor", "gradient_term"} & set(usual.to_dict())
+        mean = Spec("split-digits", "EWC", engine="plain", anchor="mean")
+        sola = Spec("split-digits", "EWC", engine="plain", anchor="mean", gradient_term=True)
+        assert len({usual.id, mean.id, sola.id}) == 3
+        again = Spec.from_dict(json.loads(json.dumps(sola.to_dict())))
+        assert again == sola and fields_of(again)["anchor"] == "mean" and fields_of(again)["gradient_term"] is True

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from holdfast.guard.distributed.ranks import Ranks
-from holdfast.holds import Held, Hold, Quadratic
+from holdfast.holds import Held, Quadratic, Tilt
 from holdfast.tensors.storage import running_dtype
 
 Foldable = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -108,31 +108,38 @@ class Pair:
     def put_in_place(self) -> Iterator[None]:
         """Let the layer be the folded map, and the batch norm do nothing, for a while: the outputs stay the same.
 
-        Gradients with respect to the weights are then those with respect to W̃ and b̃, also where γ is 0.
+        Gradients with respect to the weights are then those with respect to W̃ and b̃, also where γ is 0. Others stand
+        in for the parameters that are no coordinates of the map, so that these have no gradient, and no part of a
+        matrix that is over all parameters.
         """
         with torch.no_grad():
             weight, bias = self.folded()
             nothing = torch.zeros_like(bias)
-            values = {
-                "weight": (self.layer.weight, weight),
-                "bias": (self.layer.bias, bias if self.offset == "bias" else nothing),
-                "scale": (self.norm.weight, torch.ones_like(bias)),
-                "shift": (self.norm.bias, bias if self.offset == "shift" else nothing),
+            places: dict[str, tuple[nn.Module, str, Tensor]] = {
+                "weight": (self.layer, "weight", weight),
+                "bias": (self.layer, "bias", bias if self.offset == "bias" else nothing),
+                "scale": (self.norm, "weight", torch.ones_like(bias)),
+                "shift": (self.norm, "bias", bias if self.offset == "shift" else nothing),
             }
             statistics = self.norm.running_mean, self.norm.running_var
-            given = [(p, p.data, value.to(p.dtype)) for p, value in values.values() if p is not None]
             mean, variance = (-bias if self.offset is None else nothing), torch.ones_like(bias) - self.norm.eps
             like = statistics[0]
             assert like is not None
-        try:
-            for parameter, _, value in given:
-                parameter.data = value
-            self.norm.running_mean, self.norm.running_var = mean.to(like.dtype), variance.to(like.dtype)
+        with contextlib.ExitStack() as stack:
+            for role, (module, attribute, value) in places.items():
+                parameter = getattr(module, attribute)
+                if parameter is not None and role in ("weight", self.offset):
+                    stack.callback(setattr, parameter, "data", parameter.data)
+                    parameter.data = value.to(parameter.dtype)
+                elif parameter is not None:
+                    stack.callback(setattr, module, attribute, parameter)
+                    setattr(module, attribute, nn.Parameter(value.to(parameter.dtype), requires_grad=False))
+            for attribute, kept, value in zip(
+                ("running_mean", "running_var"), statistics, (mean, variance), strict=True
+            ):
+                stack.callback(setattr, self.norm, attribute, kept)
+                setattr(self.norm, attribute, value.to(like.dtype))
             yield
-        finally:
-            for parameter, before, _ in given:
-                parameter.data = before
-            self.norm.running_mean, self.norm.running_var = statistics
 
     def _symbols(self) -> _Symbols:
         layer, norm = self.layer, self.norm
@@ -234,7 +241,7 @@ class Folding:
             yield
 
 
-class FoldedQuadratic(Hold):
+class FoldedQuadratic(Quadratic):
     """The guard's own hold in the coordinates of folded maps.
 
     Args:
@@ -254,9 +261,38 @@ class FoldedQuadratic(Hold):
             for name, matrix in held.importance.items()
             if not self._elementwise or not self._folding.names.isdisjoint(matrix.block.parameters)
         }
-        theta = cast("Mapping[str, nn.Parameter]", self._folding.coordinates(held.parameters))
-        pulls = self._folding.pulled_back(Quadratic().gradient(held._replace(parameters=theta, importance=importance)))
-        return {name: pull for name, pull in pulls.items() if name in held.parameters}
+        pulls = super().gradient(_in_coordinates(self._folding, held)._replace(importance=importance))
+        return _brought_back(self._folding, pulls, held)
+
+
+class FoldedTilt(Tilt):
+    """What it has beside its quadratic, in the same coordinates.
+
+    Args:
+        tilt: r, by the names in whose places the maps are held.
+        folding: the maps.
+    """
+
+    def __init__(self, tilt: Mapping[str, Tensor], folding: Folding) -> None:
+        super().__init__(tilt)
+        self._folding = folding
+
+    def gradient(self, held: Held) -> Mapping[str, Tensor]:
+        """Return −2c·r, brought back to the parameters."""
+        return _brought_back(self._folding, super().gradient(_in_coordinates(self._folding, held)), held)
+
+    def value(self, held: Held) -> Tensor | None:
+        """Return −2c⟨θ̃ − θ̃*, r⟩."""
+        return super().value(_in_coordinates(self._folding, held))
+
+
+def _in_coordinates(folding: Folding, held: Held) -> Held:
+    """Return what a hold may look at with the maps in the places of the parameters."""
+    return held._replace(parameters=cast("Mapping[str, nn.Parameter]", folding.coordinates(held.parameters)))
+
+
+def _brought_back(folding: Folding, pulls: Mapping[str, Tensor], held: Held) -> dict[str, Tensor]:
+    return {name: pull for name, pull in folding.pulled_back(pulls).items() if name in held.parameters}
 
 
 def _rows(values: Tensor, like: Tensor) -> Tensor:

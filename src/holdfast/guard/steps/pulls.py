@@ -9,7 +9,7 @@ from holdfast.guard.batch_norm.folding import FoldedQuadratic
 from holdfast.guard.memory import Memory
 from holdfast.guard.steps.bundles import Bundle, Single
 from holdfast.guard.steps.optimizers import give_each_its_own_gradient
-from holdfast.holds import Hold, Quadratic
+from holdfast.holds import Quadratic
 from holdfast.holds.base import checked_pull
 from holdfast.holds.quadratic import add_penalty_gradient, add_pull, penalty_value
 from holdfast.tensors.pieces import in_pieces
@@ -17,7 +17,7 @@ from holdfast.tensors.pieces import in_pieces
 
 def pulls_of(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[dict[str, Tensor]]:
     """Return the gradients of holds that are not element by element, and of those beside the guard's own."""
-    holds: list[Hold] = list(memory.holds)
+    holds = memory.beside_the_quadratic
     elementwise = memory.driving.form.elementwise
     if memory.anchor and memory.strength:
         if memory.folding.pairs:
@@ -26,12 +26,24 @@ def pulls_of(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[dict[str
             holds.append(Quadratic())
     found = []
     for each in holds:
+        moving = _with_their_blocks(memory, owned) if isinstance(each, Quadratic) else owned
         with torch.set_grad_enabled(each.runs_model):
-            added = each.gradient(memory.held(owned))
+            added = each.gradient(memory.held(moving))
         found.append(
             {name: pull.detach() for name, pull in checked_pull(each, added, owned, memory.parameters).items()}
         )
     return found
+
+
+def _with_their_blocks(memory: Memory, owned: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return parameters with all others of their blocks: those pull at them too, whoever moves them.
+
+    A folded one moves the maps that it is part of, so it is their blocks that count.
+    """
+    moving = owned.keys() | memory.folding.coordinates(owned).keys()
+    blocks = [matrix.block.parameters for matrix in memory.driving.held.values()]
+    names = {name for block in blocks if not moving.isdisjoint(block) for name in block}
+    return {**owned, **{name: parameter for name, parameter in memory.parameters.items() if name in names}}
 
 
 def add_pulls(
@@ -71,8 +83,9 @@ def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], owned: Mapping[
     pulls = pulls_of(memory, owned)
     give_each_its_own_gradient({name: owned[name] for pull in pulls for name in pull})
     add_pulls(stepping, owned, pulls, 1.0, in_place=True)
-    value = penalty_value(memory.folding.coordinates(owned), memory.driving.held, memory.anchor, memory.strength)
-    for each in memory.holds:
+    held = memory.folding.coordinates(_with_their_blocks(memory, owned))
+    value = penalty_value(held, memory.driving.held, memory.anchor, memory.strength)
+    for each in memory.beside_the_quadratic:
         own = each.value(memory.held(owned))
         value = value if own is None else value + own.detach().to(value.device)
     return value

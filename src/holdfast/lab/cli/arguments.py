@@ -58,6 +58,13 @@ Holds = Annotated[
     list[str] | None,
     _option("--hold", help="A hold beside the measure's own; may be repeated.", panel=_NETWORK),
 ]
+Anchor = Annotated[
+    str | None,
+    _option("--anchor", help="What weights are held to: last, or mean over all tasks' solutions.", panel=_NETWORK),
+]
+GradientTerm = Annotated[
+    bool, _option("--gradient-term", help="Hold with the gradients of tasks' losses too (SOLA).", panel=_NETWORK)
+]
 BatchNorm = Annotated[
     str | None,
     _option(

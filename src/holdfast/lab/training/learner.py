@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from holdfast.errors import ConfigurationError, HoldfastWarning
 from holdfast.forms import Form
 from holdfast.guard import Consolidator
+from holdfast.guard.memory import AnchorKind
 from holdfast.holds import Hold
 from holdfast.lab.networks import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.lab.scenarios import Samples, Scenario
@@ -48,6 +49,8 @@ class Learner:
         observers: what looks at the run from close by, by name.
         form: in which space importance is kept.
         holds: what pulls beside the guard's own hold.
+        anchor: what weights are held to, ``"last"`` or ``"mean"``.
+        gradient_term: whether the gradients of the tasks' losses are part of the hold.
         batch_norm: what becomes of batch norms' running statistics, as for :class:`holdfast.Consolidator`.
     """
 
@@ -67,6 +70,8 @@ class Learner:
         observers: Mapping[str, Observer] | None = None,
         form: Form | str = "diagonal",
         holds: Sequence[Hold] = (),
+        anchor: AnchorKind = "last",
+        gradient_term: bool = False,
         batch_norm: str | None = None,
     ) -> None:
         self.settings = settings
@@ -104,6 +109,8 @@ class Learner:
             protect,
             form=form,
             holds=holds,
+            anchor=anchor,
+            gradient_term=gradient_term,
             from_scratch=True,
             watch=watch,
             batch_norm=batch_norm,
@@ -274,7 +281,9 @@ class Learner:
         samples = self.samples(task)
         drawn = torch.randperm(len(samples), generator=generator_for(self.seed, "measured", task))
         chosen = drawn[: self.settings.samples].to(self.device)
-        return list(zip(samples.x[chosen].split(500), samples.y[chosen].split(500), strict=True))
+        # An accelerator wants larger batches; those of the diagonal stay as they are, since sums are rounded by them.
+        size = 500 if self.device.type == "cpu" or self.guard.form.elementwise else 2000
+        return list(zip(samples.x[chosen].split(size), samples.y[chosen].split(size), strict=True))
 
 
 def task_loss(logits: Tensor, y: Tensor) -> Tensor:

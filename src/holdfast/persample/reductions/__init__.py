@@ -1,10 +1,11 @@
-"""What is added up over samples: the diagonal, the layers' factors, and the diagonal in other coordinates."""
+"""What is added up over samples: the diagonal, also in other coordinates, layers' factors, and whole gradients."""
 
 from holdfast.persample.reductions.base import Arrival, Reduction, at_least_single
 from holdfast.persample.reductions.diagonal import DiagonalReduction
 from holdfast.persample.reductions.factors import FactorReduction, Side, Sides, factors_of
 from holdfast.persample.reductions.layer_matrix import Block, joined, taken_apart
 from holdfast.persample.reductions.rotated import Basis, RotatedReduction, Sharing
+from holdfast.persample.reductions.whole_gradients import OuterReduction, ProductReduction, as_vector, in_shapes
 
 __all__ = [
     "Arrival",
@@ -12,13 +13,17 @@ __all__ = [
     "Block",
     "DiagonalReduction",
     "FactorReduction",
+    "OuterReduction",
+    "ProductReduction",
     "Reduction",
     "RotatedReduction",
     "Sharing",
     "Side",
     "Sides",
+    "as_vector",
     "at_least_single",
     "factors_of",
+    "in_shapes",
     "joined",
     "taken_apart",
 ]

@@ -30,6 +30,8 @@ class Block(NamedTuple):
     """Whether the weight lies as ``[inputs, outputs]``, as an embedding's does, and not as a linear layer's."""
     looked_up: bool = False
     """Whether inputs are rows that are looked up, so that their factor is a diagonal."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Those of all parameters, where the block is one long vector of them."""
 
     @property
     def is_matrix(self) -> bool:
@@ -42,6 +44,11 @@ class Block(NamedTuple):
         first, rest = self.shape[0], math.prod(self.shape[1:])
         outputs, inputs = (rest, first) if self.inputs_first else (first, rest)
         return outputs, inputs + len(self.parameters) - 1
+
+    @property
+    def length(self) -> int:
+        """How many weights the vector has."""
+        return sum(map(math.prod, self.shapes))
 
 
 def joined(block: Block, given: Mapping[str, Tensor], lead: int = 0) -> Tensor:

@@ -7,9 +7,14 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast.forms import Kronecker, Rotated, RotatedMatrix
 from holdfast.lab.networks import MultiHead
 from holdfast.lab.training.fast import FastRuns
+from holdfast.lab.training.fast.flat_layout import FlatLayout
+from holdfast.lab.training.fast.layer_holds import MULTIPLE, LayerHolds
 from holdfast.lab.training.plain_run import PlainRun
+from holdfast.persample.reductions import Basis
+from holdfast.tensors.products import tf32_allowed
 from tests.lab.training.fast.test_engine import LONG, compare, relative
 from tests.lab.training.fast.test_gradients import convolutional
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
@@ -32,22 +37,16 @@ def learner(
     shape=(6,),
     precision="fp32",
     dtype=torch.float64,
+    form="diagonal",
+    strength=0.5,
     batch_norm=None,
     **changes,
 ):
     scenario = make_scenario(2, True, dtype, train=35, seed=seed, shape=shape)
     model = network(scenario).to(dtype)
     settings = dataclasses.replace(LONG, **changes)
-    return make_learner(
-        measure,
-        settings=settings,
-        seed=seed,
-        scenario=scenario,
-        model=model,
-        device="cuda",
-        precision=precision,
-        batch_norm=batch_norm,
-    )
+    options = {"settings": settings, "seed": seed, "scenario": scenario, "model": model, "device": "cuda"}
+    return make_learner(measure, precision=precision, form=form, strength=strength, batch_norm=batch_norm, **options)
 
 
 @pytest.mark.parametrize("runs", [1, 3])
@@ -109,6 +108,72 @@ def test_a_run_that_stopped_goes_on_exactly():
         last = progress
     assert last.task == 1
     resumed = FastRuns([learner(seed, "SIU") for seed in (1, 2)])
+    resumed.load_state(stopped.state())
+    finish(resumed)
+    for a, b in zip(resumed.learners, whole.learners, strict=True):
+        compare(a, b, 1e-10)
+
+
+FORMS = {
+    "rotated": Rotated(),
+    "rotated along its inputs": Rotated(outputs="identity"),
+    "kronecker": Kronecker(),
+    "kronecker with a diagonal": Kronecker(inputs="diagonal"),
+}
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form(form, runs):
+    """The second task is recorded anew, with the products beside the gradients."""
+    options = {"measure": "EWC", "form": FORMS[form], "strength": 20.0}
+    plain = finish(PlainRun(learner(3, **options)))
+    fast = finish(FastRuns([learner(seed, **options) for seed in range(3, 3 + runs)]))
+    assert fast._recorded_holding
+    compare(fast.learners[0], plain.learner, 1e-8)
+
+
+@pytest.mark.parametrize("network", ["batch norm", "convolutional"])
+@pytest.mark.parametrize("form", ["rotated", "kronecker"])
+def test_forms_of_networks_in_lanes(network, form):
+    options = {
+        "batch norm": {"network": with_batch_norm},
+        "convolutional": {"network": lambda _: without_dropout(convolutional()), "shape": (2, 6, 6)},
+    }[network]
+    options |= {"measure": "EWC", "form": FORMS[form], "strength": 20.0}
+    fast = finish(FastRuns([learner(seed, **options) for seed in (1, 2)]))
+    compare(fast.learners[1], finish(PlainRun(learner(2, **options))).learner, 1e-7)
+
+
+def test_products_are_rounded_only_where_that_is_asked_for():
+    """Whatever is set around them; TF32 keeps 10 bits."""
+    torch.manual_seed(0)
+    model = nn.Linear(255, 250).cuda()
+    parameters = dict(model.named_parameters())
+    layout = FlatLayout({name: parameter.shape for name, parameter in parameters.items()})
+    weights, anchor = torch.randn(2, 1, layout.width, device="cuda")
+    u_g, u_a = (torch.linalg.qr(torch.randn(size, size, device="cuda")).Q for size in (250, 256))
+    s = torch.rand(250, 256, device="cuda")
+    pulls = []
+    for form, around in ((Rotated(), False), (Rotated(), True), (Rotated(precision="tf32"), False)):
+        (block,) = form.blocks(model, parameters)
+        holds = LayerHolds(form, [block], layout, weights, anchor, MULTIPLE)
+        holds.take(0, {block.name: RotatedMatrix(block, s, Basis(u_g, u_a), Basis(None, None))})
+        with tf32_allowed(around, torch.device("cuda")):
+            pulls.append(holds.pulls()["weight"])
+    exact, in_training, rounded = pulls
+    assert (in_training - exact).norm() < 1e-6 * exact.norm()
+    assert 1e-5 * exact.norm() < (rounded - exact).norm() < 1e-2 * exact.norm()
+
+
+def test_a_run_with_a_form_that_stopped_goes_on_exactly():
+    def make():
+        return FastRuns([learner(seed, "EWC", form=Rotated(), strength=20.0) for seed in (1, 2)])
+
+    whole, stopped, resumed = finish(make()), make(), make()
+    for _, progress in zip(range(40), stopped.learn(), strict=False):
+        last = progress
+    assert last.task == 1
     resumed.load_state(stopped.state())
     finish(resumed)
     for a, b in zip(resumed.learners, whole.learners, strict=True):

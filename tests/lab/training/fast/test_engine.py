@@ -74,6 +74,21 @@ def test_a_measure_by_itself(measure, batched):
     compare(fast.learners[1], plain.learner, 1e-8)
 
 
+@pytest.mark.parametrize("measure", ["SOS", "EWC"])
+def test_a_mean_of_solutions_is_held_to_as_in_the_plain_loop(measure):
+    scenario = make_scenario(3, dtype=torch.float64, train=35)
+
+    def make(anchor="mean"):
+        return make_learner(
+            measure, settings=LONG, scenario=scenario, model=make_model(scenario).double(), anchor=anchor
+        )
+
+    fast, plain = finish(FastRuns([make()])), finish(PlainRun(make()))
+    compare(fast.learners[0], plain.learner, 1e-8)
+    other = finish(FastRuns([make("last")])).learners[0]
+    assert relative(other.guard.anchor, plain.learner.guard.anchor) > 1e-3
+
+
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("own_heads", [False, True])
 @pytest.mark.parametrize("dropout", [False, True])
@@ -306,6 +321,9 @@ def test_what_cannot_share_steps_is_refused():
     other.body[1] = torch.nn.Tanh()
     with pytest.raises(ConfigurationError, match="alike but for seed and strength"):
         FastRuns([one, make_learner("SI", settings=LONG, seed=2, scenario=one.scenario, model=other, strength=0.5)])
+    for leaning in ({"gradient_term": True}, {"form": "rotated"}):
+        with pytest.raises(ConfigurationError, match=r"cannot do with anchor='mean' and .*; expected engine='plain'"):
+            FastRuns([learner(1, "EWC", anchor="mean", **leaning)])
     half = make_scenario(2, True, torch.bfloat16, train=35)
     with pytest.raises(ConfigurationError, match="precision='bf16' computes in 16 bits"):
         FastRuns([make_learner("SI", settings=LONG, scenario=half, model=make_model(half).bfloat16())])

@@ -47,5 +47,7 @@ def make_learner(spec: Spec, scenario: Scenario, device: torch.device) -> Learne
         observers=spec.make_probes(),
         form=spec.make_form(),
         holds=spec.make_holds(),
+        anchor=spec.anchor,
+        gradient_term=spec.gradient_term,
         batch_norm=spec.batch_norm,
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 from holdfast.errors import ConfigurationError
 from holdfast.forms import FORMS, form
+from holdfast.guard.memory import leans
 from holdfast.lab.experiments.specs.scenario_kinds import find_scenario
 from holdfast.lab.experiments.specs.source_files import require_loaded
 from holdfast.lab.experiments.specs.spec import Spec
@@ -55,7 +56,8 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     settings.update({name: value for name, value in changes.items() if name in _SETTINGS})
     given = dict(own.pop("watch_settings", {}))
     watched = {name: {**_usual(protocol, name, large=large), **given.get(name, {})} for name in own.get("watch", ())}
-    if own.get("holds") or own.get("batch_norm") == "fold" or not can_hold(kept_as):
+    leaning = leans(kept_as, own.get("anchor", "last"), gradient_term=own.get("gradient_term", False))
+    if own.get("holds") or own.get("batch_norm") == "fold" or leaning or not can_hold(kept_as):
         own.setdefault("engine", "plain")  # the fast one has no place for them
     usual: dict[str, Any] = {
         "strength": strength,

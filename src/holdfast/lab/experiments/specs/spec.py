@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 from holdfast.errors import ConfigurationError
 from holdfast.forms import FORMS, Form, form
+from holdfast.guard.checked_arguments import checked_anchor
+from holdfast.guard.memory import AnchorKind, leans
 from holdfast.holds import HOLDS, Hold, hold
 from holdfast.lab.analysis.probes.registry import make_probe
 from holdfast.lab.data import Dataset
@@ -60,8 +62,9 @@ class Spec:
         form_settings: its settings.
         holds: what pulls beside the guard's own hold, by their names in :data:`holdfast.holds.HOLDS`.
         hold_settings: their settings, by name.
-        batch_norm: what becomes of batch norms' running statistics, ``"freeze"``, ``"fold"`` or nothing; see
-            :class:`holdfast.Consolidator`.
+        anchor: what weights are held to, ``"last"`` or ``"mean"``; see :class:`holdfast.Consolidator`.
+        gradient_term: whether the gradients of the tasks' losses are part of the hold; see there.
+        batch_norm: what becomes of batch norms' running statistics, ``"freeze"``, ``"fold"`` or nothing; see there.
         source: the digest of the file that registers what is named here, such as the scenario, which
             :func:`~holdfast.lab.experiments.load_source` has loaded. It is found by itself. A spec that is read where
             that file was not loaded is as it was written, and says so when its tasks are asked for.
@@ -88,6 +91,8 @@ class Spec:
     form_settings: Mapping[str, Any] = added(FrozenDict({}))
     holds: tuple[str, ...] = added(())
     hold_settings: Mapping[str, Mapping[str, Any]] = added(FrozenDict({}))
+    anchor: AnchorKind = added("last")  # noqa: RUF009 (a field, as its docstring says)
+    gradient_term: bool = added(False)
     batch_norm: str | None = added(None)
     source: str | None = added(None)
 
@@ -304,12 +309,16 @@ class Spec:
             hold_settings=_frozen({name: settings for name, settings in given.items() if settings}),
         )
         made = form(chosen, **self.form_settings)
-        made.check(measure(self.measure, **self.measure_settings))
+        protecting = measure(self.measure, **self.measure_settings)
+        made.check(protecting)
+        checked_anchor(self.anchor, protecting, gradient_term=self.gradient_term)
         for name in holds:
             hold(name, **self.hold_settings.get(name, {}))
         folds = self.batch_norm == "fold"
-        if self.engine == "fast" and (holds or folds or not can_hold(made)):
-            what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"the form {made}"
+        leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
+        if self.engine == "fast" and (holds or folds or leaning or not can_hold(made)):
+            centre = f"anchor='mean' and gradient_term={self.gradient_term} in " if leaning else ""
+            what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"{centre}the form {made}"
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 
     def _check_probes(self) -> None:

@@ -16,8 +16,8 @@ from holdfast.forms import DiagonalMatrix
 from holdfast.guard import PathRecord
 from holdfast.lab.training.fast.dropout_masks import Masks
 from holdfast.lab.training.fast.flat_layout import FlatLayout
-from holdfast.lab.training.fast.layer_holds import MULTIPLE, LayerHolds
 from holdfast.lab.training.fast.lanes import Lane, Schedule, joined_update
+from holdfast.lab.training.fast.layer_holds import MULTIPLE, LayerHolds
 from holdfast.lab.training.fast.optimisers import optimiser_of
 from holdfast.lab.training.fast.recording import Recording, beside, in_parallel
 from holdfast.lab.training.fast.sample_tables import Batches, Clock

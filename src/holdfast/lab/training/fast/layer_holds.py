@@ -6,9 +6,8 @@ from the right is taken as :math:`(Y D^T)^T`. The products depend on the weights
 the gradients are computed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 

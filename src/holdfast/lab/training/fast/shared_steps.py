@@ -37,6 +37,8 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
     wanted = []
     if not can_hold(guard.form):
         wanted.append(f"the form {guard.form}")
+    if guard.leans:
+        wanted.append(f"anchor='mean' and gradient_term={guard.gradient_term} in the form {guard.form}")
     if guard.batch_norm == "fold":
         wanted.append("batch_norm='fold', whose hold is on other numbers than the weights")
     wanted += [f"the hold {hold.name!r}" for hold in guard.holds]

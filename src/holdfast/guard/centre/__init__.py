@@ -1,0 +1,1 @@
+"""Where the quadratic hold is centred, and the gradients of tasks that are part of it."""

@@ -1,0 +1,47 @@
+r"""The part of a quadratic hold that is linear, :math:`-2c\,\langle\theta-\theta^*, r\rangle`.
+
+It belongs to a hold whose centre is not the anchor θ*: see :mod:`holdfast.guard.centre.anchors`, where r is from. What
+does not depend on θ is left out, so the value is 0 at the anchor, and may be negative elsewhere.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from holdfast.holds.base import Held, Hold
+from holdfast.tensors.sharding import whole_sums
+from holdfast.tensors.storage import at_hand, running_dtype
+
+
+class Tilt(Hold):
+    """What the guard's own hold has beside its quadratic.
+
+    Args:
+        tilt: r, by parameter.
+    """
+
+    name: ClassVar[str] = "tilt"
+
+    def __init__(self, tilt: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.tilt = tilt
+
+    def gradient(self, held: Held) -> Mapping[str, Tensor]:
+        """Return −2c·r."""
+        own = {name: p for name, p in held.parameters.items() if name in self.tilt}
+        return {name: -2 * held.strength * at_hand(self.tilt[name], p) for name, p in own.items()}
+
+    def value(self, held: Held) -> Tensor | None:
+        """Return −2c⟨θ − θ*, r⟩; of sharded parameters, that of all processes' parts."""
+        terms = []
+        for name, parameter in held.parameters.items():
+            if name in self.tilt:
+                dtype = running_dtype(parameter)
+                r, theta_star = (at_hand(kept[name], parameter).to(dtype) for kept in (self.tilt, held.anchor))
+                terms.append(((parameter.to(dtype) - theta_star) * r).sum())
+        if not terms:
+            return None
+        device = next(iter(held.parameters.values())).device
+        return -2 * held.strength * torch.stack([term.to(device) for term in whole_sums(terms)]).sum()

@@ -1,0 +1,59 @@
+"""Where the hold is centred, with several processes: as one process would have it."""
+
+import warnings
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import holdfast
+from tests.distributed.problem import SIZE, share, whole
+from tests.distributed.processes import all_equal
+from tests.forms.toy_kronecker import ToyKronecker
+from tests.guard.helpers import batch, loss, net
+
+
+def learned(model, rank=0, size=1, **settings):
+    """Two tasks of two steps, and two steps of a third."""
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.5, anchor="mean", from_scratch=True, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    for task in range(3):
+        for seed in range(10 * task, 10 * task + 2):
+            optimizer.zero_grad()
+            loss(model, share(batch(seed, SIZE), rank, size)).backward()
+            optimizer.step()
+        if task < 2:
+            guard.consolidate([share(batch(100 + task, SIZE), rank, size)])
+    return guard
+
+
+def check(here, model, **settings):
+    guard = learned(model, here.rank, here.size, **settings)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed runs several")
+        expected = learned(net(), **settings)
+    assert guard.tilt.keys() == expected.tilt.keys()
+    for kind in ("parameters", "anchor", "tilt"):
+        for name, value in getattr(expected, kind).items():
+            found = getattr(guard, kind)[name]
+            torch.testing.assert_close(whole(found.detach()), value.detach(), rtol=1e-9, atol=1e-12, msg=kind)
+    torch.testing.assert_close(whole(guard.penalty()), expected.penalty(), rtol=1e-8, atol=1e-12)
+    return guard
+
+
+def centre_of_a_ddp_model(here):
+    for settings in ({}, {"gradient_term": True}, {"gradient_term": True, "form": ToyKronecker()}):
+        guard = check(here, DistributedDataParallel(net()), **settings)
+        assert all_equal(guard.anchor) and all_equal(guard.tilt)
+
+
+def centre_of_a_sharded_model(here):
+    for settings in ({}, {"gradient_term": True}):
+        guard = check(here, fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,))), **settings)
+        for name, tensor in (guard.anchor | guard.tilt).items():
+            assert tensor.placements == guard.parameters[name].placements
+
+
+CHECKS = [centre_of_a_ddp_model, centre_of_a_sharded_model]
