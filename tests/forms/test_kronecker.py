@@ -204,3 +204,9 @@ def test_what_is_no_mean_of_squares_is_refused_with_those_that_are(measure):
 def test_two_sides_of_one_hold_nothing():
     with pytest.raises(ConfigurationError, match="identity"):
         Kronecker(outputs="identity", inputs="identity")
+
+
+def test_the_largest_eigenvalue_of_a_sum_is_found_where_its_vector_has_both_signs():
+    block = Block("w", ("w",), (1, 2))
+    part = KroneckerMatrix(block, torch.ones(1, 1).double(), torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double())
+    assert float(Summed([part, part]).largest_eigenvalue()) == pytest.approx(4, rel=1e-10)

@@ -87,10 +87,11 @@ class Summed(Matrix):
         return torch.stack([part.trace() for part in self.parts]).sum()
 
     def largest_eigenvalue(self) -> Tensor:
-        """Return the largest eigenvalue, by the power method from a part's largest direction."""
+        """Return the largest eigenvalue, by the power method from a direction that is none of their own."""
         if len(self.parts) == 1:
             return self.parts[0].largest_eigenvalue()
-        d = {name: omega.sqrt() for name, omega in self.diagonal().items()}
+        drawn = torch.Generator().manual_seed(0)
+        d = {name: torch.randn(omega.shape, generator=drawn).to(omega) for name, omega in self.diagonal().items()}
         found = torch.zeros((), dtype=next(iter(d.values())).dtype)
         for _ in range(MOST_STEPS):
             length = _inner(d, d).sqrt()

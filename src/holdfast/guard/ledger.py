@@ -296,7 +296,12 @@ class Ledger:
         self.total = total
         self.held = total
         if self.measure.clamps_total:
-            self.held = {name: matrix.mapped(lambda tensor: tensor.clamp(min=0)) for name, matrix in total.items()}
+            self.held = {
+                name: matrix.mapped(lambda tensor: tensor.clamp(min=0))
+                if isinstance(matrix, DiagonalMatrix)
+                else matrix
+                for name, matrix in total.items()
+            }
 
     def restart(self) -> None:
         """Forget the states of the task; the tensors themselves belong to whoever was given them."""

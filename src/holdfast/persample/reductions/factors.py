@@ -45,6 +45,7 @@ class FactorReduction(LayerReduction):
         sides: Mapping[str, Sides],
     ) -> None:
         super().__init__(phi, blocks, parameters, diagonal)
+        self._by_gradients: set[str] = set()
         for block in {block.name: block for block in self.blocks.values()}.values():
             weight = parameters[block.parameters[0]]
             nothing = torch.zeros((), dtype=at_least_single(weight.dtype), device=weight.device)
@@ -57,7 +58,7 @@ class FactorReduction(LayerReduction):
 
     def takes_products(self, block: Block, some: Products) -> bool:
         """Whether the block has not come by its gradients before."""
-        return not bool(self.sums[f"{block.name}/ways"][1])
+        return block.name not in self._by_gradients  # known here, since a GPU's sums would have to be waited for
 
     def add_products(self, block: Block, products: Products, *, first: bool) -> None:
         """Add δδᵀ of every row, sample and position, and aaᵀ of every sample and position."""
@@ -80,6 +81,7 @@ class FactorReduction(LayerReduction):
 
     def add_matrices(self, block: Block, gradients: Tensor) -> None:
         """Add ΓΓᵀ and ΓᵀΓ."""
+        self._by_gradients.add(block.name)
         self.sums[f"{block.name}/ways"][1] += 1
         self.sums[f"{block.name}/mass"] += gradients.square().sum()
         if f"{block.name}/G" in self.sums:
