@@ -143,6 +143,24 @@ def test_a_step_is_pulled_by_it_whoever_moves_the_rest(form, centre, whose, clos
     assert all(torch.equal(p, q) for p, q in zip(others, kept, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:Frozen until the last task")
+def test_a_scale_that_thaws_is_pulled_by_all_that_its_map_is_held_with():
+    """It is in no block itself, and its map is in one with layers that another optimiser moves."""
+    network = dense(), *NETWORKS["dense"][1:]
+    model = network[0].eval()
+    model[1].weight.requires_grad_(False)
+    guard, penalty = after_tasks(network, "dense", "last")
+    scale = model[1].weight.requires_grad_(True)
+    assert all("1.weight" not in matrix.block.parameters for matrix in guard.matrices.values())
+    gradient = torch.autograd.grad(loss(model, batch(7)) + penalty(), scale)[0]
+    expected = scale.detach() - 0.1 * gradient
+    others = [p for p in model.parameters() if p is not scale]
+    guard.attach(optimizer := torch.optim.SGD([scale], lr=0.1), torch.optim.SGD(others, lr=0.1))
+    loss(model, batch(7)).backward()
+    optimizer.step()
+    torch.testing.assert_close(scale.detach(), expected, **CLOSE)
+
+
 def test_the_mean_is_that_of_the_maps_by_their_importance(network):
     guard, _ = after_tasks(network, "diagonal", "mean", decay=1.0)
     copied = copy.deepcopy(guard)
