@@ -158,7 +158,7 @@ def test_state_in_16_bits_and_elsewhere():
 
 
 def test_factors_in_16_bits_are_refused_since_they_would_be_indefinite():
-    with pytest.raises(ConfigurationError, match="state_dtype=torch.bfloat16.*kronecker"):
+    with pytest.raises(ConfigurationError, match=r"state_dtype=torch\.bfloat16.*kronecker"):
         holdfast.Consolidator(network(), "EWC", form="kronecker", state_dtype=torch.bfloat16)
     vectors = torch.randn(100, 5)
     rounded = (vectors @ vectors.T).bfloat16().double()
