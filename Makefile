@@ -47,6 +47,8 @@ audit: .venv/audit
 
 .venv/test: .venv/made pyproject.toml constraints.txt
 	$(INSTALL) --editable ".[test,lint,docs,cli,experiments,report,tensorboard,ray,lightning,huggingface]"
+# BackPACK, which curvlinops needs, asks for torchvision, which neither needs for what is compared here.
+	$(INSTALL) --no-deps curvlinops-for-pytorch backpack-for-pytorch
 	@touch $@
 
 .venv/bench: .venv/made pyproject.toml constraints.txt

@@ -21,7 +21,7 @@ from holdfast.errors import (
     StateError,
     StoreError,
 )
-from holdfast.forms import Form, register_form
+from holdfast.forms import Dense, Form, Kronecker, LowRank, Rotated, register_form
 from holdfast.guard import Consolidator, TaskImportance, averaged_weights
 from holdfast.holds import Hold, register_hold
 from holdfast.measures import (
@@ -67,13 +67,16 @@ __all__ = [
     "Consolidator",
     "CustomScore",
     "DataError",
+    "Dense",
     "FineTune",
     "Fisher",
     "Form",
     "Hold",
     "HoldfastError",
     "HoldfastWarning",
+    "Kronecker",
     "LogLikelihood",
+    "LowRank",
     "Magnitude",
     "Measure",
     "MissingExtraError",
@@ -86,6 +89,7 @@ __all__ = [
     "PosteriorPrecision",
     "ProtectError",
     "RootFisher",
+    "Rotated",
     "SampleAccumulator",
     "SampleImportance",
     "SampleMeasure",

@@ -30,6 +30,12 @@ def test_ones_own_loop(tmp_path, monkeypatch):
     assert min(omega.sum() for omega in scope["halved"].importance.values()) > 0
 
 
+def test_beyond_the_diagonal(capsys):
+    scope = run_page("guides/forms.md")
+    assert scope["guard"].tasks == 1
+    assert "rotated" in capsys.readouterr().out
+
+
 def test_new_classes_with_one_head():
     assert run_page("guides/class-incremental.md")["guard"].tasks == 1
 
