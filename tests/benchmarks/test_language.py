@@ -186,7 +186,9 @@ def test_an_adapter_changes_nothing_at_first_and_only_b_is_important(learned, te
 def test_networks_keep_the_names_that_they_were_published_with():
     assert kind_of(Settings()) == "a547aa8b"
     assert kind_of(dataclasses.replace(Settings(), form_strengths=(1.0,))) == "a547aa8b"
-    assert kind_of(with_forms(Settings())) != "a547aa8b"  # has other guards beside it
+    forms = with_forms(Settings())
+    assert kind_of(forms) != "a547aa8b"  # has other guards beside it
+    assert kind_of(dataclasses.replace(forms, compared={"full": ("EWC", "rotated")})) == kind_of(forms)
 
 
 def test_forms_are_run_by_networks_of_their_own_beside_what_they_are_compared_with(formed):
@@ -209,6 +211,8 @@ def test_the_form_is_all_that_differs(formed, cpu, folder):
     settings = with_forms(TINY)
     taught = start_python(settings, cpu, 3, folder / "work" / "seed-3", "full")
     guards = {name: taught.guard("full", name, 3.0, settings) for name in ("EWC", *FORMS)}
+    assert len({id(guard) for guard in guards.values()}) == len(guards)
+    assert taught.guard("full", "Kronecker, undamped", 3.0, settings) is guards["Kronecker, undamped"]
     trace = {name: sum(float(matrix.trace()) for matrix in guard.matrices.values()) for name, guard in guards.items()}
     weights = sum(parameter.numel() for parameter in taught.model.parameters())
     assert trace["rotated, undamped"] == pytest.approx(trace["EWC"], rel=1e-5)
@@ -406,5 +410,7 @@ def test_a_corpus_is_split_by_document_and_has_nothing_twice(tmp_path, monkeypat
 
 
 def test_a_network_is_the_same_for_the_same_seed(text, cpu, folder, learned, tmp_path):
+    (tmp_path / "full-rotated.safetensors").touch()
     learn_english(TINY, text, cpu, 0, tmp_path)
+    assert not (tmp_path / "full-rotated.safetensors").exists()  # another network's would be taken for this one's
     assert start_python(TINY, cpu, 0, tmp_path, "full").network == learned[0].lesson.network
