@@ -56,7 +56,7 @@ LABELS = {
 SHOWN = (0.35, 1.04)
 """The shares of Python that are of interest: below, hardly anything is learned or lost."""
 NOT_DRAWN = [name for name in FORMS if name.endswith("undamped")]
-"""They lie too near to the same with damping; the tables have them."""
+"""The tables have them; a picture of more lines would show less."""
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
