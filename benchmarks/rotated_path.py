@@ -6,7 +6,7 @@ what was added up so far would have to be turned, and those of the trained netwo
 digits, five tasks, one network for all:
 
 - EWC and SOS, as a diagonal;
-- the Fisher information in rotated coordinates, measured at the end of a task;
+- the Fisher information in rotated coordinates, and its root, measured at the end of a task;
 - SOS, and the mean square without the root, in the coordinates of when the task began;
 - SOS in the coordinates of the task's end, which takes a second training on the same batches: what the beginning costs.
 
@@ -51,6 +51,7 @@ class Way:
 WAYS = [
     Way("EWC", False, "weights"),
     Way("EWC, rotated", False, "end"),
+    Way("√Fisher, rotated", False, "end", 0.5),
     Way("SOS", True, "weights", 0.5),
     Way("SOS, rotated as the task begins", True, "beginning", 0.5),
     Way("mean squares, rotated as the task begins", True, "beginning"),
@@ -132,7 +133,7 @@ def learn(
         train(model, samples, total, strength, generator, None)
         found = measured(model, samples[0])
         if way.coordinates == "end":
-            return found
+            return {n: RotatedMatrix(m.block, m.s**way.root, m.basis, m.spectra) for n, m in found.items()}
         guard = holdfast.Consolidator(model, "EWC")
         guard.consolidate([samples[0]])
         return {n: unrotated(m, joined(m.block, guard.importance)) for n, m in found.items()}
@@ -196,8 +197,8 @@ def table(rows: list[dict[str, object]]) -> str:
         (
             f"`python -m benchmarks.rotated_path`, torch {torch.__version__}. Permuted digits, {TASKS} tasks of "
             f"{STEPS} steps of {BATCH} with Adam, one head, {len(SEEDS)} seeds; each strength the best on validation "
-            f"data of {len(GRID)}. Test accuracy over all tasks after the last in per cent with its standard error, the first "
-            "task's, and the seconds of a run on one busy core, for comparison with each other."
+            f"data of {len(GRID)}. Test accuracy over all tasks after the last in per cent with its standard error, "
+            "the first task's, and the seconds of a run on one busy core, for comparison with each other."
         ),
         "",
         "| importance | strength | average | first task | seconds |",

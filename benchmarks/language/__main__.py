@@ -9,7 +9,7 @@ import torch
 from benchmarks.language import corpus, report, study
 from benchmarks.language.english import new_model
 from benchmarks.language.frontier import points
-from benchmarks.language.settings import REHEARSAL, Settings
+from benchmarks.language.settings import REHEARSAL, Settings, with_forms
 from benchmarks.language.training import Device
 
 LINES = "language.jsonl"
@@ -26,6 +26,7 @@ def _prepare(options: argparse.Namespace) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     settings = REHEARSAL if options.rehearse else Settings()
+    settings = with_forms(settings) if options.forms else settings
     if options.seeds:
         settings = dataclasses.replace(settings, seeds=tuple(options.seeds))
     device = Device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -59,6 +60,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     run.add_argument("corpus", type=Path)
     run.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     run.add_argument("--work", type=Path, default=Path("build/language"), help="(default: %(default)s)")
+    run.add_argument("--forms", action="store_true", help="EWC in its forms, by networks of seeds of their own")
     run.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
     run.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after so many")
     run.add_argument("--rehearse", action="store_true", help="at a size for a CPU; give --results of its own")

@@ -10,7 +10,7 @@ from torch.optim import SGD
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.gpt import GPT
 from benchmarks.language.lora import adapt
-from benchmarks.language.settings import MEASURES, Settings
+from benchmarks.language.settings import FORMS, MEASURES, WAYS, Settings
 from benchmarks.language.training import Device, batches, schedule
 from holdfast import L2, MAS, SOS, Consolidator, Fisher, Measure
 from holdfast.seeding import derive_seed, generator_for
@@ -26,7 +26,19 @@ def measure(name: str, settings: Settings) -> Measure:
     score. Both so cost one backward pass a sample, where every label of every position would be 131,072.
     """
     samples = settings.measured
-    return {"L2": L2(), "EWC": Fisher(samples, labels="sampled"), "SOS": SOS(), "MAS": MAS(samples)}[name]
+    fisher = Fisher(samples, labels="sampled")
+    return {"L2": L2(), "EWC": fisher, "SOS": SOS(), "MAS": MAS(samples), **dict.fromkeys(FORMS, fisher)}[name]
+
+
+def new_guard(model: GPT, way: str, name: str, settings: Settings) -> Consolidator:
+    """Return a guard that has found nothing yet."""
+    form = FORMS.get(name, "diagonal")
+    return Consolidator(model, measure(name, settings), protect=protected(way), form=form)
+
+
+def _new_guards(model: GPT, way: str, settings: Settings) -> dict[str, Consolidator]:
+    """Return one for every measure that has to look at English; EWC's other forms can do so later."""
+    return {name: new_guard(model, way, name, settings) for name in MEASURES if name in settings.compared[way]}
 
 
 def protected(way: str) -> str:
@@ -46,6 +58,8 @@ class Taught:
     """A name for exactly these weights and guards."""
     tuned: dict[str, torch.Tensor] | None = None
     """Its weights after fine-tuning, once that has been done."""
+    ready: tuple[str, Consolidator] | None = None
+    """The guard that was asked for last, with its name: most lessons want the one before with another strength."""
 
     def restart(self) -> None:
         """Put the weights back."""
@@ -68,8 +82,12 @@ class Taught:
             guard = Consolidator(self.model, L2(), strength, protect="*lora_b")
             guard.consolidate()
             return guard
-        guard = Consolidator(self.model, measure(name, settings), protect=protected(way))
-        guard.load(self.guards / f"{way}-{name}.safetensors")
+        if self.ready is None or self.ready[0] != name:
+            self.ready = None  # before another is read: they are large
+            guard = new_guard(self.model, way, name, settings)
+            guard.load(self.guards / f"{way}-{name}.safetensors")
+            self.ready = name, guard
+        guard = self.ready[1]
         importance = torch.cat([omega.flatten() for omega in guard.importance.values()])
         guard.strength = strength / float(importance.mean())
         return guard
@@ -78,30 +96,41 @@ class Taught:
 def learn_english(settings: Settings, corpus: Corpus, device: Device, seed: int, folder: Path) -> None:
     """Train a network on English, measure with every measure, and leave all of it in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "complete").unlink(missing_ok=True)
+    for path in (folder / "complete", *folder.glob("*.safetensors")):  # which are another network's
+        path.unlink(missing_ok=True)
     model = new_model(settings, device, seed)
     optimizer = device.optimizer(model, settings.english_rate, DECAY)
     rates = schedule(optimizer, settings.english_steps)
-    guards = {name: Consolidator(model, measure(name, settings), protect=protected("full")) for name in MEASURES}
+    guards = _new_guards(model, "full", settings)
     text = corpus.of("english", "train")
     given = batches(text, settings.english_steps, settings.english_batch, settings.context, seed, "english")
     for step, batch in enumerate(given):
-        if step == settings.english_steps - settings.watched:
+        if step == settings.english_steps - settings.watched and "SOS" in guards:
             guards["SOS"].attach(optimizer)
         optimizer.zero_grad()
         device.loss(model, batch).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         rates.step()
-    guards["SOS"].detach()
+    if "SOS" in guards:
+        guards["SOS"].detach()
     _consolidate("full", guards, settings, corpus, seed, folder)
 
     write_tensors(folder / "model.safetensors", model.state_dict(), {"kind": kind_of(settings)})
-    adapted = start_python(settings, device, seed, folder, "lora").model
-    guards = {name: Consolidator(adapted, measure(name, settings), protect=protected("lora")) for name in MEASURES}
-    _watch_adapter(guards["SOS"], adapted, settings, corpus, device, seed)
-    _consolidate("lora", guards, settings, corpus, seed, folder)
+    if "lora" in settings.compared:
+        adapted = start_python(settings, device, seed, folder, "lora").model
+        guards = _new_guards(adapted, "lora", settings)
+        _watch_adapter(guards["SOS"], adapted, settings, corpus, device, seed)
+        _consolidate("lora", guards, settings, corpus, seed, folder)
     (folder / "complete").touch()
+
+
+def measure_form(name: str, settings: Settings, corpus: Corpus, seed: int, taught: Taught) -> None:
+    """Let EWC look at English in one of its forms, unless it has: when it is wanted, in case time is up before."""
+    if name in FORMS and not (taught.guards / f"full-{name}.safetensors").exists():
+        taught.restart()
+        taught.ready = name, new_guard(taught.model, "full", name, settings)
+        _consolidate("full", dict([taught.ready]), settings, corpus, seed, taught.guards)
 
 
 def start_python(settings: Settings, device: Device, seed: int, folder: Path, way: str) -> Taught:
@@ -170,6 +199,9 @@ def _consolidate(
 
 def kind_of(settings: Settings) -> str:
     """Return a name for the settings that make a network and its guards what they are."""
-    later = ("python_steps", "python_rate", "windows", "strengths", "unguarded", "seeds")
+    later = ("python_steps", "python_rate", "windows", "strengths", "form_strengths", "unguarded", "compared", "seeds")
     kept = {name: value for name, value in asdict(settings).items() if name not in later}
+    looked = {way: [name for name in MEASURES if name in names] for way, names in settings.compared.items()}
+    if looked != {way: list(MEASURES) for way in WAYS}:  # as it was when the first networks were named
+        kept["looked"] = looked
     return hashlib.sha256(repr(kept).encode()).hexdigest()[:8]

@@ -69,15 +69,18 @@ def points(learned: Sequence[Learned]) -> list[Point]:
 def lost_at_share(learned: Sequence[Learned], way: str, measure: str, share: float) -> dict[int, float]:
     """Return the English that each seed loses where a measure leaves it a share of what its fine-tuning gains.
 
-    Nothing if the line of some seed over strengths does not reach that far: a mean over the others would mislead. A
-    guard's line ends with its weakest strength, since fine-tuning, at a strength of 0, is any number of powers of ten
-    away. What is done without a guard ends in fine-tuning at a share of 1, or begins there, with replay, at 0.
+    Seeds that were not taught with it are left out. Nothing if the line of some other over strengths does not reach
+    that far: a mean over the rest would mislead. A guard's line ends with its weakest strength, since fine-tuning, at a
+    strength of 0, is any number of powers of ten away. What is done without a guard ends in fine-tuning at a share of
+    1, or begins there, with replay, at 0.
     """
     here = [found for found in _latest(learned) if found.lesson.way == way]
     lost = {}
     for free in (found for found in here if found.lesson.measure == FINE_TUNE):
         seed = free.lesson.seed
         line = [found for found in here if found.lesson.seed == seed and found.lesson.measure == measure]
+        if not line:
+            continue
         ends = [(free.gained, free.lost)] if measure in UNGUARDED else []
         ends += [(0.0, 0.0)] if measure in FROM_START else []
         there = _lost_at([*ends, *((found.gained, found.lost) for found in line)], share * free.gained)

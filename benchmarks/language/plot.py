@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 from benchmarks.language.frontier import Point
 from benchmarks.language.python import FINE_TUNE
 from benchmarks.language.report import NAMES
-from benchmarks.language.settings import UNGUARDED, WAYS, methods
+from benchmarks.language.settings import FORMS, UNGUARDED, WAYS, methods
 from holdfast.lab.report.colours import colour
 from holdfast.lab.report.style import style
 from holdfast.whole_files import whole_file
@@ -21,6 +21,9 @@ MARKERS = {
     "SOS": "D",
     "MAS": "^",
     "L2 of B": "v",
+    "rotated by position": "*",
+    "rotated": "P",
+    "Kronecker": "p",
     "shorter": "1",
     "slower": "2",
     "averaged": "x",
@@ -30,6 +33,9 @@ DASHES = {"EWC": "--", "L2": ":", "L2 of B": ":"} | dict.fromkeys(UNGUARDED, "-.
 SHADES = {
     "L2": "#808080",
     "L2 of B": "#b0a090",
+    "rotated by position": "#00875f",
+    "rotated": "#0072b2",
+    "Kronecker": "#443399",
     "shorter": "#6a8a3a",
     "slower": "#3a6a8a",
     "averaged": "#1f2328",
@@ -39,6 +45,9 @@ LABELS = {
     FINE_TUNE: "fine-tuning",
     "L2": "L2 to the start",
     "L2 of B": "L2 to the start, B alone",
+    "rotated by position": "EWC rotated by position",
+    "rotated": "EWC rotated",
+    "Kronecker": "EWC, Kronecker",
     "shorter": "fewer steps",
     "slower": "lower rate",
     "averaged": "averaged weights",
@@ -46,6 +55,8 @@ LABELS = {
 }
 SHOWN = (0.35, 1.04)
 """The shares of Python that are of interest: below, hardly anything is learned or lost."""
+NOT_DRAWN = [name for name in FORMS if name.endswith("undamped")]
+"""The tables have them; a picture of more lines would show less."""
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
@@ -59,9 +70,10 @@ def draw(points: Sequence[Point], path: Path) -> None:
             axes.set_title(NAMES[way])
             axes.set_xlabel("English lost, bits a byte (← better)")
             axes.set_ylabel("Python gained, of fine-tuning's (better →)")
-        # One legend for both panels, away from the lines: the last panel has every method.
-        shown = axes.get_legend_handles_labels()
-        figure.legend(*shown, loc="outside upper center", ncols=5, fontsize="small")
+        # One legend for both panels, away from the lines.
+        lines = [zip(*axes.get_legend_handles_labels()[::-1], strict=True) for axes in figure.axes]
+        shown = {label: line for panel in lines for label, line in panel}
+        figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=5, fontsize="small")
         with whole_file(path) as file:
             figure.savefig(file, format="png", dpi=170, metadata={"Software": None})
 
@@ -71,7 +83,7 @@ def _panel(axes: Axes, here: Sequence[Point]) -> None:
     axes.axvline(0, color="#808080", linewidth=0.8)
     axes.set_ylim(*SHOWN)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    for name in (FINE_TUNE, *methods(here[0].way)):
+    for name in (name for name in (FINE_TUNE, *methods(here[0].way)) if name not in NOT_DRAWN):
         line = [(p.lost, p.share) for p in sorted(here, key=lambda p: p.strength) if p.measure == name and p.share]
         if not line:
             continue

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.language.corpus import LANGUAGES, Corpus
-from benchmarks.language.english import Taught, weights_of
-from benchmarks.language.settings import ADAPTER_MEASURES, UNGUARDED, Settings, methods
+from benchmarks.language.english import Taught, measure_form, weights_of
+from benchmarks.language.settings import UNGUARDED, Settings
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule
 
 FINE_TUNE = "fine-tune"
@@ -64,17 +64,16 @@ def lessons(settings: Settings, seed: int, way: str, network: str) -> Iterator[L
     """Yield every lesson that a network is taught in one way."""
     steps, batch, rate = settings.python_steps, settings.python_batch, settings.python_rate[way]
     yield Lesson(seed, way, FINE_TUNE, 0.0, network, steps, batch, rate)
-    for name, shares in settings.unguarded.items():
-        for share in shares:
-            taken = max(1, round(share * steps)) if name == "shorter" else steps
-            yield Lesson(seed, way, name, share, network, taken, batch, rate * share if name == "slower" else rate)
-    for measure in (name for name in methods(way) if name not in UNGUARDED):
-        for strength in settings.strengths:
-            yield Lesson(seed, way, measure, strength, network, steps, batch, rate)
+    for name in settings.compared[way]:
+        for strength in settings.strengths_of(name):
+            taken = max(1, round(strength * steps)) if name == "shorter" else steps
+            slowed = rate * strength if name == "slower" else rate
+            yield Lesson(seed, way, name, strength, network, taken, batch, slowed)
 
 
 def teach(lesson: Lesson, settings: Settings, corpus: Corpus, device: Device, taught: Taught) -> Learned:
     """Teach Python; every lesson of a seed sees the same batches in the same order."""
+    measure_form(lesson.measure, settings, corpus, lesson.seed, taught)
     device.synchronise()
     began = time.perf_counter()
     taught.restart()
@@ -95,7 +94,7 @@ def _train(lesson: Lesson, settings: Settings, corpus: Corpus, device: Device, t
     optimizer = device.optimizer(taught.model, lesson.rate, decay=0.0)
     rates = schedule(optimizer, lesson.steps)
     guard = None
-    if lesson.measure in ADAPTER_MEASURES:
+    if lesson.measure not in (FINE_TUNE, *UNGUARDED):
         guard = taught.guard(lesson.way, lesson.measure, lesson.strength, settings)
         guard.attach(optimizer)
     for batch in _batches(lesson, settings, corpus):

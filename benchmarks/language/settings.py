@@ -1,8 +1,20 @@
 """How large, how long and how strong: every number of the study."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from holdfast.forms import Form, Kronecker, Rotated
 
 MEASURES = ("L2", "EWC", "SOS", "MAS")
+DAMPING = 1e-3
+FORMS: dict[str, Form] = {
+    "rotated by position": Rotated(sharing="expand", damping=DAMPING),
+    "rotated": Rotated(damping=DAMPING),
+    "Kronecker": Kronecker(damping=DAMPING),
+    "rotated by position, undamped": Rotated(sharing="expand"),
+    "rotated, undamped": Rotated(),
+    "Kronecker, undamped": Kronecker(),
+}
+"""EWC in other forms than the diagonal, of the same labels drawn for the same English."""
 ADAPTER_MEASURES = (*MEASURES, "L2 of B")
 """L2 holds both factors of an adapter, the others B alone: so does this one, to tell importance from leaving A free."""
 UNGUARDED = ("shorter", "slower", "averaged", "replay")
@@ -16,7 +28,11 @@ WAYS = ("full", "lora")
 
 def methods(way: str) -> tuple[str, ...]:
     """Return everything that is compared in one way, besides fine-tuning."""
-    return (*(MEASURES if way == "full" else ADAPTER_MEASURES), *UNGUARDED)
+    return (*((*MEASURES, *FORMS) if way == "full" else ADAPTER_MEASURES), *UNGUARDED)
+
+
+def _measures() -> dict[str, tuple[str, ...]]:
+    return {"full": (*UNGUARDED, *MEASURES), "lora": (*UNGUARDED, *ADAPTER_MEASURES)}
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,8 @@ class Settings:
 
     strengths: tuple[float, ...] = (1e-3, 1e-2, 5e-2, 0.3, 3.0, 30.0)
     """Relative, the same for all measures: a coarser grid would let a method look worse between its points."""
+    form_strengths: tuple[float, ...] = (1e-4, 1e-3, 3e-3, 1e-2, 5e-2, 0.5)
+    """As many for the forms other than the diagonal, which need less of it."""
     unguarded: dict[str, tuple[float, ...]] = field(
         default_factory=lambda: {
             "shorter": (0.5, 0.25, 0.1, 0.05),
@@ -61,7 +79,26 @@ class Settings:
         }
     )
     """The share of the steps, of the learning rate, of the fine-tuned weights in the average, of English in a batch."""
+    compared: dict[str, tuple[str, ...]] = field(default_factory=_measures)
+    """The methods that are run in each way, in this order, after fine-tuning."""
     seeds: tuple[int, ...] = (0, 1, 2)
+
+    def strengths_of(self, method: str) -> tuple[float, ...]:
+        """Return what a method is run with: strengths, or shares where there is no guard."""
+        if method in UNGUARDED:
+            return self.unguarded[method]
+        return self.form_strengths if method in FORMS else self.strengths
+
+
+def with_forms(settings: Settings) -> Settings:
+    """Return the study of EWC's forms, in order of worth, with networks of its own.
+
+    A network that learns English again is another one, so that what is compared with the forms is run with them: the
+    diagonal, and averaging, the best without a guard that needs no English.
+    """
+    first, *others = FORMS
+    seeds = tuple(seed + 3 for seed in settings.seeds)
+    return replace(settings, compared={"full": ("averaged", first, "EWC", *others)}, seeds=seeds)
 
 
 REHEARSAL = Settings(
@@ -79,6 +116,7 @@ REHEARSAL = Settings(
     python_batch=8,
     windows=16,
     strengths=(1e-2, 1e1),
+    form_strengths=(1e-3, 1e0),
     unguarded={"shorter": (0.5,), "slower": (0.3,), "averaged": (0.5,), "replay": (0.25,)},
     seeds=(0,),
 )

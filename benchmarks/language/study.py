@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.english import is_learned, kind_of, learn_english, start_python
 from benchmarks.language.python import Learned, Lesson, lessons, teach
-from benchmarks.language.settings import WAYS, Settings
+from benchmarks.language.settings import Settings
 from benchmarks.language.training import Device
 
 
@@ -45,7 +45,7 @@ def run(settings: Settings, corpus: Corpus, device: Device, lines: Path, work: P
             start = time.perf_counter()
             learn_english(settings, corpus, device, seed, folder)
             print(f"seed {seed}: English learned and measured in {time.perf_counter() - start:.1f} s", flush=True)
-        for way in WAYS:
+        for way in settings.compared:
             taught = start_python(settings, device, seed, folder, way)
             for lesson in lessons(settings, seed, way, taught.network):
                 if lesson in known:
@@ -63,7 +63,7 @@ def _is_finished(settings: Settings, seed: int, known: set[Lesson]) -> bool:
     """Whether some network of a seed has had all its lessons; the network itself may be gone."""
     networks = {lesson.network for lesson in known if lesson.seed == seed}
     return any(
-        all(lesson in known for way in WAYS for lesson in lessons(settings, seed, way, network))
+        all(lesson in known for way in settings.compared for lesson in lessons(settings, seed, way, network))
         for network in networks
         if network.startswith(kind_of(settings))
     )
@@ -80,7 +80,7 @@ def _cut_broken_line(lines: Path) -> None:
 def _told(found: Learned) -> str:
     lesson = found.lesson
     return (
-        f"seed {lesson.seed} {lesson.way:4} {lesson.measure:9} {lesson.strength:8g}: English "
+        f"seed {lesson.seed} {lesson.way:4} {lesson.measure:29} {lesson.strength:8g}: English "
         f"{found.english[0]:.3f} → {found.english[-1]:.3f}, Python {found.python[0]:.3f} → {found.python[-1]:.3f} "
         f"bits a byte, {found.seconds:.1f} s"
     )

@@ -12,14 +12,16 @@ import torch
 import holdfast
 from benchmarks.language import __main__ as command
 from benchmarks.language import corpus, plot, reading, report, study
-from benchmarks.language.english import is_learned, learn_english, start_python, weights_of
+from benchmarks.language.english import is_learned, kind_of, learn_english, start_python, weights_of
 from benchmarks.language.frontier import lost_at_share, points
 from benchmarks.language.gpt import GPT
 from benchmarks.language.lora import adapt
 from benchmarks.language.python import FINE_TUNE, Learned, Lesson
-from benchmarks.language.settings import ADAPTER_MEASURES, MEASURES, Settings
+from benchmarks.language.settings import ADAPTER_MEASURES, FORMS, MEASURES, Settings, with_forms
 from benchmarks.language.sources import Source
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule
+from holdfast.forms import DiagonalMatrix, Rotated, RotatedMatrix
+from holdfast.persample.reductions import joined
 from holdfast.seeding import generator_for
 
 TINY = Settings(
@@ -39,6 +41,7 @@ TINY = Settings(
     python_rate={"full": 1e-2, "lora": 3e-2},
     windows=8,
     strengths=(1e-9, 1e2),
+    form_strengths=(1e-9, 1e2),
     unguarded={"shorter": (0.5,), "slower": (0.1,), "averaged": (0.25, 1.0), "replay": (0.5,)},
     seeds=(0,),
 )
@@ -71,6 +74,18 @@ def learned(text, cpu, folder):
         assert study.run(TINY, text, cpu, folder / "language.jsonl", folder / "work", seconds=1e9)
     assert "no layer rule" not in told.getvalue() and told.getvalue().count("bits a byte") == 30
     return study.read(folder / "language.jsonl")
+
+
+@pytest.fixture(scope="module")
+def formed(learned, text, cpu, folder):
+    """Every lesson of the study of forms, in a file of its own that begins with those of the other."""
+    lines = folder / "forms.jsonl"
+    lines.write_bytes((folder / "language.jsonl").read_bytes())
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        assert study.run(with_forms(TINY), text, cpu, lines, folder / "work", seconds=1e9)
+    assert "no layer rule" not in told.getvalue()
+    return study.read(lines)[len(learned) :]
 
 
 def test_every_method_strength_and_way_is_run(learned):
@@ -168,6 +183,92 @@ def test_an_adapter_changes_nothing_at_first_and_only_b_is_important(learned, te
             assert bool(value.any()) == name.endswith("lora_b"), (measure, name)
 
 
+def test_networks_keep_the_names_that_they_were_published_with():
+    assert kind_of(Settings()) == "a547aa8b"
+    assert kind_of(dataclasses.replace(Settings(), form_strengths=(1.0,))) == "a547aa8b"
+    forms = with_forms(Settings())
+    assert kind_of(forms) != "a547aa8b"  # has other guards beside it
+    assert kind_of(dataclasses.replace(forms, compared={"full": ("EWC", "rotated")})) == kind_of(forms)
+
+
+def test_forms_are_run_by_networks_of_their_own_beside_what_they_are_compared_with(formed):
+    assert {found.lesson.seed for found in formed} == {3} and {found.lesson.way for found in formed} == {"full"}
+    order = list(dict.fromkeys(found.lesson.measure for found in formed))
+    assert order[:4] == [FINE_TUNE, "averaged", "rotated by position", "EWC"]
+    assert set(order[4:]) == set(FORMS) - {"rotated by position"}
+    assert len(formed) == 1 + 2 + 2 * (1 + len(FORMS))
+    here = {(found.lesson.measure, found.lesson.strength): found for found in formed}
+    free = here[FINE_TUNE, 0.0]
+    for name in FORMS:
+        weak, strong = (here[name, strength] for strength in TINY.form_strengths)
+        assert weak.python[-1] == pytest.approx(free.python[-1], abs=1e-3)
+        assert strong.gained < 0.7 * free.gained
+        assert strong.lost < free.lost
+
+
+def test_the_form_is_all_that_differs(formed, cpu, folder):
+    """A rotation leaves the sum of squares as it is, so that of the same labels and samples the traces are the same."""
+    settings = with_forms(TINY)
+    taught = start_python(settings, cpu, 3, folder / "work" / "seed-3", "full")
+    guards = {name: taught.guard("full", name, 3.0, settings) for name in ("EWC", *FORMS)}
+    assert len({id(guard) for guard in guards.values()}) == len(guards)
+    assert taught.guard("full", "Kronecker, undamped", 3.0, settings) is guards["Kronecker, undamped"]
+    trace = {name: sum(float(matrix.trace()) for matrix in guard.matrices.values()) for name, guard in guards.items()}
+    weights = sum(parameter.numel() for parameter in taught.model.parameters())
+    assert trace["rotated, undamped"] == pytest.approx(trace["EWC"], rel=1e-5)
+    assert trace["rotated"] == pytest.approx(1.001 * trace["EWC"], rel=1e-5)
+    assert trace["rotated by position, undamped"] != pytest.approx(trace["EWC"], rel=1e-3)
+    for name, guard in guards.items():
+        assert guard.strength * trace[name] / weights == pytest.approx(3.0, rel=1e-4), name
+        assert all(torch.equal(guard.anchor[key], taught.start[key]) for key in taught.start)
+
+
+def test_of_a_gpt_layers_are_rotated_with_their_biases_and_norms_are_not():
+    """Q of every block is the mean square of samples' gradients along the coordinates, from autograd, one by one."""
+    torch.manual_seed(0)
+    model = GPT(8, 2, 2, 6).double()
+    given, labels = torch.randint(256, (2, 5, 6))
+    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"), form=Rotated())
+    guard.consolidate([(given, labels)])
+    found = guard.matrices
+    said = {name: matrix.said for name, matrix in found.items()}
+    assert {name for name in said if "norm" in name} == {name for name in said if said[name] == "diagonal"}
+    assert said["blocks.1.qkv.weight"] == said["logits.weight"] == "rotated"
+    assert found["blocks.1.qkv.weight"].block.size == (24, 9)  # all of it, with the bias
+    assert said["bytes.weight"] == said["places.weight"] == "rotated along its outputs"
+    gradients = []
+    for one, label in zip(given, labels, strict=True):
+        loss = torch.nn.functional.cross_entropy(model(one[None])[0], label, reduction="sum")
+        own = torch.autograd.grad(loss, list(model.parameters()))
+        gradients.append(dict(zip(dict(model.named_parameters()), own, strict=True)))
+    for name, matrix in found.items():
+        if isinstance(matrix, DiagonalMatrix):
+            expected = torch.stack([gradient[name].square() for gradient in gradients]).mean(0)
+            torch.testing.assert_close(matrix.omega, expected, rtol=1e-10, atol=1e-14)
+            continue
+        assert isinstance(matrix, RotatedMatrix)
+        turned = [joined(matrix.block, gradient) for gradient in gradients]
+        if matrix.basis.outputs is not None:
+            turned = [matrix.basis.outputs.mT @ each for each in turned]
+        if matrix.basis.inputs is not None:
+            turned = [each @ matrix.basis.inputs for each in turned]
+        expected = torch.stack([each.square() for each in turned]).mean(0)
+        torch.testing.assert_close(matrix.s, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_the_report_compares_forms_with_the_diagonal_and_with_averaging(learned, formed, tmp_path):
+    report.write(tmp_path, [*learned, *formed], with_forms(TINY), "abc", 12345)
+    said = (tmp_path / "language.md").read_text()
+    full, adapted = said.split("## A LoRA adapter trained")
+    for name in FORMS:
+        assert full.count(f"| {name} | ") >= len(TINY.form_strengths) and f"| {name} |" not in adapted
+    assert full.count("Lost with EWC's diagonal less") == full.count("Lost with averaging less") == 1
+    assert adapted.count("Lost with") == 1  # L2
+    plot.draw(points([*learned, *formed]), tmp_path / "with.png")
+    plot.draw(points(learned), tmp_path / "without.png")
+    assert (tmp_path / "with.png").read_bytes() != (tmp_path / "without.png").read_bytes()
+
+
 def test_the_report_and_the_picture(learned, folder, capsys):
     report.write(folder, learned, TINY, "abc", 12345)
     said = (folder / "language.md").read_text()
@@ -206,6 +307,7 @@ def test_what_is_lost_at_equal_gain_is_read_off_the_line_of_each_seed():
     assert lost_at_share(lines, "full", "L2", 0.4) == {}
     assert lost_at_share(lines, "full", "L2", 0.95) == {}
     lines += [found(0.0, 0.8, 2.0, seed=1, measure=FINE_TUNE)]
+    assert lost_at_share(lines, "full", "L2", 0.7) == {0: pytest.approx(0.3)}  # the other was not taught with it
     lines += [found(0.1, 0.4, 1.6, seed=1), found(1.0, 0.2, 1.2, seed=1)]
     assert lost_at_share(lines, "full", "L2", 0.7) == {0: pytest.approx(0.3), 1: pytest.approx(0.3)}
     assert lost_at_share(lines, "full", "L2", 0.55) == {}
@@ -308,5 +410,7 @@ def test_a_corpus_is_split_by_document_and_has_nothing_twice(tmp_path, monkeypat
 
 
 def test_a_network_is_the_same_for_the_same_seed(text, cpu, folder, learned, tmp_path):
+    (tmp_path / "full-rotated.safetensors").touch()
     learn_english(TINY, text, cpu, 0, tmp_path)
+    assert not (tmp_path / "full-rotated.safetensors").exists()  # another network's would be taken for this one's
     assert start_python(TINY, cpu, 0, tmp_path, "full").network == learned[0].lesson.network

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 import holdfast
 from tests.distributed.problem import SIZE, alone, check_same_run, make_guard, run, share
 from tests.distributed.processes import all_equal
+from tests.guard.batch_norm.networks import dense
 from tests.guard.helpers import batch, loss, net, weights
 
 
@@ -53,6 +54,24 @@ def ddp_shares_may_be_uneven_and_a_limit_counts_all_ranks(here):
         assert all_equal(guard.importance)
     guard = holdfast.Consolidator(DistributedDataParallel(model), holdfast.Fisher())
     assert guard.consolidate([batch(0)] if here.rank else [])["EWC"].samples == 8
+
+
+def ddp_batch_norms_are_folded_or_frozen_on_all_ranks(here):
+    """A rank without batches has seen nothing of the model, and folds what the others have seen."""
+    for batch_norm in ("freeze", "fold"):
+        model = DistributedDataParallel(dense())
+        guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm=batch_norm)
+        guard.consolidate([batch(0)] if here.rank else [])
+        guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+        before = model.module[1].running_mean.clone()
+        model.train()
+        for seed in range(3):
+            optimizer.zero_grad()
+            loss(model, share(batch(seed, SIZE), here.rank, here.size)).backward()
+            optimizer.step()
+        assert torch.equal(model.module[1].running_mean, before) == (batch_norm == "freeze")
+        assert all_equal(guard.importance) and all_equal(weights(model.module))
+        assert guard.penalty().item() > 0
 
 
 def ddp_drawn_labels_differ_from_rank_to_rank(here):

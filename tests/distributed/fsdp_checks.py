@@ -21,6 +21,7 @@ from tests.distributed.problem import (
     whole,
 )
 from tests.distributed.processes import all_equal, everyones
+from tests.guard.batch_norm.networks import dense
 from tests.guard.helpers import batch, loss, net, weights
 
 
@@ -223,6 +224,20 @@ def fsdp_layers_that_are_cut_up_are_measured_along_the_path_only(here):
     guard.consolidate()
     assert float(whole(guard.importance["0.weight"]).min()) >= 0
     assert guard.importance["0.weight"].placements == (Shard(0),)
+
+
+def fsdp_batch_norms_are_frozen_and_not_folded(here):
+    model = sharded(here, dense())
+    frozen = holdfast.Consolidator(model, "EWC", batch_norm="freeze")
+    frozen.consolidate([share(batch(0), here.rank, here.size)])
+    before = model[1].running_mean.clone()
+    model.train()
+    model(batch(0)[0])
+    assert torch.equal(model[1].running_mean, before)
+    frozen.detach()
+    folding = holdfast.Consolidator(model, "EWC", batch_norm="fold")
+    with pytest.raises(holdfast.ConfigurationError, match="batch_norm='fold' with a sharded model"):
+        folding.consolidate([share(batch(0), here.rank, here.size)])
 
 
 def fsdp_halves_are_refused(here):

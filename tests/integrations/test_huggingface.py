@@ -565,3 +565,31 @@ def test_a_layerwise_optimiser_is_told_apart():
     each = {parameter: torch.optim.SGD([parameter]) for parameter in model.parameters()}
     with pytest.raises(holdfast.OptimizerError, match=r"inside backward\(\).*optim='galore_adamw'"):
         guard.attach(LayerWiseDummyOptimizer(optimizer_dict=each))
+
+
+class Normed(torch.nn.Module):
+    """A classifier with batch norm, as a Trainer takes it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(tiny.TOKENS, 4)
+        self.layer, self.norm, self.head = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)
+
+    def forward(self, input_ids, labels=None):
+        logits = self.head(self.norm(self.layer(self.embedding(input_ids).mean(1))))
+        loss = None if labels is None else torch.nn.functional.cross_entropy(logits, labels)
+        return {"loss": loss, "logits": logits} if loss is not None else logits
+
+
+@pytest.mark.parametrize("batch_norm", ["freeze", "fold"])
+def test_batch_norms_are_frozen_or_folded_without_further_calls(tmp_path, batch_norm):
+    data = [{"input_ids": row["input_ids"], "labels": row["input_ids"][0] % 3} for row in texts()]
+    model = Normed()
+    model.norm.running_mean.uniform_()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm=batch_norm)
+    guard.consolidate(list(DataLoader(data, batch_size=4)))
+    before = model.norm.running_mean.clone()
+    train(tmp_path, guard, model, data=data)
+    assert torch.equal(model.norm.running_mean, before) == (batch_norm == "freeze")
+    assert guard.state_dict().get("folded_norms") == ({"norm": "layer"} if batch_norm == "fold" else None)

@@ -606,3 +606,37 @@ def test_the_example_forgets_less_with_the_lines_that_it_marks(capsys):
 
     assert first_task_in_the_end(lines) > 0.85
     assert first_task_in_the_end(bare) < 0.75
+
+
+class Normed(lightning_pytorch.LightningModule):
+    """A module with batch norm, and with validation, which puts modes back by its own way."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        return loss_of(self, batch)
+
+    def validation_step(self, batch, batch_idx):
+        assert not self.training
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.02)
+
+
+@pytest.mark.filterwarnings("ignore:Found 1 module.s. in eval mode at the start of training")
+@pytest.mark.parametrize("batch_norm", ["freeze", "fold"])
+def test_batch_norms_are_frozen_or_folded_without_further_calls(batch_norm):
+    module = Normed()
+    guard = holdfast.Consolidator(module, holdfast.Fisher(), from_scratch=True, batch_norm=batch_norm)
+    trainer(callbacks=[HoldfastCallback(guard)]).fit(module, loader(1), loader(3))
+    before = module.net[1].running_mean.clone()
+    assert bool(before.any())
+    trainer(callbacks=[HoldfastCallback(guard)]).fit(module, loader(2), loader(3))
+    assert torch.equal(module.net[1].running_mean, before) == (batch_norm == "freeze")
+    assert guard.state_dict().get("folded_norms") == ({"net.1": "net.0"} if batch_norm == "fold" else None)

@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -197,6 +197,8 @@ class Kronecker(LayerForm):
     outputs: Side = "dense"
     inputs: Side = "dense"
     sums: Sums = "balanced"
+
+    bears_rounding: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,6 +8,7 @@ import torch
 from holdfast.errors import ConfigurationError
 from holdfast.forms import Form
 from holdfast.forms import form as form_by_name
+from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import AnchorKind
 from holdfast.holds import Hold
 from holdfast.holds import hold as hold_by_name
@@ -32,6 +33,29 @@ def checked_decay(value: float) -> float:
     """Return the decay γ, or say what was expected."""
     expected = "a number from 0 to 1 (1 keeps all, as the paper does)"
     return float(number("decay", value, expected, lambda gamma: 0 <= gamma <= 1))
+
+
+def checked_batch_norm(value: str | None, ledgers: Mapping[str, Ledger], holds: Sequence[Hold]) -> str | None:
+    """Return what is to be done about batch norm, or refuse what cannot be."""
+    if value not in (None, "freeze", "fold"):
+        raise ConfigurationError(
+            f"batch_norm={value!r}: expected 'freeze', which keeps running statistics as they are after the first "
+            "task, 'fold', which holds weights as the statistics scale them, or None."
+        )
+    along_the_path = [name for name, ledger in ledgers.items() if ledger.measure.needs.path]
+    if value == "fold" and along_the_path:
+        raise ConfigurationError(
+            f"batch_norm='fold' with {along_the_path[0]}, which measures weights along their path, and not what they "
+            "are once a batch norm is folded into them. Take a measure that looks at data, such as Fisher(), or "
+            "batch_norm='freeze'."
+        )
+    looking = [hold.name for hold in holds if not hold.runs_model]
+    if value == "fold" and looking:
+        raise ConfigurationError(
+            f"batch_norm='fold' beside the hold {looking[0]!r}: the anchor that holds are given is then of folded "
+            "weights, and their parameters are not. Take batch_norm='freeze', or leave the hold out."
+        )
+    return value
 
 
 def checked_anchor(anchor: AnchorKind, measure: Measure, *, gradient_term: bool) -> None:

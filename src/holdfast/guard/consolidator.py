@@ -18,12 +18,14 @@ from holdfast.errors import (
 )
 from holdfast.forms import Form, Matrix
 from holdfast.guard import state_files
+from holdfast.guard.batch_norm.at_consolidation import norms_of_task
 from holdfast.guard.centre.anchors import new_anchor, new_tilt
 from holdfast.guard.checked_arguments import (
     as_form,
     as_holds,
     as_measure,
     checked_anchor,
+    checked_batch_norm,
     checked_decay,
     checked_strength,
     device_with_number,
@@ -90,6 +92,10 @@ class Consolidator:
         watch: further measures that observe the same run without holding it, as a list or by names of one's own.
         group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
             in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
+        batch_norm: what becomes of batch norms' running statistics, which no penalty holds: ``"freeze"`` keeps them as
+            they are after the first task, and ``"fold"`` holds a layer's weights as the batch norm after it scales
+            them, γW/σ and γ(b − μ)/σ + β, so that :attr:`importance`, :attr:`anchor` and :attr:`tilt` are of those, in
+            any form. ``None`` lets them move, with a warning.
         state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
             and single at least. Running states are never kept in less, since averages freeze in 16 bits.
         state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
@@ -110,6 +116,7 @@ class Consolidator:
         from_scratch: bool = False,
         watch: Sequence[Measure | str] | Mapping[str, Measure | str] = (),
         group: "ProcessGroup | None" = None,
+        batch_norm: str | None = None,
         state_dtype: torch.dtype | None = None,
         state_device: torch.device | str | None = None,
     ) -> None:
@@ -129,6 +136,7 @@ class Consolidator:
             if "/" in name:
                 raise ConfigurationError(f"A measure is called {name!r}; expected a name without '/'.")
             ledgers[name] = Ledger(watching, storage=storage)
+        others = as_holds(holds)
         self._memory = Memory(
             model,
             Selection(protect),
@@ -137,11 +145,12 @@ class Consolidator:
             checked_strength(strength),
             checked_decay(decay),
             storage,
-            as_holds(holds),
+            others,
             group,
             anchor_kind=anchor,
             gradient_term=gradient_term,
             from_scratch=from_scratch,
+            batch_norm=checked_batch_norm(batch_norm, ledgers, others),
         )
         self._attachment = Attachment(self._memory)
 
@@ -175,6 +184,11 @@ class Consolidator:
     def holds(self) -> tuple[Hold, ...]:
         """What pulls beside the guard's own hold."""
         return tuple(self._memory.holds)
+
+    @property
+    def batch_norm(self) -> str | None:
+        """What becomes of batch norms' running statistics."""
+        return self._memory.batch_norm
 
     @property
     def group(self) -> "ProcessGroup | None":
@@ -257,7 +271,8 @@ class Consolidator:
         ``hold=False``, and gives path measures the task's loss through :meth:`observe`.
         """
         memory = self._memory
-        value = penalty_value(memory.parameters, memory.driving.held, memory.anchor, memory.strength)
+        coordinates = memory.folding.coordinates(memory.parameters)
+        value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
         for hold in memory.beside_the_quadratic:
             own = hold.value(memory.held(memory.parameters))
             if own is not None and not (isinstance(own, Tensor) and own.ndim == 0):
@@ -280,14 +295,19 @@ class Consolidator:
                 latest call counts.
         """
         self._attachment.attach(optimizers, hold=hold)
+        self._settle_norms()
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
         return self._attachment.may_attach(optimizer)
 
     def detach(self) -> None:
-        """Stop observing: remove every hook. What was consolidated stays, and attach() goes on from there."""
+        """Stop observing: remove every hook, and let batch norms be. What was consolidated stays.
+
+        :meth:`attach` goes on from there.
+        """
         self._attachment.detach()
+        self._memory.let_statistics_move()
 
     def observe(self, loss: Tensor, *, scaler: GradScaler | None = None, accumulate: bool = False) -> None:
         """Measure the coming step with the gradient of this loss, instead of the one in ``.grad``.
@@ -423,9 +443,13 @@ class Consolidator:
         memory = self._memory
         memory.ranks.together(memory.refresh)
         memory.refuse_unless_ranks_agree()
-        found = measure_task(memory, batches, forward)
+        norms = norms_of_task(memory, batches, forward)
+        with norms.folding.put_in_place():
+            found = measure_task(memory, norms.batches, forward)
+        for finding in found.values():
+            finding.matrices = norms.silenced(finding.matrices)
         totals = memory.ranks.together(lambda: self._new_totals(found))
-        anchor = memory.ranks.together(lambda: new_anchor(memory, found[memory.driver]))
+        anchor = memory.ranks.together(lambda: new_anchor(memory, found[memory.driver], norms.folding))
         tilt = memory.ranks.together(lambda: new_tilt(memory, found[memory.driver], anchor))
         memory.ranks.together(lambda: self._tell_holds(memory.anchor | anchor, totals.get(memory.driver)))
         for name, total in totals.items():
@@ -434,11 +458,13 @@ class Consolidator:
                 memory.ledgers[name].running[state] = tensors
         memory.anchor.update(anchor)
         memory.tilt.update(tilt)
+        memory.frozen_norms, memory.folded_norms = norms.frozen, norms.folded
         memory.left_frozen = frozenset(memory.frozen) | self._unseen_by_measure()
         labels = memory.labels.union(*(finding.labels for finding in found.values()))
         memory.labels = labels if labels > memory.labels else labels | memory.head.classes
         memory.tasks += 1
         self.restart_task()
+        self._settle_norms()
         if self._attachment.attached() or memory.strength:
             self._attachment.look_out()
         return {name: finding.shown() for name, finding in found.items()}
@@ -459,7 +485,9 @@ class Consolidator:
         memory = self._memory
         memory.ranks.together(memory.refresh)
         with undisturbed():  # by the data; measuring keeps the states that the model draws from
-            rehearse_task(memory, batches, forward)
+            norms = norms_of_task(memory, batches, forward)
+            with norms.folding.put_in_place():
+                rehearse_task(memory, norms.batches, forward)
 
     def restart_task(self) -> None:
         """Drop what path measures have gathered since the last consolidation, and start this task's account anew."""
@@ -516,6 +544,7 @@ class Consolidator:
         self._memory.refresh()
         from_state(self._memory, state)
         self._attachment.watcher.measures.observed = Observed()
+        self._settle_norms()
         if self._memory.anchor and self._memory.strength:
             self._attachment.look_out()
 
@@ -560,6 +589,12 @@ class Consolidator:
         self._attachment = Attachment(self._memory)
 
     # Helpers
+
+    def _settle_norms(self) -> None:
+        """Let batch norms be as they are to be from now on."""
+        memory = self._memory
+        memory.keep_statistics()
+        self._attachment.watcher.maps.note(memory.folding, memory.ranks)
 
     def _check_path(self, record: PathRecord) -> None:
         """Refuse a record of other measures, states or shapes, which would count as nothing."""

@@ -7,16 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import ConfigurationError, ProtectError
 from holdfast.forms import Form, Matrix
+from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
+from holdfast.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.selection import Selection
 from holdfast.holds import Held, Hold, Tilt
-from holdfast.tensors.names import named_parameters
+from holdfast.tensors.names import named_modules, named_parameters
 from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
 from holdfast.tensors.storage import Storage
 
@@ -77,11 +80,22 @@ class Memory:
     """What the output layer's gradients say about the classes of the current task."""
     told: set[str] = field(default_factory=set)
     """What users were told of the form."""
+    batch_norm: str | None = None
+    """What is done about running statistics: ``"freeze"``, ``"fold"``, or nothing."""
+    frozen_norms: frozenset[str] = frozenset()
+    """The batch norms whose statistics are to stay as they are."""
+    folded_norms: dict[str, str] = field(default_factory=dict)
+    """The batch norms that are held together with a layer, by name, each with the layer that it follows."""
+    told_of_norms: set[str] = field(default_factory=set)
+    """The batch norms of which it was told that they cannot be folded."""
+    frozen_statistics: FrozenStatistics = field(default_factory=FrozenStatistics)
     version: int = 0
     """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
 
     def __post_init__(self) -> None:
         self._largest: tuple[Mapping[str, Matrix], dict[str, float]] | None = None
+        self._norms: tuple[int, dict[str, BatchNorm]] | None = None
+        self._folding: tuple[int, Folding] | None = None
         self.wrapper = ddp_wrapper(self.model)
         if self.wrapper is not None:
             self.model = self.wrapper.module
@@ -106,7 +120,9 @@ class Memory:
     @property
     def beside_the_quadratic(self) -> list[Hold]:
         """What pulls beside the quadratic hold: its own tilt, where there is one, and further holds."""
-        return [*([Tilt(self.tilt)] if self.tilt and self.strength else []), *self.holds]
+        if not self.tilt or not self.strength:
+            return list(self.holds)
+        return [FoldedTilt(self.tilt, self.folding) if self.folding.pairs else Tilt(self.tilt), *self.holds]
 
     @property
     def largest_importance(self) -> dict[str, float]:
@@ -118,9 +134,11 @@ class Memory:
         if self._largest is None or self._largest[0] is not held:
             if not self.driving.form.elementwise:
                 most = {matrix.block: float(matrix.largest_eigenvalue()) for matrix in held.values()}
-                self._largest = held, {name: most[block] for block in most for name in block.parameters}
+                steep = self.folding.steepness()
+                found = {name: value * steep.get(name, 1.0) for b, value in most.items() for name in b.parameters}
+                self._largest = held, found
                 return self._largest[1]
-            own = {name: local(omega) for name, omega in self.driving.diagonal.items()}
+            own = {name: local(omega) for name, omega in self.folding.diagonal(self.driving.diagonal).items()}
             found = {name: float(omega.max()) if omega.numel() else 0.0 for name, omega in own.items()}
             if any(map(is_sharded, self.parameters.values())):
                 every = self.ranks.each(lambda: found)
@@ -148,6 +166,43 @@ class Memory:
             self.strength,
             self.tasks,
         )
+
+    @property
+    def norms(self) -> dict[str, BatchNorm]:
+        """The batch norms with running statistics that belong to what is protected: looked for once a version.
+
+        Those are the ones whose scale or shift is protected, or would be if it were not frozen. One that has neither
+        goes with the patterns that its statistics match, where there are any.
+        """
+        if self._norms is None or self._norms[0] != self.version:
+            guarded = {id(p) for p in (*self.parameters.values(), *self.frozen.values())}
+            self._norms = (
+                self.version,
+                {
+                    name: norm
+                    for name, norm in with_statistics(self.model).items()
+                    if any(id(p) in guarded for p in norm.parameters(recurse=False))
+                    or (not norm.affine and self.selection.may_cover(f"{name}.running_mean"))
+                },
+            )
+        return self._norms[1]
+
+    @property
+    def folding(self) -> Folding:
+        """The layers whose weights are held as batch norms scale them."""
+        if self._folding is None or self._folding[0] != self.version:
+            modules = dict(named_modules(self.model)) if self.folded_norms else {}
+            self._folding = self.version, Folding.of(self.folded_norms, modules, self.parameters)
+        return self._folding[1]
+
+    def keep_statistics(self) -> None:
+        """See to it that the statistics stay as they are that are to."""
+        wanted = [norm for name, norm in with_statistics(self.model).items() if name in self.frozen_norms]
+        self.frozen_statistics.keep(wanted, mode=self.model.training)
+
+    def let_statistics_move(self) -> None:
+        """Let all batch norms be in the mode of the model again."""
+        self.frozen_statistics.keep([], mode=self.model.training)
 
     def refresh(self) -> None:
         """Look at the model again: take in parameters that were added, unfrozen, replaced or moved."""

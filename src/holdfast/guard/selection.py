@@ -91,6 +91,10 @@ class Selection:
                 )
         return selected
 
+    def may_cover(self, buffer: str) -> bool:
+        """Whether a buffer lies among what is protected, as far as patterns say."""
+        return not self.patterns or any(fnmatchcase(buffer, pattern) for pattern in self.patterns)
+
     def _refuse(self, pattern: str, names: list[str]) -> None:
         close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
         hint = f"Did you mean {_listing(close)}?" if close else f"The parameters are {_listing(names)}."

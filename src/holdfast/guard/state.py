@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import StateError
 from holdfast.forms import Diagonal, Matrix
+from holdfast.guard.batch_norm.frozen_statistics import with_statistics
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import Memory, plain
 from holdfast.guard.noticing.new_classes import HeadGradients
@@ -25,7 +26,13 @@ from holdfast.tensors.sharding import like_parameter
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
-_USUAL: dict[str, Any] = {"form": Diagonal().settings(), "holds": {}, "anchor": "last", "gradient_term": False}
+_USUAL: dict[str, Any] = {
+    "form": Diagonal().settings(),
+    "holds": {},
+    "anchor": "last",
+    "gradient_term": False,
+    "batch_norm": None,
+}
 """What a state is silent about."""
 
 
@@ -57,6 +64,8 @@ def to_state(memory: Memory) -> dict[str, Any]:
     if averages := _averages(memory):
         state["averages"] = averages
     state |= {key: sorted(kept) for key, kept in _noted(memory).items() if kept}
+    if memory.folded_norms:
+        state["folded_norms"] = dict(memory.folded_norms)
     tensors = state["tensors"]
     for kind, kept in _by_parameter(memory).items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in kept.items()}
@@ -75,6 +84,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     tensors: Mapping[str, Tensor] = state["tensors"]
     parameters = parameters_of(memory, tensors, state["parameters"])
     _check_names(parameters, state)
+    _check_norms(memory, state)
     kept: dict[str, dict[str, Tensor]] = {kind: {} for kind in _by_parameter(memory)}
     totals: dict[str, dict[str, dict[str, Tensor]]] = {f"total/{label}": {} for label in memory.ledgers}
     holds: dict[str, dict[str, Tensor]] = {f"hold/{hold.name}": {} for hold in memory.holds}
@@ -96,7 +106,9 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     _load_holds(memory.holds, holds)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.steps = dict(state["steps"])
-    memory.left_frozen, memory.labels, task = (frozenset(state.get(key, ())) for key in _noted(memory))
+    noted = (frozenset(state.get(key, ())) for key in _noted(memory))
+    memory.left_frozen, memory.labels, task, memory.frozen_norms = noted
+    memory.folded_norms = dict(state.get("folded_norms", {}))
     memory.head = HeadGradients(task)
     memory.anchor, memory.start, memory.tilt = kept["anchor"], kept["start"], kept["tilt"]
     known = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
@@ -242,19 +254,25 @@ def _running_kinds(label: str, ledger: Ledger) -> dict[str, str]:
 
 
 def _beside_the_usual(memory: Memory) -> dict[str, Any]:
-    """Return what a state says only where it is not as usual: the form, holds, where they are centred."""
+    """Return what a state says only where it is not as usual: the form, holds, where they are centred, batch norm."""
     here = {
         "form": plain("the form", memory.driving.form.settings()),
         "holds": {hold.name: plain(hold.name, hold.settings()) for hold in memory.holds},
         "anchor": memory.anchor_kind,
         "gradient_term": memory.gradient_term,
+        "batch_norm": memory.batch_norm,
     }
     return {what: given for what, given in here.items() if given != _USUAL[what]}
 
 
 def _noted(memory: Memory) -> dict[str, frozenset[Any]]:
     """Return what was noted of the tasks so far, by which it can be told what is not held."""
-    return {"left_frozen": memory.left_frozen, "labels": memory.labels, "labels_of_task": memory.head.classes}
+    return {
+        "left_frozen": memory.left_frozen,
+        "labels": memory.labels,
+        "labels_of_task": memory.head.classes,
+        "frozen_norms": memory.frozen_norms,
+    }
 
 
 def _averages(memory: Memory) -> dict[str, dict[str, float]]:
@@ -291,4 +309,14 @@ def _check_names(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any
         raise StateError(
             f"The state protects {missing[0]!r}{f' and {len(missing) - 1} more' if missing[1:] else ''}, which this "
             "Consolidator does not: it was made for another model, or with another `protect`."
+        )
+
+
+def _check_norms(memory: Memory, state: Mapping[str, Any]) -> None:
+    present = with_statistics(memory.model)
+    missing = sorted({*state.get("frozen_norms", ()), *state.get("folded_norms", ())} - present.keys())
+    if missing:
+        raise StateError(
+            f"The state was made for another model: it has a batch norm {missing[0]!r} with running statistics, and "
+            "this model has none of that name."
         )

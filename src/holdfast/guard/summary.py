@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -73,11 +73,13 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
     """Return how far weights are from the anchor, and what the penalty comes to."""
     moved = size = penalty = lean = 0.0
     since = "from there" if memory.anchor_kind == "mean" and not memory.leans else "since"
-    diagonal = memory.driving.diagonal
+    diagonal, coordinates = memory.driving.diagonal, memory.folding.coordinates(held)
     farthest, most = "", -1.0
     for name, parameter in held.items():
+        if name not in coordinates:  # part of a folded map, and held as that
+            continue
         # Squares of large weights overflow in single precision.
-        theta = local(parameter.detach()).to(widest_dtype(parameter.device))
+        theta = local(coordinates[name].detach()).to(widest_dtype(parameter.device))
         anchor = local(at_hand(memory.anchor[name], parameter)).to(theta.dtype)
         square = (theta - anchor).square_()
         own, base = float(square.sum()), float(anchor.square().sum())
@@ -94,7 +96,8 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
     if not moved:
         return f"no weight has moved {since}"
     if not memory.driving.form.elementwise:
-        penalty = float(penalty_value(memory.parameters, memory.driving.held, memory.anchor, memory.strength))
+        maps = memory.folding.coordinates(memory.parameters)
+        penalty = float(penalty_value(maps, memory.driving.held, memory.anchor, memory.strength))
     penalty -= 2 * memory.strength * lean
     whose = f", most in {farthest} ({_percent(most)})" if len(held) > 1 else ""
     far = f", {_percent(moved / size)} of their length" if size else ""
@@ -108,6 +111,10 @@ def _percent(share: float) -> str:
 
 def _beside(memory: Memory) -> list[str]:
     lines = []
+    if memory.frozen_norms:
+        lines.append(f"running statistics frozen in {_norms(memory.frozen_norms)}")
+    if memory.folded_norms:
+        lines.append(f"folded into the layers before them: {_norms(memory.folded_norms)}")
     if memory.holds:
         lines.append(
             f"beside it hold {', '.join(f'{hold.name} (strength {hold.strength:g})' for hold in memory.holds)}"
@@ -121,6 +128,11 @@ def _when(memory: Memory, attached: Sequence[Optimizer]) -> str:
     steps = max(memory.steps.values(), default=0)
     whose = ", ".join(type(optimizer).__name__ for optimizer in attached) or "no optimiser"
     return f"attached to {whose}; {steps} step{'' if steps == 1 else 's'} of task {memory.tasks + 1} seen"
+
+
+def _norms(names: Collection[str]) -> str:
+    first, *others = sorted(names)
+    return f"the batch norm {first!r}{_and_more([first, *others])}"
 
 
 def _and_more(names: Sequence[str]) -> str:

@@ -26,6 +26,12 @@ def named_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(bare(name), buffer) for name, buffer in model.named_buffers()]
 
 
+def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return what ``model.named_modules`` does, with the names of the bare model."""
+    bare = _bare_names(model)
+    return [(bare(name), module) for name, module in model.named_modules()]
+
+
 def _bare_names(model: nn.Module) -> Callable[[str], str]:
     """Return how to find a name in the bare model."""
     wrappers = (DataParallel, DistributedDataParallel, AveragedModel)

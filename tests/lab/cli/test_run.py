@@ -34,6 +34,14 @@ def test_measures_and_seeds_run_and_are_compared(run, tmp_path):
     assert all("±" in row for row in rows)
 
 
+@pytest.mark.parametrize("batch_norm", ["freeze", "fold"])
+def test_batch_norms_are_frozen_or_folded(run, tmp_path, batch_norm):
+    asked = ("-m", "EWC", "--network", "mlp-batch-norm", "--batch-norm", batch_norm)
+    assert run("permuted-digits", *asked).exit_code == 0
+    (result,) = Store(tmp_path / "store").results()
+    assert result.spec == small_spec("EWC", network="mlp-batch-norm", batch_norm=batch_norm)
+
+
 def test_where_the_hold_is_centred_is_asked_for(run, tmp_path):
     shown = run("permuted-digits", "-m", "EWC", "--anchor", "mean", "--gradient-term", "--samples", "20")
     assert shown.exit_code == 0, shown.stderr

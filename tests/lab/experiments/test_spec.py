@@ -212,6 +212,19 @@ class TestFormsAndHolds:
         with pytest.raises(ConfigurationError, match=message):
             Spec("split-digits", **{"engine": "plain", **changes})
 
+    def test_what_becomes_of_batch_norms_is_in_the_name_where_anything_does(self):
+        usual = Spec("split-digits", "EWC", network="mlp-batch-norm")
+        assert usual.batch_norm is None and "batch_norm" not in usual.to_dict()
+        frozen = Spec("split-digits", "EWC", network="mlp-batch-norm", batch_norm="freeze")
+        assert frozen.id != usual.id and fields_of(frozen)["batch_norm"] == "freeze"
+        assert Spec.from_dict(json.loads(json.dumps(frozen.to_dict()))) == frozen
+        assert paper_spec("split-digits", "EWC", batch_norm="fold").engine == "plain"
+        assert paper_spec("split-digits", "EWC", batch_norm="freeze").engine == "fast"
+        with pytest.raises(ConfigurationError, match="engine='fast' with batch_norm='fold'"):
+            Spec("split-digits", "EWC", batch_norm="fold")
+        with pytest.raises(ConfigurationError, match="batch_norm='thaw': expected 'freeze', 'fold' or None"):
+            Spec("split-digits", "EWC", batch_norm="thaw")
+
     def test_the_paper_specs_engine_follows(self):
         self.hold()
         assert paper_spec("split-digits", "SI", holds=("nudge",)).engine == "plain"

@@ -26,10 +26,14 @@ def fixed(scenario):
 
 
 def test_those_that_are_built_in():
-    assert list(NETWORKS) == ["mlp", "cnn"]
+    assert list(NETWORKS) == ["mlp", "mlp-batch-norm", "cnn"]
     rows, images = scenario(5), scenario(3, 32, 32)
     assert NETWORKS["MLP"].network(rows, (7,))(torch.rand(2, 5), 1).shape == (2, 3)
     assert NETWORKS["mlp"].network(images, (7, 6))(torch.rand(2, 3, 32, 32)).shape == (2, 3)
+    normed = NETWORKS["mlp-batch-norm"].network(images, (7, 6))
+    assert normed(torch.rand(2, 3, 32, 32)).shape == (2, 3)
+    assert [type(layer).__name__ for layer in normed.body][1:4] == ["Linear", "BatchNorm1d", "ReLU"]
+    assert NETWORKS["mlp-batch-norm"].network(rows, (7,))(torch.rand(2, 5), 1).shape == (2, 3)
     assert NETWORKS["cnn"].network(scenario(1, 32, 32), None)(torch.rand(2, 1, 32, 32), 1).shape == (2, 3)
 
 
@@ -85,7 +89,7 @@ def test_widths_are_asked_of_those_that_take_them():
 
 def test_an_unknown_network_lists_the_near_ones():
     with pytest.raises(
-        ConfigurationError, match=r"No network is called 'mpl'. Did you mean 'mlp'\? There are mlp, cnn"
+        ConfigurationError, match=r"No network is called 'mpl'. Did you mean 'mlp'\? There are mlp, mlp-batch-norm, cnn"
     ):
         small_spec(network="mpl")
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import NotFiniteError
+from holdfast.guard.batch_norm.folding import Folding
 from holdfast.guard.measuring import Finding
 from holdfast.guard.memory import Memory
 from holdfast.holds.quadratic import applied
@@ -37,12 +38,19 @@ from holdfast.tensors.storage import at_hand, running_dtype
 
 
 @torch.no_grad()
-def new_anchor(memory: Memory, finding: Finding) -> dict[str, Tensor]:
-    """Return what the parameters are held to once a task is taken in, changing nothing yet."""
+def new_anchor(memory: Memory, finding: Finding, folding: Folding) -> dict[str, Tensor]:
+    """Return what the parameters are held to once a task is taken in, changing nothing yet.
+
+    Args:
+        memory: what the guard knows, the task not taken in.
+        finding: what the measure that holds the model found for it.
+        folding: the layers that are held as batch norms scale them, those of this task included.
+    """
     mean = memory.anchor_kind == "mean" and not memory.leans
+    theta = memory.parameters | folding.coordinates(memory.parameters)
     found = {}
     for name, parameter in memory.parameters.items():
-        solution = parameter.detach()
+        solution = theta[name].detach()
         solution = _mean(memory, finding, name, solution) if mean and name in memory.anchor else solution.clone()
         found[name] = memory.storage.resting(solution, parameter)
     return found

@@ -95,6 +95,16 @@ class Ranks:
         distributed.all_reduce(tensor, group=self.group)
         return tensor
 
+    def take_first(self, tensors: Sequence[Tensor]) -> None:
+        """Give tensors the values that they have on the first rank, in place."""
+        if self.size == 1 or not tensors:
+            return
+        from torch import distributed  # noqa: PLC0415
+
+        first = 0 if self.group is None else distributed.get_global_rank(self.group, 0)
+        for tensor in tensors:
+            distributed.broadcast(tensor, first, group=self.group)
+
     def mean(
         self, gradients_of: Callable[[], list[Tensor | None]], parameters: Sequence[Tensor]
     ) -> list[Tensor | None]:

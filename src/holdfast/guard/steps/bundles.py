@@ -394,7 +394,7 @@ def bundles_of(
     lengths: Counter[tuple[object, ...]] = Counter()
     found: list[Bundle] = []
     for name, parameter in parameters.items():
-        held = elementwise and name in memory.anchor
+        held = elementwise and name in memory.anchor and name not in memory.folding.names
         whole = parameter.is_contiguous() and not is_sharded(parameter) and 0 < parameter.numel() <= SMALL
         grad = parameter.grad
         if name in alone or not whole or grad is None or grad.dtype != parameter.dtype:

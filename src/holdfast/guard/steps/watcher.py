@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from holdfast.errors import NotFiniteError, OrderError
+from holdfast.guard.batch_norm.steady_maps import SteadyMaps
 from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.moving_statistics import MovingStatistics
 from holdfast.guard.noticing.protection import Unheld
 from holdfast.guard.noticing.stability import Stability
 from holdfast.guard.noticing.unseen_steps import UnseenSteps
@@ -47,7 +49,9 @@ class StepWatcher:
         self.unseen = UnseenSteps(memory)
         self.beginnings = Beginnings()
         self.unheld = Unheld(memory)
+        self.maps = SteadyMaps()
         self._stability = Stability(memory)
+        self._statistics = MovingStatistics(memory)
         self._overwriters = Overwriters()
         self._forget_step()
 
@@ -130,10 +134,12 @@ class StepWatcher:
         measures.check_step(owned)
         if hold:
             self._stability.check(optimizer, owned)
+            self._statistics.look()
             memory.head.look(memory.model, memory.labels if memory.strength and not memory.holds else ())
         if beginning is not None and beginning.has_gradients and not measures.observed.gradient:
             measures.observed.gradient = {name: beginning.gradients.get(name) for name in owned}
         hold = hold and not closure
+        self._carry_over(hold=hold)
         strength = 2 * memory.strength * scaling.factor if hold else 0.0
         pulls = pulls_of(memory, owned) if hold else []
         in_place = self._written_in_place(layout, pulls, strength)
@@ -169,6 +175,12 @@ class StepWatcher:
         if hold:
             self.unheld.look(layout.owned)
         return layout
+
+    def _carry_over(self, *, hold: bool) -> None:
+        """Keep folded maps where they are while statistics move, but not between the evaluations of a closure."""
+        memory = self.memory
+        if memory.folding.pairs:
+            (self.maps.carry_over if hold and memory.strength else self.maps.note)(memory.folding, memory.ranks)
 
     @property
     def _walk_looks(self) -> bool:
@@ -225,6 +237,7 @@ class StepWatcher:
         """Do what comes after a step."""
         if is_within_its_own_step(optimizer):
             return
+        self.maps.stepped()
         self._overwriters.look(optimizer, self._lent)
         stepping, self._stepping, self._lent = self._stepping, [], []
         seen = any(bundle.gradient is not None or bundle.independent is not None for bundle in stepping)

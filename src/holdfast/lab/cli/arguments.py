@@ -37,7 +37,8 @@ Samples = Annotated[int | None, _option(help="Samples for measures after trainin
 
 Hidden = Annotated[str | None, _option(help="Widths of hidden layers, such as 100,100.", panel=_NETWORK)]
 Network = Annotated[
-    str | None, _option(help="mlp, cnn, or one that a file registers; the scenario's usual one.", panel=_NETWORK)
+    str | None,
+    _option(help="mlp, mlp-batch-norm, cnn, or one that a file registers; the scenario's usual one.", panel=_NETWORK),
 ]
 Watch = Annotated[
     list[str] | None,
@@ -63,6 +64,14 @@ Anchor = Annotated[
 ]
 GradientTerm = Annotated[
     bool, _option("--gradient-term", help="Hold with the gradients of tasks' losses too (SOLA).", panel=_NETWORK)
+]
+BatchNorm = Annotated[
+    str | None,
+    _option(
+        "--batch-norm",
+        help="What becomes of running statistics after the first task: freeze, or fold them into the weights.",
+        panel=_NETWORK,
+    ),
 ]
 Assignments = Annotated[
     list[str] | None,

@@ -1,6 +1,7 @@
 """The networks that a spec can name, and how others add their own."""
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,6 +107,15 @@ def _mlp(scenario: Tasks, hidden: tuple[int, ...]) -> MultiHead:
     return made
 
 
+def _mlp_batch_norm(scenario: Tasks, hidden: tuple[int, ...]) -> MultiHead:
+    """Return the same with a batch norm after each hidden layer, whose bias it makes superfluous."""
+    widths = [math.prod(scenario.input_shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()] if len(scenario.input_shape) > 1 else []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b, bias=False), nn.BatchNorm1d(b), nn.ReLU(inplace=True)]
+    return MultiHead(nn.Sequential(*layers), widths[-1], scenario.classes, scenario.heads)
+
+
 def _cnn(scenario: Tasks) -> MultiHead:
     shape = scenario.input_shape
     if len(shape) != 3 or shape[1:] != (_SIDE, _SIDE):
@@ -117,4 +127,7 @@ def _cnn(scenario: Tasks) -> MultiHead:
 
 
 NETWORKS.register("mlp", NetworkKind(_mlp, "fully connected layers", takes_hidden=True))
+NETWORKS.register(
+    "mlp-batch-norm", NetworkKind(_mlp_batch_norm, "fully connected layers with batch norm", takes_hidden=True)
+)
 NETWORKS.register("cnn", NetworkKind(_cnn, "the paper's CNN", takes_hidden=False))

@@ -51,6 +51,7 @@ class Learner:
         holds: what pulls beside the guard's own hold.
         anchor: what weights are held to, ``"last"`` or ``"mean"``.
         gradient_term: whether the gradients of the tasks' losses are part of the hold.
+        batch_norm: what becomes of batch norms' running statistics, as for :class:`holdfast.Consolidator`.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Learner:
         holds: Sequence[Hold] = (),
         anchor: AnchorKind = "last",
         gradient_term: bool = False,
+        batch_norm: str | None = None,
     ) -> None:
         self.settings = settings
         self.seed = seed
@@ -111,6 +113,7 @@ class Learner:
             gradient_term=gradient_term,
             from_scratch=True,
             watch=watch,
+            batch_norm=batch_norm,
         )
         self.observers = dict(observers or {})
         self._drawn: dict[int, dict[str, Tensor]] = {}
@@ -179,7 +182,11 @@ class Learner:
         """Draw the weights anew where the settings say so."""
         if task and self.settings.reinitialise:
             self.draw_ahead(task)
-            take_weights(self._redrawn, self._drawn.pop(task))
+            drawn = self._drawn.pop(task)
+            if self.guard.batch_norm == "freeze":  # statistics stay, and are no weights
+                statistics = dict(self._redrawn.named_buffers())
+                drawn = {name: value for name, value in drawn.items() if name not in statistics}
+            take_weights(self._redrawn, drawn)
         for observer in self.observers.values():
             observer.task_begun(self, task)
 

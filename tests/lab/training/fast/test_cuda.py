@@ -39,13 +39,14 @@ def learner(
     dtype=torch.float64,
     form="diagonal",
     strength=0.5,
+    batch_norm=None,
     **changes,
 ):
     scenario = make_scenario(2, True, dtype, train=35, seed=seed, shape=shape)
     model = network(scenario).to(dtype)
     settings = dataclasses.replace(LONG, **changes)
     options = {"settings": settings, "seed": seed, "scenario": scenario, "model": model, "device": "cuda"}
-    return make_learner(measure, precision=precision, form=form, strength=strength, **options)
+    return make_learner(measure, precision=precision, form=form, strength=strength, batch_norm=batch_norm, **options)
 
 
 @pytest.mark.parametrize("runs", [1, 3])
@@ -57,12 +58,13 @@ def test_every_measure(measure, runs):
     compare(fast.learners[0], plain.learner, 1e-8)
 
 
-@pytest.mark.parametrize("network", ["linear", "batch norm", "convolutional"])
+@pytest.mark.parametrize("network", ["linear", "batch norm", "frozen batch norm", "convolutional"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_networks_and_optimisers(network, optimizer):
     options = {
         "linear": {"network": make_model},
         "batch norm": {"network": with_batch_norm},
+        "frozen batch norm": {"network": with_batch_norm, "batch_norm": "freeze"},
         # without dropout: masks are drawn in memory order, which is channels last here
         "convolutional": {"network": lambda _: without_dropout(convolutional()), "shape": (2, 6, 6)},
     }[network]

@@ -175,6 +175,7 @@ def test_runs_that_are_not_alike_are_refused():
         FastRuns([learner(1)]).load_state(FastRuns([learner(1), learner(2)]).state())
 
 
+@pytest.mark.filterwarnings("ignore:Batch norms in training mode")
 def test_a_network_with_buffers_runs_as_it_is():
     def make():
         scenario = make_scenario(2, True, torch.float64, train=35)

@@ -179,7 +179,8 @@ def with_batch_norm(scenario):
     return MultiHead(body, 10, 3, scenario.heads)
 
 
-@pytest.mark.parametrize("network", ["batch norm", "frozen", "embedding", "tied"])
+@pytest.mark.filterwarnings("ignore:Batch norms in training mode")
+@pytest.mark.parametrize("network", ["batch norm", "frozen statistics", "frozen", "embedding", "tied"])
 @pytest.mark.parametrize("form", ["rotated", "kronecker"])
 def test_networks_that_are_no_formula(form, network):
     """Diagonal members beside matrices, weights that are frozen while their bias is not, and tied ones."""
@@ -188,8 +189,10 @@ def test_networks_that_are_no_formula(form, network):
         scenario = (
             words(True) if network == "embedding" else make_scenario(2, network != "tied", torch.float64, train=27)
         )
-        kinds = {"batch norm": with_batch_norm, "frozen": frozen, "embedding": with_embedding, "tied": lambda _: Tied()}
-        options = {"scenario": scenario, "model": kinds[network](scenario).double(), "settings": SHORT, "watch": ()}
+        kinds = {"frozen": frozen, "embedding": with_embedding, "tied": lambda _: Tied()}
+        model = kinds.get(network, with_batch_norm)(scenario).double()
+        options = {"scenario": scenario, "model": model, "settings": SHORT, "watch": ()}
+        options["batch_norm"] = "freeze" if network == "frozen statistics" else None
         return make_learner("EWC", seed=seed, strength=5.0, form=FORMS[form], **options)
 
     fast, plain = finish(FastRuns([make(1), make(2)])), finish(PlainRun(make(2)))

@@ -49,6 +49,7 @@ def run(
     form: arguments.Form = None,
     hold: arguments.Holds = None,
     anchor: arguments.Anchor = None,
+    batch_norm: arguments.BatchNorm = None,
     assign: arguments.Assignments = None,
     precision: arguments.Precision = None,
     engine: arguments.EngineName = None,
@@ -98,6 +99,7 @@ def run(
             "engine": engine,
             "anchor": anchor,
             "gradient_term": gradient_term or None,
+            "batch_norm": batch_norm,
             **beside.fields,
         },
     )

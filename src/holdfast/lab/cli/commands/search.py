@@ -53,6 +53,7 @@ def search(
     form: arguments.Form = None,
     hold: arguments.Holds = None,
     anchor: arguments.Anchor = None,
+    batch_norm: arguments.BatchNorm = None,
     assign: arguments.Assignments = None,
     precision: arguments.Precision = None,
     engine: arguments.EngineName = None,
@@ -95,6 +96,7 @@ def search(
             "engine": engine,
             "anchor": anchor,
             "gradient_term": gradient_term or None,
+            "batch_norm": batch_norm,
             **beside.fields,
             "measure_settings": settings_of_measures(beside.left, [measure], [])[measure],
         }

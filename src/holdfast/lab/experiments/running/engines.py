@@ -49,4 +49,5 @@ def make_learner(spec: Spec, scenario: Scenario, device: torch.device) -> Learne
         holds=spec.make_holds(),
         anchor=spec.anchor,
         gradient_term=spec.gradient_term,
+        batch_norm=spec.batch_norm,
     )

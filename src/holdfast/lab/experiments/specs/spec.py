@@ -64,6 +64,7 @@ class Spec:
         hold_settings: their settings, by name.
         anchor: what weights are held to, ``"last"`` or ``"mean"``; see :class:`holdfast.Consolidator`.
         gradient_term: whether the gradients of the tasks' losses are part of the hold; see there.
+        batch_norm: what becomes of batch norms' running statistics, ``"freeze"``, ``"fold"`` or nothing; see there.
         source: the digest of the file that registers what is named here, such as the scenario, which
             :func:`~holdfast.lab.experiments.load_source` has loaded. It is found by itself. A spec that is read where
             that file was not loaded is as it was written, and says so when its tasks are asked for.
@@ -92,6 +93,7 @@ class Spec:
     hold_settings: Mapping[str, Mapping[str, Any]] = added(FrozenDict({}))
     anchor: AnchorKind = added("last")  # noqa: RUF009 (a field, as its docstring says)
     gradient_term: bool = added(False)
+    batch_norm: str | None = added(None)
     source: str | None = added(None)
 
     def __post_init__(self) -> None:
@@ -214,6 +216,8 @@ class Spec:
     def _check_choices(self) -> None:
         for name, allowed in (("judge_by", JudgeBy), ("precision", Precision), ("engine", EngineName)):
             _require(getattr(self, name) in get_args(allowed), name, getattr(self, name), f"one of {get_args(allowed)}")
+        known = (None, "freeze", "fold")
+        _require(self.batch_norm in known, "batch_norm", self.batch_norm, "'freeze', 'fold' or None")
         for name in ("seed", "validation_seed"):
             _require(_is_count(getattr(self, name), 0), name, getattr(self, name), "a whole number, 0 or more")
         is_number = isinstance(self.strength, int | float) and not isinstance(self.strength, bool)
@@ -310,10 +314,11 @@ class Spec:
         checked_anchor(self.anchor, protecting, gradient_term=self.gradient_term)
         for name in holds:
             hold(name, **self.hold_settings.get(name, {}))
+        folds = self.batch_norm == "fold"
         leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
-        if self.engine == "fast" and (holds or leaning or not can_hold(made)):
+        if self.engine == "fast" and (holds or folds or leaning or not can_hold(made)):
             centre = f"anchor='mean' and gradient_term={self.gradient_term} in " if leaning else ""
-            what = f"holds={holds}" if holds else f"{centre}the form {made}"
+            what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"{centre}the form {made}"
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 
     def _check_probes(self) -> None:

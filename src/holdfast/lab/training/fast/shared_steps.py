@@ -39,6 +39,8 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
         wanted.append(f"the form {guard.form}")
     if guard.leans:
         wanted.append(f"anchor='mean' and gradient_term={guard.gradient_term} in the form {guard.form}")
+    if guard.batch_norm == "fold":
+        wanted.append("batch_norm='fold', whose hold is on other numbers than the weights")
     wanted += [f"the hold {hold.name!r}" for hold in guard.holds]
     wanted += [f"{name}, which counts steps" for name, measure in guard.measures.items() if measure.needs.number]
     if wanted:
@@ -51,6 +53,6 @@ def _kind(learner: Learner) -> tuple[Any, ...]:
     """Return all that runs side by side have in common."""
     tasks = tuple((len(task.stored_train), task.head) for task in learner.scenario.tasks)
     x = learner.few_inputs()
-    measures, form = tuple(learner.guard.measures.items()), learner.guard.form
+    measures, form = (*learner.guard.measures.items(), learner.guard.batch_norm), learner.guard.form
     network = f"{learner.model}, parameters of {[str(p.dtype) for p in learner.model.parameters()]}"
     return learner.settings, learner.device, learner.precision, tasks, (x.shape[1:], x.dtype), measures, form, network
