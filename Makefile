@@ -53,8 +53,8 @@ audit: .venv/audit
 
 .venv/bench: .venv/made pyproject.toml constraints.txt
 	$(INSTALL) --editable ".[bench]"
-# Each of the three asks for torchvision, which none of them needs for what is measured here.
-	$(INSTALL) --no-deps backpack-for-pytorch nngeometry avalanche-lib
+# They ask for torchvision, curvlinops by way of BackPACK; none of them needs it for what is measured here.
+	$(INSTALL) --no-deps backpack-for-pytorch nngeometry avalanche-lib curvlinops-for-pytorch kronfluence
 	@touch $@
 
 # None of them needs torchvision, or another torch, for what is measured here.

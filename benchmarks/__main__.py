@@ -6,6 +6,7 @@ from pathlib import Path
 
 MODULES = {
     "importance": "importance",
+    "factors": "factors",
     "rules": "rules",
     "memory": "memory",
     "step": "step",

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-PACKAGES = ("torch", "backpack-for-pytorch", "nngeometry", "avalanche-lib")
+PACKAGES = ("torch", "backpack-for-pytorch", "nngeometry", "avalanche-lib", "curvlinops-for-pytorch", "kronfluence")
 
 
 def interleaved(

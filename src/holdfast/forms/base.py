@@ -19,7 +19,7 @@ from holdfast.measures.base import Measure, SampleMeasure
 from holdfast.persample.phi import SQUARE
 from holdfast.persample.reductions import Block, Reduction
 from holdfast.settings import written
-from holdfast.tensors.sharding import local
+from holdfast.tensors.finite import is_finite
 
 Displacement = Mapping[str, Tensor]
 """Something in the place of a block's weights, such as θ − θ*: by parameter, in the parameters' own shapes."""
@@ -104,7 +104,7 @@ class Matrix(ABC):
     @property
     def is_finite(self) -> bool:
         """Whether it is made of numbers alone."""
-        return all(bool(local(tensor).isfinite().all()) for tensor in self.tensors().values())
+        return all(map(is_finite, self.tensors().values()))
 
 
 @dataclasses.dataclass(frozen=True)

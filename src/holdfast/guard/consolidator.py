@@ -48,7 +48,7 @@ from holdfast.holds.quadratic import penalty_value
 from holdfast.measures import Measure
 from holdfast.persample.batches import Forward
 from holdfast.seeding import undisturbed
-from holdfast.tensors.sharding import local
+from holdfast.tensors.finite import is_finite
 from holdfast.tensors.storage import Storage
 
 if TYPE_CHECKING:
@@ -632,7 +632,7 @@ class Consolidator:
         """Return the totals with a task's importance taken in, or refuse what is not finite."""
         memory = self._memory
         for name, parameter in memory.parameters.items():
-            if not bool(local(parameter.detach()).isfinite().all()):
+            if not is_finite(parameter):
                 raise NotFiniteError(
                     f"The weights {name!r} are not finite, so nothing was consolidated; the previous anchor and "
                     "importance still hold. Training has diverged: restore an earlier checkpoint."

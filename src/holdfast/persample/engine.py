@@ -136,6 +136,7 @@ class SampleAccumulator:
         Where several processes measure, each its own samples, their sums may be put here, and the numbers of their
         samples into ``samples`` and ``seen``.
         """
+        self.reduction.finish()
         return self.reduction.sums
 
     def read(self, batch: Any) -> Batch:
@@ -189,8 +190,9 @@ class SampleAccumulator:
                 else "No sample to measure importance from: there were no batches. Give an iterable of inputs or of "
                 "(inputs, targets); an iterator that was used before is at its end."
             )
-        known = {key: key for key in self.sums} | {key: key for key in self._names if self._names[key] in self.sums}
-        values = {key: self.sums[self._names.get(key, key)] / self.samples for key in known}
+        sums = self.sums
+        known = {key: key for key in sums} | {key: key for key in self._names if self._names[key] in sums}
+        values = {key: sums[self._names.get(key, key)] / self.samples for key in known}
         for name, value in values.items():
             if value.numel() and not all(map(math.isfinite, map(float, value.aminmax()))):
                 raise NotFiniteError(

@@ -32,6 +32,7 @@ from holdfast.guard.batch_norm.folding import Folding
 from holdfast.guard.measuring import Finding
 from holdfast.guard.memory import Memory
 from holdfast.holds.quadratic import applied
+from holdfast.tensors.finite import is_finite
 from holdfast.tensors.sharding import local, wrap_local
 from holdfast.tensors.storage import at_hand, running_dtype
 
@@ -104,7 +105,7 @@ def new_tilt(memory: Memory, finding: Finding, anchor: Mapping[str, Tensor]) -> 
             if memory.gradient_term:
                 tilt = tilt - new * finding.gradient[name]
             found[name] = memory.resting(tilt, parameter)
-            if not bool(local(found[name]).isfinite().all()):
+            if not is_finite(found[name]):
                 raise NotFiniteError(
                     f"The sum of all tasks' penalties has a gradient at {name!r} that is not finite, so nothing was "
                     "consolidated; the previous anchor and importance still hold. Look for overflow in the importance "

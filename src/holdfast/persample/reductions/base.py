@@ -65,6 +65,9 @@ class Reduction(ABC):
         to them, and those that no rule covers.
         """
 
+    def finish(self) -> None:  # noqa: B027 (most have put nothing off)
+        """Bring ``sums`` up to date, of which a part may be put off until they are asked for."""
+
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
     """Return the precision in which sums are kept: a type's own, but single at least."""

@@ -17,6 +17,7 @@ from holdfast.errors import ModelError
 from holdfast.persample.phi import Phi
 from holdfast.persample.reductions.base import at_least_single
 from holdfast.persample.reductions.layer_matrix import Block, LayerReduction
+from holdfast.persample.reductions.outer_products import add_outer_, as_rows, mirror_
 from holdfast.persample.rules.base import LookedUp, Products
 
 Side = Literal["dense", "diagonal", "identity"]
@@ -46,6 +47,7 @@ class FactorReduction(LayerReduction):
     ) -> None:
         super().__init__(phi, blocks, parameters, diagonal)
         self._by_gradients: set[str] = set()
+        self._halves: dict[str, Tensor] = {}
         for block in {block.name: block for block in self.blocks.values()}.values():
             weight = parameters[block.parameters[0]]
             nothing = torch.zeros((), dtype=at_least_single(weight.dtype), device=weight.device)
@@ -63,8 +65,7 @@ class FactorReduction(LayerReduction):
     def add_products(self, block: Block, products: Products, *, first: bool) -> None:
         """Add δδᵀ of every row, sample and position, and aaᵀ of every sample and position."""
         self.sums[f"{block.name}/ways"][0] += 1
-        if f"{block.name}/G" in self.sums:
-            _add_outer(self.sums[f"{block.name}/G"], products.delta.flatten(0, -2))
+        self._add_outer(f"{block.name}/G", products.delta)
         if not first:
             return
         mass, factor = self.sums[f"{block.name}/mass"], self.sums.get(f"{block.name}/A")
@@ -76,26 +77,33 @@ class FactorReduction(LayerReduction):
                 (factor if factor.ndim == 1 else factor.diagonal()).add_(torch.bincount(counted, minlength=rows))
             return
         mass += products.a[..., 0].numel()
-        if factor is not None:
-            _add_outer(factor, products.a.flatten(0, -2))
+        self._add_outer(f"{block.name}/A", products.a)
+        if factor is not None and products.bias:
+            if factor.ndim == 2:
+                factor[-1, :-1] += as_rows(products.a).sum(0)
+            factor.view(-1)[-1] += products.a[..., 0].numel()
 
     def add_matrices(self, block: Block, gradients: Tensor) -> None:
         """Add ΓΓᵀ and ΓᵀΓ."""
         self._by_gradients.add(block.name)
         self.sums[f"{block.name}/ways"][1] += 1
         self.sums[f"{block.name}/mass"] += gradients.square().sum()
-        if f"{block.name}/G" in self.sums:
-            _add_outer(self.sums[f"{block.name}/G"], gradients.mT.flatten(0, 1))
-        if f"{block.name}/A" in self.sums:
-            _add_outer(self.sums[f"{block.name}/A"], gradients.flatten(0, 1))
+        self._add_outer(f"{block.name}/G", gradients.mT)
+        self._add_outer(f"{block.name}/A", gradients)
 
+    def _add_outer(self, key: str, vectors: Tensor) -> None:
+        """Add vvᵀ of all vectors ``[..., size]`` to a factor, where it is kept: of a matrix, below its diagonal."""
+        factor, size = self.sums.get(key), vectors.shape[-1]
+        if factor is None:
+            return
+        if factor.ndim == 2:
+            self._halves[key] = factor
+        add_outer_(factor[tuple(slice(size) for _ in factor.shape)], vectors)
 
-def _add_outer(factor: Tensor, vectors: Tensor) -> None:
-    """Add vvᵀ of all vectors ``[L, size]`` to a factor, or to its diagonal."""
-    if factor.ndim == 2:
-        factor.addmm_(vectors.mT, vectors)
-    else:
-        factor.add_(vectors.square().sum(0))
+    def finish(self) -> None:
+        """Fill in what lies above the factors' diagonals."""
+        while self._halves:
+            mirror_(self._halves.popitem()[1])
 
 
 def factors_of(block: Block, means: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:

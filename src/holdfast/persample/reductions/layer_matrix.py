@@ -163,7 +163,4 @@ def _tiles(arrival: Arrival, *, bias: bool) -> Iterator[Products]:
         part = slice(first, first + wide)
         products = arrival.rule.products(arrival.input[part], arrival.delta[:, part])
         assert products is not None  # since it was taken
-        if bias and isinstance(products.a, Tensor):
-            ones = products.a.new_ones(*products.a.shape[:-1], 1)
-            products = products._replace(a=torch.cat([products.a, ones], -1))
-        yield products
+        yield products._replace(bias=bias)

@@ -39,6 +39,8 @@ class Products(NamedTuple):
     """δ, as ``[V, N, T, outputs]``."""
     a: Tensor | LookedUp
     """The inputs, as ``[N, T, inputs]``."""
+    bias: bool = False
+    """Whether they have one more, which is 1 everywhere."""
 
 
 class Rule(ABC):

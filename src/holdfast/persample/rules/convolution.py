@@ -65,7 +65,7 @@ class Convolution(Rule):
         """Return δ and the patch of every place; with several groups, outputs see inputs of their own."""
         if self.groups > 1:
             return None
-        return Products(self._by_group(delta).squeeze(2).mT, self._patches(a).squeeze(1))
+        return Products(self._by_group(delta).squeeze(2).mT, self._patches(a, side_by_side=True).squeeze(1))
 
     def products_numel(self, a: Tensor) -> int:
         """The patches, which hold each input as often as the kernel is large."""
@@ -87,8 +87,11 @@ class Convolution(Rule):
             delta = delta.movedim(2, -1)
         return delta.reshape(*delta.shape[:2], self.groups, self.weight.shape[0] // self.groups, -1)
 
-    def _patches(self, a: Tensor) -> Tensor:
-        """Return the patches under the kernel as ``[N, G, places, I/G · kernel]``."""
+    def _patches(self, a: Tensor, *, side_by_side: bool = False) -> Tensor:
+        """Return the patches under the kernel as ``[N, G, places, I/G · kernel]``.
+
+        In memory places come last, and those of all samples are ``side_by_side`` where they serve as one matrix.
+        """
         spatial = self.weight.ndim - 2
         merged = a.shape[1] if a.ndim == spatial + 3 else None
         if merged is not None:
@@ -111,7 +114,11 @@ class Convolution(Rule):
                 *(i * s for i, s in zip(inner, self.stride, strict=True)),
             ),
         )
-        patches = windows.reshape(*a.shape[:2], -1, math.prod(places)).mT
+        if side_by_side:
+            windows = windows.movedim(0, -1 - spatial)
+            patches = windows.reshape(self.groups, -1, len(a), math.prod(places)).permute(2, 0, 3, 1)
+        else:
+            patches = windows.reshape(*a.shape[:2], -1, math.prod(places)).mT
         if merged is not None:  # the places of a sample: every place of each of its T inputs, T last as in δ
             patches = patches.reshape(-1, merged, *patches.shape[1:]).permute(0, 2, 3, 1, 4).flatten(2, 3)
         return patches
