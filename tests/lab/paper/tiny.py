@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from holdfast.lab.paper.presets import DIGITS, Chosen
+from holdfast.lab.paper.presets import DIGITS, Chosen, SearchPlan
 
 _SMALL = {"tasks": 2, "epochs": 1, "hidden": (8,), "batch_size": 64}
 _LARGE = {"batch_size": 256}
@@ -34,7 +34,7 @@ def tiny_preset(**changes):
 
 def with_unknown_strength():
     """Return the preset with one strength, that of L2, still to be searched for."""
-    return tiny_preset(searched=frozenset({("L2", "usual")}))
+    return tiny_preset(searched={("L2", "usual"): SearchPlan()})
 
 
 FOUND = Chosen(0.1, reinitialise=False)
