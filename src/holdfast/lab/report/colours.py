@@ -21,10 +21,11 @@ _COLOURS: dict[str, dict[Scheme, str]] = {
     "MASX": {"light": "#75751f", "dark": "#9c9c45"},
     "full gradient": {"light": "#c08400", "dark": "#f0bd4a"},
     "decrease in loss": {"light": "#989ca3", "dark": "#6a6d72"},
-    # Forms of EWC: the diagonal is EWC as everybody knows it.
+    # EWC in several forms, of which the diagonal is EWC as everybody knows it, and nothing in its place.
     "diagonal": {"light": "#8a2252", "dark": "#e2799f"},
-    "rotated": {"light": "#00798c", "dark": "#35c1d6"},
-    "Kronecker": {"light": "#b8860b", "dark": "#e8c34a"},
+    "rotated": {"light": "#0a7fa8", "dark": "#4cb8ea"},
+    "Kronecker": {"light": "#b07d00", "dark": "#f2d060"},
+    "fine-tuning": {"light": "#9a9a9a", "dark": "#5e6064"},
 }
 _GREY = "#808080"
 

@@ -66,9 +66,9 @@ def csv_files(results: Results, specs: Sequence[Spec]) -> dict[str, bytes]:
     }
     lines = (_table1_line(results.preset, row) for _, row in rows if row.ours is not None)
     runs = [_run_line(results, spec, names.get(spec.id, "")) for spec in specs]
-    columns = RUNS_COLUMNS
+    columns: tuple[str, ...] = RUNS_COLUMNS
     if any(spec.form != "diagonal" for spec in specs):
-        columns += FORM_COLUMNS
+        columns = (*RUNS_COLUMNS, *FORM_COLUMNS)
         runs = [[*line, *_form_cells(spec)] for line, spec in zip(runs, specs, strict=True)]
     return {"table1.csv": _csv(TABLE1_COLUMNS, lines), "runs.csv": _csv(columns, runs)}
 

@@ -8,6 +8,7 @@ beside each other has the same samples, and strengths from the same search.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from holdfast.lab.analysis.repetitions import Estimate
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.algorithms import ALGORITHMS, BY_SAMPLES, IN_TWO_FORMS, OVER_MANY_TASKS
 from holdfast.lab.paper.drawing.captions import found_strengths
@@ -122,7 +123,7 @@ def _by_samples(results: Results) -> Item:
     few = stage.variants["rotated, few samples"]["samples"]
 
     def make() -> Panel:
-        series = {}
+        series: dict[str, dict[int, Estimate]] = {}
         for name, algorithms in _BY_SAMPLES.items():
             measured = [algorithm for algorithm in algorithms if results.accuracies("P-MNIST", algorithm)]
             points = {_samples(preset, algorithm): results.accuracy("P-MNIST", algorithm) for algorithm in measured}
@@ -143,12 +144,8 @@ def _over_many_tasks(results: Results) -> Item:
     stage = preset.stages["P-MNIST"]
     changes = {**stage.usual, **stage.variants["rotated, many tasks"]}
     called = {row.name: row.name.partition(" ")[0] for row in OVER_MANY_TASKS}
-    published = KRONECKER_LAPLACE
-    level = (
-        Level(published.mean, f"{published.mean:g}: Ritter et al. 2018 stay above")
-        if preset.follows_the_paper
-        else None
-    )
+    theirs = KRONECKER_LAPLACE.mean
+    level = Level(theirs, f"{theirs:g}: Ritter et al. 2018 stay above") if preset.follows_the_paper else None
     title = f"{stage.title}, {changes['tasks']} tasks"
     panel = _lines(title, results, "P-MNIST", called, on_average_so_far, "accuracy so far, %", level=level)
     caption = _MANY_TASKS.format(
