@@ -46,6 +46,9 @@ def test_a_line_that_may_leave_does_not_flatten_the_others_and_says_where_it_goe
     axes = drawn(over_tasks("T", series, y_label="%", may_leave="fine-tuning"))
     assert axes.get_ylim()[0] > 94
     assert "fine-tuning\n↓ 40 %" in names(axes)
+    series["fine-tuning"] = table(40.0, 99.0)
+    assert drawn(over_tasks("T", series, y_label="%", may_leave="fine-tuning")).get_ylim()[1] > 99
+    series["fine-tuning"] = table(98.0, 40.0)
     whole = drawn(over_tasks("T", series, y_label="%"))
     assert whole.get_ylim()[0] < 40 and "fine-tuning" in names(whole)
     alone = drawn(over_tasks("T", {"fine-tuning": table(98.0, 40.0)}, y_label="%", may_leave="fine-tuning"))

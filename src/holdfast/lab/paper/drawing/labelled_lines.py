@@ -63,7 +63,8 @@ def over_tasks(
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10] if tasks > _FEW else None))
-        _limit(axes, [es for name, es in found.items() if name != may_leave or len(found) == 1], level)
+        staying = [es for name, es in found.items() if name != may_leave] or list(found.values())
+        _limit(axes, list(found.values()), level, staying)
         _show_level(axes, level)
         _name_lines(axes, {name: es[-1].mean for name, es in found.items()})
 
@@ -111,12 +112,17 @@ def _bounds(estimates: Sequence[Estimate]) -> tuple[list[float], list[float]]:
     return low, high
 
 
-def _limit(axes: Axes, shown: Sequence[Sequence[Estimate]], level: Level | None) -> None:
-    """Let the axis reach over all that is to be seen, with a margin; accuracies end at 100."""
-    lows, highs = zip(*map(_bounds, shown), strict=True)
-    values = [value for bounds in (*lows, *highs) for value in bounds] + ([level.value] if level else [])
-    high = max(values)
-    span = max(high - min(values), _LEAST_SPAN)
+def _limit(
+    axes: Axes,
+    shown: Sequence[Sequence[Estimate]],
+    level: Level | None,
+    staying: Sequence[Sequence[Estimate]] | None = None,
+) -> None:
+    """Let the axis reach over all that is shown, below over what is to stay, with a margin; accuracies end at 100."""
+    levels = [level.value] if level else []
+    low = min([value for estimates in staying or shown for value in _bounds(estimates)[0]] + levels)
+    high = max([value for estimates in shown for value in _bounds(estimates)[1]] + levels)
+    span = max(high - low, _LEAST_SPAN)
     axes.set_ylim(high - 1.12 * span, min(high + 0.12 * span, max(high, 100.0) + 0.03 * span))
 
 

@@ -166,7 +166,7 @@ def _samples(preset: Preset, algorithm: str) -> int:
 
 ITEM = PaperItem(
     "forms",
-    "Beyond the diagonal, which the paper does not go: EWC in the layers' own coordinates",
+    "Beyond the diagonal, which the paper does not go: EWC in coordinates of the layers",
     runs,
     draw,
     _ALGORITHMS,
