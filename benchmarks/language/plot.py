@@ -34,8 +34,6 @@ SHADES = {
     "L2": "#808080",
     "L2 of B": "#b0a090",
     "rotated by position": "#00875f",
-    "rotated": "#0072b2",
-    "Kronecker": "#443399",
     "shorter": "#6a8a3a",
     "slower": "#3a6a8a",
     "averaged": "#1f2328",

@@ -1,5 +1,6 @@
 """What a terminal shows, from the events of real runs and from those that are hard to bring about."""
 
+import dataclasses
 import io
 import itertools
 from pathlib import Path
@@ -150,6 +151,8 @@ def test_groups_have_short_names():
     assert name(("SI", 0), ("SI", 1), ("SI", 2)) == "SI seeds 0-2"
     assert name(("SI", 0), ("SI", 3)) == "SI seeds 0, 3"
     assert name(("SI", 2), ("SOS", 2)) == "SI, SOS seed 2"
+    rotated = dataclasses.replace(small_spec("EWC", 1), form="rotated")
+    assert label_of_group([rotated]) == "rotated EWC seed 1"
 
 
 def test_times_are_easy_to_read():

@@ -102,6 +102,15 @@ def test_both_re_initialisations_are_searched_and_the_second_call_costs_nothing(
     assert strengths(alone) == strengths(found) and strengths(alone, reinitialise=True) == []
 
 
+def test_a_coarse_search_begins_with_every_third_strength_and_looks_closely_around_the_best(store):
+    recording = Recording(of_accuracy(lambda strength, reinitialise, seed: 0.9 - abs(math.log10(strength / 20)) / 10))
+    options = {"low": 1, "high": 1000, "coarse": True, "reinitialise": False, "search_seeds": (1000,)}
+    found = search("permuted-digits", "EWC", store, run=recording, **options, **TINY)
+    first, second, tested = ([spec.strength for spec in specs] for specs in recording.rounds)
+    assert first == [1, 10, 100, 1000] and second == [2, 5, 20, 50]
+    assert found.choice.strength == 20 and set(tested) == {20}
+
+
 def test_the_finalists_and_only_they_are_repeated_with_the_other_seeds(store):
     recording = Recording()
     found = search("permuted-digits", "SI", store, low=10, high=20, seeds=(0,), run=recording, **TINY)

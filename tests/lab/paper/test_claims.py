@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.lab.analysis.repetitions import Estimate
 from holdfast.lab.paper import ITEMS, PRESETS
-from holdfast.lab.paper.claims import CLAIMS, Claim, check, check_all
+from holdfast.lab.paper.claims import CLAIMS, OWN_CLAIMS, Claim, check, check_all
 from holdfast.lab.paper.claims.bias import bias_ratio
 from holdfast.lab.paper.claims.claim import AtLeast, AtMost, Between
 from holdfast.lab.paper.claims.differences import (
@@ -92,16 +92,32 @@ def test_the_statistics_of_accuracies():
 
 
 def test_every_claim_without_runs_is_not_checked_and_says_why(nothing):
-    for claim in CLAIMS.values():
+    for claim in (*CLAIMS.values(), *OWN_CLAIMS.values()):
         verdict = check(claim, nothing)
         assert verdict.holds is None
         assert verdict.note.startswith("Not checked: no")
 
 
 def test_claims_belong_to_items_and_those_on_digits_to_claims():
-    assert {item for claim in CLAIMS.values() for item in claim.items} <= set(ITEMS)
-    assert set(EXPECTED_ON_DIGITS) <= set(CLAIMS)
+    assert {item for claim in (*CLAIMS.values(), *OWN_CLAIMS.values()) for item in claim.items} <= set(ITEMS)
+    assert set(EXPECTED_ON_DIGITS) <= set(CLAIMS) | set(OWN_CLAIMS)
     assert len(EXPECTED_ON_DIGITS) >= 10
+
+
+def test_our_own_claims_say_so_and_are_not_counted_among_the_papers(nothing):
+    assert len(CLAIMS) == 64 and not any(claim.own for claim in CLAIMS.values())
+    assert all(claim.own and claim.items == ("forms",) for claim in OWN_CLAIMS.values())
+    found = check_all(Results(nothing.store, PRESETS["paper"]), set(ITEMS))
+    assert [verdict.name for verdict in found] == [*CLAIMS, *OWN_CLAIMS]
+    for verdict in found:
+        assert verdict.own is verdict.claim.endswith("(Of our own, not the paper's.)")
+
+
+def test_the_better_of_two_forms_is_compared_with_the_diagonal():
+    many = {"rotated EWC, many tasks": (91.0, 0.3), "Kronecker EWC, many tasks": (92.0, 0.4)}
+    results = Accuracies(**many, **{"diagonal EWC, many tasks": (80.0, 0.3)})
+    assert OWN_CLAIMS["own-many-tasks"].statistic(results) == Estimate(92.0, 0.4, 3)
+    assert OWN_CLAIMS["own-many-tasks-beat-diagonal"].statistic(results) == Estimate(12.0, 0.5, 3)
 
 
 def test_what_is_said_of_digits_names_no_other_data():
@@ -118,7 +134,7 @@ def test_the_quick_preset_decides_no_claim(nothing):
 
 @pytest.mark.slow
 def test_every_claim_can_be_decided_from_runs(results):
-    undecided = {claim.name: check(claim, results) for claim in CLAIMS.values()}
+    undecided = {claim.name: check(claim, results) for claim in (*CLAIMS.values(), *OWN_CLAIMS.values())}
     # The tiny runs can be so alike that a t-test has nothing to compare.
     assert [name for name, verdict in undecided.items() if verdict.holds is None and "mas-logits" not in name] == []
 

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from holdfast.errors import ConfigurationError
@@ -33,6 +35,47 @@ def test_a_large_batch_is_eight_times_the_usual_one(preset):
     for benchmark in preset.stages:
         usual, large = (preset.spec(benchmark, "SI", variant) for variant in ("usual", "large batch"))
         assert large.settings.batch_size == 8 * usual.settings.batch_size
+
+
+def with_strengths(preset, strength=7.0):
+    """Return the preset with a strength for each form that it would search for."""
+    for benchmark, stage in preset.stages.items():
+        for measure, variant in stage.searched:
+            preset = preset.with_choice(benchmark, measure, variant, Chosen(strength, reinitialise=False))
+    return preset
+
+
+def test_beyond_the_diagonal_runs_are_the_papers_but_for_form_samples_and_re_initialisation():
+    preset = with_strengths(PAPER)
+    usual = {"strength": 7.0, "reinitialise": False, "precision": "bf16"}
+    rotated = {"form": "rotated", "form_settings": {"precision": "tf32", "damping": 0.001}}
+    for benchmark, scenario, samples in (("P-MNIST", "permuted-mnist", 10_000), ("CIFAR", "split-cifar", 5000)):
+        assert preset.spec(benchmark, "EWC", "diagonal") == paper_spec(scenario, "EWC", samples=samples, **usual)
+        expected = paper_spec(scenario, "EWC", samples=samples, **usual, **rotated)
+        assert preset.spec(benchmark, "EWC", "rotated") == expected
+    fifty = preset.spec("P-MNIST", "EWC", "Kronecker, many tasks")
+    assert (fifty.form, dict(fifty.form_settings), fifty.tasks, fifty.hidden) == (
+        "kronecker",
+        {"damping": 0.001},
+        50,
+        (100, 100),
+    )
+    assert fifty.engine == "fast" and not fifty.settings.reinitialise
+    assert (PAPER.seeds("P-MNIST", "EWC", "rotated"), PAPER.seeds("P-MNIST", "EWC", "rotated, all samples")) == (5, 3)
+    assert PAPER.seeds("CIFAR", "EWC", "rotated") == 10 and PAPER.seeds("P-MNIST", "EWC") == 3
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_every_form_has_a_diagonal_beside_it_that_differs_in_form_and_strength_alone(preset):
+    known = with_strengths(preset)
+    for benchmark, stage in known.stages.items():
+        for variant in stage.variants:
+            if variant.startswith(("rotated", "Kronecker")):
+                kind, *rest = variant.removesuffix(", damped").split(", ")
+                form, control = (known.spec(benchmark, "EWC", v) for v in (variant, ", ".join(["diagonal", *rest])))
+                assert form.form == kind.lower() and control.form == "diagonal"
+                alike = dataclasses.replace(form, form="diagonal", form_settings={}, strength=control.strength)
+                assert alike == control
 
 
 def test_the_digits_need_no_download():

@@ -2,11 +2,18 @@
 
 import dataclasses
 
-from holdfast.lab.paper.presets import DIGITS, Chosen
+from holdfast.lab.paper.presets import DIGITS, Chosen, SearchPlan
+from holdfast.lab.paper.presets.form_variants import by_samples, in_two_forms, over_many_tasks
 
 _SMALL = {"tasks": 2, "epochs": 1, "hidden": (8,), "batch_size": 64}
 _LARGE = {"batch_size": 256}
 _NO_ALPHA = {"measure_settings": {"alpha": 0.0}}
+_DAMPED = {"damping": 0.001}
+_FORMS = {
+    **in_two_forms(20, _DAMPED),
+    **by_samples(5, 10, 40, _DAMPED, damping=0.01),
+    **over_many_tasks(20, _DAMPED, _DAMPED, {"tasks": 3}),
+}
 
 
 def tiny_preset(**changes):
@@ -20,13 +27,16 @@ def tiny_preset(**changes):
             **{
                 **sizes,
                 "usual": _SMALL,
-                "variants": {**permuted.variants, **variants, "long training": {"epochs": 2}},
+                "variants": {**permuted.variants, **variants, **_FORMS, "long training": {"epochs": 2}},
                 "noise": "noise:5",
                 **changes,
             },
         ),
         "CIFAR": dataclasses.replace(
-            split, usual=_SMALL, variants={**split.variants, **variants, "all tasks": {"tasks": 3}}, **sizes
+            split,
+            usual=_SMALL,
+            variants={**split.variants, **variants, **in_two_forms(20, _DAMPED), "all tasks": {"tasks": 3}},
+            **sizes,
         ),
     }
     return dataclasses.replace(DIGITS, stages=stages, repetitions=2, logits_seeds=2)
@@ -34,7 +44,7 @@ def tiny_preset(**changes):
 
 def with_unknown_strength():
     """Return the preset with one strength, that of L2, still to be searched for."""
-    return tiny_preset(searched=frozenset({("L2", "usual")}))
+    return tiny_preset(searched={("L2", "usual"): SearchPlan()})
 
 
 FOUND = Chosen(0.1, reinitialise=False)

@@ -14,6 +14,7 @@ SHOWN_TOGETHER = (
     ("SI", "SIU", "full gradient", "decrease in loss"),
     ("SI", "SIB", "SIU", "SOS"),
     ("MAS", "MASX", "AF", "sqrtFisher"),
+    ("diagonal", "rotated", "Kronecker", "fine-tuning"),
 )
 # How the three receptors' lack shows in linear RGB, after Machado, Oliveira and Fernandes (2009).
 SIGHTS = {
@@ -65,6 +66,7 @@ def test_everything_stands_out_from_its_background(scheme):
 def test_a_variant_has_the_colour_of_its_measure_and_a_stranger_none():
     assert colour("SI(2048)") == colour("SI, all tasks") == colour("SI:other") == colour("SI") != colour("SIU")
     assert colour("MAS-logits") == colour("MAS") != colour("MASX")
+    assert colour("rotated EWC, few samples") == colour("rotated") != colour("Kronecker")
     assert colour("nobody") == colour("nothing") not in {colour("SI"), colour("SOS")}
 
 

@@ -44,6 +44,14 @@ def folder(tmp_path_factory):
     return root
 
 
+def test_our_own_claims_are_counted_apart(tmp_path):
+    verdicts = [Verdict(name, "It holds.", True, "2", "> 1", own=name == "c") for name in "abc"]
+    section = Section("Claims", tuple(verdicts))
+    page = write_report(Report("R", Text("Lead."), (section,), Table("runs", "", ("run",), ())), tmp_path)
+    tally = re.findall(r"<strong>(\d+)</strong> <span class=\"answer\">([^<]+)", page.read_text(encoding="utf-8"))
+    assert tally == [("2", "hold"), ("1", "hold (of our own)")]
+
+
 def test_everything_lies_where_it_should(folder):
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert found == [

@@ -1,4 +1,4 @@
-"""The algorithms that are compared by their accuracy: the rows of Table 1, and those that the text adds to them."""
+"""The algorithms that are compared by their accuracy: the rows of Table 1, what the text adds to them, and our own."""
 
 from dataclasses import dataclass
 
@@ -49,4 +49,25 @@ ELSEWHERE = (
     Algorithm("SIU, SGD", "SIU", "SGD", benchmarks=("P-MNIST",)),
 )
 
-ALGORITHMS = {algorithm.name: algorithm for algorithm in (*TABLE1, *BESIDE_TABLE1, *ELSEWHERE)}
+# Beyond the diagonal: the same Fisher information in other coordinates. Beside each stands a diagonal with the same
+# samples and the same search.
+IN_TWO_FORMS = (Algorithm("rotated EWC", "EWC", "rotated"), Algorithm("diagonal EWC", "EWC", "diagonal"))
+
+BY_SAMPLES = (
+    Algorithm("rotated EWC, few samples, damped", "EWC", "rotated, few samples, damped", benchmarks=("P-MNIST",)),
+    Algorithm("rotated EWC, few samples", "EWC", "rotated, few samples", benchmarks=("P-MNIST",)),
+    Algorithm("diagonal EWC, few samples", "EWC", "diagonal, few samples", benchmarks=("P-MNIST",)),
+    Algorithm("rotated EWC, more samples", "EWC", "rotated, more samples", benchmarks=("P-MNIST",)),
+    Algorithm("diagonal EWC, more samples", "EWC", "diagonal, more samples", benchmarks=("P-MNIST",)),
+    Algorithm("rotated EWC, all samples", "EWC", "rotated, all samples", benchmarks=("P-MNIST",)),
+    Algorithm("diagonal EWC, all samples", "EWC", "diagonal, all samples", benchmarks=("P-MNIST",)),
+)
+
+OVER_MANY_TASKS = (
+    Algorithm("rotated EWC, many tasks", "EWC", "rotated, many tasks", benchmarks=("P-MNIST",)),
+    Algorithm("Kronecker EWC, many tasks", "EWC", "Kronecker, many tasks", benchmarks=("P-MNIST",)),
+    Algorithm("diagonal EWC, many tasks", "EWC", "diagonal, many tasks", benchmarks=("P-MNIST",)),
+)
+
+_GROUPS = (TABLE1, BESIDE_TABLE1, ELSEWHERE, IN_TWO_FORMS, BY_SAMPLES, OVER_MANY_TASKS)
+ALGORITHMS = {algorithm.name: algorithm for group in _GROUPS for algorithm in group}

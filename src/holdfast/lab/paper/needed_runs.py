@@ -15,11 +15,11 @@ CONTROLS: tuple[Variant, ...] = ("no re-init", "c = 0")
 
 
 def accuracy_runs(preset: Preset, benchmark: Benchmark, algorithm: str | Algorithm) -> list[Spec]:
-    """Return the runs of one row of Table 1, or none if its strength is not known yet."""
+    """Return the runs of an algorithm, or none if its strength is not known yet."""
     row = ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm
     if benchmark not in row.benchmarks or not preset.is_known(benchmark, row.measure, row.variant):
         return []
-    seeds = range(preset.seeds(benchmark, row.measure))
+    seeds = range(preset.seeds(benchmark, row.measure, row.variant))
     return [preset.spec(benchmark, row.measure, row.variant, seed=seed) for seed in seeds]
 
 

@@ -1,4 +1,4 @@
-"""A colour for every measure, the same in every figure."""
+"""A colour for every measure and every form, the same in every figure."""
 
 import re
 from typing import Literal
@@ -21,12 +21,17 @@ _COLOURS: dict[str, dict[Scheme, str]] = {
     "MASX": {"light": "#75751f", "dark": "#9c9c45"},
     "full gradient": {"light": "#c08400", "dark": "#f0bd4a"},
     "decrease in loss": {"light": "#989ca3", "dark": "#6a6d72"},
+    # EWC in several forms, of which the diagonal is EWC as everybody knows it, and nothing in its place.
+    "diagonal": {"light": "#8a2252", "dark": "#e2799f"},
+    "rotated": {"light": "#0a7fa8", "dark": "#4cb8ea"},
+    "Kronecker": {"light": "#b07d00", "dark": "#f2d060"},
+    "fine-tuning": {"light": "#9a9a9a", "dark": "#5e6064"},
 }
 _GREY = "#808080"
 
 
 def colour(name: str) -> str:
-    """Return a measure's colour, as the place in matplotlib's cycle where each scheme has its own shade of it.
+    """Return the colour of a measure or a form: the place in matplotlib's cycle where each scheme has its own shade.
 
     A variant such as ``SI(2048)``, ``SI, all tasks``, ``AF:large`` or ``MAS-logits`` has its measure's colour, and
     what has none is grey.

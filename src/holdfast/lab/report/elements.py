@@ -105,6 +105,8 @@ class Verdict:
     statistic: str
     threshold: str
     note: str = ""
+    own: bool = False
+    """Whether the claim is of those who report, and not of the work that the report is on; it is counted apart."""
 
     def __post_init__(self) -> None:
         if self.holds is None and not self.note:

@@ -116,6 +116,10 @@ def _anchor(title: str) -> str:
 
 
 def _tally(verdicts: Sequence[Verdict]) -> list[tuple[str, str, list[Verdict]]]:
-    """Return the claims that hold, do not hold and were not checked, leaving out what there is none of."""
-    found = [(answer, [each for each in verdicts if each.holds is holds]) for holds, answer in _ANSWERS.items()]
-    return [(answer.kind, answer.many, claims) for answer, claims in found if claims]
+    """Return the claims that hold, do not hold and were not checked, leaving out what there is none of; ours last."""
+    found = [
+        (answer.kind, answer.many + " (of our own)" * own, [v for v in verdicts if (v.own, v.holds) == (own, holds)])
+        for own in (False, True)
+        for holds, answer in _ANSWERS.items()
+    ]
+    return [(kind, words, claims) for kind, words, claims in found if claims]

@@ -14,13 +14,17 @@ Label = Callable[[Sequence[Spec]], str]
 
 
 def label_of_group(specs: Sequence[Spec]) -> str:
-    """Return a name for runs that train together, such as ``SI, SOS seeds 0-2``."""
-    measures = ", ".join(dict.fromkeys(spec.measure for spec in specs))
+    """Return a name for runs that train together, such as ``SI, rotated EWC seeds 0-2``."""
+    measures = ", ".join(dict.fromkeys(_measure_in_its_form(spec) for spec in specs))
     seeds = sorted({spec.seed for spec in specs})
     if len(seeds) == 1:
         return f"{measures} seed {seeds[0]}"
     in_a_row = seeds == list(range(seeds[0], seeds[-1] + 1))
     return f"{measures} seeds {f'{seeds[0]}-{seeds[-1]}' if in_a_row else ', '.join(map(str, seeds))}"
+
+
+def _measure_in_its_form(spec: Spec) -> str:
+    return spec.measure if spec.form == "diagonal" else f"{spec.form} {spec.measure}"
 
 
 def label_in_search(specs: Sequence[Spec]) -> str:

@@ -39,6 +39,7 @@ def search(
     *,
     low: float | None = None,
     high: float | None = None,
+    coarse: bool = False,
     reinitialise: bool | None = None,
     seeds: Sequence[int] = TEST_SEEDS,
     search_seeds: Sequence[int] = SEARCH_SEEDS,
@@ -64,6 +65,8 @@ def search(
             strength in :func:`~holdfast.lab.experiments.paper_spec`, or, where there is none, with the powers of ten
             from 0.001 to 1000, and looks more closely around the best.
         high: the largest one.
+        coarse: whether to begin with every third strength of the range alone, as with powers of ten, and to look more
+            closely around the best.
         reinitialise: whether weights are drawn anew before every task; both are tried by default.
         seeds: those of the test.
         search_seeds: those of the search, by whose mean accuracy on validation data the choice is made; the first one
@@ -73,6 +76,7 @@ def search(
     """
     measure = _checked_measure(scenario, measure, seeds, search_seeds, changes)
     start = _start(low, high, _known_strength(scenario, measure, changes))
+    start = start[::DECADE] if coarse else start
     grids = [_Grid(choice, start) for choice in ((False, True) if reinitialise is None else (reinitialise,))]
     # Points that are judged again, by more seeds, ask for the runs of the first seed once more.
     runs = PointRuns(cache(partial(paper_spec, scenario, measure, **changes)), as_store(store), run)

@@ -1,4 +1,4 @@
-"""The paper's claims, each with the statistic that decides it and a threshold that was set before the runs.
+"""The paper's claims and our own, each with the statistic that decides it and a threshold that was set before the runs.
 
 A claim that does not hold in our runs is reported as such, one whose runs are missing as not checked.
 """
@@ -6,25 +6,29 @@ A claim that does not hold in our runs is reported as such, one whose runs are m
 from collections.abc import Collection
 from dataclasses import replace
 
-from holdfast.lab.paper.claims import bias, fisher, performance
+from holdfast.lab.paper.claims import bias, fisher, forms, performance
 from holdfast.lab.paper.claims.claim import Bound, Claim, check
 from holdfast.lab.paper.claims.on_digits import EXPECTED_ON_DIGITS
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.report import Verdict
 
 CLAIMS: dict[str, Claim] = {claim.name: claim for claim in (*bias.CLAIMS, *fisher.CLAIMS, *performance.CLAIMS)}
+"""What the paper says."""
+OWN_CLAIMS: dict[str, Claim] = {claim.name: claim for claim in forms.CLAIMS}
+"""What we say."""
 
-__all__ = ["CLAIMS", "Bound", "Claim", "check", "check_all"]
+__all__ = ["CLAIMS", "OWN_CLAIMS", "Bound", "Claim", "check", "check_all"]
 
 
 def check_all(results: Results, items: Collection[str]) -> list[Verdict]:
-    """Return a verdict for every claim about some items that this preset can decide.
+    """Return a verdict for every claim about some items that this preset can decide, the paper's first.
 
     The quick preset decides none: it does not follow the paper's protocol, and has no thresholds.
     """
     if results.preset.thresholds is None:
         return []
-    chosen = [claim for claim in CLAIMS.values() if not set(claim.items).isdisjoint(items)]
+    claims = (*CLAIMS.values(), *OWN_CLAIMS.values())
+    chosen = [claim for claim in claims if not set(claim.items).isdisjoint(items)]
     if results.preset.thresholds == "digits":
         chosen = [_on_digits(claim) for claim in chosen if claim.name in EXPECTED_ON_DIGITS]
     return [check(claim, results) for claim in chosen]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from holdfast.lab.analysis.repetitions import Estimate
@@ -62,7 +63,7 @@ Bound = AtLeast | AtMost | Between
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that the paper says, as a number that can be measured."""
+    """Something that the paper says, or that we say ourselves, as a number that can be measured."""
 
     name: str
     items: tuple[str, ...]
@@ -76,23 +77,27 @@ class Claim:
     """Written down before the runs that test it, from the paper's own words."""
     added_later: bool = False
     """Whether it was written down when its runs had been seen, which is then said with it."""
+    own: bool = False
+    """Whether it is ours and not the paper's, which is then said with it; it is counted apart."""
 
 
 def check(claim: Claim, results: Results) -> Verdict:
     """Return whether a claim holds."""
     limit = claim.bound
     says = claim.says + " (Added when its runs had been seen.)" * claim.added_later
+    says += " (Of our own, not the paper's.)" * claim.own
+    verdict = partial(Verdict, claim.name, says, threshold=str(limit), own=claim.own)
     try:
         found = claim.statistic(results)
     except NotMeasuredError as error:
-        return Verdict(claim.name, says, None, "", str(limit), note=f"Not checked: {error}.")
+        return verdict(holds=None, statistic="", note=f"Not checked: {error}.")
     scatter = "" if math.isnan(found.error) else f" ± {found.error:.2g}"
     runs = f"{found.count} run" + "s" * (found.count != 1)
     where = f"task {found.task}, " if isinstance(found, OnTask) else ""
     statistic = f"{claim.measured_as}: {found.mean:.3g}{scatter} ({where}{runs})"
     if math.isnan(found.mean):
-        return Verdict(claim.name, says, None, statistic, str(limit), note="Not checked: it is not a number.")
+        return verdict(holds=None, statistic=statistic, note="Not checked: it is not a number.")
     if limit.errors and math.isnan(found.error):
         note = "Not checked: a single run has no standard error."
-        return Verdict(claim.name, says, None, statistic, str(limit), note=note)
-    return Verdict(claim.name, says, limit.holds(found), statistic, str(limit))
+        return verdict(holds=None, statistic=statistic, note=note)
+    return verdict(holds=limit.holds(found), statistic=statistic)

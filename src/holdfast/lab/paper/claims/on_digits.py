@@ -111,5 +111,13 @@ EXPECTED_ON_DIGITS: dict[str, tuple[str, Bound]] = {
         "SI keeps what plain fine-tuning forgets (permuted digits).",
         AtLeast(0.0, errors=2),
     ),
+    "own-rotated-beats-diagonal-p-mnist": (
+        "EWC keeps more in the layers' own coordinates than weight by weight, with the same samples (permuted digits).",
+        AtLeast(0.0, errors=2),
+    ),
+    "own-many-tasks-beat-diagonal": (
+        "So it does over many tasks, in these coordinates or as a product of two factors (permuted digits).",
+        AtLeast(0.0, errors=2),
+    ),
 }
-"""What is said of the digits, and the bound that it has to keep, by the name of the paper's claim."""
+"""What is said of the digits, and the bound that it has to keep, by the name of the claim."""

@@ -47,6 +47,8 @@ RUNS_COLUMNS = (
     "device",
     "commit",
 )
+FORM_COLUMNS = ("samples", "form", "form_settings", "hidden")
+"""Further columns, where some run keeps its importance in another form than the diagonal."""
 
 
 def csv_files(results: Results, specs: Sequence[Spec]) -> dict[str, bytes]:
@@ -63,8 +65,12 @@ def csv_files(results: Results, specs: Sequence[Spec]) -> dict[str, bytes]:
         for spec in accuracy_runs(results.preset, row.benchmark, algorithm)
     }
     lines = (_table1_line(results.preset, row) for _, row in rows if row.ours is not None)
-    runs = (_run_line(results, spec, names.get(spec.id, "")) for spec in specs)
-    return {"table1.csv": _csv(TABLE1_COLUMNS, lines), "runs.csv": _csv(RUNS_COLUMNS, runs)}
+    runs = [_run_line(results, spec, names.get(spec.id, "")) for spec in specs]
+    columns: tuple[str, ...] = RUNS_COLUMNS
+    if any(spec.form != "diagonal" for spec in specs):
+        columns = (*RUNS_COLUMNS, *FORM_COLUMNS)
+        runs = [[*line, *_form_cells(spec)] for line, spec in zip(runs, specs, strict=True)]
+    return {"table1.csv": _csv(TABLE1_COLUMNS, lines), "runs.csv": _csv(columns, runs)}
 
 
 def _table1_line(preset: Preset, row: AccuracyRow) -> list[Any]:
@@ -100,6 +106,11 @@ def _run_line(results: Results, spec: Spec, algorithm: str) -> list[Any]:
         *(*described, f"{100 * result.average_accuracy:.3f}", single, f"{result.seconds:.2f}"),
         *(result.side_by_side, result.device, result.commit or ""),
     ]
+
+
+def _form_cells(spec: Spec) -> list[Any]:
+    settings = " ".join(f"{name}={value}" for name, value in spec.form_settings.items())
+    return [spec.settings.samples or "", spec.form, settings, "-".join(map(str, spec.hidden or ()))]
 
 
 def _number(value: float) -> str:

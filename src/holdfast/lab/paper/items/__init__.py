@@ -1,4 +1,4 @@
-"""The paper's tables and figures, in the order of their value to a reader who has little time."""
+"""The paper's tables and figures, and one of our own, in the order of their value to a reader who has little time."""
 
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.items import (
@@ -6,6 +6,7 @@ from holdfast.lab.paper.items import (
     before_rescaling,
     figure1,
     figure2,
+    forms,
     gradient_noise,
     mas_logits,
     sample_sizes,
@@ -18,6 +19,7 @@ ITEMS: dict[str, PaperItem] = {
     item.name: item
     for item in (
         table1.ITEM,
+        forms.ITEM,
         figure1.ITEM,
         figure2.ITEM,
         accuracies.BATCH_SIZE,

@@ -2,9 +2,21 @@
 
 from holdfast.lab.paper.presets.as_published import PAPER
 from holdfast.lab.paper.presets.miniature import DIGITS
-from holdfast.lab.paper.presets.preset import BENCHMARKS, Benchmark, Chosen, Preset, Stage, Variant
+from holdfast.lab.paper.presets.preset import BENCHMARKS, Benchmark, Chosen, Preset, SearchPlan, Stage, Variant
 from holdfast.lab.paper.presets.quick import QUICK
 
 PRESETS = {preset.name: preset for preset in (PAPER, QUICK, DIGITS)}
 
-__all__ = ["BENCHMARKS", "DIGITS", "PAPER", "PRESETS", "QUICK", "Benchmark", "Chosen", "Preset", "Stage", "Variant"]
+__all__ = [
+    "BENCHMARKS",
+    "DIGITS",
+    "PAPER",
+    "PRESETS",
+    "QUICK",
+    "Benchmark",
+    "Chosen",
+    "Preset",
+    "SearchPlan",
+    "Stage",
+    "Variant",
+]

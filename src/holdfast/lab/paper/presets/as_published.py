@@ -1,9 +1,16 @@
 """The paper's own protocol, on the real data."""
 
-from holdfast.lab.paper.presets.preset import Preset, Stage
+from holdfast.lab.paper.presets.form_variants import AROUND, ONE_SEED, by_samples, in_two_forms, over_many_tasks
+from holdfast.lab.paper.presets.preset import Preset, SearchPlan, Stage
 
 LARGE_BATCH = {"batch_size": 2048}
 NO_ALPHA = {"measure_settings": {"alpha": 0.0}}
+
+# Beyond the diagonal the paper does not go: these choices are ours, and so are the searches' first strengths. With a
+# thousandth of the mean importance as damping, what no sample has shown is not quite free.
+ROTATED = {"precision": "tf32", "damping": 0.001}
+KRONECKER = {"damping": 0.001}
+_FIFTY_TASKS = {"tasks": 50, "hidden": (100, 100), "epochs": 5}
 
 # Accuracies in bf16 are those in TF32 within their scatter, and the runs take half the time.
 PERMUTED_MNIST = Stage(
@@ -17,21 +24,29 @@ PERMUTED_MNIST = Stage(
         # The paper names no rate: of 0.01, 0.03 and 0.1, SI does best with this one on validation data.
         "SGD": {"optimizer": "sgd", "learning_rate": 0.03, "momentum": 0.9},
         "noise": {"tasks": 1},
+        **in_two_forms(10_000, ROTATED),
+        **by_samples(1000, 3000, 60_000, ROTATED, damping=0.01),
+        **over_many_tasks(10_000, ROTATED, KRONECKER, _FIFTY_TASKS),
     },
     seeds=3,
     samples=1000,
     many_samples=30_000,
     path_steps=200,
-    searched=frozenset(
-        {
-            ("L2", "usual"),
-            ("L2-growing", "usual"),
-            ("magnitude", "usual"),
-            ("SOS", "large batch, α = 0"),
-            ("SI", "SGD"),
-            ("SIU", "SGD"),
-        }
-    ),
+    searched={
+        ("L2", "usual"): SearchPlan(),
+        ("L2-growing", "usual"): SearchPlan(),
+        ("magnitude", "usual"): SearchPlan(),
+        ("SOS", "large batch, α = 0"): SearchPlan(),
+        ("SI", "SGD"): SearchPlan(),
+        ("SIU", "SGD"): SearchPlan(),
+        ("EWC", "diagonal"): SearchPlan(50.0, 2000.0),
+        ("EWC", "rotated"): SearchPlan(10.0, 200.0),
+        **AROUND,
+        ("EWC", "diagonal, many tasks"): SearchPlan(1.0, 1000.0, coarse=True, seeds=ONE_SEED),
+        ("EWC", "rotated, many tasks"): SearchPlan(1.0, 1000.0, coarse=True, seeds=ONE_SEED),
+        ("EWC", "Kronecker, many tasks"): SearchPlan(1.0, 1000.0, coarse=True, seeds=ONE_SEED),
+    },
+    seeds_of={"diagonal": 5, "rotated": 5},
 )
 SPLIT_CIFAR = Stage(
     title="Split CIFAR",
@@ -43,11 +58,16 @@ SPLIT_CIFAR = Stage(
         "no re-init": {"strength": 0.5, "reinitialise": False},
         "c = 0": {"strength": 0.0},
         "all tasks": {"tasks": 11},
+        **in_two_forms(5000, ROTATED),
     },
     seeds=10,
     samples=500,
     many_samples=5000,
     path_steps=200,
+    searched={
+        ("EWC", "diagonal"): SearchPlan(1000.0, 100_000.0),
+        ("EWC", "rotated"): SearchPlan(2.0, 100.0),
+    },
 )
 
 PAPER = Preset(

@@ -1,6 +1,7 @@
 """The paper in miniature, on digits that come along."""
 
-from holdfast.lab.paper.presets.as_published import NO_ALPHA
+from holdfast.lab.paper.presets.as_published import KRONECKER, NO_ALPHA
+from holdfast.lab.paper.presets.form_variants import by_samples, in_two_forms, over_many_tasks
 from holdfast.lab.paper.presets.preset import Chosen, Preset, Stage
 
 # The digits are few and easy: everything is smaller, and a large batch is still eight times the usual one. Strengths
@@ -8,6 +9,9 @@ from holdfast.lab.paper.presets.preset import Chosen, Preset, Stage
 # preset uses. On the split digits, little is forgotten whatever the strength.
 _PERMUTED_LARGE = {"batch_size": 256, "learning_rate": 0.024}
 _SPLIT_LARGE = {"batch_size": 128, "epochs": 48}
+_ROTATED = {"damping": 0.001}
+_BY_SAMPLES = by_samples(50, 150, 1400, _ROTATED, damping=0.01)
+_OVER_MANY_TASKS = over_many_tasks(400, _ROTATED, KRONECKER, {"tasks": 8, "batch_size": 64, "hidden": (100,)})
 DIGITS = Preset(
     name="digits",
     about="The paper in miniature, on 1797 digits of 8×8 pixels: permuted digits in place of Permuted MNIST, and "
@@ -23,6 +27,9 @@ DIGITS = Preset(
                 "long training": {"epochs": 15},
                 "SGD": {"optimizer": "sgd", "learning_rate": 0.03},
                 "noise": {"tasks": 1},
+                **in_two_forms(400, _ROTATED),
+                **_BY_SAMPLES,
+                **_OVER_MANY_TASKS,
             },
             seeds=3,
             samples=200,
@@ -35,7 +42,21 @@ DIGITS = Preset(
                 ("SOS", "large batch, α = 0"): Chosen(5.0, reinitialise=False),
                 ("SI", "SGD"): Chosen(50.0, reinitialise=False),
                 ("SIU", "SGD"): Chosen(100.0, reinitialise=False),
+                ("EWC", "diagonal"): Chosen(100.0, reinitialise=False),
+                ("EWC", "rotated"): Chosen(20.0, reinitialise=False),
+                # With other numbers of samples, and over many tasks, by one seed.
+                ("EWC", "diagonal, few samples"): Chosen(50.0, reinitialise=False),
+                ("EWC", "rotated, few samples"): Chosen(20.0, reinitialise=False),
+                ("EWC", "rotated, few samples, damped"): Chosen(10.0, reinitialise=False),
+                ("EWC", "diagonal, more samples"): Chosen(50.0, reinitialise=False),
+                ("EWC", "rotated, more samples"): Chosen(10.0, reinitialise=False),
+                ("EWC", "diagonal, all samples"): Chosen(50.0, reinitialise=False),
+                ("EWC", "rotated, all samples"): Chosen(10.0, reinitialise=False),
+                ("EWC", "diagonal, many tasks"): Chosen(5.0, reinitialise=False),
+                ("EWC", "rotated, many tasks"): Chosen(5.0, reinitialise=False),
+                ("EWC", "Kronecker, many tasks"): Chosen(5.0, reinitialise=False),
             },
+            seeds_of=dict.fromkeys((*_BY_SAMPLES, *_OVER_MANY_TASKS), 2),
         ),
         "CIFAR": Stage(
             title="Split digits",
@@ -47,6 +68,7 @@ DIGITS = Preset(
                 "no re-init": {"strength": 2.0, "reinitialise": False},
                 "c = 0": {"strength": 0.0, "reinitialise": True},
                 "all tasks": {"tasks": 5},
+                **in_two_forms(200, _ROTATED),
             },
             seeds=3,
             samples=100,
@@ -58,6 +80,8 @@ DIGITS = Preset(
                 ("SI", "large batch"): Chosen(20.0, reinitialise=False),
                 ("SOS", "large batch"): Chosen(10.0, reinitialise=False, settings={"alpha": 1.0}),
                 ("SOS", "large batch, α = 0"): Chosen(10.0, reinitialise=False),
+                ("EWC", "diagonal"): Chosen(100.0, reinitialise=False),
+                ("EWC", "rotated"): Chosen(20.0, reinitialise=False),
             },
         ),
     },

@@ -1,13 +1,14 @@
 """What a preset is: how a benchmark, a measure and a variant become a run."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments import Spec, paper_spec
 from holdfast.lab.experiments.specs.canonical import frozen
+from holdfast.lab.experiments.strengths.strength_search import SEARCH_SEEDS
 
 Benchmark = Literal["P-MNIST", "CIFAR"]
 BENCHMARKS: tuple[Benchmark, ...] = ("P-MNIST", "CIFAR")
@@ -22,6 +23,18 @@ Variant = Literal[
     "long training",
     "SGD",
     "noise",
+    "diagonal",
+    "rotated",
+    "diagonal, few samples",
+    "rotated, few samples",
+    "rotated, few samples, damped",
+    "diagonal, more samples",
+    "rotated, more samples",
+    "diagonal, all samples",
+    "rotated, all samples",
+    "diagonal, many tasks",
+    "rotated, many tasks",
+    "Kronecker, many tasks",
 ]
 """What can be unusual about a run."""
 
@@ -35,6 +48,19 @@ class Chosen:
     strength: float
     reinitialise: bool
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """How a strength is searched for; as :func:`~holdfast.lab.experiments.search` does where nothing else is said."""
+
+    low: float | None = None
+    high: float | None = None
+    coarse: bool = False
+    """Whether it begins with powers of ten alone."""
+    around: Variant | None = None
+    """In place of a range: a variant of the same measure, with whose strength and its two neighbours it begins."""
+    seeds: Sequence[int] = SEARCH_SEEDS
 
 
 @dataclass(frozen=True)
@@ -60,8 +86,10 @@ class Stage:
     """The probe of gradient noise."""
     chosen: Mapping[tuple[str, Variant], Chosen] = field(default_factory=dict)
     """By measure and variant, where it is not what ``paper_spec`` has."""
-    searched: frozenset[tuple[str, Variant]] = frozenset()
+    searched: Mapping[tuple[str, Variant], SearchPlan] = field(default_factory=dict)
     """The measures and variants whose strength nobody has published; each is searched for, unless it is chosen."""
+    seeds_of: Mapping[Variant, int] = field(default_factory=dict)
+    """How many runs the rows of a variant are the mean of, where it is another number."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +114,10 @@ class Preset:
     )
     """Every run that was asked for, by row, seed and what else: each item and each claim asks for its runs anew."""
 
-    def seeds(self, benchmark: Benchmark, measure: str) -> int:
+    def seeds(self, benchmark: Benchmark, measure: str, variant: Variant = "usual") -> int:
         """Return how many runs the mean of a measure is of."""
-        usual = self.stages[benchmark].seeds
+        stage = self.stages[benchmark]
+        usual = stage.seeds_of.get(variant, stage.seeds)
         return max(usual, self.logits_seeds) if measure in ("MAS", "MAS-logits") else usual
 
     def is_known(self, benchmark: Benchmark, measure: str, variant: Variant = "usual") -> bool:
