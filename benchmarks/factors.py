@@ -48,8 +48,7 @@ NOTES = [
         "holdfast is timed by its passes over the data and the eigenvectors between them, which is what the others do, "
         'and by Consolidator(...).consolidate(batches) with form="kronecker" and form="rotated", which takes an anchor '
         "and the importance's diagonal besides. curvlinops is timed by its operators' compute_kronecker_factors and "
-        "compute_eigenvalue_correction, kronfluence by its functions for covariances, eigenvectors and Λ, without "
-        "files."
+        "compute_eigenvalue_correction, kronfluence by its functions for covariances, eigenvectors and Λ, and no files."
     ),
     (
         "All take [W b] of a layer as one matrix and convolutions by expand, and square a sample's gradient summed "
