@@ -7,6 +7,9 @@ be compared only once that is settled, which :func:`balanced` does.
 import torch
 from torch import Tensor
 
+from holdfast.tensors.finite import is_finite
+from holdfast.tensors.storage import widest_dtype
+
 Factor = Tensor | None
 
 
@@ -42,8 +45,11 @@ def eigenbasis(factor: Factor) -> tuple[Factor, Factor]:
     factor = factor.to(torch.promote_types(factor.dtype, torch.float32))
     try:
         values, vectors = torch.linalg.eigh(factor)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # single precision may fail to converge where many eigenvalues are nearly equal
-        values, vectors = (found.to(factor.dtype) for found in torch.linalg.eigh(factor.double()))
+        found = is_finite(values) and is_finite(vectors)  # some versions give NaN where others say that they failed
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        found = False
+    if not found:  # single precision may not converge where many eigenvalues are nearly equal
+        values, vectors = (each.to(factor.dtype) for each in torch.linalg.eigh(factor.to(widest_dtype(factor.device))))
     # In rows, as a saved state gives them back, so that products have the same bits.
     return vectors.contiguous(), values.clamp(min=0)
 
