@@ -73,6 +73,13 @@ def require(condition: bool, given: str, expected: str) -> None:
         raise ConfigurationError(f"{given}: expected {expected}.")
 
 
+def choice(name: str, given: object, allowed: Iterable[str]) -> None:
+    """Refuse a setting that is none of those that there are."""
+    known = list(allowed)
+    if given not in known:
+        raise ConfigurationError(f"{name}={given!r}: expected one of {', '.join(map(repr, known))}.")
+
+
 def whole_number(name: str, given: object, expected: str, least: int | None = None) -> int:
     """Return a setting as an ``int``, or say what was expected of it."""
     value = int(given) if not isinstance(given, bool) and isinstance(given, Integral) else None

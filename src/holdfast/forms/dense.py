@@ -6,7 +6,7 @@ it alone knows how weights of different layers depend on each other, and a sum o
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError
 from holdfast.forms.base import Cost, Displacement, Matrix
-from holdfast.forms.factors import eigenbasis
+from holdfast.forms.factors import damped, divided, eigenbasis
 from holdfast.forms.layers import refuse_other_shapes
 from holdfast.forms.vectors import VectorForm, places_in
 from holdfast.measures.base import SampleMeasure
@@ -60,13 +60,7 @@ class DenseMatrix(Matrix):
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return B/(λ + damping) along each eigenvector; nothing where λ is 0 up to rounding."""
-
-        def divided(turned: Tensor, values: Tensor) -> Tensor:
-            damped = values + damping
-            rounding = len(damped) * torch.finfo(damped.dtype).eps * damped.max()
-            return torch.where(damped > rounding, turned / damped, 0.0)
-
-        return self._along_eigenvectors(b, divided)
+        return self._along_eigenvectors(b, partial(divided, damping=damping))
 
     def _along_eigenvectors(self, d: Displacement, change: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
         vectors, values = self._eigenbasis
@@ -163,9 +157,8 @@ class Dense(VectorForm):
         """Return H of every block."""
         found: dict[str, Matrix] = {}
         for block in blocks:
-            h = means[f"{block.name}/H"]
-            if self.damping:
-                h = h + self.damping * h.diagonal().mean() * torch.eye(len(h)).to(h)
+            h = damped(means[f"{block.name}/H"], self.damping)
+            assert h is not None  # since it is a matrix
             found[block.name] = DenseMatrix(block, h)
         return found
 

@@ -62,3 +62,18 @@ def composed(vectors: Factor, values: Factor) -> Factor:
 def trace_of(factor: Tensor) -> Tensor:
     """Return the sum of a factor's eigenvalues."""
     return factor.trace() if factor.ndim == 2 else factor.sum()
+
+
+def damped(factor: Factor, share: float) -> Factor:
+    """Return a factor with a share of its mean eigenvalue added to each."""
+    if factor is None or not share:
+        return factor
+    mean = share * trace_of(factor) / len(factor)
+    return factor + mean if factor.ndim == 1 else factor + mean * torch.eye(len(factor)).to(factor)
+
+
+def divided(turned: Tensor, values: Tensor, damping: float) -> Tensor:
+    """Return coordinates divided by their eigenvalues and a damping; nothing where these are 0 up to rounding."""
+    sums = values + damping
+    rounding = len(sums) * torch.finfo(sums.dtype).eps * sums.max()
+    return torch.where(sums > rounding, turned / sums, 0.0)

@@ -12,19 +12,18 @@ of the exact sum.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.forms.base import Cost, Displacement, Matrix, is_mean_of_squares
-from holdfast.forms.diagonal import Diagonal
-from holdfast.forms.factors import Factor, diagonal_of, eigenbasis, times, trace_of
-from holdfast.forms.layers import LayerForm, choice, refuse_other_shapes
-from holdfast.forms.summed import Summed
+from holdfast.forms.factors import Factor, damped, diagonal_of, divided, eigenbasis, times, trace_of
+from holdfast.forms.layers import LayerForm, refuse_other_shapes
 from holdfast.measures.base import Measure, SampleMeasure
-from holdfast.persample.reductions import Block, Reduction, Side, Sides, factors_of, joined, taken_apart
+from holdfast.persample.reductions import Block, Reduction, factors_of, joined, taken_apart
+from holdfast.settings import choice
 from holdfast.tensors.products import products_in
 
 Sums = Literal["exact", "balanced", "nearest", "factors"]
@@ -64,13 +63,7 @@ class KroneckerMatrix(Matrix):
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return B/(λ + damping) along each pair of eigenvectors; nothing where λ is 0 up to rounding."""
-
-        def divided(turned: Tensor, values: Tensor) -> Tensor:
-            damped = values + damping
-            rounding = len(damped) * torch.finfo(damped.dtype).eps * damped.max()
-            return torch.where(damped > rounding, turned / damped, 0.0)
-
-        return self._in_basis(b, divided)
+        return self._in_basis(b, partial(divided, damping=damping))
 
     def _in_basis(self, d: Displacement, change: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
         (u_g, l_g), (u_a, l_a) = self._bases
@@ -194,16 +187,12 @@ class Kronecker(LayerForm):
             (``"nearest"``), or by sums of the factors as they are (``"factors"``).
     """
 
-    outputs: Side = "dense"
-    inputs: Side = "dense"
     sums: Sums = "balanced"
 
     bears_rounding: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for side in ("outputs", "inputs"):
-            choice(side, getattr(self, side), get_args(Side))
         choice("sums", self.sums, get_args(Sums))
         if self.outputs == self.inputs == "identity":
             choice("inputs", "identity with outputs='identity'", ("dense", "diagonal"))
@@ -213,9 +202,9 @@ class Kronecker(LayerForm):
         return is_mean_of_squares(measure)
 
     @property
-    def wanted_sides(self) -> Sides:
-        """As they are asked for."""
-        return Sides(self.outputs, self.inputs)
+    def keeps_every_task(self) -> bool:
+        """Whether sums are exact."""
+        return self.sums == "exact"
 
     def reduction(
         self,
@@ -227,19 +216,10 @@ class Kronecker(LayerForm):
         """Add up both factors."""
         return self.factors(measure, blocks, parameters)
 
-    def matrices(
-        self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]
-    ) -> dict[str, Matrix]:
-        """Return the factors of every layer, and Ω of what is none."""
-        found: dict[str, Matrix] = {}
-        for block in blocks:
-            if not block.is_matrix:
-                found[block.name] = self.damped_diagonal(block, measure, means)
-                continue
-            g, a = (_damped(factor, self.damping**0.5) for factor in factors_of(block, means))
-            matrix = KroneckerMatrix(block, g, a, self.sums)
-            found[block.name] = Summed([matrix]) if self.sums == "exact" else matrix
-        return found
+    def matrix(self, measure: SampleMeasure, block: Block, means: Mapping[str, Tensor]) -> KroneckerMatrix:
+        """Return the factors of a layer."""
+        g, a = (damped(factor, self.damping**0.5) for factor in factors_of(block, means))
+        return KroneckerMatrix(block, g, a, self.sums)
 
     def cost(self, block: Block, parameters: Mapping[str, Tensor]) -> Cost:
         """Return what the factors take: Q is one product for each that is a matrix."""
@@ -251,15 +231,8 @@ class Kronecker(LayerForm):
         said = "kronecker" if set(sides) == {"dense"} else f"kronecker, outputs {sides[0]}, inputs {sides[1]}"
         return Cost(kept, kept, outputs * inputs * max(1, dense), said)
 
-    def restored(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
-        """Return the factors, or Ω."""
-        if not block.is_matrix:
-            return Diagonal().restored(block, tensors, parameters)
-        if self.sums == "exact":
-            return Summed.restored(tensors, lambda own: self._restored(block, own))
-        return self._restored(block, tensors)
-
-    def _restored(self, block: Block, tensors: Mapping[str, Tensor]) -> KroneckerMatrix:
+    def restored_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> KroneckerMatrix:
+        """Return the factors."""
         shapes = {
             key: (size, size) if side == "dense" else (size,)
             for key, side, size in zip("GA", self.sides(block), block.size, strict=True)
@@ -267,11 +240,3 @@ class Kronecker(LayerForm):
         }
         refuse_other_shapes(block, tensors, shapes)
         return KroneckerMatrix(block, tensors.get("G"), tensors.get("A"), self.sums)
-
-
-def _damped(factor: Factor, share: float) -> Factor:
-    """Return a factor with a share of its mean eigenvalue added to each."""
-    if factor is None or not share:
-        return factor
-    mean = share * trace_of(factor) / len(factor)
-    return factor + mean if factor.ndim == 1 else factor + mean * torch.eye(len(factor)).to(factor)

@@ -1,17 +1,20 @@
 """What the forms have in common that take a layer's weight and bias as one matrix, [W b] of outputs × inputs."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, get_args
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from holdfast.errors import ConfigurationError, StateError
-from holdfast.forms.base import Form
-from holdfast.forms.diagonal import DiagonalMatrix
+from holdfast.errors import StateError
+from holdfast.forms.base import Form, Matrix
+from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
+from holdfast.forms.summed import Summed
 from holdfast.measures.base import SampleMeasure
-from holdfast.persample.reductions import Block, FactorReduction, Sides
-from holdfast.settings import number, whole_number
+from holdfast.persample.reductions import Block, FactorReduction, Side, Sides
+from holdfast.settings import choice, number, whole_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,21 +23,63 @@ class LayerForm(Form):
 
     largest_side: int = 8192
     damping: float = 0.0
+    outputs: Side = "dense"
+    inputs: Side = "dense"
+
+    side_choices: ClassVar[tuple[Side, ...]] = get_args(Side)
+    """How much may be kept of a factor."""
 
     def __post_init__(self) -> None:
         expected = "a whole number of at least 1"
         object.__setattr__(self, "largest_side", whole_number("largest_side", self.largest_side, expected, least=1))
-        damping = number("damping", self.damping, "a number of at least 0", lambda given: given >= 0)
-        object.__setattr__(self, "damping", float(damping))
+        object.__setattr__(self, "damping", checked_damping(self.damping))
+        for side in ("outputs", "inputs"):
+            choice(side, getattr(self, side), self.side_choices)
+
+    @property
+    @abstractmethod
+    def keeps_every_task(self) -> bool:
+        """Whether the sum over tasks is kept as it is, each task's Q by itself."""
+
+    @abstractmethod
+    def matrix(self, measure: SampleMeasure, block: Block, means: Mapping[str, Tensor]) -> Matrix:
+        """Return one task's Q of a layer."""
+
+    @abstractmethod
+    def restored_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> Matrix:
+        """Return one task's Q of a layer, made of these tensors, or refuse those of another network."""
 
     def blocks(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
         """Return [W b] of every layer, W where the bias is not among the parameters, and all others by themselves."""
         return layer_blocks(model, parameters)
 
+    def matrices(
+        self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]
+    ) -> dict[str, Matrix]:
+        """Return Q of every layer, and Ω of what is none."""
+        found: dict[str, Matrix] = {}
+        for block in blocks:
+            if block.is_matrix:
+                own = self.matrix(measure, block, means)
+                found[block.name] = Summed([own]) if self.keeps_every_task else own
+            else:
+                omega = measure.transform(means[block.name])
+                omega = omega + self.damping * omega.mean() if self.damping else omega
+                found[block.name] = DiagonalMatrix(block.name, omega)
+        return found
+
+    def restored(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
+        """Return Q of a layer, or Ω."""
+        if not block.is_matrix:
+            return Diagonal().restored(block, tensors, parameters)
+        if self.keeps_every_task:
+            return Summed.restored(tensors, lambda own: self.restored_matrix(block, own))
+        return self.restored_matrix(block, tensors)
+
     @property
     def wanted_sides(self) -> Sides:
         """How much is wanted of a layer's two factors, where they are not too large."""
-        return Sides("dense", "dense")
+        return Sides(self.outputs, self.inputs)
 
     def sides(self, block: Block) -> Sides:
         """Return how much is kept of a block's two factors."""
@@ -67,11 +112,6 @@ class LayerForm(Form):
         single = [block.name for block in blocks if not block.is_matrix]
         sides = {block.name: self.sides(block) for block in blocks if block.is_matrix}
         return FactorReduction(measure.phi, blocks, parameters, single, sides)
-
-    def damped_diagonal(self, block: Block, measure: SampleMeasure, means: Mapping[str, Tensor]) -> DiagonalMatrix:
-        """Return Ω of a parameter that is no layer's matrix."""
-        omega = measure.transform(means[block.name])
-        return DiagonalMatrix(block.name, omega + self.damping * omega.mean() if self.damping else omega)
 
 
 def layer_blocks(model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
@@ -112,10 +152,9 @@ def _lies_inputs_first(module: nn.Module, name: str, weight: Tensor) -> bool:
     return bias.shape[0] != weight.shape[0] or getattr(module, "nf", None) == weight.shape[1]
 
 
-def choice(name: str, given: object, allowed: Collection[str]) -> None:
-    """Refuse a setting that is none of those that there are."""
-    if given not in allowed:
-        raise ConfigurationError(f"{name}={given!r}: expected one of {', '.join(map(repr, allowed))}.")
+def checked_damping(given: object) -> float:
+    """Return a damping as a ``float``, or say what was expected of it."""
+    return float(number("damping", given, "a number of at least 0", lambda value: value >= 0))
 
 
 def refuse_other_shapes(block: Block, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:

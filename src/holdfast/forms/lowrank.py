@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from holdfast.forms.base import Cost, Displacement, Matrix
 from holdfast.forms.factors import eigenbasis
-from holdfast.forms.layers import choice, refuse_other_shapes
+from holdfast.forms.layers import refuse_other_shapes
 from holdfast.forms.vectors import VectorForm, places_in
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import Block, ProductReduction, Reduction, as_vector, at_least_single, in_shapes
-from holdfast.settings import whole_number
+from holdfast.settings import choice, whole_number
 from holdfast.tensors.products import products_in
 from holdfast.tensors.storage import widest_dtype
 

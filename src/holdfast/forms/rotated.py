@@ -8,16 +8,14 @@ preconditioner EKFAC, George et al. 2018 (arXiv 1806.03884).
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.forms.base import Cost, Displacement, Matrix
-from holdfast.forms.diagonal import Diagonal
 from holdfast.forms.factors import Factor, balanced, composed, eigenbasis
-from holdfast.forms.layers import LayerForm, choice, refuse_other_shapes
-from holdfast.forms.summed import Summed
+from holdfast.forms.layers import LayerForm, refuse_other_shapes
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import (
     Basis,
@@ -25,11 +23,12 @@ from holdfast.persample.reductions import (
     Reduction,
     RotatedReduction,
     Sharing,
-    Sides,
+    Side,
     factors_of,
     joined,
     taken_apart,
 )
+from holdfast.settings import choice
 from holdfast.tensors.products import Precision, products_in
 
 
@@ -215,16 +214,14 @@ class Rotated(LayerForm):
         precision: of the products in the hold, ``"float32"`` or ``"tf32"``.
     """
 
-    outputs: Literal["dense", "identity"] = "dense"
-    inputs: Literal["dense", "identity"] = "dense"
     sharing: Sharing = "exact"
     sums: Literal["rotated", "exact"] = "rotated"
     precision: Precision = "float32"
 
+    side_choices: ClassVar[tuple[Side, ...]] = ("dense", "identity")
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        for side in ("outputs", "inputs"):
-            choice(side, getattr(self, side), ("dense", "identity"))
         choice("sharing", self.sharing, get_args(Sharing))
         choice("sums", self.sums, ("rotated", "exact"))
         choice("precision", self.precision, get_args(Precision))
@@ -235,9 +232,9 @@ class Rotated(LayerForm):
         return 2
 
     @property
-    def wanted_sides(self) -> Sides:
-        """Both, unless one is to stay as it is."""
-        return Sides(self.outputs, self.inputs)
+    def keeps_every_task(self) -> bool:
+        """Whether sums are exact."""
+        return self.sums == "exact"
 
     def reduction(
         self,
@@ -249,7 +246,8 @@ class Rotated(LayerForm):
         """Add up the factors in the first pass, and φ in their eigenbasis in the second."""
         if not known:
             return self.factors(measure, blocks, parameters)
-        return RotatedReduction(measure.phi, blocks, parameters, _bases(blocks, known, "U"), self.sharing)
+        bases = {block.name: _pair(known, f"{block.name}/U") for block in blocks}
+        return RotatedReduction(measure.phi, blocks, parameters, bases, self.sharing)
 
     def learned(
         self, blocks: Sequence[Block], means: Mapping[str, Tensor], earlier: Mapping[str, Matrix], decay: float
@@ -270,28 +268,17 @@ class Rotated(LayerForm):
                 found.pop(f"{block.name}/{key}", None)
         return found
 
-    def matrices(
-        self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]
-    ) -> dict[str, Matrix]:
-        """Return S of every layer in its basis, and Ω of what is none."""
-        found: dict[str, Matrix] = {}
-        bases, spectra = _bases(blocks, means, "U"), _bases(blocks, means, "L")
-        for block in blocks:
-            if not block.is_matrix:
-                found[block.name] = self.damped_diagonal(block, measure, means)
-                continue
-            s = measure.transform(means[f"{block.name}/S"])
-            s = s + self.damping * s.mean()
-            matrix = RotatedMatrix(
-                block,
-                s,
-                bases[block.name],
-                spectra[block.name],
-                basis_of_sum=self.sums == "rotated",
-                precision=self.precision,
-            )
-            found[block.name] = matrix if self.sums == "rotated" else Summed([matrix])
-        return found
+    def matrix(self, measure: SampleMeasure, block: Block, means: Mapping[str, Tensor]) -> RotatedMatrix:
+        """Return S of a layer in its basis."""
+        s = measure.transform(means[f"{block.name}/S"])
+        return RotatedMatrix(
+            block,
+            s + self.damping * s.mean(),
+            _pair(means, f"{block.name}/U"),
+            _pair(means, f"{block.name}/L"),
+            basis_of_sum=not self.keeps_every_task,
+            precision=self.precision,
+        )
 
     def cost(self, block: Block, parameters: Mapping[str, Tensor]) -> Cost:
         """Return what S and the bases take: Q is four products, two for each side that is rotated."""
@@ -306,15 +293,8 @@ class Rotated(LayerForm):
         said = RotatedMatrix.said_of([bool(square) for square in squares])
         return Cost(kept, max(sum(squares), kept), applying, said)
 
-    def restored(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
-        """Return S in its basis, or Ω."""
-        if not block.is_matrix:
-            return Diagonal().restored(block, tensors, parameters)
-        if self.sums == "exact":
-            return Summed.restored(tensors, lambda own: self._restored(block, own))
-        return self._restored(block, tensors)
-
-    def _restored(self, block: Block, tensors: Mapping[str, Tensor]) -> RotatedMatrix:
+    def restored_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> RotatedMatrix:
+        """Return S in its basis."""
         shapes: dict[str, tuple[int, ...]] = {"S": block.size}
         for key, side, size in zip("GA", self.sides(block), block.size, strict=True):
             if side == "dense":
@@ -322,9 +302,9 @@ class Rotated(LayerForm):
             if side != "identity":
                 shapes[f"L{key}"] = (size,)
         refuse_other_shapes(block, tensors, shapes)
-        pairs = (Basis(tensors.get(f"{kind}G"), tensors.get(f"{kind}A")) for kind in "UL")
-        return RotatedMatrix(block, tensors["S"], *pairs, precision=self.precision)
+        return RotatedMatrix(block, tensors["S"], _pair(tensors, "U"), _pair(tensors, "L"), precision=self.precision)
 
 
-def _bases(blocks: Sequence[Block], known: Mapping[str, Tensor], kind: str) -> dict[str, Basis]:
-    return {b.name: Basis(known.get(f"{b.name}/{kind}G"), known.get(f"{b.name}/{kind}A")) for b in blocks}
+def _pair(tensors: Mapping[str, Tensor], kind: str) -> Basis:
+    """Return what is known of both sides, by the beginning of its name."""
+    return Basis(tensors.get(f"{kind}G"), tensors.get(f"{kind}A"))

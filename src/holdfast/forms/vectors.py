@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from holdfast.errors import ModelError, ProtectError
 from holdfast.forms.base import Form, is_mean_of_squares
-from holdfast.forms.layers import choice, layer_blocks
+from holdfast.forms.layers import checked_damping, layer_blocks
 from holdfast.measures.base import Measure
 from holdfast.persample.reductions import Block
-from holdfast.settings import number
+from holdfast.settings import choice
 from holdfast.tensors.names import named_parameters
 
 Span = Literal["network", "layers"]
@@ -28,8 +28,7 @@ class VectorForm(Form):
 
     def __post_init__(self) -> None:
         choice("span", self.span, get_args(Span))
-        damping = number("damping", self.damping, "a number of at least 0", lambda given: given >= 0)
-        object.__setattr__(self, "damping", float(damping))
+        object.__setattr__(self, "damping", checked_damping(self.damping))
 
     def takes(self, measure: Measure) -> bool:
         """Whether a measure is a mean of squares."""

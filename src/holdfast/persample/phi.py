@@ -1,6 +1,6 @@
-r"""The two functions :math:`\varphi` that every measure after training is built on.
+r"""The functions :math:`\varphi` that every measure after training is built on, and that of a plain mean.
 
-Both are multiplicative, :math:`\varphi(ab) = \varphi(a)\,\varphi(b)`, and that is what makes the per-sample engine
+All are multiplicative, :math:`\varphi(ab) = \varphi(a)\,\varphi(b)`, and that is what makes the per-sample engine
 fast and exact: the importance of a linear layer's weights is one matrix product of :math:`\varphi(\delta)` with
 :math:`\varphi(a)`, and a weight :math:`w \ge 0` on a score can be folded into the score's gradient, since
 :math:`w\,\varphi(u) = \varphi(\varphi^{-1}(w)\,u)`.
@@ -83,5 +83,31 @@ class Absolute:
         return "absolute"
 
 
+class Identity:
+    r"""``φ(u) = u``, of a plain mean."""
+
+    name = "identity"
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """Return a copy of u, which may be added to."""
+        return u.clone()
+
+    def inverse(self, w: Tensor) -> Tensor:
+        """Return w."""
+        return w
+
+    def sum(self, u: Tensor, dim: tuple[int, ...]) -> Tensor:
+        """Return the sum of u over ``dim``."""
+        return u.sum(dim)
+
+    def add_(self, total: Tensor, u: Tensor) -> None:
+        """Add u to ``total``."""
+        total.add_(u)
+
+    def __repr__(self) -> str:
+        return "identity"
+
+
 SQUARE = Square()
 ABSOLUTE = Absolute()
+IDENTITY = Identity()

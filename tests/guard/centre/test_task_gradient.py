@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import holdfast
-from holdfast.guard.centre.task_gradient import Identity
+from holdfast.persample.phi import IDENTITY
 from tests.guard.helpers import batch, loss, net
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -113,7 +113,7 @@ def test_batches_that_can_be_gone_through_once_will_do():
 
 
 def test_a_plain_mean_leaves_what_it_is_given_alone():
-    phi, u = Identity(), random(3, 2)
+    phi, u = IDENTITY, random(3, 2)
     kept = u.clone()
     phi.add_(phi(u), u)
     assert torch.equal(u, kept) and torch.equal(phi.inverse(u), u)

@@ -14,31 +14,10 @@ from holdfast.guard.memory import Memory
 from holdfast.measures import SampleMeasure
 from holdfast.persample.batches import Forward
 from holdfast.persample.engine import SampleAccumulator
+from holdfast.persample.phi import IDENTITY
 from holdfast.persample.scores import LogLikelihood
 from holdfast.persample.scores.base import PositionScore
 from holdfast.tensors.sharding import wrap_local
-
-
-class Identity:
-    """``φ(u) = u``: a plain mean."""
-
-    name = "identity"
-
-    def __call__(self, u: Tensor) -> Tensor:
-        """Return a copy of u, which may be added to."""
-        return u.clone()
-
-    def inverse(self, w: Tensor) -> Tensor:
-        """Return w."""
-        return w
-
-    def sum(self, u: Tensor, dim: tuple[int, ...]) -> Tensor:
-        """Return the sum of u over ``dim``."""
-        return u.sum(dim)
-
-    def add_(self, total: Tensor, u: Tensor) -> None:
-        """Add u to ``total``."""
-        total.add_(u)
 
 
 class TaskLogLikelihood(LogLikelihood):
@@ -65,7 +44,7 @@ class TaskGradient:
         )
         limit = measure.sample_limit if isinstance(measure, SampleMeasure) else None
         self._collector = SampleAccumulator(
-            model, self._score(), Identity(), parameters=parameters, forward=forward, samples=limit
+            model, self._score(), IDENTITY, parameters=parameters, forward=forward, samples=limit
         )
         return self._collector
 

@@ -75,15 +75,14 @@ class Ranks:
         """Return what some work comes to on the first rank, the same tensors to the last bit on each."""
         if self.size == 1:
             return work()
-        from torch import distributed  # noqa: PLC0415
-
         found = self.together(lambda: work() if self.rank == 0 else {})
         first = self.each(lambda: {name: (t.shape, t.dtype, t.device.type) for name, t in found.items()})[0]
-        for name, (shape, dtype, device) in first.items():
-            tensor = found[name].contiguous() if name in found else torch.empty(shape, dtype=dtype, device=device)
-            distributed.broadcast(tensor, group_src=0, group=self.group)
-            found[name] = tensor
-        return {name: found[name] for name in first}
+        tensors = {
+            name: found[name].contiguous() if name in found else torch.empty(shape, dtype=dtype, device=device)
+            for name, (shape, dtype, device) in first.items()
+        }
+        self.take_first(list(tensors.values()))
+        return tensors
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors, the same to the last bit on each; it may be the one given."""

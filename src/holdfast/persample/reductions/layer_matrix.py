@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from holdfast.persample.phi import Phi
 from holdfast.persample.reductions.base import Arrival, Reduction, at_least_single
+from holdfast.persample.reductions.diagonal import DiagonalReduction
 from holdfast.persample.rules.base import Products, tile_bytes
 
 
@@ -84,13 +85,9 @@ class LayerReduction(Reduction):
         """Add up the diagonal of the parameters in ``diagonal``, and the matrices of all blocks that are ones."""
         self.phi = phi
         self.blocks = {name: block for block in blocks if block.is_matrix for name in block.parameters}
-        with torch.inference_mode(False):
-            self.sums = {
-                name: torch.zeros_like(
-                    parameters[name], dtype=at_least_single(parameters[name].dtype), requires_grad=False
-                )
-                for name in diagonal
-            }
+        self._beside = DiagonalReduction(phi, {name: parameters[name] for name in diagonal})
+        self._single = frozenset(diagonal)
+        self.sums = self._beside.sums
 
     @property
     def mates(self) -> Mapping[str, tuple[str, ...]]:
@@ -119,22 +116,17 @@ class LayerReduction(Reduction):
 
     def add(self, arrival: Arrival) -> None:
         """Add each matrix that a use has, and the diagonal of what is no part of one."""
-        for role, part in arrival.parts.items():
+        single = {role: part for role, part in arrival.parts.items() if part.name in self._single}
+        self._beside.add(arrival._replace(parts=single))
+        for part in arrival.parts.values():
             block = self.blocks.get(part.name)
-            if block is None:
-                if part.name in self.sums:
-                    found = arrival.rule.importance(role, arrival.input, arrival.delta, self.phi)
-                    part.within(self.sums[part.name]).add_(found)
-            elif part.name == block.parameters[0]:
+            if block is not None and part.name == block.parameters[0]:
                 for products in _tiles(arrival, bias=len(block.parameters) > 1):
                     self.add_products(block, products, first=arrival.first)
 
     def add_gradients(self, gradients: Mapping[str, Tensor], lead: int) -> None:
         """Add the matrices that the gradients make, and the diagonal of what is no part of one."""
-        for name in gradients.keys() & self.sums.keys() - self.blocks.keys():
-            total = self.sums[name]
-            found = gradients[name].to(total.dtype)
-            total.add_(self.phi.sum(found, tuple(range(lead))) if lead else self.phi(found))
+        self._beside.add_gradients({name: g for name, g in gradients.items() if name in self._single}, lead)
         for block in {b.name: b for name, b in self.blocks.items() if name in gradients}.values():
             weight = block.parameters[0]
             given = {name: g.to(at_least_single(g.dtype)) for name, g in gradients.items() if name in block.parameters}
