@@ -5,6 +5,8 @@ protection adds to the loop. SOS takes the ranks' gradients as its independent e
 second batch.
 """
 
+import gc
+
 import torch
 from torch import distributed, nn
 from torch.nn.functional import cross_entropy
@@ -60,3 +62,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    gc.collect()  # frees the process group: a gloo thread that outlives the interpreter may abort it

@@ -4,6 +4,7 @@ Starting a process takes seconds and a check milliseconds, so each process goes 
 """
 
 import datetime as dt
+import gc
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ def _process(rank, size, modules, folder):
         (folder / f"{check.__name__}.{rank}").write_text("")
     distributed.barrier()  # gloo may abort a process whose neighbour has left before it
     distributed.destroy_process_group()
+    gc.collect()  # frees the process group: a gloo thread that outlives the interpreter may abort it
 
 
 def everyones(value):
