@@ -23,7 +23,7 @@ from holdfast.errors import (
 )
 from holdfast.forms import Dense, Form, Kronecker, LowRank, Rotated, register_form
 from holdfast.guard import Consolidator, TaskImportance, averaged_weights
-from holdfast.holds import Hold, register_hold
+from holdfast.holds import DarkExperience, Distillation, Hold, Replay, Reservoir, Ring, register_hold
 from holdfast.measures import (
     L2,
     MAS,
@@ -66,8 +66,10 @@ __all__ = [
     "ConfigurationError",
     "Consolidator",
     "CustomScore",
+    "DarkExperience",
     "DataError",
     "Dense",
+    "Distillation",
     "FineTune",
     "Fisher",
     "Form",
@@ -88,6 +90,9 @@ __all__ = [
     "PathMeasure",
     "PosteriorPrecision",
     "ProtectError",
+    "Replay",
+    "Reservoir",
+    "Ring",
     "RootFisher",
     "Rotated",
     "SampleAccumulator",

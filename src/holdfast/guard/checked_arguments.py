@@ -118,6 +118,12 @@ def as_holds(holds: object) -> list[Hold]:
     names = [hold.name for hold in found]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"holds names {names}; expected each of them once, since states are kept by name.")
+    shares = {hold.name: hold.share for hold in found if hold.share}
+    if sum(shares.values()) > 1:
+        raise ConfigurationError(
+            f"The holds {', '.join(f'{name!r} with share={share:g}' for name, share in shares.items())} take more than "
+            "the whole step together; expected shares that add up to at most 1, and less if the new task is to count."
+        )
     return found
 
 

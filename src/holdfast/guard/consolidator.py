@@ -34,7 +34,7 @@ from holdfast.guard.checked_arguments import (
 from holdfast.guard.costs import Costs, costs_of
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
-from holdfast.guard.measuring import Finding, measure_task, rehearse_task
+from holdfast.guard.measuring import Finding, check_data_for_holds, measure_task, rehearse_task
 from holdfast.guard.memory import AnchorKind, Memory
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.state import blank_state, from_state, to_state
@@ -43,7 +43,7 @@ from holdfast.guard.steps.observed import Observed
 from holdfast.guard.summary import describe
 from holdfast.guard.weight_average import evaluated_weights
 from holdfast.holds import Hold
-from holdfast.holds.base import states_kept
+from holdfast.holds.base import TaskData, states_kept
 from holdfast.holds.quadratic import penalty_value
 from holdfast.measures import Measure
 from holdfast.persample.batches import Forward
@@ -274,7 +274,8 @@ class Consolidator:
         coordinates = memory.folding.coordinates(memory.parameters)
         value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
         for hold in memory.beside_the_quadratic:
-            own = hold.value(memory.held(memory.parameters))
+            with self._attachment.watcher.calls.paused():
+                own = hold.value(memory.held(memory.parameters, call=self._attachment.watcher.calls.last))
             if own is not None and not (isinstance(own, Tensor) and own.ndim == 0):
                 raise ConfigurationError(
                     f"The hold {hold.name!r} has a value of type {type(own).__name__}; expected a tensor of one "
@@ -444,6 +445,7 @@ class Consolidator:
         memory.ranks.together(memory.refresh)
         memory.refuse_unless_ranks_agree()
         norms = norms_of_task(memory, batches, forward)
+        memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
         with norms.folding.put_in_place():
             found = measure_task(memory, norms.batches, forward)
         for finding in found.values():
@@ -451,7 +453,8 @@ class Consolidator:
         totals = memory.ranks.together(lambda: self._new_totals(found))
         anchor = memory.ranks.together(lambda: new_anchor(memory, found[memory.driver], norms.folding))
         tilt = memory.ranks.together(lambda: new_tilt(memory, found[memory.driver], anchor))
-        memory.ranks.together(lambda: self._tell_holds(memory.anchor | anchor, totals.get(memory.driver)))
+        data = TaskData(norms.batches, forward)
+        memory.ranks.together(lambda: self._tell_holds(memory.anchor | anchor, totals.get(memory.driver), data))
         for name, total in totals.items():
             memory.ledgers[name].take_in(total, found[name].matrices, memory.decay)
             for state, tensors in found[name].lasting.items():
@@ -486,6 +489,7 @@ class Consolidator:
         memory.ranks.together(memory.refresh)
         with undisturbed():  # by the data; measuring keeps the states that the model draws from
             norms = norms_of_task(memory, batches, forward)
+            memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
             with norms.folding.put_in_place():
                 rehearse_task(memory, norms.batches, forward)
 
@@ -621,12 +625,12 @@ class Consolidator:
             return set()
         return {name for name, p in memory.parameters.items() if not p.requires_grad and name not in memory.steps}
 
-    def _tell_holds(self, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None) -> None:
+    def _tell_holds(self, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None, data: TaskData) -> None:
         """Let holds take the task in; if one refuses it, all are as they were."""
         memory = self._memory
-        with states_kept(memory.holds):
+        with states_kept(memory.holds), self._attachment.watcher.calls.paused():
             for hold in memory.holds:
-                hold.end_task(memory.held(memory.parameters, anchor, total))
+                hold.end_task(memory.held(memory.parameters, anchor, total, data=data))
 
     def _new_totals(self, found: Mapping[str, Finding]) -> dict[str, dict[str, Matrix]]:
         """Return the totals with a task's importance taken in, or refuse what is not finite."""

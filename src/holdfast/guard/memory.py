@@ -19,6 +19,7 @@ from holdfast.guard.ledger import Ledger
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.selection import Selection
 from holdfast.holds import Held, Hold, Tilt
+from holdfast.holds.base import TaskData, TrainingCall
 from holdfast.tensors.names import named_modules, named_parameters
 from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
 from holdfast.tensors.storage import Storage
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AnchorKind = Literal["last", "mean"]
+
+NO_DATA = TaskData()
 
 
 def leans(form: Form, anchor: AnchorKind, *, gradient_term: bool) -> bool:
@@ -156,6 +159,10 @@ class Memory:
         parameters: Mapping[str, nn.Parameter],
         anchor: Mapping[str, Tensor] | None = None,
         importance: Mapping[str, Matrix] | None = None,
+        *,
+        trained: Mapping[str, nn.Parameter] | None = None,
+        data: TaskData = NO_DATA,
+        call: TrainingCall | None = None,
     ) -> Held:
         """Return what holds may look at while some parameters move."""
         return Held(
@@ -165,6 +172,10 @@ class Memory:
             self.driving.held if importance is None else importance,
             self.strength,
             self.tasks,
+            max(self.steps.values(), default=0),
+            parameters if trained is None else trained,
+            data,
+            call,
         )
 
     @property

@@ -5,7 +5,11 @@ from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError
 from holdfast.holds.base import Held, Hold
+from holdfast.holds.buffers import Buffer, Reservoir, Ring
+from holdfast.holds.dark_experience import DarkExperience
+from holdfast.holds.distillation import Distillation
 from holdfast.holds.quadratic import Quadratic
+from holdfast.holds.replay import Replay
 from holdfast.holds.tilt import Tilt
 from holdfast.registry import Registry, registering_class
 
@@ -28,4 +32,22 @@ def hold(name: str, **settings: Any) -> Hold:
         raise ConfigurationError(f"The hold {name!r}: {error}.") from error
 
 
-__all__ = ["HOLDS", "Held", "Hold", "Quadratic", "Tilt", "hold", "register_hold"]
+register_hold("replay")(Replay)
+register_hold("distillation")(Distillation)
+register_hold("DER++")(DarkExperience)
+
+__all__ = [
+    "HOLDS",
+    "Buffer",
+    "DarkExperience",
+    "Distillation",
+    "Held",
+    "Hold",
+    "Quadratic",
+    "Replay",
+    "Reservoir",
+    "Ring",
+    "Tilt",
+    "hold",
+    "register_hold",
+]

@@ -137,9 +137,9 @@ def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, h
                 raise
         if not hold or not watcher.holds_anything:
             return loss
-        value = watcher.add_holds(owned)
+        value, task_share = watcher.add_holds(optimizer, owned)
         if isinstance(loss, Tensor):
-            return loss + value.to(loss.device)
-        return loss + float(value) if isinstance(loss, int | float) else loss
+            return (loss if task_share == 1 else task_share * loss) + value.to(loss.device)
+        return task_share * loss + float(value) if isinstance(loss, int | float) else loss
 
     return evaluate

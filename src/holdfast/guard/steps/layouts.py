@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from holdfast.guard.memory import Memory
 from holdfast.guard.steps.bundles import Bundle, bundles_of
 from holdfast.guard.steps.optimizers import ids, trained_by
+from holdfast.tensors.names import named_parameters
 
 
 @dataclass
@@ -21,6 +22,8 @@ class Layout:
     version: int
     owned: dict[str, nn.Parameter]
     """The protected ones that it trains, by name."""
+    moved: dict[str, nn.Parameter]
+    """All that it trains, by name."""
     bundles: list[Bundle]
 
 
@@ -57,7 +60,8 @@ class Layouts:
                 del self._made[other]
         trained = trained_by(optimizer)
         bundles = bundles_of(memory, owned, self._alone, elementwise=memory.driving.form.elementwise)
-        layout = Layout(trained, [p.requires_grad for p in trained], memory.version, dict(owned), bundles)
+        trainable = [p.requires_grad for p in trained]
+        layout = Layout(trained, trainable, memory.version, dict(owned), self.moved(optimizer), bundles)
         self._made[optimizer] = layout
         return layout
 
@@ -65,6 +69,12 @@ class Layouts:
         """Return the protected parameters that this optimiser trains."""
         trained = ids(trained_by(optimizer))
         return {name: p for name, p in self.memory.parameters.items() if id(p) in trained and p.requires_grad}
+
+    def moved(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+        """Return all parameters that this optimiser trains; those that are none of the model's by their places."""
+        names = {id(parameter): name for name, parameter in named_parameters(self.memory.model)}
+        trained = [(place, p) for place, p in enumerate(trained_by(optimizer)) if p.requires_grad]
+        return {names.get(id(p), f"{type(optimizer).__name__}[{place}]"): p for place, p in trained}
 
     def take_in_new(self, optimizer: Optimizer) -> None:
         """Begin to watch what an optimiser trains that was not there before, or frozen.

@@ -1,6 +1,7 @@
 """The holds that are not element by element, or are a user's own: what they add to the gradients of a step."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,13 +10,28 @@ from holdfast.guard.batch_norm.folding import FoldedQuadratic
 from holdfast.guard.memory import Memory
 from holdfast.guard.steps.bundles import Bundle, Single
 from holdfast.guard.steps.optimizers import give_each_its_own_gradient
-from holdfast.holds import Quadratic
-from holdfast.holds.base import checked_pull
+from holdfast.guard.steps.training_calls import TrainingCalls
+from holdfast.holds import Hold, Quadratic
+from holdfast.holds.base import Held, checked_pull
 from holdfast.holds.quadratic import add_penalty_gradient, add_pull, penalty_value
 from holdfast.tensors.pieces import in_pieces
+from holdfast.tensors.sharding import is_sharded
+from holdfast.tensors.storage import running_dtype
 
 
-def pulls_of(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[dict[str, Tensor]]:
+class Moving(NamedTuple):
+    """What a step moves, as holds are asked about it."""
+
+    owned: Mapping[str, nn.Parameter]
+    """The protected parameters, by name."""
+    trained: Mapping[str, nn.Parameter]
+    """All of them, those that are not protected too."""
+    calls: TrainingCalls
+    factor: float = 1.0
+    """The loss scale that is still in the gradients."""
+
+
+def pulls_of(memory: Memory, moving: Moving) -> list[dict[str, Tensor]]:
     """Return the gradients of holds that are not element by element, and of those beside the guard's own."""
     holds = memory.beside_the_quadratic
     elementwise = memory.driving.form.elementwise
@@ -24,15 +40,59 @@ def pulls_of(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[dict[str
             holds.append(FoldedQuadratic(memory.folding, elementwise=elementwise))
         elif not elementwise:
             holds.append(Quadratic())
-    found = []
-    for each in holds:
-        moving = _with_their_blocks(memory, owned) if isinstance(each, Quadratic) else owned
-        with torch.set_grad_enabled(each.runs_model):
-            added = each.gradient(memory.held(moving))
-        found.append(
-            {name: pull.detach() for name, pull in checked_pull(each, added, owned, memory.parameters).items()}
-        )
-    return found
+    return [pull for pull in (_pull_of(memory, each, moving) for each in holds) if pull]
+
+
+def _pull_of(memory: Memory, hold: Hold, moving: Moving) -> dict[str, Tensor]:
+    """Return what one hold adds, its part of the step taken from the task's where it has one."""
+    owned = _with_their_blocks(memory, moving.owned) if isinstance(hold, Quadratic) else moving.owned
+    added = _asked(hold, _held(memory, owned, moving), moving)
+    known = memory.parameters.keys() | moving.trained.keys()
+    pull = {name: tensor.detach() for name, tensor in checked_pull(hold, added, moving.trained, known).items()}
+    if hold.runs_model:
+        pull = _mean_over_ranks(memory, pull, moving.trained)
+    return _in_its_place(pull, hold.share, moving) if pull and hold.share else pull
+
+
+def _asked(hold: Hold, held: Held, moving: Moving) -> Mapping[str, Tensor]:
+    """Return a hold's gradient as it gives it."""
+    with torch.set_grad_enabled(hold.runs_model), moving.calls.paused():
+        return hold.gradient(held)
+
+
+def _held(memory: Memory, owned: Mapping[str, nn.Parameter], moving: Moving) -> Held:
+    return memory.held(owned, trained=moving.trained, call=moving.calls.last)
+
+
+def _in_its_place(pull: dict[str, Tensor], share: float, moving: Moving) -> dict[str, Tensor]:
+    """Return ρ(g_old − g), which makes (1 − ρ)g + ρg_old of the step's gradient; the first is weighted by ρ already."""
+    for name, parameter in moving.trained.items():
+        if parameter.grad is not None:
+            place = parameter.grad.mul(-share / moving.factor)
+            pull[name] = place.add_(pull[name]) if name in pull else place
+    return pull
+
+
+def _mean_over_ranks(memory: Memory, pull: dict[str, Tensor], trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return the mean of all ranks' gradients, in one sum for all that is not sharded: FSDP has done its part.
+
+    Ranks may have looked at samples of different heads: what no rank has a gradient for stays without one.
+    """
+    if memory.ranks.size == 1 or not (pull or memory.tasks):  # before the first task is consolidated no rank has any
+        return pull
+    whole = {name: p for name, p in trained.items() if p.requires_grad and not is_sharded(p)}
+    if not whole:
+        return pull
+    device = next(iter(whole.values())).device
+    dtype = max((running_dtype(p) for p in whole.values()), key=lambda dtype: dtype.itemsize)
+    parts = [pull[name] if name in pull else torch.zeros_like(p) for name, p in whole.items()]
+    flat = torch.cat([part.to(device, dtype).reshape(-1) for part in parts])
+    found = flat.new_tensor([float(name in pull) for name in whole])
+    total = memory.ranks.add_up(torch.cat([flat, found]))
+    flat, found = total[: flat.numel()] / memory.ranks.size, total[flat.numel() :]
+    sizes = [p.numel() for p in whole.values()]
+    means = zip(whole.items(), flat.split(sizes), found.tolist(), strict=True)
+    return pull | {name: mean.view_as(p).to(p.device) for (name, p), mean, ranks in means if ranks}
 
 
 def _with_their_blocks(memory: Memory, owned: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -48,44 +108,60 @@ def _with_their_blocks(memory: Memory, owned: Mapping[str, nn.Parameter]) -> dic
 
 def add_pulls(
     stepping: Sequence[Bundle],
-    owned: Mapping[str, nn.Parameter],
+    trained: Mapping[str, nn.Parameter],
     pulls: Sequence[Mapping[str, Tensor]],
     factor: float,
     *,
     in_place: bool,
 ) -> None:
-    """Add them to what the optimiser gets; where measures will want the task's gradient, to a copy."""
+    """Add them to what the optimiser gets; where measures will want the task's gradient, to a copy.
+
+    What is not protected is not measured, so that its own gradient is written to.
+    """
     if not pulls:
         return
     places = {name: (bundle, i) for bundle in stepping for i, name in enumerate(bundle.names)}
     for added in pulls:
         for name, pull in added.items():
-            parameter, (bundle, place) = owned[name], places[name]
+            parameter, (bundle, place) = trained[name], places.get(name, (None, 0))
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-                bundle.handed[place] = None if in_place else parameter.grad
-            elif not in_place and bundle.handed[place] is None:
+                if bundle is not None:
+                    bundle.handed[place] = None if in_place else parameter.grad
+            elif bundle is not None and not in_place and bundle.handed[place] is None:
                 bundle.handed[place] = parameter.grad = parameter.grad.clone()
             add_pull(parameter.grad, pull, factor)
 
 
+class HeldBack(NamedTuple):
+    """What all holds come to, beside the loss of a closure."""
+
+    value: Tensor
+    task_share: float
+    """What the task's own loss counts."""
+
+
 @torch.no_grad()
-def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], owned: Mapping[str, nn.Parameter]) -> Tensor:
+def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], moving: Moving) -> HeldBack:
     """Add the gradients of all holds in place, for a closure, and return their value."""
     elementwise = memory.driving.form.elementwise and memory.strength
-    for name, parameter in owned.items():
+    memory.folding.agree(memory.ranks)  # each evaluation has moved each rank's statistics
+    pulls = pulls_of(memory, moving)
+    give_each_its_own_gradient({name: moving.trained[name] for pull in pulls for name in pull})
+    for name, parameter in moving.owned.items():
         if elementwise and name in memory.anchor and name not in memory.folding.names:
             bundle = Single(memory, name, parameter, held=True)
             (omega, anchor), grad = bundle.anchored(), bundle.task_gradient()
             for g, theta, piece, theta_star in in_pieces([grad, parameter.detach(), omega, anchor]):
                 add_penalty_gradient(g, theta, piece, theta_star, factor=2 * memory.strength, out=g)
-    memory.folding.agree(memory.ranks)  # each evaluation has moved each rank's statistics
-    pulls = pulls_of(memory, owned)
-    give_each_its_own_gradient({name: owned[name] for pull in pulls for name in pull})
-    add_pulls(stepping, owned, pulls, 1.0, in_place=True)
-    held = memory.folding.coordinates(_with_their_blocks(memory, owned))
+    add_pulls(stepping, moving.trained, pulls, 1.0, in_place=True)
+    held = memory.folding.coordinates(_with_their_blocks(memory, moving.owned))
     value = penalty_value(held, memory.driving.held, memory.anchor, memory.strength)
+    task_share = 1.0
     for each in memory.beside_the_quadratic:
-        own = each.value(memory.held(owned))
-        value = value if own is None else value + own.detach().to(value.device)
-    return value
+        with moving.calls.paused():
+            own = each.value(_held(memory, moving.owned, moving))
+        if own is not None:
+            value = value + own.detach().to(value.device)
+            task_share -= each.share or 0.0
+    return HeldBack(value, task_share)

@@ -32,7 +32,8 @@ from holdfast.guard.steps.optimizers import (
     read_scaling,
     trained_by,
 )
-from holdfast.guard.steps.pulls import add_all_in_place, add_pulls, pulls_of
+from holdfast.guard.steps.pulls import HeldBack, Moving, add_all_in_place, add_pulls, pulls_of
+from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.guard.steps.walking import PathMeasures
 from holdfast.holds.base import refuse_spoilt_weights
 from holdfast.tensors.finite import is_finite
@@ -50,6 +51,7 @@ class StepWatcher:
         self.beginnings = Beginnings()
         self.unheld = Unheld(memory)
         self.maps = SteadyMaps()
+        self.calls = TrainingCalls()
         self._stability = Stability(memory)
         self._statistics = MovingStatistics(memory)
         self._overwriters = Overwriters()
@@ -67,6 +69,8 @@ class StepWatcher:
 
     def hook(self, optimizer: Optimizer, *, hold: bool) -> list[RemovableHandle]:
         """Watch an optimiser, and hold its steps back if ``hold``."""
+        if any(each.runs_model for each in self.memory.holds):
+            self.calls.watch(self.memory.model)
         # A compiled step calls the hooks as they are: what they do differs from parameter to parameter, so tracing them
         # would compile each anew.
         return [
@@ -79,6 +83,7 @@ class StepWatcher:
         self.measures.observed = Observed()
         self.layouts.forget()
         self.unseen.release()
+        self.calls.release()
         self._forget_step()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -88,9 +93,11 @@ class StepWatcher:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["memory"])  # type: ignore[misc]
 
-    def add_holds(self, owned: Mapping[str, nn.Parameter]) -> Tensor:
-        """Add the gradients of all holds in place, for a closure, and return their value."""
-        return add_all_in_place(self.memory, self._stepping, owned)
+    def add_holds(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> HeldBack:
+        """Add the gradients of all holds in place, for a closure, and return what they come to."""
+        layout = self.layouts.current(optimizer)
+        moving = Moving(owned, self.layouts.moved(optimizer) if layout is None else layout.moved, self.calls)
+        return add_all_in_place(self.memory, self._stepping, moving)
 
     # Before a step
 
@@ -141,7 +148,7 @@ class StepWatcher:
         hold = hold and not closure
         self._carry_over(hold=hold)
         strength = 2 * memory.strength * scaling.factor if hold else 0.0
-        pulls = pulls_of(memory, owned) if hold else []
+        pulls = pulls_of(memory, Moving(owned, layout.moved, self.calls, scaling.factor)) if hold else []
         in_place = self._written_in_place(layout, pulls, strength)
         give_each_its_own_gradient(in_place)
         bundles, sums = self._look(optimizer, layout, scaling.factor, held_apart=bool(strength), closure=closure)
@@ -157,11 +164,11 @@ class StepWatcher:
         self._stepping = bundles
         if measures.waiting and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)
-        add_pulls(bundles, owned, pulls, scaling.factor, in_place=not measures.waiting)
+        add_pulls(bundles, layout.moved, pulls, scaling.factor, in_place=not measures.waiting)
         self._count_step(bundles)
         if not closure and (strength or measures.every or memory.holds):
             self._lend(bundles)
-            self._handed = HandedGradients(optimizer, owned, in_place)
+            self._handed = HandedGradients(optimizer, owned, {n: p for n, p in in_place.items() if n in owned})
 
     def _laid_out(self, optimizer: Optimizer, layout: Layout | None, *, hold: bool) -> Layout:
         """Return the layout that is given if it still fits, or a new one, with a look at what is not held in it."""
@@ -191,12 +198,12 @@ class StepWatcher:
         self, layout: Layout, pulls: Sequence[Mapping[str, Tensor]], strength: float
     ) -> dict[str, nn.Parameter]:
         """Return the parameters whose own gradients are written to: nobody needs the task's after the step."""
-        if self.measures.waiting:
-            return {}
         pulled = {name for pull in pulls for name in pull}
+        if self.measures.waiting:
+            return {name: layout.moved[name] for name in pulled - layout.owned.keys()}
         held = [bundle for bundle in layout.bundles if bundle.held and strength]
         found = {n: p for bundle in held for n, p in zip(bundle.names, bundle.parameters, strict=True)}
-        return found | {name: layout.owned[name] for name in pulled}
+        return found | {name: layout.moved[name] for name in pulled}
 
     def _begin_task(self, *, hold: bool) -> None:
         """Look at the model again, and let holds look at its weights, before a task's first step."""

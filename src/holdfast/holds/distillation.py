@@ -1,0 +1,272 @@
+r"""Distillation: outputs are held to what the model said before, whatever its weights.
+
+.. math:: T^2\,KL(p_\text{old}^{1/T} \,\|\, p_\text{new}^{1/T})
+
+on new inputs as in Learning without Forgetting (Li & Hoiem 2016, arXiv 1606.09282), on old ones, or on what the model
+has written itself. :math:`T^2` keeps the gradients' size whatever the temperature T (Hinton et al. 2015, arXiv
+1503.02531).
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from holdfast.errors import BatchError, ConfigurationError, OrderError, StateError
+from holdfast.holds.base import Held
+from holdfast.holds.batch_hold import BatchHold, TaskForward
+from holdfast.holds.buffers import Buffer
+from holdfast.holds.sources import Drawn, Source
+from holdfast.persample.batches import Batch
+from holdfast.persample.scores.positions import IGNORED
+from holdfast.settings import choice, number
+from holdfast.tensors.divergence import divergence, mean_over
+from holdfast.tensors.names import named_buffers, named_parameters
+from holdfast.tensors.sharding import is_sharded
+
+NEW: Literal["new"] = "new"
+"""The inputs of the step itself, in the place of a source."""
+
+Match = Literal["probabilities", "outputs"]
+Teacher = Literal["weights", "outputs"]
+
+
+class Distillation(BatchHold):
+    """Holds the outputs on some inputs to those of the model as it was when the last task was consolidated.
+
+    >>> guard = Consolidator(model, "fine-tune", holds=[Distillation(written_by_the_model, share=1 / 8)])
+    >>> guard = Consolidator(model, "EWC", strength=10.0, holds=[Distillation("new")])  # Learning without Forgetting
+
+    The old model is kept as the values of what was trainable, an adapter's alone where only an adapter is trained, and
+    is run with them on each batch, in eval mode. ``teacher="outputs"`` keeps what it said of a buffer's samples
+    instead.
+
+    Args:
+        source: inputs, as batches with or without labels; a buffer, or the size of one; or ``"new"`` for the inputs of
+            each step itself.
+        strength: what the divergence is multiplied by.
+        share: ρ of the step that is the hold's; ``None`` adds the divergence to the task's loss.
+        match: ``"probabilities"``, the divergence of predictions of classes or tokens; ``"outputs"``, the mean squared
+            difference of the outputs, for regressions too.
+        temperature: T, by which logits are divided.
+        teacher: ``"weights"`` or ``"outputs"``.
+        size, forward, seed, name: see :class:`~holdfast.holds.batch_hold.BatchHold`.
+    """
+
+    def __init__(
+        self,
+        source: Buffer | Iterable[Any] | int | Literal["new"] = NEW,
+        strength: float = 1.0,
+        share: float | None = None,
+        *,
+        match: Match = "probabilities",
+        temperature: float = 1.0,
+        teacher: Teacher = "weights",
+        size: int = 32,
+        forward: TaskForward | None = None,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(source, strength, share, size=size, forward=forward, seed=seed, name=name)
+        choice("match", match, get_args(Match))
+        choice("teacher", teacher, get_args(Teacher))
+        if teacher == "outputs" and self.buffer is None:
+            raise ConfigurationError(
+                "teacher='outputs' keeps outputs with the samples of a buffer, and this source is none. Give a buffer, "
+                "or leave teacher='weights'."
+            )
+        self.match = match
+        self.temperature = float(number("temperature", temperature, "a number above 0", lambda given: given > 0))
+        self.teacher = teacher
+        self.before: dict[str, Tensor] = {}
+        """The weights and buffers of the old model that training changes, by name."""
+
+    def _as_source(self, given: Any) -> Source:
+        if isinstance(given, str):
+            if given != NEW:
+                raise ConfigurationError(f"source={given!r}: expected batches, a buffer, its size, or 'new'.")
+            return _TheStepsOwn()
+        return super()._as_source(given)
+
+    def end_task(self, held: Held) -> None:
+        """Keep the model as it is now."""
+        super().end_task(held)
+        if self.teacher == "weights":
+            self.before = trainable_state(held.model)
+        elif self.buffer is not None:
+            with evaluated(held.model), torch.no_grad():
+                self.buffer.keep_outputs(lambda drawn: self._of(held, drawn))
+
+    def loss(self, held: Held, drawn: Drawn) -> Tensor | None:
+        """Return how far the outputs have moved on this step's inputs."""
+        if not held.tasks:
+            return None  # there is nothing to keep yet
+        drawn = self._with_inputs(held, drawn)
+        batch = self.read(held, drawn.batch)
+        tasks = range(held.tasks) if isinstance(self.source, _TheStepsOwn) and self._has_heads else [drawn.task]
+        losses = [self._moved(held, batch, task, drawn.outputs) for task in tasks]
+        return torch.stack(losses).sum()
+
+    @property
+    def _has_heads(self) -> bool:
+        """Whether the model is called in another way for each task, so that new inputs go through all old heads."""
+        return self.forward is not None or bool(self._told)
+
+    def _moved(self, held: Held, batch: Batch, task: int, outputs: Tensor | None) -> Tensor:
+        old = self._before(held, batch, task) if outputs is None else outputs
+        new = self.outputs(held, batch, task)
+        if old.shape != new.shape:
+            raise BatchError(
+                f"Outputs of shape {tuple(new.shape)} where the old model had {tuple(old.shape)}; expected the same. "
+                "Name the outputs that both have: forward=lambda model, inputs: ..."
+            )
+        return moved(old, new, _counted(batch, new), self.match, self.temperature)
+
+    def _before(self, held: Held, batch: Batch, task: int) -> Tensor:
+        if not self.before:
+            raise OrderError(
+                f"The hold {self.name!r} has no old model to hold to, and {held.tasks} tasks have been consolidated. "
+                "Make the Consolidator with this hold before consolidate(), or load a state that was saved with it."
+            )
+        self.before = _where_they_belong(self.before, held.model)
+        with as_before(held.model, self.before), evaluated(held.model), torch.no_grad():
+            return self.outputs(held, batch, task)
+
+    def _of(self, held: Held, drawn: Drawn) -> Tensor:
+        return self.outputs(held, self.read(held, drawn.batch), drawn.task)
+
+    def _with_inputs(self, held: Held, drawn: Drawn) -> Drawn:
+        """Return the inputs of the step itself, where it is those that are wanted."""
+        if not isinstance(self.source, _TheStepsOwn):
+            return drawn
+        if held.call is None:
+            raise OrderError(
+                "Distillation('new') holds outputs on the inputs of each step, and the model was not called between "
+                "attach(optimizer) and this step. Call the model that the Consolidator was given, not a copy or a part."
+            )
+        args, kwargs = tuple(filter(_has_tensors, held.call.args)), held.call.kwargs
+        if kwargs:
+            return drawn._replace(batch={**kwargs} if not args else {**kwargs, **_named(held.model, args)})
+        return drawn._replace(batch=(args[0] if len(args) == 1 else args,))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the old model's own weights."""
+        return dict(self.before)
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take them over."""
+        if state and self.teacher == "outputs":
+            raise StateError("The state has the weights of an old model, and teacher='outputs' keeps none.")
+        self.before = dict(state)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the old model is kept as."""
+        return {**super().settings(), "match": self.match, "teacher": self.teacher}
+
+
+class _TheStepsOwn:
+    """A source that has nothing: the inputs are those of the step."""
+
+    def draw(self, size: int, step: int) -> Drawn:
+        return Drawn(None)
+
+
+def moved(old: Tensor, new: Tensor, counted: Tensor | None, match: Match, temperature: float = 1.0) -> Tensor:
+    """Return how far outputs have moved: a divergence, times T², or a mean squared difference."""
+    if match == "probabilities":
+        if new.shape[-1] == 1:
+            raise BatchError(
+                "Outputs of one number each, whose softmax is 1 whatever the weights; expected logits of several "
+                "classes. Take match='outputs', which holds the outputs themselves."
+            )
+        return temperature**2 * divergence(old, new, counted, temperature)
+    wide = torch.promote_types(new.dtype, torch.float32)
+    return mean_over((new.to(wide) - old.detach().to(new.device, wide)).square().mean(-1), counted)
+
+
+def _counted(batch: Batch, outputs: Tensor) -> Tensor | None:
+    """Return which positions of the outputs count: those with a label, or else those that are not masked out."""
+    shape = outputs.shape[:-1]
+    labels = batch.labels_for(outputs)
+    if labels is not None and labels.shape == shape and not labels.is_floating_point():
+        return labels != IGNORED
+    mask = batch.inputs.get("attention_mask") if isinstance(batch.inputs, Mapping) else None
+    return mask.bool() if isinstance(mask, Tensor) and mask.shape == shape else None
+
+
+def _has_tensors(argument: object) -> bool:
+    """Whether an argument is an input, and not the number of a head."""
+    return any(isinstance(leaf, Tensor) for leaf in tree_flatten(argument)[0])
+
+
+def _named(model: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
+    import inspect  # noqa: PLC0415 (of use for one way of calling a model)
+
+    return dict(zip(inspect.signature(model.forward).parameters, args, strict=False))
+
+
+def trainable_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all that training changes: trainable parameters, and buffers."""
+    kept: dict[str, Tensor] = {name: p for name, p in named_parameters(model) if p.requires_grad}
+    kept |= {name: buffer for name, buffer in named_buffers(model) if buffer.is_floating_point()}
+    return {name: tensor.detach().clone() for name, tensor in kept.items()}
+
+
+def _where_they_belong(before: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return old weights on the devices of the new ones, to which a state that was read may yet have to be brought."""
+    present = {**dict(named_parameters(model)), **dict(named_buffers(model))}
+    if all(name not in present or present[name].device == old.device for name, old in before.items()):
+        return before
+    return {name: old.to(present[name].device) if name in present else old for name, old in before.items()}
+
+
+@contextlib.contextmanager
+def as_before(model: nn.Module, before: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let a model have other weights for a while: pointers are exchanged, except where shards have to be copied."""
+    present = {**dict(named_parameters(model)), **dict(named_buffers(model))}
+    if missing := sorted(before.keys() - present.keys()):
+        raise StateError(
+            f"The old model has {missing[0]!r}, and the model has no such parameter or buffer any more. Restore it, or "
+            "consolidate again."
+        )
+    swapped: list[tuple[Tensor, Tensor]] = []
+    try:
+        for name, old in before.items():
+            tensor = present[name]
+            if tensor.shape != old.shape:
+                raise StateError(
+                    f"{name!r} has shape {tuple(tensor.shape)}, and in the old model {tuple(old.shape)}. Restore it, "
+                    "or consolidate again."
+                )
+            swapped.append((tensor, _put(tensor, old.to(tensor.device, tensor.dtype))))
+        yield
+    finally:
+        for tensor, own in swapped:
+            _put(tensor, own)
+
+
+@torch.no_grad()
+def _put(tensor: Tensor, values: Tensor) -> Tensor:
+    """Give a tensor other values, and return its own."""
+    if is_sharded(tensor):
+        own = tensor.detach().clone()
+        tensor.copy_(values)
+        return own
+    own = tensor.data
+    tensor.data = values
+    return own
+
+
+@contextlib.contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Put a model into eval mode for a while."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
