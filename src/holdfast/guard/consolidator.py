@@ -18,6 +18,7 @@ from holdfast.errors import (
 )
 from holdfast.forms import Form, Matrix
 from holdfast.guard import state_files
+from holdfast.guard.averaging import average_with_anchor
 from holdfast.guard.batch_norm.at_consolidation import norms_of_task
 from holdfast.guard.centre.anchors import new_anchor, new_tilt
 from holdfast.guard.checked_arguments import (
@@ -418,7 +419,7 @@ class Consolidator:
 
     @torch.inference_mode(mode=False)  # what is kept has to serve in training, wherever this is called
     def consolidate(
-        self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None
+        self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None, share: float | None = None
     ) -> dict[str, TaskImportance]:
         """End a task: fold its importance into the total, and make the current weights the anchor.
 
@@ -432,13 +433,24 @@ class Consolidator:
                 (a DataLoader will do). The same samples serve all measures.
             forward: how the model is called, ``forward(model, inputs)``, returning ``[N, ..., C]``; by default
                 ``model(inputs)``.
+            share: go back towards the last anchor first, as :meth:`average` does.
 
         Returns:
             What each measure found for this task, by the measure's name. Its tensors may be the guard's own: clone
             what you want to change.
         """
-        with evaluated_weights(self._attachment.attached()):
-            return self._consolidated(batches, forward)
+        if share is None:
+            with evaluated_weights(self._attachment.attached()):
+                return self._consolidated(batches, forward)
+        kept = {name: parameter.detach().clone() for name, parameter in self._memory.parameters.items()}
+        self.average(share)
+        try:
+            return self.consolidate(batches, forward=forward)
+        except BaseException:
+            with torch.no_grad():
+                for name, parameter in self._memory.parameters.items():
+                    parameter.copy_(kept[name])
+            raise
 
     def _consolidated(self, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, TaskImportance]:
         memory = self._memory
@@ -471,6 +483,17 @@ class Consolidator:
         if self._attachment.attached() or memory.strength:
             self._attachment.look_out()
         return {name: finding.shown() for name, finding in found.items()}
+
+    def average(self, share: float = 0.5) -> None:
+        """Move the weights back towards the anchor: to θ* + share·(θ − θ*), their mean before and after training.
+
+        What is not protected, such as a new head, stays as it is. Call it once training has ended;
+        ``consolidate(batches, share=0.7)`` does, and then takes the task in as it is after that.
+
+        Args:
+            share: that of the weights as they are: 1 changes nothing, 0 goes back to the anchor.
+        """
+        average_with_anchor(self._memory, share)
 
     @torch.inference_mode(mode=False)
     def rehearse(self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None) -> None:

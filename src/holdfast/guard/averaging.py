@@ -1,0 +1,46 @@
+"""Going back part of the way: the mean of the weights before and after training (WiSE-FT, Wortsman et al. 2022).
+
+The guard has the weights before at hand, as its anchor. arXiv 2109.01903; on one new task it keeps more than many a
+penalty, and adds to any of them.
+"""
+
+import torch
+
+from holdfast.errors import ConfigurationError, OrderError
+from holdfast.guard.memory import Memory
+from holdfast.settings import number
+from holdfast.tensors.finite import is_finite
+from holdfast.tensors.storage import at_hand, running_dtype
+
+
+def checked_share(share: float) -> float:
+    """Return the part of the way that weights keep, or say what was expected."""
+    expected = "a number from 0 (all that was learned since is undone) to 1 (nothing is)"
+    return float(number("share", share, expected, lambda given: 0 <= given <= 1))
+
+
+@torch.no_grad()
+def average_with_anchor(memory: Memory, share: float) -> None:
+    """Move all held weights to θ* + share·(θ − θ*), in place, or none of them."""
+    share = checked_share(share)
+    if not memory.anchor:
+        raise OrderError(
+            "average() before the first consolidate(): there are no weights from before to go back to. Consolidate "
+            "what the model knew before it is trained; of two models by themselves, use holdfast.merge."
+        )
+    if memory.folding.pairs:
+        raise ConfigurationError(
+            "average() with batch_norm='fold': the anchor is of folded weights, which a mean of weights and statistics "
+            "is not. Take batch_norm='freeze', or average state dicts with holdfast.merge."
+        )
+    held = {name: p for name, p in memory.parameters.items() if name in memory.anchor}
+    for name, parameter in held.items():
+        if not is_finite(parameter):
+            raise ConfigurationError(
+                f"The weights {name!r} are not finite, so nothing was averaged. Training has diverged: restore an "
+                "earlier checkpoint."
+            )
+    for name, parameter in held.items():
+        dtype = running_dtype(parameter)
+        before = at_hand(memory.anchor[name], parameter).to(dtype)
+        parameter.copy_(torch.lerp(before, parameter.to(dtype), share))

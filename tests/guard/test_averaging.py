@@ -1,0 +1,82 @@
+"""Going back part of the way to the anchor, by itself and at the end of a task."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import holdfast
+from holdfast.errors import ConfigurationError, OrderError
+
+X = torch.linspace(-1, 1, 60).reshape(20, 3).sin()
+Y = torch.arange(20) % 2
+
+
+def trained(dtype=torch.float32, **settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
+    guard = holdfast.Consolidator(model, "EWC", 1.0, "0.*", **settings)
+    guard.consolidate([(X.to(dtype), Y)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    guard.attach(optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(-X.to(dtype)), Y).backward()
+        optimizer.step()
+    return model, guard
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_weights_go_back_part_of_the_way_and_unprotected_ones_stay(share, dtype):
+    model, guard = trained(dtype)
+    before, after, head = guard.anchor["0.weight"].clone(), model[0].weight.detach().clone(), model[2].weight.clone()
+    guard.average(share)
+    expected = before.float() + share * (after.float() - before.float())
+    torch.testing.assert_close(model[0].weight.detach(), expected.to(dtype))
+    assert torch.equal(model[2].weight, head)
+    if share == 1:
+        assert torch.equal(model[0].weight, after)
+
+
+def test_guard_and_averaging_in_one_call():
+    one, its = trained()
+    two, guard = trained()
+    its.average(0.6)
+    its.consolidate([(X, Y)])
+    guard.consolidate([(X, Y)], share=0.6)
+    assert torch.equal(one[0].weight, two[0].weight) and guard.tasks == 2
+    assert torch.equal(guard.anchor["0.weight"], two[0].weight)
+    assert torch.equal(guard.importance["0.weight"], its.importance["0.weight"])
+
+
+def test_a_task_that_is_refused_leaves_the_weights_as_they_were():
+    model, guard = trained()
+    after = model[0].weight.detach().clone()
+    with pytest.raises(holdfast.BatchError):
+        guard.consolidate([(X, Y[:3])], share=0.5)
+    assert torch.equal(model[0].weight, after) and guard.tasks == 1
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "half"])
+def test_what_is_no_share_is_refused(share):
+    model, guard = trained()
+    after = model[0].weight.detach().clone()
+    with pytest.raises(ConfigurationError, match="share="):
+        guard.average(share)
+    assert torch.equal(model[0].weight, after)
+
+
+def test_there_must_be_somewhere_to_go_back_to():
+    with pytest.raises(OrderError, match="before the first consolidate"):
+        holdfast.Consolidator(nn.Linear(3, 2), "EWC").average(0.5)
+
+
+def test_weights_that_are_no_numbers_are_refused():
+    model, guard = trained()
+    with torch.no_grad():
+        model[0].bias.fill_(torch.nan)
+    before = model[0].weight.detach().clone()
+    with pytest.raises(ConfigurationError, match="not finite"):
+        guard.average(0.5)
+    assert torch.equal(model[0].weight, before)
