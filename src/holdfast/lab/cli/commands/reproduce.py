@@ -8,9 +8,8 @@ import typer
 from holdfast.errors import ConfigurationError
 from holdfast.lab.cli import arguments
 from holdfast.lab.cli.commands.reproduce_report import report_reproduction
+from holdfast.lab.cli.interrupt import loading
 from holdfast.lab.cli.output import messages, results, table
-from holdfast.lab.cli.session import session
-from holdfast.lab.experiments import Store
 from holdfast.registry import find_name
 
 
@@ -49,8 +48,11 @@ def reproduce(
     stopped.
     """
     # Matplotlib takes a second to load, which the other commands should not wait for.
-    from holdfast.lab.paper import ITEMS, PRESETS, items_named, run_nothing  # noqa: PLC0415
-    from holdfast.lab.paper import reproduce as make  # noqa: PLC0415
+    with loading():
+        from holdfast.lab.cli.session import session  # noqa: PLC0415
+        from holdfast.lab.experiments import Store  # noqa: PLC0415
+        from holdfast.lab.paper import ITEMS, PRESETS, items_named, run_nothing  # noqa: PLC0415
+        from holdfast.lab.paper import reproduce as make  # noqa: PLC0415
 
     if not item:
         shown = table("item", "what it is", wrap=("what it is",))
