@@ -12,6 +12,7 @@ from holdfast.errors import DataError
 from holdfast.lab.cli.exits import ExitCode
 from holdfast.lab.cli.interrupt import loading
 from holdfast.lab.cli.output import messages, print_json, results, table
+from holdfast.lab.user_paths import culprit
 from holdfast.registry import find_name
 
 if TYPE_CHECKING:
@@ -97,7 +98,10 @@ def state_of(name: str, folder: Path, typed: str = "") -> tuple[str, str]:
     from holdfast.lab.data import load  # noqa: PLC0415
     from holdfast.lab.data.sources import SOURCES  # noqa: PLC0415
 
-    present = [path for path in SOURCES[name].files if (folder / path).exists()]
+    try:
+        present = [path for path in SOURCES[name].files if (folder / path).exists()]
+    except OSError as error:
+        return "wrong", f"{culprit(folder, error)} could not be read: {error.strerror or error}."
     if not present:
         return "absent", f"holdfast data fetch {name}{typed}"
     try:

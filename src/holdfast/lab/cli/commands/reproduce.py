@@ -1,5 +1,6 @@
 """``holdfast reproduce``: the paper's tables and figures, from runs to a report."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -64,6 +65,8 @@ def reproduce(
         return
     if budget is not None and only_report:
         raise ConfigurationError("--budget and --only-report: expected one or the other, since a report makes no runs.")
+    if budget is not None and math.isnan(budget):
+        raise ConfigurationError(f"--budget {budget}: expected a number of seconds.")
     chosen = items_named([find_name("item", name, ["all", *ITEMS]) for name in item])
     size = PRESETS[find_name("preset", preset, PRESETS)]
     place = Store(store)

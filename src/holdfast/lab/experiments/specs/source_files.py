@@ -22,6 +22,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.lab.training.out_of_memory import is_out_of_memory
+from holdfast.lab.user_paths import is_folder, user_path
 from holdfast.registry import is_loaded, loaded_again, loading, names_in
 
 _DIGITS = 16
@@ -68,9 +69,9 @@ def load_source(path: str | os.PathLike[str]) -> Source:
     >>> load_source("my_study.py")
     >>> execute(paper_spec("blobs", "SI", strength=1.0), "results")
     """
-    place = Path(path).expanduser()
+    place = user_path(path)
     expected = "expected a Python file that registers scenarios, networks or measures"
-    if place.is_dir():
+    if is_folder(place):
         raise ConfigurationError(f"{place} is a folder; {expected}.")
     try:
         content = place.read_bytes()
