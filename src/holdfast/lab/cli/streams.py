@@ -7,6 +7,7 @@ import codecs
 import errno
 import io
 import os
+import re
 import sys
 from typing import NoReturn, TextIO
 
@@ -39,6 +40,8 @@ _IN_ASCII = {
 }
 """How signs read where the terminal has none of them."""
 
+_SENSIBLE_SIZE = "[1-9][0-9]{1,3}"
+
 LOST = 1
 """The exit code where what was asked for could not be printed, which is that of a command that failed."""
 UNREAD = 128 + 13
@@ -48,6 +51,7 @@ UNREAD = 128 + 13
 def prepare_streams() -> None:
     """Let stdout and stderr take any text, and whatever goes wrong with them end in a line and a code."""
     _fill_closed_places()
+    _forget_absurd_sizes()
     sys.stdout = _rewrapped(_Results, sys.stdout, 1)
     sys.stderr = _rewrapped(_Messages, sys.stderr, 2)
 
@@ -124,11 +128,18 @@ def _fill_closed_places() -> None:
             os.set_inheritable(os.open(os.devnull, mode), True)
 
 
+def _forget_absurd_sizes() -> None:
+    """Let a terminal have its own size where the environment names one in which no line can be read."""
+    for name in ("COLUMNS", "LINES"):
+        if name in os.environ and not re.fullmatch(_SENSIBLE_SIZE, os.environ[name]):
+            del os.environ[name]
+
+
 def _rewrapped(kind: type[io.TextIOWrapper], stream: TextIO | None, number: int) -> TextIO:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     buffer = stream.buffer if stream is not None else io.BufferedWriter(io.FileIO(number, "w", closefd=False))
     made = kind(buffer, encoding=encoding, errors=_HANDLER, line_buffering=number == 2 or buffer.isatty())
-    made.mode = "w"  # as that of Python's own
+    _KEPT.append(stream)  # when it goes, it closes the buffer
     return made
 
 
@@ -144,5 +155,6 @@ def _escaped(sign: str) -> str:
     return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else sign.encode("ascii", "backslashreplace").decode()
 
 
+_KEPT: list[TextIO | None] = []
 _HANDLER = "holdfast-readable"
 codecs.register_error(_HANDLER, _readable)
