@@ -39,7 +39,7 @@ SMALL = ("--tasks", "2", "--epochs", "1", "--hidden", "10", "--engine", "plain",
 FIRST = {
     ("run",): [("permuted-digits", *SMALL), ("split-digits", "-m", "SI", *SMALL)],
     ("search",): [("permuted-digits", "-m", "SI", "--from", "1", "--to", "1", "--no-reinit", "--seeds", "1", *SMALL)],
-    ("reproduce",): [("table1", "--preset", "digits", "--budget", "0", "--device", "cpu"), ("all", "--only-report")],
+    ("reproduce",): [("table1", "--preset", "digits", "--budget", "0", "--device", "cpu"), ("figure1", "--preset", "digits", "--only-report", "--store", "store")],
     ("runs", "list"): [(), ("--store", "store")],
     ("runs", "show"): [("RUN", "--store", "store"), ("", "--store", "store")],
     ("runs", "compare"): [("--store", "store")],
@@ -79,6 +79,36 @@ ADDRESSES = (
     *("http://", "http://[", "http://127.0.0.1:x/", "http://127.0.0.1:99999/", "ftp://127.0.0.1/", "file:///etc/", "https://"),
     *("http://127.0.0.1:1/", "http://a b/", "http://" + "a" * 70 + "/", "http://é/", "//127.0.0.1/", "http://127.0.0.1:1/?x#"),
 )
+TAME = {
+    "measure": ("SI", "EWC", "MAS", "L2", "posterior", "sqrtFisher", "SIB"),
+    "form": ("diagonal", "dense", "kronecker", "low-rank", "rotated"),
+    "anchor": ("last", "mean"),
+    "batch_norm": ("freeze", "fold"),
+    "network": ("mlp", "mlp-batch-norm", "cnn"),
+    "hidden": ("1", "3,3", "10,10,10,10", "100000000", "999999999", "999999999,999999999", "1" + ",1" * 200),
+    "optimizer": ("adam", "sgd"),
+    "probe": ("importances", "scatter", "path", "noise", "path:1", "path:500", "path:-1", "path:" + "9" * 30, "noise:nan"),
+    "watch": ("SI", "EWC", "SOS", "MAS", "SIU"),
+    "batch_size": ("1", "2048", "100000", "2147483648", "9" * 18, "9" * 19, "9" * 30),
+    "samples": ("1", "100000", "9" * 18, "9" * 19, "9" * 30),
+    "epochs": ("1", "3", "9" * 9, "9" * 18, "9" * 30, "9" * 400, "9" * 4299),
+    "later_epochs": ("1", "3", "9" * 18, "9" * 30, "9" * 400),
+    "tasks": ("1", "2", "3", "100000", "9" * 18),
+    "lr": ("1e-9", "1e-320", "1e3", "1e30", "1e38", "1e39", "1e300"),
+    "seed": ("0", "5", "2147483648", "9" * 18, "9" * 20, "9" * 400),
+    "seeds": ("1", "2", "10000"),
+    "search_seeds": ("1", "2", "10000"),
+    "strength": ("0", "1e-30", "1e10", "1e38"),
+    "precision": ("fp32", "tf32", "bf16"),
+    "engine": ("fast", "plain"),
+    "side_by_side": ("1", "3", "1000000", "9" * 20),
+    "budget": ("0", "1e-9", "inf", "1e308"),
+    "by": ("measure", "strength", "seed", "tasks"),
+    "preset": ("digits", "quick", "paper"),
+    "low": ("1", "1e-30", "0.1"),
+    "high": ("1", "1e30", "2"),
+}
+"""Values that pass at first sight, so that what comes after is tried too."""
 STREAMS = ("file", "file", "file", "file", "file", "full", "closed", "unread", "ascii", "all closed")
 ENVIRONMENTS: tuple[dict[str, str | None], ...] = (
     *([{}] * 6),
@@ -147,6 +177,8 @@ def _value(draw: random.Random, name: str, kind: str) -> str:
         return draw.choice(own)
     if "path" in kind.lower() or name in ("store", "data_dir", "out", "tensorboard", "own_file"):
         return draw.choice(PATHS if draw.random() < 0.8 else WORDS)
+    if name in TAME and draw.random() < 0.4:
+        return draw.choice(TAME[name])
     numeric = any(part in kind.lower() for part in ("int", "float", "range")) or name == "hidden"
     return draw.choice(NUMBERS if numeric and draw.random() < 0.8 else WORDS + NUMBERS)
 
@@ -228,7 +260,9 @@ def _tried(folder: Path, run: str, seed: int) -> Outcome:
         return Outcome(kind, seed, "LOST", detail)
     if hashlib.sha256(result.read_bytes()).digest() != before:
         return Outcome(kind, seed, "SILENT CHANGE", detail)
-    if ended.hung:
+    training = "starts, " in ended.errors or '"event": "' in ended.output  # which may take as long as it was asked to
+    training |= line.stream == "all closed" and kind in ("run", "search", "reproduce")
+    if ended.hung or (ended.stopped and not training):
         return Outcome(kind, seed, "HUNG", detail)
     heard = line.stream not in ("closed", "unread", "all closed")
     if (

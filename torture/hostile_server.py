@@ -267,11 +267,21 @@ class Server:
         self.address = f"http://127.0.0.1:{self._listening.getsockname()[1]}/"
         self.script: list[str] = ["honest"]
         self.draw = random.Random(0)
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._serving = threading.Thread(target=self._serve, daemon=True)
+        self._serving.start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._serving.join()
+        self._listening.close()
 
     def _serve(self) -> None:
         while True:
-            line, _ = self._listening.accept()
+            try:
+                line, _ = self._listening.accept()
+            except OSError:  # it was closed
+                return
             # Each in a thread of its own: the last trial's may still be talking to nobody.
             name = self.script.pop(0) if len(self.script) > 1 else self.script[0]
             draw = random.Random(self.draw.random())
@@ -309,6 +319,21 @@ def _ended_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@contextlib.contextmanager
+def _impatient() -> Iterator[None]:
+    """Wait for a silent server as briefly as it takes to know that it is silent, and ask it without a proxy."""
+    usual, http_only.TIMEOUT = http_only.TIMEOUT, 0.1
+    proxies = os.environ.get("no_proxy")
+    os.environ["no_proxy"] = "*"
+    try:
+        yield
+    finally:
+        http_only.TIMEOUT = usual
+        os.environ.pop("no_proxy")
+        if proxies is not None:
+            os.environ["no_proxy"] = proxies
+
+
 def trials(seed: int, count: int | None = None) -> Iterator[Outcome]:
     """Download a file from a server that misbehaves; trial k has the seed ``seed + k``.
 
@@ -316,10 +341,7 @@ def trials(seed: int, count: int | None = None) -> Iterator[Outcome]:
         seed: the first trial's.
         count: how many, without end if left out.
     """
-    http_only.TIMEOUT = 0.1  # of silence: nobody waits half a minute for each
-    os.environ["no_proxy"] = "*"
-    server = Server()
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.closing(Server()) as server, _impatient(), tempfile.TemporaryDirectory() as folder:
         for number in itertools.count(seed) if count is None else range(seed, seed + count):
             yield _tried(server, Path(folder) / str(number), number)
 

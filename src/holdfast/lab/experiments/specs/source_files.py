@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import inspect
 import os
+import stat
 import string
 import sys
 import traceback
@@ -74,6 +75,8 @@ def load_source(path: str | os.PathLike[str]) -> Source:
     if is_folder(place):
         raise ConfigurationError(f"{place} is a folder; {expected}.")
     try:
+        if not stat.S_ISREG(place.stat().st_mode):  # a pipe may never come to its end, nor may /dev/zero
+            raise ConfigurationError(f"{place} is a device or a pipe; {expected}.")
         content = place.read_bytes()
         content.decode("utf-8")
     except FileNotFoundError:

@@ -114,7 +114,10 @@ class Store:
     def failures(self, run: Spec | str) -> list[Failure]:
         """Return why a run could not go on, each time that it could not."""
         folder = self.run_folder(self.find(run))
-        paths = sorted(folder.glob("failure-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+        try:
+            paths = sorted(folder.glob("failure-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+        except OSError as error:
+            raise unreadable(folder, error) from error
         return [parsed(Failure.from_dict, read_json(path) or {}, path) for path in paths]
 
     def ids(self) -> list[str]:
