@@ -5,110 +5,48 @@
 >>> guard.consolidate(batches)       # at the end of each task
 """
 
-import holdfast.integrations.huggingface_batches  # noqa: F401 (lets language models' batches be read as theirs)
-from holdfast.errors import (
-    BatchError,
-    ConfigurationError,
-    DataError,
-    HoldfastError,
-    HoldfastWarning,
-    MissingExtraError,
-    ModelError,
-    NotFiniteError,
-    OptimizerError,
-    OrderError,
-    ProtectError,
-    StateError,
-    StoreError,
-)
-from holdfast.forms import Dense, Form, Kronecker, LowRank, Rotated, register_form
-from holdfast.guard import Consolidator, TaskImportance, averaged_weights
-from holdfast.holds import DarkExperience, Distillation, Hold, Replay, Reservoir, Ring, register_hold
-from holdfast.measures import (
-    L2,
-    MAS,
-    SI,
-    SIB,
-    SIU,
-    SOS,
-    AbsoluteFisher,
-    FineTune,
-    Fisher,
-    Magnitude,
-    Measure,
-    PathMeasure,
-    PosteriorPrecision,
-    RootFisher,
-    SampleMeasure,
-    WeightMeasure,
-    measure,
-    measures,
-    register_measure,
-)
-from holdfast.measures.recurrences import unbiased_alpha
-from holdfast.persample.engine import SampleAccumulator, SampleImportance, sample_importance
-from holdfast.persample.phi import ABSOLUTE, SQUARE
-from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ABSOLUTE",
-    "L2",
-    "MAS",
-    "SI",
-    "SIB",
-    "SIU",
-    "SOS",
-    "SQUARE",
-    "AbsoluteFisher",
-    "BatchError",
-    "ConfigurationError",
-    "Consolidator",
-    "CustomScore",
-    "DarkExperience",
-    "DataError",
-    "Dense",
-    "Distillation",
-    "FineTune",
-    "Fisher",
-    "Form",
-    "Hold",
-    "HoldfastError",
-    "HoldfastWarning",
-    "Kronecker",
-    "LogLikelihood",
-    "LowRank",
-    "Magnitude",
-    "Measure",
-    "MissingExtraError",
-    "ModelError",
-    "NotFiniteError",
-    "OptimizerError",
-    "OrderError",
-    "OutputNorm",
-    "PathMeasure",
-    "PosteriorPrecision",
-    "ProtectError",
-    "Replay",
-    "Reservoir",
-    "Ring",
-    "RootFisher",
-    "Rotated",
-    "SampleAccumulator",
-    "SampleImportance",
-    "SampleMeasure",
-    "Score",
-    "StateError",
-    "StoreError",
-    "TaskImportance",
-    "WeightMeasure",
-    "averaged_weights",
-    "measure",
-    "measures",
-    "register_form",
-    "register_hold",
-    "register_measure",
-    "sample_importance",
-    "unbiased_alpha",
-]
+
+class _Package(ModuleType):
+    """The package, whose names are loaded with the first that is asked for.
+
+    With them comes torch, which takes seconds: a command line's help does without.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__all__":  # tools ask every module for such names
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        public = importlib.import_module("holdfast.public")
+        if name == "__all__":
+            return public.__all__
+        vars(self).update({each: getattr(public, each) for each in public.__all__ if each != "measures"})
+        try:
+            return vars(self)[name]
+        except KeyError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *self.__all__})
+
+    @property
+    def measures(self) -> Any:
+        """The function, not the package of that name, which importing would put here in its place."""
+        from holdfast.measures import measures  # noqa: PLC0415
+
+        return measures
+
+    @measures.setter
+    def measures(self, package: ModuleType) -> None:
+        pass
+
+
+sys.modules[__name__].__class__ = _Package

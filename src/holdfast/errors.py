@@ -63,3 +63,16 @@ class MissingExtraError(HoldfastError, ImportError):
 
 class HoldfastWarning(UserWarning):
     """Something that is legal but probably not what was meant."""
+
+
+_READ = 200
+"""How many characters of a value a message repeats."""
+
+
+def shortened(given: object) -> str:
+    """Return a value as it is written, without the middle of one that nobody would read to its end."""
+    try:
+        text = repr(given)
+    except ValueError:  # Python writes out no whole number of more than 4300 digits
+        return "a whole number of thousands of digits"
+    return text if len(text) <= _READ else f"{text[: _READ // 2]}…{text[-_READ // 4 :]} ({len(text)} characters)"

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, shortened
 
 T = TypeVar("T")
 K = TypeVar("K", bound=type)
@@ -215,7 +215,7 @@ def find_name(kind: str, given: str, names: Iterable[str]) -> str:
     guess = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     there = f"There are {', '.join(names)}" if names else "None is registered"
     own = " One of your own is known once its file is loaded: --with FILE on the command line." * (kind in _OWN)
-    raise ConfigurationError(f"No {kind} is called {given!r}.{guess} {there}.{own}")
+    raise ConfigurationError(f"No {kind} is called {shortened(given)}.{guess} {there}.{own}")
 
 
 def simplified(name: str) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, shortened
 
 _ADDED = "holdfast_added"
+_LARGEST = 1e38
 
 
 def added(default: Any) -> Any:
@@ -89,18 +90,23 @@ def whole_number(name: str, given: object, expected: str, least: int | None = No
 
 
 def number(name: str, given: object, expected: str, fits: Callable[[float], bool] | None = None) -> float:
-    """Return a setting as a finite ``float``, or as the ``int`` that it is, or say what was expected of it."""
+    """Return a setting as a finite ``float``, or as the ``int`` that it is, or say what was expected of it.
+
+    It has to fit into the floats of weights, which end at 3.4e38.
+    """
     value = math.nan
     if not isinstance(given, bool) and isinstance(given, Real):
         with contextlib.suppress(OverflowError):  # of a whole number that is larger than any float
             value = float(given)
     if not math.isfinite(value) or (fits is not None and not fits(value)):
         raise _wrong(name, given, expected)
+    if abs(value) > _LARGEST:
+        raise _wrong(name, given, f"{expected}, and no larger than {_LARGEST:g}, for weights' floats end near it")
     return given if type(given) is int else value
 
 
 def _wrong(name: str, given: object, expected: str) -> ConfigurationError:
-    error = ConfigurationError(f"{name}={given!r}: expected {expected}.")
+    error = ConfigurationError(f"{name}={shortened(given)}: expected {expected}.")
     if isinstance(given, bool) or not isinstance(given, Real):
         # Its kind is wrong, whatever the other settings: the cause says so to those who ask.
         error.__cause__ = TypeError(f"{name} takes a number, not a {type(given).__name__}")

@@ -1,5 +1,6 @@
 """Reading the batches that users give: inputs, targets, how many samples, and any part of them."""
 
+import importlib
 import inspect
 import itertools
 import textwrap
@@ -81,11 +82,20 @@ Convention = Callable[[nn.Module], Completion | None]
 
 _conventions: list[Convention] = []
 
+_FAMILIES = ("holdfast.integrations.huggingface_batches",)
+"""Modules that register conventions, by name since they lie above this one, and loaded before the first is needed."""
+
 
 def register_convention(convention: Convention) -> Convention:
     """Let batches of a family of models be read as that family has them, such as with labels that lie elsewhere."""
     _conventions.append(convention)
     return convention
+
+
+def _known_conventions() -> list[Convention]:
+    for family in _FAMILIES:
+        importlib.import_module(family)
+    return _conventions
 
 
 class BatchReader:
@@ -97,7 +107,7 @@ class BatchReader:
 
     def __init__(self, device: torch.device, model: nn.Module | None = None) -> None:
         self.device = device
-        asked = () if model is None else (convention(model) for convention in _conventions)
+        asked = () if model is None else (convention(model) for convention in _known_conventions())
         self._completions = [completion for completion in asked if completion is not None]
         self._structure: TreeSpec | None = None
         self._shared: frozenset[int] = frozenset()

@@ -85,3 +85,6 @@ def test_mistakes(call, tmp_path):
     assert unknown.exit_code == 2 and "Did you mean 'CIFAR-10'" in unknown.stderr
     address = call("data", "fetch", "MNIST", "--data-dir", tmp_path, "--mirror", "ftp://example.org/")
     assert address.exit_code == 2 and "expected an address that begins with https://" in address.stderr
+    for mirror in ("http://", "http://[", "http://h:port/", "http://a b/", "https:example.org"):
+        address = call("data", "fetch", "MNIST", "--data-dir", tmp_path, "--mirror", mirror)
+        assert address.exit_code == 2 and f"A mirror {mirror!r}; expected an address" in address.stderr

@@ -1,47 +1,11 @@
-"""A run whose folder may not be read: it is named, and hides none of the others."""
+"""Folders that may not be read: they are named, and a run's hides none of the others."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-
-import pytest
 
 from tests.lab.cli.small import OPTIONS, small_spec, small_store
+from tests.lab.cli.unprivileged import calls_without_privileges
 
 LOCKED, OPEN = small_spec("SI"), small_spec("SOS")
-
-PROGRAM = """
-import json, sys
-from typer.testing import CliRunner
-from holdfast.lab.cli.app import app
-
-for command in json.loads(sys.argv[1]):
-    shown = CliRunner().invoke(app, command, catch_exceptions=False)
-    print(json.dumps([shown.exit_code, shown.stdout, shown.stderr]))
-"""
-
-
-def calls_without_privileges(*commands):
-    """Return how commands end for a user who may not read everything, as root may."""
-    as_others = ()
-    if os.geteuid() == 0:
-        if shutil.which("setpriv") is None:
-            pytest.skip("root may read everything, and there is no setpriv to take that right away")
-        as_others = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps=-all")
-    told = subprocess.run(
-        [*as_others, sys.executable, "-c", PROGRAM, json.dumps(commands)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    if not told.stdout and "setpriv:" in told.stderr:
-        pytest.skip(f"the right to read everything cannot be taken away here: {told.stderr.strip()}")
-    assert told.returncode == 0, told.stderr
-    return [json.loads(line) for line in told.stdout.splitlines()]
 
 
 def test_a_run_that_may_not_be_read_is_named_by_every_command_and_hides_no_other(tmp_path):
@@ -67,3 +31,42 @@ def test_a_run_that_may_not_be_read_is_named_by_every_command_and_hides_no_other
     statuses = {row["id"]: row["status"] for row in map(json.loads, as_json[1].splitlines())}
     assert statuses == {LOCKED.id: "damaged", OPEN.id: "finished"}
     assert [entry.status for entry in store.entries()] == ["finished", "finished"]
+
+
+def test_a_folder_that_may_not_be_entered_is_named_wherever_it_was_typed(tmp_path):
+    store, _ = small_store(tmp_path / "above" / "locked" / "store", OPEN)
+    locked, runs = store.folder.parent, store.folder / "runs"
+    place = ("--store", str(store.folder))
+    locked.chmod(0)
+    try:
+        typed = calls_without_privileges(
+            ("runs", "list", *place),
+            ("runs", "show", OPEN.id, *place),
+            ("run", "permuted-digits", "-m", "SOS", *OPTIONS, *place),
+            ("run", "permuted-digits", "-m", "SOS", *OPTIONS, "--store", str(locked / "new")),
+            ("data", "fetch", "MNIST", "--data-dir", str(locked / "data"), "--mirror", "http://127.0.0.1:1/"),
+            ("data", "--data-dir", str(locked / "data")),
+            ("measures", "--with", str(locked / "mine.py")),
+            ("run", "permuted-digits", *OPTIONS, "--store", str(tmp_path / "new"), "--tensorboard", str(locked / "log")),
+        )
+    finally:
+        locked.chmod(0o755)
+    assert [code for code, _, _ in typed] == [4, 4, 4, 4, 3, 3, 2, 2]
+    for _, shown, complaints in typed:
+        assert "ermission denied" in " ".join((shown + complaints).split())
+    for _, _, complaints in typed[:4]:
+        assert complaints == f"error: {locked} could not be read: Permission denied. Make it readable.\n"
+
+    runs.chmod(0)
+    try:
+        closed = calls_without_privileges(
+            ("runs", "list", *place),
+            ("runs", "compare", *place),
+            ("runs", "show", OPEN.id[:4], *place),
+            ("run", "permuted-digits", "-m", "SOS", *OPTIONS, *place),
+        )
+    finally:
+        runs.chmod(0o755)
+    for code, _, complaints in closed:
+        assert code == 4
+        assert complaints.endswith(f"error: {runs} could not be read: Permission denied. Make it readable.\n")

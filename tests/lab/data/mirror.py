@@ -10,7 +10,8 @@ class Mirror:
 
     A fault is a status to answer with (503), ``("drop", n)`` to end the connection after n bytes, ``("send", content)``
     for other content than the file's, ``("stall", n)`` to send n bytes and then nothing until ``released`` is set,
-    ``"whole"`` to ignore the range asked for, or ``None``.
+    ``("redirect", address)``, ``("raw", bytes)`` for an answer of which nothing is HTTP but what these say, ``"whole"``
+    to ignore the range asked for, or ``None``.
     """
 
     def __init__(self, address):
@@ -33,6 +34,14 @@ def serving():
                 self.send_error(fault or 404)
                 return
             kind, value = fault if isinstance(fault, tuple) else (fault, None)
+            if kind == "raw":
+                self.wfile.write(value)
+                return
+            if kind == "redirect":
+                self.send_response(302)
+                self.send_header("Location", value)
+                self.end_headers()
+                return
             content = value if kind == "send" else mirror.files[name]
             start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and kind != "whole" else 0
             body = content[start:]

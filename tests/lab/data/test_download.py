@@ -1,7 +1,9 @@
 """A file arrives whole, whatever the network does on the way, or not at all."""
 
 import hashlib
+import itertools
 import socket
+import time
 
 import pytest
 
@@ -34,13 +36,14 @@ class Fetching:
         self.part = folder / "thing.gz.part"
         self.told, self.paused = [], []
 
-    def get(self, *mirrors):
+    def get(self, *mirrors, clock=time.monotonic):
         download(
             WANTED,
             self.target,
             [m if isinstance(m, str) else m.address for m in mirrors],
             told=lambda _, arrived: self.told.append(arrived),
             pause=self.paused.append,
+            clock=clock,
         )
 
     def is_whole(self):
@@ -187,3 +190,105 @@ def test_without_a_network_it_says_so(fetching):
     with pytest.raises(DownloadError, match="cannot be reached"):
         fetching.get(unused_address())
     assert fetching.paused == list(PAUSES)
+
+
+def test_a_redirect_is_followed_and_what_has_arrived_is_still_used(mirror, fetching):
+    with serving() as first:
+        first.files["thing.gz"] = b"elsewhere"
+        first.faults = [("redirect", f"{mirror.address}thing.gz")] * 2
+        mirror.faults = [("drop", 100_000)]
+        fetching.get(first)
+    assert fetching.is_whole()
+    assert mirror.asked == [("thing.gz", None), ("thing.gz", "bytes=100000-")]
+
+
+BAD_ADDRESSES = ("ftp://127.0.0.1/x", "file:///etc/passwd", "data:,x", "http://[", "http://h:port/", "http://a b/", "http://h:99999/")
+
+
+@pytest.mark.parametrize("address", BAD_ADDRESSES)
+def test_a_redirect_to_anything_but_http_is_refused_at_once(mirror, fetching, address):
+    mirror.faults = [("redirect", address)] * 100
+    with pytest.raises(DownloadError, match="redirects to .*expected an address of http or https"):
+        fetching.get(mirror)
+    assert len(mirror.asked) == 1 and fetching.paused == []
+
+
+def test_redirects_without_an_end_are_given_up(mirror, fetching):
+    mirror.faults = [("redirect", "/thing.gz")] * 100
+    with pytest.raises(DownloadError, match="redirects more than 10 times"):
+        fetching.get(mirror)
+    assert len(mirror.asked) == 11
+
+
+def chunked(body):
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"-1\r\n" + CONTENT, "sends a chunk of -1 bytes"),
+        (b"-5\r\n" + CONTENT, "sends a chunk of -5 bytes"),
+        (b"many\r\n" + CONTENT, "broke off"),
+        (b"ffffffffffff\r\n" + CONTENT, "broke off"),
+        (b"3e800\r\n" + CONTENT + b"\r\n0\r\n" + b"X-More: and more\r\n" * 200_000, "far beyond the length"),
+        (b"x" * 100_000, "broke off"),
+    ],
+    ids=["-1", "-5", "no number", "cut off", "endless trailers", "endless line"],
+)
+def test_chunks_that_make_no_sense_are_refused(mirror, fetching, body, said):
+    fetching.target.write_bytes(b"old")
+    mirror.faults = [("raw", chunked(body))] * 100
+    with pytest.raises(DownloadError, match=said):
+        fetching.get(mirror)
+    assert fetching.target.read_bytes() == b"old"
+
+
+def test_chunks_that_do_are_not(mirror, fetching):
+    mirror.faults = [("raw", chunked(b"3e800\r\n" + CONTENT + b"\r\n0\r\n\r\n"))]
+    fetching.get(mirror)
+    assert fetching.is_whole()
+
+
+def test_what_a_server_says_is_shown_without_what_a_terminal_would_obey(mirror, fetching):
+    mirror.faults = [("raw", b"HTTP/1.1 404 \x1b[2J" + b"x" * 1000 + b"\r\n\r\n")]
+    with pytest.raises(DownloadError, match=r"answers 404 \?\[2Jx+…") as caught:
+        fetching.get(mirror)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 300
+
+
+def test_a_mirror_that_is_too_slow_is_given_up_and_what_arrived_is_kept(mirror, fetching):
+    mirror.faults = [("drop", 20_000)] * 100
+    minutes = itertools.count(step=60.0)  # for every look at the clock
+    with pytest.raises(DownloadError, match=r"is too slow: \d+ bytes in 60 s, where 1000 a second are the least"):
+        fetching.get(mirror, clock=lambda: next(minutes))
+    assert len(mirror.asked) == 1 and fetching.paused == []
+    assert CONTENT.startswith(fetching.part.read_bytes())
+
+
+def test_a_byte_a_second_in_the_headers_is_too_slow_as_well(mirror, fetching):
+    mirror.faults = [("raw", b"HTTP/1.1 200 OK\r\n" + b"X-More: " + b"x" * 50_000 + b"\r\n\r\n")] * 100
+    minutes = itertools.count(step=60.0)
+    with pytest.raises(DownloadError, match="is too slow"):
+        fetching.get(mirror, clock=lambda: next(minutes))
+
+
+def test_an_hour_in_which_the_command_itself_was_stopped_is_no_slowness(mirror, fetching):
+    seconds = itertools.chain([0.0, 0.1, 0.2], itertools.count(3600.0, step=0.01))
+    fetching.get(mirror, clock=lambda: next(seconds))
+    assert fetching.is_whole()
+
+
+def test_a_few_bytes_a_connection_are_not_worth_going_on(mirror, fetching):
+    mirror.faults = [("drop", 1)] * 100
+    with pytest.raises(DownloadError, match="the connection ended after 4 of 256000 bytes"):
+        fetching.get(mirror)
+    assert fetching.paused == list(PAUSES)
+
+
+def test_a_mirror_cannot_begin_anew_for_ever(mirror, fetching):
+    mirror.files["thing.gz"] = OTHER
+    mirror.faults = [("drop", 1000), None] * 50
+    with pytest.raises(DownloadError, match="another file of this name"):
+        fetching.get(mirror)
+    assert len(mirror.asked) == 4

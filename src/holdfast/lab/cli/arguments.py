@@ -8,6 +8,8 @@ import typer
 _PROTOCOL, _NETWORK, _MACHINE = "How tasks are learned", "Network and measures", "Where and how it runs"
 
 DEFAULT_STORE = Path("holdfast-runs")
+MOST_SEEDS = 10_000
+"""Of one command: beyond it, writing down what to run would take longer than anyone waits without a word."""
 
 
 def _option(*names: str, help: str, panel: str, min: float | None = None) -> Any:

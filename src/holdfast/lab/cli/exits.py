@@ -10,7 +10,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from holdfast.errors import ClusterError, DataError, HoldfastError, StoreError
-from holdfast.lab.cli.interrupt import Interruption
+from holdfast.lab.cli.interrupt import Interruption, working
 from holdfast.lab.cli.output import messages
 
 
@@ -19,13 +19,18 @@ class ExitCode(IntEnum):
 
     DONE = 0
     FAILED = 1
-    """Some runs have no result: they failed, another process is at them, or the cluster ended."""
+    """Some runs have no result: they failed, another process is at them, or the cluster ended.
+
+    Also where stdout could not be written, so that what was asked for is not there.
+    """
     USAGE = 2
     """Something that was asked for makes no sense."""
     DATA = 3
     """A data set is missing or wrong."""
     STORE = 4
     """The store cannot be written or read."""
+    UNREAD = 141
+    """Nobody read the output any more, as in ``holdfast runs list | head -1``."""
     INTERRUPTED = 130
     """Stopped by Ctrl-C; the same command goes on."""
     TERMINATED = 143
@@ -33,8 +38,8 @@ class ExitCode(IntEnum):
 
 
 MEANINGS = (
-    "Exit codes: 0 all done; 1 some runs failed; 2 a mistake in what was asked for; 3 data missing or wrong; "
-    "4 the store cannot be used; 130 interrupted; 143 terminated."
+    "Exit codes: 0 all done; 1 some runs failed, or nothing could be printed; 2 a mistake in what was asked for; 3 data missing or wrong; "
+    "4 the store cannot be used; 130 interrupted; 141 nobody reads the output; 143 terminated."
 )
 
 
@@ -53,17 +58,22 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
         try:
-            return super().invoke(ctx)
+            with working():
+                return super().invoke(ctx)
         except typer.Exit as ending:
             if ending.exit_code == ExitCode.INTERRUPTED:
                 raise typer.Exit(_code_of_signal()) from None
             raise
         except HoldfastError as error:
-            messages().print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+            _say(str(error))
             raise typer.Exit(code_of(error)) from error
         except KeyboardInterrupt:
             messages().print("Interrupted.")
             raise typer.Exit(_code_of_signal()) from None
+
+
+def _say(line: str) -> None:
+    messages().print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True)
 
 
 def _code_of_signal() -> ExitCode:
@@ -74,6 +84,6 @@ def complain(damage: Iterable[str]) -> None:
     """Name every file that cannot be used, and leave with the store's code if there is any."""
     found = [line for text in damage for line in text.splitlines()]
     for line in found:
-        messages().print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True)
+        _say(line)
     if found:
         raise typer.Exit(ExitCode.STORE)

@@ -1,7 +1,10 @@
-"""Ctrl-C and SIGTERM: once to stop at the next safe moment, twice to stop at once."""
+"""Ctrl-C and SIGTERM: while modules load, at once; in a session, once to stop at the next safe moment, twice at once."""
 
+import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, ClassVar, Self
 
@@ -43,3 +46,42 @@ class Interruption:
         if self.requested.is_set():
             raise KeyboardInterrupt
         self.requested.set()
+
+
+def leave_at_once(number: int, frame: FrameType | None) -> None:
+    """End the process, as the handler of a Ctrl-C."""
+    with suppress(OSError):
+        os.write(2, b"Interrupted.\n")
+    os._exit(130)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Let Ctrl-C end the process at once while modules are imported.
+
+    Nothing has begun that could be lost, and an exception in the middle of an extension's import may end as anything:
+    another exception, a module that is half there, an abort.
+    """
+    with _handled_by(leave_at_once):
+        yield
+
+
+@contextmanager
+def working() -> Iterator[None]:
+    """Let Ctrl-C raise ``KeyboardInterrupt``, so that what is under way is put away."""
+    with _handled_by(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    # Only the main thread may set handlers; and whoever started this with Ctrl-C ignored meant it.
+    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

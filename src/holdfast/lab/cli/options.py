@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import holdfast
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, shortened
 from holdfast.forms import FORMS
 from holdfast.holds import HOLDS
 from holdfast.lab.experiments import SCENARIOS, Spec, paper_spec
 from holdfast.registry import find_name, simplified
 
+_DIGITS_OF_WIDTHS = 9
 _NOTHING = "fine-tune"
 """The measure that protects nothing."""
 
@@ -159,8 +160,11 @@ def widths_of(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigurationError(f"--hidden {text!r}: expected widths with commas between them, such as 100,100.")
+    # Digits enough for any layer that fits into memory, and few enough for Python to read.
+    if not all(part.strip().isdecimal() and len(part.strip()) <= _DIGITS_OF_WIDTHS and int(part) for part in parts):
+        raise ConfigurationError(
+            f"--hidden {shortened(text)}: expected widths with commas between them, such as 100,100."
+        )
     return tuple(int(part) for part in parts)
 
 
@@ -191,6 +195,6 @@ def _value_of(text: str) -> Any:
     """Return a number, truth value or ``None`` as such, and everything else as text."""
     try:
         value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two of thousands of brackets
         return text
     return value if value is None or isinstance(value, int | float | str) else text

@@ -9,6 +9,8 @@ from typing import Any, TextIO
 from rich.console import Console, OverflowMethod
 from rich.table import Table
 
+from holdfast.lab.cli.streams import fits
+
 _WIDTH_OF_FILES = 120
 
 
@@ -24,7 +26,10 @@ def messages() -> Console:
 
 def print_json(value: Any) -> None:
     """Print one JSON object on a line of its own, at once; what is not a number is ``null``."""
-    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+    if not fits(text, sys.stdout):
+        text = json.dumps(_plain(value), ensure_ascii=True, allow_nan=False)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 

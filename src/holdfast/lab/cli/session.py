@@ -110,7 +110,7 @@ def _usable(device: str | None) -> str | None:
         weight = torch.ones(1, device=device, requires_grad=True)
         weight.square().sum().backward()
         weight.sum().item()
-    except (RuntimeError, AssertionError) as error:
-        reason = f"{str(error).splitlines()[0].rstrip('.')}."
+    except Exception as error:  # for a device that is not built in, torch raises what its extension would
+        reason = f"{(str(error).splitlines() or [type(error).__name__])[0].rstrip('.')}."
         raise ConfigurationError(f"--device {device!r} cannot be used: {reason} Try cpu, or leave it out.") from error
     return device

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from holdfast.errors import ConfigurationError, DataError
+from holdfast.errors import ConfigurationError, DataError, shortened
 from holdfast.lab.data.download import DownloadError, Told, download, md5_of
+from holdfast.lab.data.http_only import Clock, usable_address
 from holdfast.lab.data.locations import data_folder, known_name, load
 from holdfast.lab.data.sources import SOURCES, Download
 from holdfast.lab.data.unpacking import unpack
@@ -18,6 +20,7 @@ def fetch(
     mirrors: Sequence[str] = (),
     told: Told = lambda *_: None,
     pause: Callable[[float], None] = time.sleep,
+    clock: Clock = time.monotonic,
 ) -> bool:
     """Make a data set complete and right; return whether anything had to be done for it.
 
@@ -27,6 +30,7 @@ def fetch(
         mirrors: addresses of folders that hold the published files, instead of the public ones.
         told: is told how much of each file has arrived.
         pause: waits some seconds between attempts.
+        clock: seconds, from any beginning, by which a mirror that is too slow is known.
     """
     source = SOURCES[known_name(name)]
     where = data_folder(folder)
@@ -35,7 +39,7 @@ def fetch(
     addresses = [_address(mirror) for mirror in mirrors or source.mirrors]
     try:
         for wanted in source.downloads:
-            _provide(wanted, where, addresses, told, pause)
+            _provide(wanted, where, partial(download, mirrors=addresses, told=told, pause=pause, clock=clock))
     except DownloadError as error:
         files = "\n".join(f"  {where / path}" for path in source.files)
         raise DownloadError(
@@ -57,13 +61,13 @@ def is_right(name: str, folder: Path) -> bool:
     return True
 
 
-def _provide(wanted: Download, where: Path, mirrors: Sequence[str], told: Told, pause: Callable[[float], None]) -> None:
+def _provide(wanted: Download, where: Path, download_to: Callable[[Download, Path], None]) -> None:
     """Download a file unless it is there, and unpack it if it is an archive."""
     target = where / wanted.path
     target.parent.mkdir(parents=True, exist_ok=True)
     was_there = target.is_file() and md5_of(target) == wanted.md5
     if not was_there:
-        download(wanted, target, mirrors, told=told, pause=pause)
+        download_to(wanted, target)
     if wanted.members:
         unpack(target, where, wanted.members)
         if not was_there:
@@ -71,6 +75,9 @@ def _provide(wanted: Download, where: Path, mirrors: Sequence[str], told: Told, 
 
 
 def _address(mirror: str) -> str:
-    if not mirror.startswith(("http://", "https://")):
-        raise ConfigurationError(f"A mirror {mirror!r}; expected an address that begins with https:// or http://.")
+    if not usable_address(mirror):
+        raise ConfigurationError(
+            f"A mirror {shortened(mirror)}; expected an address that begins with https:// or http://, such as "
+            "https://example.org/data/."
+        )
     return mirror if mirror.endswith("/") else mirror + "/"

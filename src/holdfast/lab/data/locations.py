@@ -10,6 +10,7 @@ from holdfast.errors import DataError
 from holdfast.lab.data import cifar, mnist
 from holdfast.lab.data.digits import digits_dataset
 from holdfast.lab.data.images import Dataset
+from holdfast.lab.user_paths import user_path
 
 READERS: dict[str, Callable[[Path], Dataset]] = {
     "MNIST": mnist.read_mnist,
@@ -21,7 +22,7 @@ READERS: dict[str, Callable[[Path], Dataset]] = {
 def data_folder(given: str | os.PathLike[str] | None = None) -> Path:
     """Return the folder of data sets: what is given, else ``$HOLDFAST_DATA``, else ``~/.cache/holdfast/data``."""
     chosen = given or os.environ.get("HOLDFAST_DATA")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "holdfast" / "data"
+    return user_path(chosen or "~/.cache/holdfast/data")
 
 
 def known_name(name: str) -> str:

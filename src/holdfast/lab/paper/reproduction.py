@@ -125,7 +125,7 @@ def _writing(folder: str | os.PathLike[str]) -> Iterator[None]:
     except HoldfastError:  # the store's own, some of which are OSErrors
         raise
     except OSError as error:
-        reason = "it is a file" if Path(folder).is_file() else error.strerror or error
+        reason = "it is a file" if os.path.isfile(folder) else error.strerror or error
         raise ConfigurationError(
             f"The report cannot be written to {os.fspath(folder)}: {reason}. Expected a folder in which files can be "
             "made, or the name of one that can be made. Name another one, or make room or give permission there, and "

@@ -4,19 +4,20 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from holdfast.errors import DataError
 from holdfast.lab.cli.exits import ExitCode
+from holdfast.lab.cli.interrupt import loading
 from holdfast.lab.cli.output import messages, print_json, results, table
-from holdfast.lab.data import READERS, data_folder, load
-from holdfast.lab.data.download import Told
-from holdfast.lab.data.fetch import fetch
-from holdfast.lab.data.sources import SOURCES, Download
+from holdfast.lab.user_paths import culprit
 from holdfast.registry import find_name
+
+if TYPE_CHECKING:
+    from holdfast.lab.data.download import Told
+    from holdfast.lab.data.sources import Download
 
 app = typer.Typer(help="Show which data sets are there, and get those that are not.")
 
@@ -41,6 +42,9 @@ def default(context: typer.Context, data_dir: Folder = None, *, as_json: Json = 
 @app.command("list")
 def list_data(data_dir: Folder = None, *, as_json: Json = False) -> None:
     """Say of every data set whether it is there, and whether it is what was published."""
+    with loading():
+        from holdfast.lab.data import READERS, data_folder  # noqa: PLC0415
+
     folder = data_folder(data_dir)
     states = {name: state_of(name, folder, _as_typed(data_dir)) for name in READERS}
     states["digits"] = ("right", "built in")
@@ -68,6 +72,10 @@ def fetch_data(
     as_json: Json = False,
 ) -> None:
     """Download data sets, check them, and go on where an earlier download stopped."""
+    with loading():
+        from holdfast.lab.data import READERS, data_folder  # noqa: PLC0415
+        from holdfast.lab.data.fetch import fetch  # noqa: PLC0415
+
     wanted = [find_name("data set", name, [*READERS, "all"]) for name in names or ["all"]]
     folder = data_folder(data_dir)
     for name in READERS if "all" in wanted else dict.fromkeys(wanted):
@@ -87,7 +95,13 @@ def state_of(name: str, folder: Path, typed: str = "") -> tuple[str, str]:
         folder: where it should be.
         typed: the option by which that folder was named, for the command that gets it.
     """
-    present = [path for path in SOURCES[name].files if (folder / path).exists()]
+    from holdfast.lab.data import load  # noqa: PLC0415
+    from holdfast.lab.data.sources import SOURCES  # noqa: PLC0415
+
+    try:
+        present = [path for path in SOURCES[name].files if (folder / path).exists()]
+    except OSError as error:
+        return "wrong", f"{culprit(folder, error)} could not be read: {error.strerror or error}."
     if not present:
         return "absent", f"holdfast data fetch {name}{typed}"
     try:
@@ -102,8 +116,19 @@ def _as_typed(data_dir: Path | None) -> str:
 
 
 @contextmanager
-def _bars(name: str) -> Iterator[Told]:
+def _bars(name: str) -> "Iterator[Told]":
     """Show a bar for every file that is downloaded; they go when all are there."""
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    from holdfast.lab.data.sources import SOURCES  # noqa: PLC0415
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = messages()
     with Progress(
@@ -111,7 +136,7 @@ def _bars(name: str) -> Iterator[Told]:
     ) as p:
         bars = {wanted: p.add_task(wanted.name, total=wanted.size, visible=False) for wanted in SOURCES[name].downloads}
 
-        def told(wanted: Download, arrived: int) -> None:
+        def told(wanted: "Download", arrived: int) -> None:
             p.update(bars[wanted], completed=arrived, visible=True)
 
         yield told

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import re
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.padding import Padding
@@ -11,10 +11,12 @@ from rich.text import Text
 
 import holdfast
 from holdfast.lab.cli.arguments import OwnFile
+from holdfast.lab.cli.interrupt import loading
 from holdfast.lab.cli.output import print_json, results, table
-from holdfast.lab.cli.own_files import load_beside
-from holdfast.persample.scores import LogLikelihood
 from holdfast.registry import find_name
+
+if TYPE_CHECKING:
+    from holdfast.measures import Measure
 
 _VARIANTS = {
     "EWC-sampled": "Many classes, where every label in turn is too much.",
@@ -50,6 +52,9 @@ def measures(
     as_json: Annotated[bool, typer.Option("--json", help="For machines: one JSON object a measure.")] = False,
 ) -> None:
     """List the measures of importance, and say when to choose which."""
+    with loading():
+        from holdfast.lab.cli.own_files import load_beside  # noqa: PLC0415
+
     load_beside(own_file)
     known = holdfast.measures()
     chosen = known if name is None else {(found := find_name("measure", name, known)): known[found]}
@@ -63,7 +68,7 @@ def measures(
             _show_one(key, measure)
 
 
-def described(name: str, measure: holdfast.Measure) -> dict[str, Any]:
+def described(name: str, measure: "Measure") -> dict[str, Any]:
     """Return what is known of a measure as plain values."""
     return {
         "name": name,
@@ -74,13 +79,15 @@ def described(name: str, measure: holdfast.Measure) -> dict[str, Any]:
     }
 
 
-def choose_when(name: str, measure: holdfast.Measure) -> str:
+def choose_when(name: str, measure: "Measure") -> str:
     """Return one line on when to choose a measure; one of another's may only say what it is."""
     return _VARIANTS.get(name) or getattr(measure, "choose_when", None) or _summary(measure)
 
 
-def cost_of(measure: holdfast.Measure) -> str:
+def cost_of(measure: "Measure") -> str:
     """Return what a measure takes beyond training, in a few words."""
+    from holdfast.persample.scores import LogLikelihood  # noqa: PLC0415
+
     if measure.needs.data:
         score = cast("holdfast.SampleMeasure", measure).score
         every_label = isinstance(score, LogLikelihood) and score.labels == "exact"
@@ -88,7 +95,7 @@ def cost_of(measure: holdfast.Measure) -> str:
     return "a second batch a step" if measure.needs.independent else "none"
 
 
-def _show_all(known: dict[str, holdfast.Measure]) -> None:
+def _show_all(known: "dict[str, Measure]") -> None:
     shown = table("measure", "choose it when", wrap=("choose it when",))
     for name, measure in known.items():
         below = f"{_class_of(measure)}, extra cost: {cost_of(measure)}"
@@ -100,7 +107,7 @@ def _show_all(known: dict[str, holdfast.Measure]) -> None:
     )
 
 
-def _show_one(name: str, measure: holdfast.Measure) -> None:
+def _show_one(name: str, measure: "Measure") -> None:
     console = results()
     console.print(f"{name}: {_class_of(measure)}", style="bold")
     console.print(_summary(measure))
@@ -115,13 +122,13 @@ def _show_one(name: str, measure: holdfast.Measure) -> None:
         console.print(Padding(shown, (1, 0, 0, 0)))
 
 
-def _class_of(measure: holdfast.Measure) -> str:
+def _class_of(measure: "Measure") -> str:
     """Return what a measure's class is called where it is used."""
     kind = type(measure).__name__
     return f"holdfast.{kind}" if getattr(holdfast, kind, None) is type(measure) else kind
 
 
-def _summary(measure: holdfast.Measure) -> str:
+def _summary(measure: "Measure") -> str:
     return _readable((inspect.getdoc(measure) or "").split("\n\n", maxsplit=1)[0])
 
 

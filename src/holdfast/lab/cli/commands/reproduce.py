@@ -1,5 +1,6 @@
 """``holdfast reproduce``: the paper's tables and figures, from runs to a report."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -8,9 +9,8 @@ import typer
 from holdfast.errors import ConfigurationError
 from holdfast.lab.cli import arguments
 from holdfast.lab.cli.commands.reproduce_report import report_reproduction
+from holdfast.lab.cli.interrupt import loading
 from holdfast.lab.cli.output import messages, results, table
-from holdfast.lab.cli.session import session
-from holdfast.lab.experiments import Store
 from holdfast.registry import find_name
 
 
@@ -49,8 +49,11 @@ def reproduce(
     stopped.
     """
     # Matplotlib takes a second to load, which the other commands should not wait for.
-    from holdfast.lab.paper import ITEMS, PRESETS, items_named, run_nothing  # noqa: PLC0415
-    from holdfast.lab.paper import reproduce as make  # noqa: PLC0415
+    with loading():
+        from holdfast.lab.cli.session import session  # noqa: PLC0415
+        from holdfast.lab.experiments import Store  # noqa: PLC0415
+        from holdfast.lab.paper import ITEMS, PRESETS, items_named, run_nothing  # noqa: PLC0415
+        from holdfast.lab.paper import reproduce as make  # noqa: PLC0415
 
     if not item:
         shown = table("item", "what it is", wrap=("what it is",))
@@ -62,6 +65,8 @@ def reproduce(
         return
     if budget is not None and only_report:
         raise ConfigurationError("--budget and --only-report: expected one or the other, since a report makes no runs.")
+    if budget is not None and math.isnan(budget):
+        raise ConfigurationError(f"--budget {budget}: expected a number of seconds.")
     chosen = items_named([find_name("item", name, ["all", *ITEMS]) for name in item])
     size = PRESETS[find_name("preset", preset, PRESETS)]
     place = Store(store)

@@ -5,11 +5,7 @@ from typing import Annotated
 import typer
 
 from holdfast.lab.cli import arguments
-from holdfast.lab.cli.commands.run_report import report
-from holdfast.lab.cli.options import form_and_holds, seeds_of, specs_of, widths_of
-from holdfast.lab.cli.own_files import named_scenario
-from holdfast.lab.cli.session import session
-from holdfast.lab.experiments import Store
+from holdfast.lab.cli.interrupt import loading
 
 
 def run(
@@ -26,7 +22,10 @@ def run(
             "c if left out.",
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many runs of each measure: seeds 0, 1, …")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, max=arguments.MOST_SEEDS, help="How many runs of each measure: seeds 0, 1, …"),
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option(min=0, help="Just this seed; may be repeated.")] = None,
     tasks: arguments.Tasks = None,
     epochs: arguments.Epochs = None,
@@ -72,6 +71,13 @@ def run(
 
     A finished run is never made again. A stopped one goes on when asked for again.
     """
+    with loading():
+        from holdfast.lab.cli.commands.run_report import report  # noqa: PLC0415
+        from holdfast.lab.cli.options import form_and_holds, seeds_of, specs_of, widths_of  # noqa: PLC0415
+        from holdfast.lab.cli.own_files import named_scenario  # noqa: PLC0415
+        from holdfast.lab.cli.session import session  # noqa: PLC0415
+        from holdfast.lab.experiments import Store  # noqa: PLC0415
+
     scenario = named_scenario(scenario, own_file)
     beside = form_and_holds(form, hold or (), assign or ())
     specs = specs_of(

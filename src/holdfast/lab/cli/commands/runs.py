@@ -1,7 +1,7 @@
 """``holdfast runs``: what is in a store."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -9,12 +9,13 @@ from rich.text import Text
 
 from holdfast.errors import ConfigurationError, StoreError
 from holdfast.lab.cli.arguments import DEFAULT_STORE, StoreFolder
-from holdfast.lab.cli.commands.comparison import compare, print_comparison
 from holdfast.lab.cli.exits import complain
+from holdfast.lab.cli.interrupt import loading
 from holdfast.lab.cli.output import pairs, print_json, results, table
 from holdfast.lab.cli.progress.labels import duration, moment, percent, shown_value
-from holdfast.lab.experiments import Entry, Result, Store
-from holdfast.lab.experiments.specs.spec_fields import fields_of
+
+if TYPE_CHECKING:
+    from holdfast.lab.experiments import Entry, Result, Store
 
 app = typer.Typer(help="List, show and compare the runs in a store.", no_args_is_help=True)
 
@@ -48,6 +49,9 @@ def show_run(
     as_json: Json = False,
 ) -> None:
     """Show all that is known of one run."""
+    with loading():
+        from holdfast.lab.experiments.specs.spec_fields import fields_of  # noqa: PLC0415
+
     place = _existing(store)
     found = _find(place, id)
     result, failures = place.get(found), place.failures(found)
@@ -95,6 +99,9 @@ def compare_runs(
     as_json: Json = False,
 ) -> None:
     """Compare the finished runs: mean and standard error over seeds."""
+    with loading():
+        from holdfast.lab.cli.commands.comparison import compare, print_comparison  # noqa: PLC0415
+
     place = _existing(store)
     entries = place.entries()
     # A result that is whole counts, whatever has become of the files beside it.
@@ -109,14 +116,17 @@ def compare_runs(
     complain(entry.damage for entry in entries)
 
 
-def _existing(folder: Path) -> Store:
+def _existing(folder: Path) -> "Store":
+    with loading():
+        from holdfast.lab.experiments import Store  # noqa: PLC0415
+
     store = Store(folder)
     if not store.folder.is_dir():
         raise StoreError(f"There is no folder {folder}. `holdfast run` makes one; --store names another.")
     return store
 
 
-def _find(store: Store, start: str) -> str:
+def _find(store: "Store", start: str) -> str:
     """Return the id that begins like this."""
     found = [name for name in store.ids() if name.startswith(start.lower())]
     if len(found) == 1:
@@ -126,7 +136,7 @@ def _find(store: Store, start: str) -> str:
     raise ConfigurationError(f"{len(found)} runs begin with {start!r}: {', '.join(found)}. Give more of the id.")
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def _row(entry: "Entry") -> dict[str, Any]:
     spec, result = entry.spec, entry.result
     named = {name: getattr(spec, name, None) for name in ("scenario", "measure", "strength", "seed")}
     known: dict[str, Any] = {"id": entry.id, **named, "status": entry.status}
@@ -159,7 +169,7 @@ def _listing(rows: list[dict[str, Any]]) -> Table:
     return shown
 
 
-def _figures(result: Result) -> Table:
+def _figures(result: "Result") -> Table:
     shown = pairs()
     for name, value in result.metrics.items():
         shown.add_row(name.replace("_", " "), percent(value))
@@ -173,7 +183,7 @@ def _figures(result: Result) -> Table:
     return shown
 
 
-def _matrix(result: Result) -> Table:
+def _matrix(result: "Result") -> Table:
     tasks = [f"task {i + 1}" for i in range(len(result.matrix))]
     shown = table("learned", *tasks, right=tuple(tasks))
     for learned, row in enumerate(result.matrix):

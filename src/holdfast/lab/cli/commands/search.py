@@ -6,15 +6,11 @@ import typer
 
 import holdfast
 from holdfast.lab.cli import arguments
-from holdfast.lab.cli.commands.search_report import report_search
-from holdfast.lab.cli.options import asked_for, form_and_holds, settings_of_measures, widths_of
-from holdfast.lab.cli.own_files import named_scenario
-from holdfast.lab.cli.progress.labels import label_in_search
-from holdfast.lab.cli.session import session
-from holdfast.lab.experiments import Store
-from holdfast.lab.experiments import search as search_for
-from holdfast.lab.experiments.strengths.strength_search import FINALISTS, SEARCH_SEEDS, TEST_SEEDS
+from holdfast.lab.cli.interrupt import loading
 from holdfast.registry import find_name
+
+USUAL_SEEDS, FIRST_SEARCH_SEED, FINALISTS = 3, 1000, 4
+"""As :mod:`holdfast.lab.experiments.strengths.strength_search` has them, which takes torch to load, and help does not."""
 
 
 def search(
@@ -31,15 +27,18 @@ def search(
         bool | None,
         typer.Option("--reinit/--no-reinit", help="Draw weights anew before each task. Both if left out."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many runs to test: seeds 0, 1, …")] = len(TEST_SEEDS),
+    seeds: Annotated[
+        int, typer.Option(min=1, max=FIRST_SEARCH_SEED, help="How many runs to test: seeds 0, 1, …")
+    ] = USUAL_SEEDS,
     search_seeds: Annotated[
         int,
         typer.Option(
             min=1,
-            help=f"How many runs to judge the {FINALISTS} best strengths by: seeds {SEARCH_SEEDS[0]}, …; the first "
+            max=arguments.MOST_SEEDS,
+            help=f"How many runs to judge the {FINALISTS} best strengths by: seeds {FIRST_SEARCH_SEED}, …; the first "
             "judges all of them.",
         ),
-    ] = len(SEARCH_SEEDS),
+    ] = USUAL_SEEDS,
     tasks: arguments.Tasks = None,
     epochs: arguments.Epochs = None,
     later_epochs: arguments.LaterEpochs = None,
@@ -77,6 +76,15 @@ def search(
 
     Every run is kept: a search that was stopped goes on when asked for again, and one that is done costs nothing.
     """
+    with loading():
+        from holdfast.lab.cli.commands.search_report import report_search  # noqa: PLC0415
+        from holdfast.lab.cli.options import asked_for, form_and_holds, settings_of_measures, widths_of  # noqa: PLC0415
+        from holdfast.lab.cli.own_files import named_scenario  # noqa: PLC0415
+        from holdfast.lab.cli.progress.labels import label_in_search  # noqa: PLC0415
+        from holdfast.lab.cli.session import session  # noqa: PLC0415
+        from holdfast.lab.experiments import Store  # noqa: PLC0415
+        from holdfast.lab.experiments import search as search_for  # noqa: PLC0415
+
     scenario = named_scenario(scenario, own_file)
     measure = find_name("measure", measure, holdfast.measures())
     beside = form_and_holds(form, hold or (), assign or ())
@@ -121,7 +129,7 @@ def search(
             high=high,
             reinitialise=reinit,
             seeds=range(seeds),
-            search_seeds=range(SEARCH_SEEDS[0], SEARCH_SEEDS[0] + search_seeds),
+            search_seeds=range(FIRST_SEARCH_SEED, FIRST_SEARCH_SEED + search_seeds),
             run=execute,
             **changes,
         )

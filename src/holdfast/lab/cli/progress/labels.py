@@ -1,19 +1,20 @@
 """What runs are called where a person reads it."""
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdfast.lab.experiments import Spec
-from holdfast.lab.training.metrics import average_accuracies
-from holdfast.lab.training.progress import Outcome
+if TYPE_CHECKING:
+    from holdfast.lab.experiments import Spec
+    from holdfast.lab.training.progress import Outcome
 
-Label = Callable[[Sequence[Spec]], str]
+Label = Callable[[Sequence["Spec"]], str]
 """Gives a name to a run, or to several that train together."""
 
 
-def label_of_group(specs: Sequence[Spec]) -> str:
+def label_of_group(specs: "Sequence[Spec]") -> str:
     """Return a name for runs that train together, such as ``SI, rotated EWC seeds 0-2``."""
     measures = ", ".join(dict.fromkeys(_measure_in_its_form(spec) for spec in specs))
     seeds = sorted({spec.seed for spec in specs})
@@ -23,11 +24,11 @@ def label_of_group(specs: Sequence[Spec]) -> str:
     return f"{measures} seeds {f'{seeds[0]}-{seeds[-1]}' if in_a_row else ', '.join(map(str, seeds))}"
 
 
-def _measure_in_its_form(spec: Spec) -> str:
+def _measure_in_its_form(spec: "Spec") -> str:
     return spec.measure if spec.form == "diagonal" else f"{spec.form} {spec.measure}"
 
 
-def label_in_search(specs: Sequence[Spec]) -> str:
+def label_in_search(specs: "Sequence[Spec]") -> str:
     """Return a name for runs that may differ in strength alone, such as ``SI seed 1000 re-init, c = 0.1 … 5``."""
     strengths = list(dict.fromkeys(f"{spec.strength:g}" for spec in specs))
     shown = strengths[0] if len(strengths) == 1 else f"{strengths[0]} … {strengths[-1]}"
@@ -36,8 +37,8 @@ def label_in_search(specs: Sequence[Spec]) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as a person reads it."""
-    return f"{100 * share:.1f} %"
+    """Return a share as a person reads it; one that is not defined, such as what a single task forgets, is a dash."""
+    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def shown_value(value: Any) -> str:
@@ -49,8 +50,10 @@ def shown_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def accuracy_so_far(outcomes: Sequence[Outcome]) -> float | None:
+def accuracy_so_far(outcomes: "Sequence[Outcome]") -> float | None:
     """Return the mean accuracy over the tasks learned so far, and over runs; ``None`` before the first."""
+    from holdfast.lab.training.metrics import average_accuracies  # noqa: PLC0415 (it takes torch, and labels do not)
+
     means = [average_accuracies(outcome.matrix)[-1] for outcome in outcomes if outcome.matrix]
     return statistics.mean(means) if means else None
 

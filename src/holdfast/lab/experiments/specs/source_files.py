@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import inspect
 import os
+import stat
 import string
 import sys
 import traceback
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.lab.training.out_of_memory import is_out_of_memory
+from holdfast.lab.user_paths import is_folder, user_path
 from holdfast.registry import is_loaded, loaded_again, loading, names_in
 
 _DIGITS = 16
@@ -68,11 +70,13 @@ def load_source(path: str | os.PathLike[str]) -> Source:
     >>> load_source("my_study.py")
     >>> execute(paper_spec("blobs", "SI", strength=1.0), "results")
     """
-    place = Path(path).expanduser()
+    place = user_path(path)
     expected = "expected a Python file that registers scenarios, networks or measures"
-    if place.is_dir():
+    if is_folder(place):
         raise ConfigurationError(f"{place} is a folder; {expected}.")
     try:
+        if not stat.S_ISREG(place.stat().st_mode):  # a pipe may never come to its end, nor may /dev/zero
+            raise ConfigurationError(f"{place} is a device or a pipe; {expected}.")
         content = place.read_bytes()
         content.decode("utf-8")
     except FileNotFoundError:

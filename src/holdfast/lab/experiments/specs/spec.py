@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, shortened
 from holdfast.forms import FORMS, Form, form
 from holdfast.guard.checked_arguments import checked_anchor
 from holdfast.guard.memory import AnchorKind, leans
@@ -358,4 +358,4 @@ def _is_count(value: object, least: int) -> bool:
 
 def _require(condition: bool, name: str, given: object, expected: str) -> None:
     if not condition:
-        raise ConfigurationError(f"{name}={given!r}: expected {expected}.")
+        raise ConfigurationError(f"{name}={shortened(given)}: expected {expected}.")

@@ -1,13 +1,13 @@
 """A run's files as they are found: whole, missing, or not to be used, which is always said of a file by name."""
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError, DamagedError
 from holdfast.lab.experiments.specs.spec import Spec
+from holdfast.lab.user_paths import advice, culprit
 
 T = TypeVar("T")
 
@@ -58,8 +58,8 @@ def check_belonging(spec: Spec, path: Path) -> None:
 
 def unreadable(path: Path, error: OSError) -> DamagedError:
     """Return what to say of a file or folder that the system does not let us read."""
-    culprit = path if os.access(path.parent, os.X_OK) else path.parent
-    return DamagedError(f"{culprit} could not be read: {error.strerror or error}. Make it readable.")
+    what_to_do = advice(error, "Make it readable.")
+    return DamagedError(f"{culprit(path, error)} could not be read: {error.strerror or error}. {what_to_do}")
 
 
 def _damaged(path: Path, error: Exception | str, how: str) -> DamagedError:

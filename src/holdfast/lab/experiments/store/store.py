@@ -28,6 +28,7 @@ from holdfast.lab.experiments.store.locks import Lock
 from holdfast.lab.experiments.store.nested_files import Flattened, read_nested
 from holdfast.lab.experiments.store.reading import check_belonging, is_there, parsed, read_json, unreadable
 from holdfast.lab.experiments.store.run_results import Entry, Failure, Result, Status
+from holdfast.lab.user_paths import user_path
 from holdfast.whole_files import remove_unfinished, write_whole
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ class Store:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder).expanduser()
-        if self.folder.is_file():
+        self.folder = user_path(folder)
+        if is_there(self.folder) and not self.folder.is_dir():
             raise StoreError(f"{self.folder} is a file; expected a folder, or the name of one that is yet to be made.")
 
     def entries(self) -> list[Entry]:
@@ -113,7 +114,10 @@ class Store:
     def failures(self, run: Spec | str) -> list[Failure]:
         """Return why a run could not go on, each time that it could not."""
         folder = self.run_folder(self.find(run))
-        paths = sorted(folder.glob("failure-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+        try:
+            paths = sorted(folder.glob("failure-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+        except OSError as error:
+            raise unreadable(folder, error) from error
         return [parsed(Failure.from_dict, read_json(path) or {}, path) for path in paths]
 
     def ids(self) -> list[str]:
