@@ -50,7 +50,10 @@ def read_nested(path: str | os.PathLike[str]) -> Any:
         raise StateError(
             f"The content of {str(path)!r} does not match its checksum: it was damaged since it was written."
         )
-    return _rebuild(json.loads(structure), tensors)
+    try:
+        return _rebuild(json.loads(structure), tensors)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:  # written so, with a checksum that fits
+        raise StateError(f"{str(path)!r} holds no nested state ({type(error).__name__}: {error}).") from error
 
 
 def _flatten(value: Any, tensors: dict[str, Tensor]) -> Any:
