@@ -3,9 +3,12 @@
 Used by ``bit_flips`` and ``mutated_files``.
 """
 
+import gzip
 import hashlib
 import json
+import pickle
 import shutil
+import struct
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import holdfast
 from holdfast.errors import HoldfastError
+from holdfast.lab.data import cifar, mnist
+from holdfast.lab.data.images import checked_images
 from holdfast.lab.experiments import RunProgress, Spec, Store, execute
 from holdfast.lab.experiments.specs.source_files import source_digest
 from holdfast.lab.experiments.store.checkpoints import Checkpoints
@@ -77,7 +83,7 @@ def kept_files() -> Iterator[list[KeptFile]]:
     with tempfile.TemporaryDirectory(prefix="torture-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         place = Path(folder)
-        yield [*_guards(place), *_store_files(place)]
+        yield [*_guards(place), *_store_files(place), *_data_files(place)]
 
 
 def fingerprint(state: dict[str, Any]) -> tuple[str, str]:
@@ -228,6 +234,36 @@ def _checkpoints(place: Path, store: Store, spec: Spec) -> Iterator[KeptFile]:
                 aside.unlink()
 
         yield KeptFile(f"checkpoint ({name})", path, look, undo)
+
+
+# Data sets
+
+
+def _data_files(place: Path) -> Iterator[KeptFile]:
+    """Give files of the forms of CIFAR and MNIST, few images each, whose own digests are the published ones here."""
+    numbers = np.random.default_rng(0)
+    pixels, labels = numbers.integers(0, 256, (4, 3072), np.uint8), numbers.integers(0, 10, 4, np.uint8)
+    digests = hashlib.sha256(pixels.tobytes()).hexdigest(), hashlib.sha256(labels.tobytes()).hexdigest()
+    for protocol in (2, 4):
+        path = place / f"batch-{protocol}"
+        content = {b"data": pixels, b"labels": labels.tolist(), b"filenames": [b"a.png", b"b.png"] * 2}
+        path.write_bytes(pickle.dumps(content, protocol=protocol))
+
+        def look(path: Path = path) -> object:
+            found = cifar._read([path], "labels", 10, digests)  # noqa: SLF001 (the published files are large)
+            return found.pixels.numpy().tobytes(), found.labels.tolist()
+
+        yield KeptFile(f"a CIFAR pickle ({protocol})", path, look)
+    small = numbers.integers(0, 256, (5, 6, 6), np.uint8)
+    path = place / "images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(bytes((0, 0, 8, 3)) + struct.pack(">3I", *small.shape) + small.tobytes()))
+    of_these = hashlib.sha256(small.tobytes()).hexdigest(), hashlib.sha256(labels.tobytes()).hexdigest()
+
+    def look_at_images() -> object:
+        found = mnist.read_idx(path, 3)
+        return checked_images(found[:, None], labels, 10, of_these, str(path)).pixels.numpy().tobytes(), found.shape
+
+    yield KeptFile("an idx file", path, look_at_images)
 
 
 def _frozen(value: Any) -> Any:

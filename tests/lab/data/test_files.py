@@ -241,10 +241,10 @@ def test_truncated_swapped_and_absent_cifar_files(cifar_folder):
 
 BOMBS = {
     "nine bytes that take four gigabytes": b"\x80\x02Nr\xff\xff\xff\x1f.",
-    "nested tuples": b"\x80\x02}" + b")" + b"\x85" * 1_000_000 + b"Ns.",
-    "nested tuples as a name": b"\x80\x04\x8c\x05numpy)" + b"\x85" * 500_000 + b"\x93.",
-    "nested lists": b"\x80\x02" + b"]" * 300_000 + b"a" * 299_999 + b".",
-    "nested marks": b"\x80\x02" + b"(" * 900_000 + b"t" * 900_000 + b".",
+    "nested tuples": b"\x80\x02}" + b")" + b"\x85" * 300_000 + b"Ns.",
+    "nested tuples as a name": b"\x80\x04\x8c\x05numpy)" + b"\x85" * 300_000 + b"\x93.",
+    "nested lists": b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".",
+    "nested marks": b"\x80\x02" + b"(" * 300_000 + b"t" * 300_000 + b".",
     "a text that is encoded over and over": b"\x80\x02c_codecs\nencode\nq\x00X\x00\x00\x10\x00"
     + b"a" * 2**20
     + b"q\x01]"
@@ -253,7 +253,7 @@ BOMBS = {
     "bytes that are announced and not there": b"\x80\x02T\xff\xff\xff\x7f.",
     "more bytes than any memory has": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
     "a number of 2 GB": b"\x80\x02\x8b\xff\xff\xff\x7f.",
-    "no end": b"\x80\x02" + b"N" * 2_000_000,
+    "no end": b"\x80\x02" + b"N" * (2**20 + 1),
     "nothing to take": b"\x80\x020.",
     "an empty stack": b"\x80\x02.",
     "a mark that is not there": b"\x80\x02Nt.",

@@ -257,6 +257,19 @@ def test_a_checkpoint_of_something_else_is_set_aside(store):
     assert result.resumed == 0 and list(folder.glob("rejected-*"))
 
 
+def test_observations_that_are_something_else_are_refused(store):
+    """A checkpoint under another name, whose checksum fits."""
+    spec = small_spec(probes=("importances",))
+    stop = StopAfter(3)
+    execute(spec, store, device="cpu", on_event=stop.on_event, stop=stop)
+    folder = store.run_folder(spec.id)
+    checkpoint = next(folder.glob("*.safetensors")).read_bytes()
+    execute(spec, store, device="cpu")
+    (folder / "observations.safetensors").write_bytes(checkpoint)
+    with pytest.raises(DamagedError, match="is not what probes have seen"):
+        store.observations(spec)
+
+
 def test_a_result_is_written_as_it_always_was_but_for_its_checksum(store):
     path = finished(store, small_spec())
     values = json.loads(path.read_text())

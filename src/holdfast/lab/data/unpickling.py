@@ -2,8 +2,8 @@
 
 A pickle is a program, and Python's own reader of them can be made to run anything, to fill the memory (nine bytes do)
 or to end the process. CIFAR's files are written in a small part of that language: dictionaries, lists, tuples, strings,
-small numbers, and arrays of bytes. This is an interpreter of that part alone. It calls nothing, takes no more memory
-than a few times the file's own length, and ends after a bounded number of steps; whatever else a file asks for is
+small numbers, and arrays of bytes. This is an interpreter of that part alone. It calls nothing, ends after a bounded
+number of steps, and takes as much memory as those and the file's own length allow; whatever else a file asks for is
 refused. So no digest of a file has to be known before it is read: copies of CIFAR-10 differ in what they hold beside
 the images and labels, and those are compared with the published ones once they are here.
 """

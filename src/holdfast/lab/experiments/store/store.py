@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import ConfigurationError, DamagedError, StateError, StoreError
+from holdfast.lab.analysis.probes.registry import PROBES
 from holdfast.lab.experiments.specs.canonical import digest_of
 from holdfast.lab.experiments.specs.source_files import source_digest
 from holdfast.lab.experiments.specs.spec import Spec
@@ -111,11 +112,16 @@ class Store:
                 self._check_observed(result)
             return {}
         try:
-            found: dict[str, dict[str, Any]] = read_nested(path)
+            found = read_nested(path)
         except StateError as error:
             raise DamagedError(f"{error} Remove the folder {path.parent} to make the run again.") from error
         except OSError as error:
             raise unreadable(path, error) from error
+        if not isinstance(found, dict) or not set(found) <= set(PROBES):
+            raise DamagedError(
+                f"{path} is not what probes have seen: another file was put in its place. Restore it, or remove the "
+                f"folder {path.parent} to make the run again."
+            )
         return found
 
     def has_observations(self, run: Spec | str) -> bool:
