@@ -1,12 +1,14 @@
 """Files that are either whole or absent, whatever happens while they are written."""
 
 import contextlib
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -62,13 +64,25 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], m
     write_whole(path, save(plain, metadata=dict(metadata)))
 
 
+def content_digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """Return a sha256 over a text and named tensors, all of them in main memory: names, types, shapes and values."""
+    found = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors and the text of a safetensors file, or say why it holds none."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             return tensors, file.metadata() or {}
-    except SafetensorError as error:
+    except OSError:  # not there, not to be read
+        raise
+    # Beside its own error, types of numbers that this torch does not have, or that it cannot view memory as.
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise StateError(
             f"{str(path)!r} is not a whole safetensors file ({error}): truncated, or something else. Use another copy."
         ) from error

@@ -1,10 +1,12 @@
 """Files that version 0.1.0 wrote: every measure's guard, in the middle of its second task."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 import holdfast
@@ -43,7 +45,7 @@ def test_there_is_one_of_every_measure():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_they_load_as_they_were_and_are_written_again_alike(path, tmp_path):
+def test_they_load_as_they_were_and_are_written_with_a_checksum_and_nothing_else_more(path, tmp_path):
     guard = trained_guard(path.stem)
     guard.load(path)
     kept = load_file(path)
@@ -54,7 +56,22 @@ def test_they_load_as_they_were_and_are_written_again_alike(path, tmp_path):
     for name, tensor in kept.items():
         assert torch.equal(state["tensors"][name], tensor)
     guard.save(tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == path.read_bytes()
+    written = load_file(tmp_path / "again")
+    assert written.keys() == kept.keys()
+    assert all(tensor.dtype == kept[name].dtype and torch.equal(tensor, kept[name]) for name, tensor in written.items())
+    now = values(tmp_path / "again")
+    assert (now.pop("version"), now.pop("tensor_count"), len(now.pop("sha256"))) == (2, len(kept), 64)
+    assert {"version": 1, **now} == values(path)
+    resumed = trained_guard(path.stem)
+    resumed.load(tmp_path / "again")
+    resumed.save(tmp_path / "and again")
+    assert (tmp_path / "and again").read_bytes() == (tmp_path / "again").read_bytes()
+
+
+def values(path):
+    """Return what a file says beside its tensors."""
+    with safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()["holdfast"])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import holdfast
+from holdfast.whole_files import content_digest
 from tests.guard.helpers import batch, loss, net, weights
 
 WATCH = ["SIU", "SIB", "SOS", "posterior", "EWC-sampled", "MAS", "L2", "magnitude"]
@@ -116,12 +117,16 @@ def test_a_folder_that_is_missing_is_named(saved, tmp_path):
 
 
 def rewritten(path, tmp_path, change):
+    """Return a file with other content and a checksum that fits it, as if it had been saved so."""
     tensors = load_file(path)
     with safe_open(path, framework="pt") as file:
         state = json.loads(file.metadata()["holdfast"])
+    del state["sha256"]
     change(state, tensors)
+    state["tensor_count"] = len(tensors)
+    sealed = {**state, "sha256": content_digest(json.dumps(state), tensors)}
     target = tmp_path / "changed.safetensors"
-    save_file(tensors, target, metadata={"holdfast": json.dumps(state)})
+    save_file(tensors, target, metadata={"holdfast": json.dumps(sealed)})
     return target
 
 

@@ -376,6 +376,7 @@ def test_a_state_that_one_hold_refuses_is_taken_by_none():
     saved.consolidate()
     state = saved.state_dict()
     del state["tensors"]["hold/second/count"]
+    state["tensor_count"] -= 1  # as a hold of that name would have written it that keeps nothing
     guard = holdfast.Consolidator(linear(), "L2", holds=[Counting("first"), Counting("second")])
     with pytest.raises(StateError, match=r"The hold 'second' cannot go on from this state.*KeyError"):
         guard.load_state_dict(state)

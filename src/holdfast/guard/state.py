@@ -16,12 +16,20 @@ from torch import Tensor, nn
 from holdfast.errors import StateError
 from holdfast.forms import Diagonal, Matrix
 from holdfast.guard.batch_norm.frozen_statistics import with_statistics
+from holdfast.guard.distributed.ranks import ALONE
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import Memory, plain
 from holdfast.guard.noticing.new_classes import HeadGradients
+from holdfast.guard.state_checks import (
+    check_completeness,
+    check_dtype,
+    check_importance,
+    check_numbers,
+    check_values,
+)
 from holdfast.guard.state_files import VERSION
 from holdfast.holds.base import Hold, states_kept
-from holdfast.tensors.sharding import like_parameter
+from holdfast.tensors.sharding import is_sharded, like_parameter
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -75,12 +83,14 @@ def to_state(memory: Memory) -> dict[str, Any]:
                 tensors[f"total/{label}/{block}" + (f"#{part}" if part else "")] = tensor
     for hold in memory.holds:
         tensors |= {f"hold/{hold.name}/{name}": tensor for name, tensor in hold.state().items()}
+    state["tensor_count"] = len(tensors)
     return state
 
 
 def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     """Take over a state, if it is whole and of this model and these measures."""
-    _check_contents(memory, state)
+    check_values(state)
+    _check_settings(memory, state)
     tensors: Mapping[str, Tensor] = state["tensors"]
     parameters = parameters_of(memory, tensors, state["parameters"])
     _check_names(parameters, state)
@@ -90,6 +100,8 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     holds: dict[str, dict[str, Tensor]] = {f"hold/{hold.name}": {} for hold in memory.holds}
     for key, tensor in tensors.items():
         kind, name, part = place_of(memory, parameters, key, tensor.shape)
+        if not kind.startswith("hold/"):
+            check_dtype(key, tensor, parameters.get(name))
         if kind in kept:
             keep = _keeper(memory, kind)
             kept[kind][name] = keep(like_parameter(tensor.detach(), parameters[name]).clone(), parameters[name])
@@ -103,6 +115,15 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
         label: _restored(memory, ledger, totals[f"total/{label}"], parameters if ledger.form.elementwise else anchored)
         for label, ledger in memory.ledgers.items()
     }
+    check_completeness(state["tasks"], memory.driver, memory.ledgers, kept, restored)
+
+    def check_own_part() -> None:
+        check_numbers(kept)
+        for label, ledger in memory.ledgers.items():
+            check_importance(label, ledger, restored[label])
+
+    # Of sharded parameters each process sees its own part, and the others must not go on without one that refuses it.
+    (memory.ranks if any(map(is_sharded, parameters.values())) else ALONE).together(check_own_part)
     _load_holds(memory.holds, holds)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.steps = dict(state["steps"])
@@ -280,15 +301,7 @@ def _averages(memory: Memory) -> dict[str, dict[str, float]]:
     return {label: dict(ledger.weights) for label, ledger in memory.ledgers.items() if ledger.weights}
 
 
-def _check_contents(memory: Memory, state: Mapping[str, Any]) -> None:
-    if state.get("version") != VERSION:
-        raise StateError(
-            f"The state has version {state.get('version')!r}; this holdfast reads version {VERSION}. Use the holdfast "
-            "that wrote it."
-        )
-    absent = {"strength", "decay", "driver", "measures", "tasks", "steps", "parameters", "tensors"} - set(state)
-    if absent:
-        raise StateError(f"The state lacks {sorted(absent)}: it is not whole. Use another copy.")
+def _check_settings(memory: Memory, state: Mapping[str, Any]) -> None:
     if (state["driver"], state["measures"]) != (memory.driver, memory.settings):
         raise StateError(
             f"The state was made with {state['measures']}, driven by {state['driver']!r}; this Consolidator has "

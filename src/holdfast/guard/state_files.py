@@ -1,4 +1,8 @@
-"""Files of a Consolidator's state: safetensors, never pickles, and either whole or absent."""
+"""Files of a Consolidator's state: safetensors, never pickles, and either whole or absent.
+
+A file has a checksum of all that it holds, by which a single changed bit is noticed. Those of the first version of the
+layout, which holdfast 0.1.0 wrote, had none.
+"""
 
 import json
 import os
@@ -11,12 +15,16 @@ from torch import Tensor
 from holdfast.errors import StateError
 from holdfast.guard.distributed.ranks import Ranks
 from holdfast.tensors.sharding import is_sharded, whole
-from holdfast.whole_files import read_tensors, write_tensors
+from holdfast.whole_files import content_digest, read_tensors, write_tensors
 
-VERSION = 1
-"""The version of the state's layout."""
+VERSION = 2
+"""The version of the state's layout that is written."""
+READABLE = (1, 2)
+"""Those that are read."""
 
-_KEY = "holdfast"
+_KEY, _CHECKSUM = "holdfast", "sha256"
+_WITHOUT_CHECKSUM = 1
+"""The last version whose files have none."""
 
 
 def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) -> None:
@@ -35,7 +43,10 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) 
                     f"There is no folder {str(folder)!r}, so no state was written to {str(path)!r}. Make the folder "
                     "first."
                 )
-            write_tensors(path, tensors, {_KEY: json.dumps(rest)})
+            here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            # In one text, since safetensors writes several in an order of chance, and equal states have equal files.
+            sealed = {**rest, _CHECKSUM: content_digest(json.dumps(rest), here)}
+            write_tensors(path, here, {_KEY: json.dumps(sealed)})
 
     if any(map(is_sharded, state["tensors"].values())):
         ranks.each(write_first)
@@ -60,6 +71,34 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     tensors, metadata = read_tensors(path)
     if _KEY not in metadata:
         raise StateError(f"{str(path)!r} is a safetensors file, but not one that a Consolidator wrote.")
-    state: dict[str, Any] = json.loads(metadata[_KEY])
+    state = _values(metadata[_KEY], path)
+    if _CHECKSUM in state:
+        expected = state.pop(_CHECKSUM)
+        if content_digest(json.dumps(state), tensors) != expected:
+            raise StateError(
+                f"The content of {str(path)!r} does not match its checksum: it was damaged or changed since it was "
+                "written. Use another copy."
+            )
+    elif state.get("version") != _WITHOUT_CHECKSUM:
+        raise StateError(
+            f"{str(path)!r} has no checksum, as every file of version {state.get('version')!r} has: it was damaged or "
+            "changed since it was written. Use another copy."
+        )
     state["tensors"] = tensors
     return state
+
+
+def _values(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the values beside a file's tensors."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StateError(
+            f"{str(path)!r} is damaged: what it says beside its tensors cannot be read ({error}). Use another copy."
+        ) from error
+    if not isinstance(found, dict):
+        raise StateError(
+            f"{str(path)!r} is damaged: beside its tensors it holds a {type(found).__name__}; expected names with "
+            "their values. Use another copy."
+        )
+    return found

@@ -5,13 +5,14 @@ import hashlib
 import os
 import pickle
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from holdfast.errors import DataError
 from holdfast.lab import data
-from holdfast.lab.data import cifar, mnist
+from holdfast.lab.data import cifar, mnist, unpickling
 
 
 def digests(pixels, labels):
@@ -100,6 +101,18 @@ def test_a_file_that_unpacks_without_end_is_cut_off(mnist_folder, monkeypatch):
     monkeypatch.setattr(mnist, "_LARGEST", 100)
     with pytest.raises(DataError, match="bytes of data for a shape"):
         data.load("MNIST", folder)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2**32 - 1,) * 3, (2**31, 2**31, 4), (0, 2**31, 2**31), (2**16, 2**16, 2**32 - 1), (0, 28, 28)]
+)
+def test_sizes_that_are_announced_and_not_there_are_refused(mnist_folder, shape):
+    folder, _ = mnist_folder
+    path = folder / mnist.FOLDER / "train-images-idx3-ubyte.gz"
+    for body in (b"", bytes(1000)):
+        path.write_bytes(gzip.compress(bytes((0, 0, 8, 3)) + struct.pack(">3I", *shape) + body))
+        with pytest.raises(DataError, match="bytes of data for a shape"):
+            data.load("MNIST", folder)
 
 
 # CIFAR
@@ -224,6 +237,73 @@ def test_truncated_swapped_and_absent_cifar_files(cifar_folder):
     (ten / "data_batch_1").unlink()
     with pytest.raises(DataError, match="HOLDFAST_DATA"):
         data.load("CIFAR-10", folder)
+
+
+BOMBS = {
+    "nine bytes that take four gigabytes": b"\x80\x02Nr\xff\xff\xff\x1f.",
+    "nested tuples": b"\x80\x02}" + b")" + b"\x85" * 300_000 + b"Ns.",
+    "nested tuples as a name": b"\x80\x04\x8c\x05numpy)" + b"\x85" * 300_000 + b"\x93.",
+    "nested lists": b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".",
+    "nested marks": b"\x80\x02" + b"(" * 300_000 + b"t" * 300_000 + b".",
+    "a text that is encoded over and over": b"\x80\x02c_codecs\nencode\nq\x00X\x00\x00\x10\x00"
+    + b"a" * 2**20
+    + b"q\x01]"
+    + b"h\x00h\x01\x85Ra" * 50_000
+    + b".",
+    "bytes that are announced and not there": b"\x80\x02T\xff\xff\xff\x7f.",
+    "more bytes than any memory has": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
+    "a number of 2 GB": b"\x80\x02\x8b\xff\xff\xff\x7f.",
+    "no end": b"\x80\x02" + b"N" * (2**20 + 1),
+    "nothing to take": b"\x80\x020.",
+    "an empty stack": b"\x80\x02.",
+    "a mark that is not there": b"\x80\x02Nt.",
+    "what was never noted": b"\x80\x02h\x07.",
+    "a tuple that is doubled": b"\x80\x02)q\x00" + b"h\x00h\x00\x86q\x00" * 10_000 + b".",
+    "a list within itself": b"\x80\x02]q\x00h\x00a.",
+    "a shape of many dimensions": pickle.dumps(np.zeros((1,) * 30, np.uint8), protocol=2),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_pickle_that_would_exhaust_or_end_the_process_is_refused(cifar_folder, name):
+    folder, _ = cifar_folder
+    path = folder / cifar.FOLDER_10 / "data_batch_4"
+    path.write_bytes(BOMBS[name])
+    with pytest.raises(DataError, match="CIFAR's files"):
+        data.load("CIFAR-10", folder)
+
+
+@pytest.mark.parametrize("name", [name for name, content in BOMBS.items() if len(content) < 100])
+def test_a_few_bytes_take_little_memory(cifar_folder, name):
+    folder, _ = cifar_folder
+    (folder / cifar.FOLDER_10 / "data_batch_1").write_bytes(BOMBS[name])
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="CIFAR's files"):
+            data.load("CIFAR-10", folder)
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_is_too_long_for_cifar_is_not_read_to_its_end(cifar_folder, monkeypatch):
+    folder, _ = cifar_folder
+    monkeypatch.setattr(unpickling, "_LARGEST", 1000)
+    with pytest.raises(DataError, match="more than 1000 bytes"):
+        data.load("CIFAR-10", folder)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_a_copy_that_holds_more_or_less_beside_the_images_is_as_good(cifar_folder, protocol):
+    """As copies of CIFAR-10 do that lack the files' names, or were written again by another Python."""
+    folder, (pixels, _) = cifar_folder
+    for i in range(1, 6):
+        path = folder / cifar.FOLDER_10 / f"data_batch_{i}"
+        content = pickle.loads(path.read_bytes(), encoding="bytes")
+        del content[b"batch_label"]
+        more = {b"filenames": [b"a_\xe9.png"] * 3, "nested": {"a": [(1, (2, None)), True, -7]}}
+        path.write_bytes(pickle.dumps(content | more, protocol=protocol))
+    assert (data.load("CIFAR-10", folder).train.pixels.numpy().reshape(15, -1) == pixels).all()
 
 
 # Where data lie

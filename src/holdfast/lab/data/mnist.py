@@ -1,6 +1,7 @@
 """MNIST, from the gzipped idx files of its authors."""
 
 import gzip
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -43,19 +44,23 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
     The file starts with two zeros, the type and the number of dimensions, then each dimension's length as a
     big-endian integer.
     """
+    header = 4 + 4 * dimensions
     try:
         with gzip.open(path, "rb") as file:
-            content = file.read(_LARGEST + 1)
+            start = file.read(header)
+            if len(start) < header or start[:4] != bytes((0, 0, _UNSIGNED_BYTE, dimensions)):
+                raise DataError(
+                    f"{path} starts with {start[:4].hex(' ')!r}; expected an idx file of unsigned bytes with "
+                    f"{dimensions} dimensions. Another file may have been put in its place."
+                )
+            shape = struct.unpack(f">{dimensions}I", start[4:])
+            size = math.prod(shape)  # which no fixed number of bits holds
+            content = file.read(min(size, _LARGEST) + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is not a whole gzip file ({error}). Download it again.") from error
-    header = 4 + 4 * dimensions
-    if len(content) < header or content[:4] != bytes((0, 0, _UNSIGNED_BYTE, dimensions)):
+    if len(content) != size or not size:
+        more = "more than " if len(content) > min(size, _LARGEST) else ""
         raise DataError(
-            f"{path} starts with {content[:4].hex(' ')!r}; expected an idx file of unsigned bytes with {dimensions} "
-            "dimensions. Another file may have been put in its place."
+            f"{path} holds {more}{len(content) - bool(more)} bytes of data for a shape {shape}: truncated or changed."
         )
-    shape = struct.unpack(f">{dimensions}I", content[4:header])
-    body = np.frombuffer(content, np.uint8, offset=header)
-    if body.size != np.prod(shape, dtype=np.int64):
-        raise DataError(f"{path} holds {body.size} bytes of data for a shape {shape}: truncated or changed.")
-    return body.reshape(shape)
+    return np.frombuffer(content, np.uint8).reshape(shape)

@@ -14,6 +14,7 @@ from holdfast.lab.experiments.running.events import (
     RunProgress,
     RunSkipped,
     RunStarted,
+    StoreDamaged,
 )
 from holdfast.lab.experiments.running.executor import execute
 from holdfast.lab.experiments.specs.paper_specs import paper_spec
@@ -45,6 +46,7 @@ __all__ = [
     "Source",
     "Spec",
     "Store",
+    "StoreDamaged",
     "Summary",
     "execute",
     "load_source",

@@ -91,7 +91,7 @@ def reproduce(
     with _writing(folder):
         index = write_report(report, folder, csv_files(results, specs))
     statuses = [results.status(spec) for spec in specs]
-    damage = [*filter(None, map(results.damage, specs)), *damaged_searches.values()]
+    damage = [*filter(None, map(results.damage, specs)), *damaged_searches.values(), *store.group_damage()]
     return Reproduction(
         index,
         tuple(specs),

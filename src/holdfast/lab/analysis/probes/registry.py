@@ -12,7 +12,8 @@ from holdfast.lab.analysis.probes.scatter import Scatter
 from holdfast.lab.training import Observer
 
 _OF_STEPS = {"path": Path, "noise": Noise}
-_NAMES = ("importances", "scatter", *_OF_STEPS)
+PROBES = ("importances", "scatter", *_OF_STEPS)
+"""Their names."""
 
 
 def make_probe(text: str, *, seed: int) -> tuple[str, Observer]:
@@ -23,8 +24,8 @@ def make_probe(text: str, *, seed: int) -> tuple[str, Observer]:
         seed: decides what it samples.
     """
     name, colon, number = text.partition(":")
-    if name not in _NAMES:
-        raise ConfigurationError(f"No probe is called {name!r}; there are {', '.join(_NAMES)}.")
+    if name not in PROBES:
+        raise ConfigurationError(f"No probe is called {name!r}; there are {', '.join(PROBES)}.")
     if name in _OF_STEPS:
         if colon and not (number.isascii() and number.isdigit()):
             raise ConfigurationError(f"The probe {text!r}: expected a whole number of steps, such as '{name}:100'.")

@@ -30,7 +30,7 @@ def report(specs: Sequence[Spec], store: Store, summary: Summary, *, as_json: bo
         )
     elif lines:
         print_comparison(lines, results())
-    complain(entry.damage for entry in entries)
+    complain([*(entry.damage for entry in entries), *summary.damaged])
     if summary.interrupted:
         messages().print(f"Stopped with {len(found)} of {len(specs)} runs finished. The same command goes on.")
         raise typer.Exit(ExitCode.INTERRUPTED)

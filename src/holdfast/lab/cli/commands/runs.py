@@ -1,5 +1,6 @@
 """``holdfast runs``: what is in a store."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,7 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.errors import ConfigurationError, StoreError
+from holdfast.errors import ConfigurationError, DamagedError, StoreError
 from holdfast.lab.cli.arguments import DEFAULT_STORE, StoreFolder
 from holdfast.lab.cli.exits import complain
 from holdfast.lab.cli.interrupt import loading
@@ -54,34 +55,48 @@ def show_run(
 
     place = _existing(store)
     found = _find(place, id)
-    result, failures = place.get(found), place.failures(found)
-    observations = list(place.observations(found))
+    entry = place.entry(found)
+    observations, damage = _observed(place, found)
     if as_json:
         print_json(
             {
                 "id": found,
-                "status": place.status(found),
-                "spec": place.spec(found).to_dict(),
-                "result": None if result is None else result.to_dict(),
-                "failures": [failure.to_dict() for failure in failures],
+                "status": entry.status,
+                "spec": None if entry.spec is None else entry.spec.to_dict(),
+                "result": None if entry.result is None else entry.result.to_dict(),
+                "failures": [failure.to_dict() for failure in entry.failures],
                 "observations": observations,
             }
         )
-        return
+    else:
+        _print_entry(entry, observations)
+    complain(dict.fromkeys([*entry.damage.splitlines(), *damage]))
+
+
+def _observed(store: Store, id: str) -> tuple[list[str], list[str]]:
+    """Return which probes have left something that can be read, and what cannot."""
+    try:
+        return list(store.observations(id)), []
+    except DamagedError as error:
+        return [], [str(error)]
+
+
+def _print_entry(entry: Entry, observations: Sequence[str]) -> None:
     console = results()
-    console.print(f"run {found}: {place.status(found)}", style="bold")
+    console.print(f"run {entry.id}: {entry.status}", style="bold")
     shown = pairs()
-    for name, value in fields_of(place.spec(found)).items():
+    for name, value in ({} if entry.spec is None else fields_of(entry.spec)).items():
         shown.add_row(name.replace("_", " "), shown_value(value))
     console.print(shown)
-    if result is not None:
+    if entry.result is not None:
         console.print("\nWhat came out", style="bold")
-        console.print(_figures(result))
+        console.print(_figures(entry.result))
         console.print("\nAccuracy in % on every task, after learning each", style="bold")
-        console.print(_matrix(result))
+        console.print(_matrix(entry.result))
     if observations:
-        console.print(f"\nObservations, for Store.observations({found!r}): {', '.join(observations)}", soft_wrap=True)
-    for failure in failures:
+        said = f"\nObservations, for Store.observations({entry.id!r}): {', '.join(observations)}"
+        console.print(said, soft_wrap=True)
+    for failure in entry.failures:
         console.print(f"failed at {moment(failure.failed_at)} on {failure.device}: {failure.reason}", style="red")
 
 

@@ -4,7 +4,7 @@ import typer
 from rich.table import Table
 
 from holdfast.lab.cli.commands.comparison import mean_and_error
-from holdfast.lab.cli.exits import ExitCode
+from holdfast.lab.cli.exits import ExitCode, complain
 from holdfast.lab.cli.output import messages, print_json, results, table
 from holdfast.lab.experiments import Point, SearchOutcome, Store
 
@@ -28,6 +28,7 @@ def report_search(outcome: SearchOutcome, store: Store, *, as_json: bool) -> Non
         if outcome.test is not None:
             others = f"{outcome.test.seeds} other seed{'s' * (outcome.test.seeds > 1)}"
             console.print(f"On test data, over {others}: {_figure(outcome.test)} %")
+    complain(store.group_damage())
     if outcome.stopped == "interrupted":
         messages().print(f"Stopped with {len(outcome.points)} points of the grid tried. The same command goes on.")
         raise typer.Exit(ExitCode.INTERRUPTED)

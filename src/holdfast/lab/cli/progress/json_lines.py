@@ -13,6 +13,7 @@ from holdfast.lab.experiments import (
     RunSkipped,
     RunStarted,
     Spec,
+    StoreDamaged,
 )
 from holdfast.lab.training.metrics import average_accuracies
 
@@ -29,7 +30,7 @@ class JsonLines(Display):
         print_json({"event": "stopping"})
 
 
-def plain(event: Event) -> dict[str, Any]:
+def plain(event: Event) -> dict[str, Any]:  # noqa: PLR0911 (one for each event)
     """Return an event as plain values."""
     match event:
         case RunStarted(spec, resumed, side_by_side, steps):
@@ -60,6 +61,8 @@ def plain(event: Event) -> dict[str, Any]:
             ids = [spec.id for spec in specs]
             said = {"kept": str(kept), "reason": reason, "going_on": going_on}
             return {"event": "checkpoint rejected", "ids": ids, **said}
+        case StoreDamaged(reason):
+            return {"event": "store damaged", "reason": reason}
 
 
 def _who(spec: Spec) -> dict[str, Any]:

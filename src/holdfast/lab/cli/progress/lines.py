@@ -16,13 +16,14 @@ from holdfast.lab.experiments import (
     RunProgress,
     RunSkipped,
     RunStarted,
+    StoreDamaged,
 )
 
 _EVERY = 60.0
 """Seconds without a line after which there is one about where runs stand."""
 
 
-def line_of(event: Event, label: Label = label_of_group) -> tuple[str, str] | None:
+def line_of(event: Event, label: Label = label_of_group) -> tuple[str, str] | None:  # noqa: PLR0911 (one for each)
     """Return the line that is worth keeping of an event, with its style; most are only of the moment."""
     match event:
         case RunStarted(spec, resumed=True):
@@ -39,6 +40,8 @@ def line_of(event: Event, label: Label = label_of_group) -> tuple[str, str] | No
         case CheckpointRejected(specs, kept, reason, going_on):
             said = f"a checkpoint cannot be used ({reason}); it is kept as {kept}, and training goes on {going_on}"
             return f"{label(specs)}: {said}", "yellow"
+        case StoreDamaged(reason):
+            return reason, "red"
     return None
 
 

@@ -143,7 +143,7 @@ class _Spreader:
             self.store.tidy_groups()
             # Runs that another process has are asked for again at the end, in case that it was killed.
             for _ in range(2):
-                specs = self._spread(plan(specs, self.store, self.work.side_by_side))
+                specs = self._spread(plan(specs, self.store, self.work.side_by_side, self.books.complain))
         finally:
             self._abandon()
         if self.problem is not None:

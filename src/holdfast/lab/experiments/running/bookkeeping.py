@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.errors import DamagedError
-from holdfast.lab.experiments.running.events import Event, RunFailed, RunFinished, RunSkipped
+from holdfast.lab.experiments.running.events import Event, RunFailed, RunFinished, RunSkipped, StoreDamaged
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.run_results import Result
 from holdfast.lab.experiments.store.store import RunClaim, Store
@@ -19,6 +19,8 @@ class Summary:
     finished: list[Result] = field(default_factory=list)
     failed: list[RunFailed] = field(default_factory=list)
     skipped: list[RunSkipped] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    """Which files beside those of these runs cannot be used, and why; those of a run are in why it was skipped."""
     interrupted: bool = False
     """Whether there was a request to stop; what was under way goes on from its checkpoint next time."""
 
@@ -47,8 +49,8 @@ class Bookkeeping:
         """Whether a run's result is missing; that of a failed one only where it is to be tried again."""
         status = self.store.status(spec.id)
         if status == "finished":
-            self.store.tidy(spec)
-            self.tell(RunSkipped(spec, "finished already"))
+            if self._tell_finished(spec):
+                self.store.tidy(spec)
         elif status == "failed" and not retry:
             self.tell(RunSkipped(spec, "failed before", self._why_failed(spec)))
         elif status == "damaged":  # the other runs have nothing to do with it
@@ -56,6 +58,19 @@ class Bookkeeping:
         else:
             return True
         return False
+
+    def _tell_finished(self, spec: Spec) -> bool:
+        """Say that a run has a result, and return whether that can be used.
+
+        One that cannot is not made again: it may be restored, and what is in a store is never written over.
+        """
+        try:
+            self.store.get(spec.id)
+        except DamagedError as error:
+            self.tell(RunSkipped(spec, "damaged", str(error)))
+            return False
+        self.tell(RunSkipped(spec, "finished already"))
+        return True
 
     def _why_failed(self, spec: Spec) -> str:
         try:
@@ -78,7 +93,7 @@ class Bookkeeping:
                 # It may have finished between the look at the store and the claim.
                 if self.store.status(spec.id) == "finished":
                     claims.pop(spec.id).release()
-                    self.tell(RunSkipped(spec, "finished already"))
+                    self._tell_finished(spec)
             yield claims, busy
         finally:
             for claim in claims.values():
@@ -90,6 +105,11 @@ class Bookkeeping:
             self.summary.interrupted = True
         return self.summary.interrupted
 
+    def complain(self, damage: str) -> None:
+        """Name what cannot be used, once."""
+        if damage not in self.summary.damaged:
+            self.tell(StoreDamaged(damage))
+
     def tell(self, event: Event) -> None:
         """Take in what happened, and pass it on."""
         match event:
@@ -99,5 +119,7 @@ class Bookkeeping:
                 self.summary.failed.append(event)
             case RunSkipped():
                 self.summary.skipped.append(event)
+            case StoreDamaged(reason):
+                self.summary.damaged.append(reason)
         if self._on_event is not None:
             self._on_event(event)

@@ -67,4 +67,12 @@ class CheckpointRejected:
     """Where the runs go on: ``"from the beginning"``, or from a step of a task, as in ``"from task 2, step 0"``."""
 
 
-Event = RunStarted | RunProgress | RunFinished | RunFailed | RunSkipped | CheckpointRejected
+@dataclass(frozen=True)
+class StoreDamaged:
+    """Something in the store cannot be used; the runs that it has nothing to do with go on."""
+
+    reason: str
+    """Which file it is, and what to do about it."""
+
+
+Event = RunStarted | RunProgress | RunFinished | RunFailed | RunSkipped | CheckpointRejected | StoreDamaged

@@ -107,7 +107,7 @@ class _Executor:
         # Runs that another process has are asked for again at the end, in case that it was killed.
         for _ in range(2):
             busy: list[Spec] = []
-            for group in plan(left, self.store, together):
+            for group in plan(left, self.store, together, self.books.complain):
                 if not self.books.should_stop():
                     busy += self._run_group(group)
             left = busy

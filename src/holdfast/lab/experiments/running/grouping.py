@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from holdfast.errors import DamagedError
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.checkpoints import has_checkpoint
 from holdfast.lab.experiments.store.store import Store
@@ -19,19 +20,32 @@ class Group:
     """Those whose result is still to be written; the others take part because they did when the group was begun."""
 
 
-def plan(specs: Sequence[Spec], store: Store, side_by_side: int) -> list[Group]:
+def plan(specs: Sequence[Spec], store: Store, side_by_side: int, complain: Callable[[str], None]) -> list[Group]:
     """Return all runs in groups.
 
     First come those that were begun together, which go on together however many are asked for now: a checkpoint is of
-    all of them. Then come the others, as many as fit.
+    all of them. Then come the others, as many as fit, and those whose group cannot be read, of which it is told.
+
+    Args:
+        specs: the runs.
+        store: where they were begun.
+        side_by_side: how many may train together.
+        complain: is told of every file that cannot be used.
     """
     left = {spec.id: spec for spec in specs}
     groups = []
+    for damage in store.group_damage():
+        complain(damage)
     for ids in store.begun_groups():
         wanted = tuple(left[run] for run in ids if run in left and store.status(run) == "started")
         over = sum(store.status(run) in ("finished", "failed") for run in ids)
         if wanted and len(wanted) + over == len(ids):
-            groups.append(Group(tuple(store.spec(run) for run in ids), wanted))
+            try:
+                members = tuple(left[run] if run in left else store.spec(run) for run in ids)
+            except DamagedError as error:
+                complain(f"{error} Without it, the runs that were begun together with this one begin anew.")
+                continue
+            groups.append(Group(members, wanted))
             for spec in wanted:
                 del left[spec.id]
     alike: dict[Spec | str, list[Spec]] = {}

@@ -1,5 +1,6 @@
 """Checkpoints of runs: the last finished task's and a later one within a task, both kept until the run has finished."""
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -102,12 +103,28 @@ class Checkpoints:
             self._path(_WITHIN).unlink(missing_ok=True)
 
     def _read(self, path: Path) -> Checkpoint:
-        content = read_nested(path)
-        belongs = content["belongs"]
+        belongs, checkpoint = _parts(path)
         for what, here in self._belongs.items():
-            if belongs[what] != here:
-                raise StateError(f"{str(path)!r} was made with {what} {belongs[what]}; here it is {here}.")
-        return Checkpoint(**content["checkpoint"])
+            if belongs.get(what) != here:
+                raise StateError(f"{str(path)!r} was made with {what} {belongs.get(what)}; here it is {here}.")
+        return checkpoint
+
+
+def _parts(path: Path) -> tuple[dict[str, Any], Checkpoint]:
+    """Return whose a checkpoint is, and the checkpoint."""
+    content = read_nested(path)
+    try:
+        return dict(content["belongs"]), Checkpoint(**content["checkpoint"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"{str(path)!r} holds a nested state, but not a checkpoint's.") from error
+
+
+def runs_in_checkpoint(folder: Path) -> Any:
+    """Return which runs the checkpoint in a folder is of, by itself; ``None`` where none can be read."""
+    for name in (_FINISHED, _WITHIN):
+        with contextlib.suppress(StateError, OSError):
+            return _parts(folder / (name + _SUFFIX))[0].get("runs")
+    return None
 
 
 def is_checkpoint(path: Path) -> bool:

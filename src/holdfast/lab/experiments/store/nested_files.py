@@ -4,17 +4,15 @@ The tensors are stored by number, and the file's metadata holds the structure th
 over all of it, so that a single changed byte is noticed.
 """
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from holdfast.errors import StateError
-from holdfast.whole_files import read_tensors, write_tensors
+from holdfast.whole_files import content_digest, read_tensors, write_tensors
 
 _STRUCTURE, _CHECKSUM = "structure", "sha256"
 
@@ -35,11 +33,7 @@ class Flattened:
     @property
     def digest(self) -> str:
         """A sha256 over everything."""
-        found = hashlib.sha256(self.structure.encode())
-        for name, tensor in sorted(self.tensors.items()):
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        return found.hexdigest()
+        return content_digest(self.structure, self.tensors)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the state, whole or not at all."""
@@ -56,7 +50,10 @@ def read_nested(path: str | os.PathLike[str]) -> Any:
         raise StateError(
             f"The content of {str(path)!r} does not match its checksum: it was damaged since it was written."
         )
-    return _rebuild(json.loads(structure), tensors)
+    try:
+        return _rebuild(json.loads(structure), tensors)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:  # written so, with a checksum that fits
+        raise StateError(f"{str(path)!r} holds no nested state ({type(error).__name__}: {error}).") from error
 
 
 def _flatten(value: Any, tensors: dict[str, Tensor]) -> Any:

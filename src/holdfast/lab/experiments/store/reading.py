@@ -5,11 +5,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from holdfast.errors import ConfigurationError, DamagedError
+from holdfast.errors import DamagedError
+from holdfast.lab.experiments.specs.canonical import digest_of
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.user_paths import advice, culprit
 
 T = TypeVar("T")
+_CHECKSUM = "checksum"
+_OUTSIDE = "it was changed from outside"
 
 
 def is_there(path: Path) -> bool:
@@ -25,33 +28,48 @@ def is_there(path: Path) -> bool:
 
 def read_json(path: Path) -> Any:
     """Return what a file holds; ``None`` if there is none."""
-    how = "it was changed from outside"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise unreadable(path, error) from error
-    except ValueError as error:
-        raise _damaged(path, error, how) from error
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, error, _OUTSIDE) from error
     if content is None:
-        raise _damaged(path, "null", how)
+        raise damaged(path, "null", _OUTSIDE)
     return content
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is to be written with a checksum of it, by which a change from outside is noticed."""
+    return {**values, _CHECKSUM: digest_of(values)}
+
+
+def unsealed(content: Any, path: Path) -> Any:
+    """Return what was sealed; what was written before there were checksums, by holdfast 0.1.0, is as it is."""
+    if not isinstance(content, Mapping) or _CHECKSUM not in content:
+        return content
+    values = {key: value for key, value in content.items() if key != _CHECKSUM}
+    if parsed(digest_of, values, path) != content[_CHECKSUM]:
+        raise damaged(path, "its content does not match its checksum", _OUTSIDE)
+    return values
 
 
 def parsed(parse: Callable[[Mapping[str, Any]], T], content: Mapping[str, Any], path: Path) -> T:
     """Return what a file's content means."""
     try:
         return parse(content)
-    except (ConfigurationError, TypeError, AttributeError, KeyError) as error:
-        raise _damaged(path, error, "it was changed from outside, or written by another version") from error
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise damaged(path, error, f"{_OUTSIDE}, or written by another version") from error
 
 
 def check_belonging(spec: Spec, path: Path) -> None:
     """Refuse a file that was copied from another run's folder."""
-    if spec.id != path.parent.name:
+    own = parsed(lambda _: spec.id, {}, path)
+    if own != path.parent.name:
         raise DamagedError(
-            f"{path} belongs to run {spec.id}, not to {path.parent.name}: it was copied or changed from outside. "
+            f"{path} belongs to run {own}, not to {path.parent.name}: it was copied or changed from outside. "
             "Restore it, or remove the folder to make the run again."
         )
 
@@ -62,5 +80,6 @@ def unreadable(path: Path, error: OSError) -> DamagedError:
     return DamagedError(f"{culprit(path, error)} could not be read: {error.strerror or error}. {what_to_do}")
 
 
-def _damaged(path: Path, error: Exception | str, how: str) -> DamagedError:
+def damaged(path: Path, error: Exception | str, how: str) -> DamagedError:
+    """Return what to say of a file whose content cannot be used."""
     return DamagedError(f"{path} is damaged ({str(error).rstrip('.')}): {how}. Restore or remove it.")

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.training.metrics import average_accuracy, backward_transfer, forgetting, forward_transfer
-from holdfast.settings import check_fields, written
+from holdfast.settings import check_fields, check_keys, written
 
 
 @dataclass(frozen=True)
@@ -86,23 +87,36 @@ class Result:
             untrained=tuple(given["untrained"]),
         )
         result = cls(**values)
-        result._check_types()
+        result._check_values()
+        result._check_metrics(given["metrics"])
         return result
 
-    def _check_types(self) -> None:
-        """Refuse what could not be shown later: a file may have been changed since it was written."""
+    def _check_values(self) -> None:
+        """Refuse what no run can have left behind: a file may have been changed since it was written."""
         count = self.spec.tasks
         rows = (*self.matrix, self.untrained)
-        whole = len(self.matrix) == count and all(len(row) == count and all(map(_is_number, row)) for row in rows)
+        whole = len(self.matrix) == count and all(len(row) == count and all(map(_is_share, row)) for row in rows)
         if not whole:
-            raise ConfigurationError(f"The result's accuracies are not {count} numbers for each of {count} tasks.")
-        numbers = ("training_seconds", "total_seconds", "side_by_side", "resumed")
-        texts = ("state_digest", "device", "finished_at")
-        wrong = [name for name in numbers if not _is_number(getattr(self, name))]
-        wrong += [name for name in texts if not isinstance(getattr(self, name), str)]
-        wrong += ["versions"] * (not isinstance(self.versions, Mapping))
-        if wrong:
-            raise ConfigurationError(f"The result has {', '.join(wrong)} of the wrong type.")
+            raise ConfigurationError(
+                f"The result's accuracies are not {count} numbers from 0 to 1 for each of {count} tasks."
+            )
+        right = {
+            "training_seconds": _is_number(self.training_seconds) and self.training_seconds >= 0,
+            "total_seconds": _is_number(self.total_seconds) and self.total_seconds >= 0,
+            "side_by_side": type(self.side_by_side) is int and self.side_by_side >= 1,
+            "resumed": type(self.resumed) is int and self.resumed >= 0,
+            "state_digest": isinstance(self.state_digest, str),
+        }
+        _refuse_wrong("The result", right | _origin(self, self.finished_at, "finished_at"))
+
+    def _check_metrics(self, given: Any) -> None:
+        """Refuse metrics that do not follow from the accuracies: one of the two was changed."""
+        check_keys(given, self.metrics, "The result's metrics")
+        for name, value in self.metrics.items():
+            told = given[name]
+            same = told is None if math.isnan(value) else _is_number(told) and math.isclose(told, value, abs_tol=1e-9)
+            if not same:
+                raise ConfigurationError(f"The result tells a {name} of {told}, and its accuracies make {value}.")
 
 
 @dataclass(frozen=True)
@@ -124,11 +138,45 @@ class Failure:
     def from_dict(cls, given: Mapping[str, Any]) -> "Failure":
         """Return the failure of :meth:`to_dict`."""
         check_fields(given, cls, "The failure")
-        return cls(**given)
+        failure = cls(**given)
+        right = {"reason": isinstance(failure.reason, str)}
+        _refuse_wrong("The failure", right | _origin(failure, failure.failed_at, "failed_at"))
+        return failure
+
+
+def _origin(found: Result | Failure, moment: object, name: str) -> dict[str, bool]:
+    """Return by name whether what says where and when something was made is of the right form."""
+    return {
+        "device": isinstance(found.device, str),
+        "commit": found.commit is None or isinstance(found.commit, str),
+        "versions": isinstance(found.versions, Mapping)
+        and all(isinstance(version, str) for version in found.versions.values()),
+        name: _is_moment(moment),
+    }
+
+
+def _refuse_wrong(what: str, right: Mapping[str, bool]) -> None:
+    if wrong := [name for name, fits in right.items() if not fits]:
+        raise ConfigurationError(f"{what} has {', '.join(wrong)} of the wrong type, or out of range.")
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and _is_number(value) and 0 <= value <= 1
+
+
+def _is_moment(value: object) -> bool:
+    """Whether something is a time as ISO 8601 has it."""
+    if not isinstance(value, str):
+        return False
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        return False
+    return True
 
 
 Status = Literal["finished", "failed", "started", "unknown", "damaged"]

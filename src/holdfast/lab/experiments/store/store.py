@@ -15,18 +15,29 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import ConfigurationError, DamagedError, StateError, StoreError
+from holdfast.lab.analysis.probes.registry import PROBES
 from holdfast.lab.experiments.specs.canonical import digest_of
 from holdfast.lab.experiments.specs.source_files import source_digest
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.checkpoints import has_checkpoint, remove_checkpoints
+from holdfast.lab.experiments.store.groups import MEMBERS, groups_in
 from holdfast.lab.experiments.store.locks import Lock
 from holdfast.lab.experiments.store.nested_files import Flattened, read_nested
-from holdfast.lab.experiments.store.reading import check_belonging, is_there, parsed, read_json, unreadable
+from holdfast.lab.experiments.store.reading import (
+    check_belonging,
+    is_there,
+    parsed,
+    read_json,
+    sealed,
+    unreadable,
+    unsealed,
+)
 from holdfast.lab.experiments.store.run_results import Entry, Failure, Result, Status
 from holdfast.lab.user_paths import user_path
 from holdfast.whole_files import remove_unfinished, write_whole
@@ -37,6 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _OBSERVATIONS = "observations.safetensors"
 _ID_LENGTH = 16
+_FAILURE = re.compile(r"failure-([1-9][0-9]{0,8})\.json")
 
 
 class Store:
@@ -69,6 +81,7 @@ class Store:
         status = self.status(found)
         spec = None if status == "unknown" else tried(lambda: self.spec(found))
         result, failures = tried(lambda: self.get(found)), tried(lambda: self.failures(found))
+        complaints += [_stray(path) for path in _failure_files(self.run_folder(found))[1]]
         if result is not None:
             tried(lambda: self._check_observed(result))
         damage = "\n".join(dict.fromkeys(complaints))  # of a folder that cannot be read, every file says the same
@@ -88,7 +101,7 @@ class Store:
         content = read_json(path)
         if content is None:
             return None
-        result = parsed(Result.from_dict, content, path)
+        result = parsed(Result.from_dict, unsealed(content, path), path)
         check_belonging(result.spec, path)
         return result
 
@@ -100,11 +113,16 @@ class Store:
                 self._check_observed(result)
             return {}
         try:
-            found: dict[str, dict[str, Any]] = read_nested(path)
+            found = read_nested(path)
         except StateError as error:
             raise DamagedError(f"{error} Remove the folder {path.parent} to make the run again.") from error
         except OSError as error:
             raise unreadable(path, error) from error
+        if not isinstance(found, dict) or not set(found) <= set(PROBES):
+            raise DamagedError(
+                f"{path} is not what probes have seen: another file was put in its place. Restore it, or remove the "
+                f"folder {path.parent} to make the run again."
+            )
         return found
 
     def has_observations(self, run: Spec | str) -> bool:
@@ -113,12 +131,8 @@ class Store:
 
     def failures(self, run: Spec | str) -> list[Failure]:
         """Return why a run could not go on, each time that it could not."""
-        folder = self.run_folder(self.find(run))
-        try:
-            paths = sorted(folder.glob("failure-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
-        except OSError as error:
-            raise unreadable(folder, error) from error
-        return [parsed(Failure.from_dict, read_json(path) or {}, path) for path in paths]
+        numbered, _ = _failure_files(self.run_folder(self.find(run)))
+        return [parsed(Failure.from_dict, unsealed(read_json(path) or {}, path), path) for path in numbered]
 
     def ids(self) -> list[str]:
         """Return the ids of all runs that were ever begun."""
@@ -213,13 +227,12 @@ class Store:
 
     def tidy_groups(self) -> None:
         """Remove what is left of groups whose runs have all finished."""
-        for members in self.folder.glob("groups/*/members.json"):
-            ids = read_json(members) or ()
-            if all(self.status(run) == "finished" for run in ids):
+        for group in groups_in(self.folder):
+            if not group.damage and all(self.status(run) == "finished" for run in group.ids):
                 with contextlib.suppress(OSError):  # it does no harm where it is
-                    remove_checkpoints(members.parent)
-                    members.unlink()
-                    members.parent.rmdir()
+                    remove_checkpoints(group.folder)
+                    (group.folder / MEMBERS).unlink()
+                    group.folder.rmdir()
 
     def keep_source(self, content: bytes) -> None:
         """Add the file that runs are made from, unless it is there."""
@@ -259,13 +272,16 @@ class Store:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(folder)
-            write_whole(folder / "members.json", _json(list(ids)))
+            write_whole(folder / MEMBERS, _json(list(ids)))
         return folder
 
     def begun_groups(self) -> list[tuple[str, ...]]:
         """Return the ids of runs that have a checkpoint together, in the order in which they train."""
-        folders = [path.parent for path in sorted(self.folder.glob("groups/*/members.json"))]
-        return [tuple(read_json(folder / "members.json") or ()) for folder in folders if has_checkpoint(folder)]
+        return [group.ids for group in groups_in(self.folder) if not group.damage and group.has_checkpoint]
+
+    def group_damage(self) -> list[str]:
+        """Return which groups of runs that were begun together cannot go on so, and why."""
+        return [group.damage for group in groups_in(self.folder) if group.damage]
 
     def _check_observed(self, result: Result) -> None:
         """Refuse a run that had probes where nothing is left of what they have seen."""
@@ -302,7 +318,7 @@ class RunClaim:
         with writing(path):
             if observations:  # before the result, whose presence says that all is there
                 Flattened.of(dict(observations)).write(self._folder / _OBSERVATIONS)
-            write_whole(path, _json(result.to_dict()))
+            write_whole(path, _json(sealed(result.to_dict())))
 
     def fail(self, failure: Failure) -> None:
         """Add why the run could not go on."""
@@ -310,7 +326,7 @@ class RunClaim:
         while (path := self._folder / f"failure-{number}.json").exists():
             number += 1
         with writing(path):
-            write_whole(path, _json(failure.to_dict()))
+            write_whole(path, _json(sealed(failure.to_dict())))
 
     def release(self) -> None:
         """Let others have it."""
@@ -351,6 +367,21 @@ def _holds(path: Path, spec: Spec) -> bool:
         return _spec_in(path) == spec
     except DamagedError:
         return False
+
+
+def _failure_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the failures in a run's folder, the first one first, and files that are named like one and are none."""
+    try:
+        paths = sorted(folder.glob("failure-*.json"))
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    found = {path: _FAILURE.fullmatch(path.name) for path in paths}
+    numbers = {path: int(match[1]) for path, match in found.items() if match is not None}
+    return sorted(numbers, key=numbers.__getitem__), [path for path in found if path not in numbers]
+
+
+def _stray(path: Path) -> str:
+    return f"{path} is none of the run's files: it was copied there from outside. Remove it."
 
 
 def _is_run(folder: Path) -> bool:
