@@ -33,6 +33,7 @@ from holdfast.guard.checked_arguments import (
 )
 from holdfast.guard.costs import Costs, costs_of
 from holdfast.guard.distributed.rank_gradients import CommHook
+from holdfast.guard.ending_tasks import refuse_worn_out, tell_holds
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import AnchorKind, Memory
@@ -43,7 +44,7 @@ from holdfast.guard.steps.observed import Observed
 from holdfast.guard.summary import describe
 from holdfast.guard.weight_average import evaluated_weights
 from holdfast.holds import Hold
-from holdfast.holds.base import states_kept
+from holdfast.holds.base import TaskData, states_kept
 from holdfast.holds.quadratic import penalty_value
 from holdfast.measures import Measure
 from holdfast.persample.batches import Forward
@@ -443,6 +444,7 @@ class Consolidator:
         memory = self._memory
         memory.ranks.together(memory.refresh)
         memory.refuse_unless_ranks_agree()
+        refuse_worn_out(memory, batches)
         norms = norms_of_task(memory, batches, forward)
         with norms.folding.put_in_place():
             found = measure_task(memory, norms.batches, forward)
@@ -451,7 +453,8 @@ class Consolidator:
         totals = memory.ranks.together(lambda: self._new_totals(found))
         anchor = memory.ranks.together(lambda: new_anchor(memory, found[memory.driver], norms.folding))
         tilt = memory.ranks.together(lambda: new_tilt(memory, found[memory.driver], anchor))
-        memory.ranks.together(lambda: self._tell_holds(memory.anchor | anchor, totals.get(memory.driver)))
+        with states_kept(memory.holds):
+            tell_holds(memory, memory.anchor | anchor, totals.get(memory.driver), TaskData(norms.batches, forward))
         for name, total in totals.items():
             memory.ledgers[name].take_in(total, found[name].matrices, memory.decay)
             for state, tensors in found[name].lasting.items():
@@ -620,13 +623,6 @@ class Consolidator:
         if not memory.driving.measure.needs.path:
             return set()
         return {name for name, p in memory.parameters.items() if not p.requires_grad and name not in memory.steps}
-
-    def _tell_holds(self, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None) -> None:
-        """Let holds take the task in; if one refuses it, all are as they were."""
-        memory = self._memory
-        with states_kept(memory.holds):
-            for hold in memory.holds:
-                hold.end_task(memory.held(memory.parameters, anchor, total))
 
     def _new_totals(self, found: Mapping[str, Finding]) -> dict[str, dict[str, Matrix]]:
         """Return the totals with a task's importance taken in, or refuse what is not finite."""

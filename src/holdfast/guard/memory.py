@@ -19,6 +19,7 @@ from holdfast.guard.ledger import Ledger
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.selection import Selection
 from holdfast.holds import Held, Hold, Tilt
+from holdfast.holds.base import TaskData
 from holdfast.tensors.names import named_modules, named_parameters
 from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
 from holdfast.tensors.storage import Storage
@@ -156,6 +157,7 @@ class Memory:
         parameters: Mapping[str, nn.Parameter],
         anchor: Mapping[str, Tensor] | None = None,
         importance: Mapping[str, Matrix] | None = None,
+        data: TaskData | None = None,
     ) -> Held:
         """Return what holds may look at while some parameters move."""
         return Held(
@@ -165,6 +167,7 @@ class Memory:
             self.driving.held if importance is None else importance,
             self.strength,
             self.tasks,
+            data=data or TaskData(),
         )
 
     @property
@@ -277,6 +280,8 @@ class Memory:
                 for block in [key for key, matrix in matrices.items() if name in matrix.block.parameters]:
                     del matrices[block]
                     ledger.weights.pop(block, None)
+        for hold in self.holds:
+            hold.forget(name)
         self.steps.pop(name, None)
         self._largest = None
         self.version += 1

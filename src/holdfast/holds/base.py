@@ -9,12 +9,32 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, NotFiniteError
 from holdfast.forms.base import Matrix
+from holdfast.persample.batches import Forward
 from holdfast.settings import number
 from holdfast.tensors.sharding import local
+
+
+class TaskData(NamedTuple):
+    """The data that a task is consolidated with."""
+
+    batches: Iterable[Any] | None = None
+    """As they were given; ``None`` where there are none."""
+    forward: Forward | None = None
+    """How the model is called with them, where that was said."""
+
+
+class TrainingCall(NamedTuple):
+    """How the model was last called in training."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    autocast: Mapping[str, torch.dtype] = {}
+    """The devices' kinds for which autocast was on, with its type."""
 
 
 class Held(NamedTuple):
@@ -31,6 +51,16 @@ class Held(NamedTuple):
     """The guard's own strength c."""
     tasks: int
     """How many tasks have been consolidated."""
+    steps: int = 0
+    """How many steps the current task has taken."""
+    trained: Mapping[str, nn.Parameter] = {}
+    """All parameters that the step moves, protected or not; those outside the model by names that are not its."""
+    data: TaskData = TaskData()
+    """What the task is consolidated with, at its end."""
+    call: TrainingCall | None = None
+    """How the model was last called in training, for holds that run it; ``None`` where it was not seen."""
+    sums: Mapping[str, Tensor] = {}
+    """What :meth:`Hold.task_sums` came to over all processes, at the end of a task."""
 
 
 class Hold:
@@ -44,7 +74,14 @@ class Hold:
     """What it is registered as."""
 
     runs_model: ClassVar[bool] = False
-    """Whether it runs the model on data of its own: gradients are then enabled while it is asked."""
+    """Whether it runs the model on data of its own: gradients are then enabled while it is asked, and its gradient is
+    averaged over the processes that train the model."""
+
+    takes_batches: bool = False
+    """Whether it looks at the data of a task when that is consolidated."""
+
+    share: float | None = None
+    """ρ, the part of a step that is the hold's: the task's own gradient then counts 1 − ρ wherever the hold has one."""
 
     def __init__(self, strength: float = 1.0) -> None:
         expected = "a number from 0 to 1e38"
@@ -52,6 +89,9 @@ class Hold:
 
     def begin_task(self, held: Held) -> None:
         """Look at the weights before a task's first step."""
+
+    def before_step(self, held: Held) -> None:
+        """Look at the weights before a step: once, however often the optimiser evaluates a closure in it."""
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return what to add to the task's gradient before a step, for the parameters that are pulled."""
@@ -63,6 +103,14 @@ class Hold:
 
     def after_step(self, held: Held) -> None:
         """Move the weights, in place, after a step."""
+
+    def task_sums(self, held: Held) -> dict[str, Tensor]:
+        """Return sums over this process's data of a task, by names of its own.
+
+        They are added up over all processes, and are ``held.sums`` in :meth:`end_task`. The state of a hold that has
+        any is then the first process's on all of them, to the last bit.
+        """
+        return {}
 
     def end_task(self, held: Held) -> None:
         """Take in a task that has just been consolidated: the anchor and the importance are the new ones."""
@@ -80,9 +128,24 @@ class Hold:
         if state:
             raise ConfigurationError(f"{type(self).__name__} keeps no state, and was given {', '.join(sorted(state))}.")
 
+    def notices(self) -> list[str]:
+        """Return what users should know of how the tasks so far are held; each is told once."""
+        return []
+
+    def forget(self, name: str) -> None:
+        """Let go of a parameter."""
+
+    def snapshot(self) -> Any:
+        """Return whatever :meth:`roll_back` needs to be as now; by default, copies of its state."""
+        return {name: tensor.clone() for name, tensor in self.state().items()}
+
+    def roll_back(self, snapshot: Any) -> None:
+        """Be as when a snapshot was taken: the end of a task was refused."""
+        self.load_state(snapshot)
+
 
 def checked_pull(
-    hold: Hold, pull: object, parameters: Mapping[str, nn.Parameter], protected: Collection[str]
+    hold: Hold, pull: object, parameters: Mapping[str, nn.Parameter], known: Collection[str]
 ) -> dict[str, Tensor]:
     """Return what a hold wants to add to gradients, or refuse what is none of the parameters' names or shapes."""
     if not isinstance(pull, Mapping):
@@ -90,10 +153,10 @@ def checked_pull(
             f"The hold {hold.name!r} returned a {type(pull).__name__} as its gradient; expected tensors by parameter, "
             "none for a hold that does not pull."
         )
-    if unknown := [name for name in pull if name not in protected]:
+    if unknown := [name for name in pull if name not in known]:
         raise ConfigurationError(
-            f"The hold {hold.name!r} returned a gradient for {unknown[0]!r}, which is no protected parameter; expected "
-            "names of held.parameters."
+            f"The hold {hold.name!r} returned a gradient for {unknown[0]!r}, which is no protected parameter, and none "
+            "that the step moves; expected names of held.parameters or held.trained."
         )
     found = {name: tensor for name, tensor in pull.items() if name in parameters}
     for name, tensor in found.items():
@@ -126,10 +189,10 @@ def refuse_spoilt_weights(hold: Hold, parameters: Mapping[str, nn.Parameter]) ->
 @contextlib.contextmanager
 def states_kept(holds: Iterable[Hold]) -> Iterator[None]:
     """Give all of some holds the states back that they had, if anything is raised here."""
-    before = [(hold, {name: tensor.clone() for name, tensor in hold.state().items()}) for hold in holds]
+    before = [(hold, hold.snapshot()) for hold in holds]
     try:
         yield
     except BaseException:
-        for hold, state in before:
-            hold.load_state(state)
+        for hold, snapshot in before:
+            hold.roll_back(snapshot)
         raise
