@@ -23,7 +23,7 @@ from holdfast.errors import (
 )
 from holdfast.forms import Dense, Form, Kronecker, LowRank, Rotated, register_form
 from holdfast.guard import Consolidator, TaskImportance, averaged_weights
-from holdfast.holds import Hold, register_hold
+from holdfast.holds import Hold, Projection, register_hold
 from holdfast.measures import (
     L2,
     MAS,
@@ -87,6 +87,7 @@ __all__ = [
     "OutputNorm",
     "PathMeasure",
     "PosteriorPrecision",
+    "Projection",
     "ProtectError",
     "RootFisher",
     "Rotated",

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError
 from holdfast.holds.base import Held, Hold
+from holdfast.holds.projection import Projection
 from holdfast.holds.quadratic import Quadratic
 from holdfast.holds.tilt import Tilt
 from holdfast.registry import Registry, registering_class
@@ -28,4 +29,6 @@ def hold(name: str, **settings: Any) -> Hold:
         raise ConfigurationError(f"The hold {name!r}: {error}.") from error
 
 
-__all__ = ["HOLDS", "Held", "Hold", "Quadratic", "Tilt", "hold", "register_hold"]
+register_hold("projection")(Projection)
+
+__all__ = ["HOLDS", "Held", "Hold", "Projection", "Quadratic", "Tilt", "hold", "register_hold"]
