@@ -1,6 +1,6 @@
 """The end of a task, as the holds beside the guard's own are told of it; in one process or in several."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ def refuse_worn_out(memory: Memory, batches: Iterable[Any] | None) -> None:
         return
     readers = [name for name, ledger in memory.ledgers.items() if ledger.measure.needs.data]
     readers += ["the gradient term"] * memory.gradient_term
-    given = check_batches(batches)
-    if len(taking) + len(readers) > 1 and iter(given) is given:
+    # A loader is not asked for an iterator to find out: it would draw from the random state.
+    if len(taking) + len(readers) > 1 and isinstance(check_batches(batches), Iterator):
         raise BatchError(
             f"The batches given can be gone through once (an iterator, or a generator), and "
             f"{', '.join([*readers, *(f'the hold {name!r}' for name in taking)])} each go through them. Give a "
