@@ -52,8 +52,8 @@ def _tell(memory: Memory, hold: Hold, held: Held) -> None:
         hold.load_state(ranks.from_first(hold.state))
     for message in hold.notices():
         if message not in memory.told:
-            memory.told.add(message)
             tell(message)
+            memory.told.add(message)
 
 
 def _added_up(ranks: Ranks, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

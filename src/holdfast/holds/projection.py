@@ -144,9 +144,10 @@ class Projection(Hold):
                 "known there. Give Projection(rest='freeze'), which freezes what it cannot project, or leave them to "
                 "another hold."
             )
+        way_out = "a lower threshold" if self.method == "gpm" else "a larger alpha"
         found += [
-            f"The inputs of {name!r} fill all of its space, so that the projection lets it learn nothing more. Give a "
-            "lower threshold, or a wider layer."
+            f"The inputs of {name!r} fill all of its space, so that the projection lets it learn nothing more. Give "
+            f"{way_out}, or a wider layer."
             for name, free in self.free.items()
             if free < 0.5
         ]
