@@ -17,7 +17,7 @@ from holdfast.errors import (
 )
 from holdfast.forms import Dense, Form, Kronecker, LowRank, Rotated, register_form
 from holdfast.guard import Consolidator, TaskImportance, averaged_weights
-from holdfast.holds import DarkExperience, Distillation, Hold, Replay, Reservoir, Ring, register_hold
+from holdfast.holds import DarkExperience, Distillation, Hold, Projection, Replay, Reservoir, Ring, register_hold
 from holdfast.measures import (
     L2,
     MAS,
@@ -81,6 +81,7 @@ __all__ = [
     "OutputNorm",
     "PathMeasure",
     "PosteriorPrecision",
+    "Projection",
     "ProtectError",
     "Replay",
     "Reservoir",

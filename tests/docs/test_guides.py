@@ -36,6 +36,12 @@ def test_beyond_the_diagonal(capsys):
     assert "rotated" in capsys.readouterr().out
 
 
+def test_projection(capsys):
+    scope = run_page("guides/projection.md")
+    assert scope["guard"].tasks == 2
+    assert capsys.readouterr().out == blocks(page("guides/projection.md"), "text")[0]
+
+
 def test_new_classes_with_one_head():
     assert run_page("guides/class-incremental.md")["guard"].tasks == 1
 

@@ -408,7 +408,7 @@ def test_what_cannot_be_right_is_refused_at_the_first_step(hold, error, message)
 
 def test_data_that_a_buffer_needs_are_asked_for():
     guard = holdfast.Consolidator(network(), "fine-tune", 0.0, holds=[Replay(10)])
-    with pytest.raises(BatchError, match="keeps some of each task's data"):
+    with pytest.raises(BatchError, match="looks at each task's data"):
         guard.consolidate()
     guard.consolidate(iter([(X, Y)]))  # read once, by the buffer alone
     guard = holdfast.Consolidator(network(), "EWC", 0.0, holds=[Replay(10)])

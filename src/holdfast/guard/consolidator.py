@@ -34,8 +34,9 @@ from holdfast.guard.checked_arguments import (
 )
 from holdfast.guard.costs import Costs, costs_of
 from holdfast.guard.distributed.rank_gradients import CommHook
+from holdfast.guard.ending_tasks import check_data_for_holds, tell_holds
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
-from holdfast.guard.measuring import Finding, check_data_for_holds, measure_task, rehearse_task
+from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import AnchorKind, Memory
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.state import blank_state, from_state, to_state
@@ -465,8 +466,8 @@ class Consolidator:
         totals = memory.ranks.together(lambda: self._new_totals(found))
         anchor = memory.ranks.together(lambda: new_anchor(memory, found[memory.driver], norms.folding))
         tilt = memory.ranks.together(lambda: new_tilt(memory, found[memory.driver], anchor))
-        data = TaskData(norms.batches, forward)
-        memory.ranks.together(lambda: self._tell_holds(memory.anchor | anchor, totals.get(memory.driver), data))
+        with states_kept(memory.holds), self._attachment.watcher.calls.paused():
+            tell_holds(memory, memory.anchor | anchor, totals.get(memory.driver), TaskData(norms.batches, forward))
         for name, total in totals.items():
             memory.ledgers[name].take_in(total, found[name].matrices, memory.decay)
             for state, tensors in found[name].lasting.items():
@@ -647,13 +648,6 @@ class Consolidator:
         if not memory.driving.measure.needs.path:
             return set()
         return {name for name, p in memory.parameters.items() if not p.requires_grad and name not in memory.steps}
-
-    def _tell_holds(self, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None, data: TaskData) -> None:
-        """Let holds take the task in; if one refuses it, all are as they were."""
-        memory = self._memory
-        with states_kept(memory.holds), self._attachment.watcher.calls.paused():
-            for hold in memory.holds:
-                hold.end_task(memory.held(memory.parameters, anchor, total, data=data))
 
     def _new_totals(self, found: Mapping[str, Finding]) -> dict[str, dict[str, Matrix]]:
         """Return the totals with a task's importance taken in, or refuse what is not finite."""

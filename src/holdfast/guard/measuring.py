@@ -87,26 +87,6 @@ def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forwar
     _look_at_classes(memory, classes, collectors)
 
 
-def check_data_for_holds(memory: Memory, batches: Iterable[Any] | None) -> None:
-    """Refuse data that a hold will look at once the measures have, if there are none or they can be read only once."""
-    taking = [hold.name for hold in memory.holds if hold.takes_batches]
-    if not taking:
-        return
-    if batches is None:
-        raise BatchError(
-            f"The hold {taking[0]!r} keeps some of each task's data, and was given none: call consolidate(batches) "
-            "with the data that the task was trained on."
-        )
-    once = iter(check_batches(batches)) is batches
-    readers = [*_sampled(memory), *(["gradient_term=True"] if memory.gradient_term else [])]
-    if once and (readers or len(taking) > 1):
-        first = readers[0] if readers else taking[1]
-        raise BatchError(
-            f"Batches of type {type(batches).__name__}, which can be read only once, and both {first} and the hold "
-            f"{taking[0]!r} have to read them. Give a DataLoader or a list."
-        )
-
-
 def _tell_notices(memory: Memory) -> None:
     """Warn of what a form keeps in another way than was asked for, once for each form."""
     form = memory.driving.form

@@ -288,6 +288,8 @@ class Memory:
                 for block in [key for key, matrix in matrices.items() if name in matrix.block.parameters]:
                     del matrices[block]
                     ledger.weights.pop(block, None)
+        for hold in self.holds:
+            hold.forget(name)
         self.steps.pop(name, None)
         self._largest = None
         self.version += 1

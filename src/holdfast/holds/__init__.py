@@ -8,6 +8,7 @@ from holdfast.holds.base import Held, Hold
 from holdfast.holds.buffers import Buffer, Reservoir, Ring
 from holdfast.holds.dark_experience import DarkExperience
 from holdfast.holds.distillation import Distillation
+from holdfast.holds.projection import Projection
 from holdfast.holds.quadratic import Quadratic
 from holdfast.holds.replay import Replay
 from holdfast.holds.tilt import Tilt
@@ -35,6 +36,7 @@ def hold(name: str, **settings: Any) -> Hold:
 register_hold("replay")(Replay)
 register_hold("distillation")(Distillation)
 register_hold("DER++")(DarkExperience)
+register_hold("projection")(Projection)
 
 __all__ = [
     "HOLDS",
@@ -43,6 +45,7 @@ __all__ = [
     "Distillation",
     "Held",
     "Hold",
+    "Projection",
     "Quadratic",
     "Replay",
     "Reservoir",

@@ -59,6 +59,8 @@ class Held(NamedTuple):
     """What the task is consolidated with, at its end."""
     call: TrainingCall | None = None
     """How the model was last called in training, for holds that run it; ``None`` where it was not seen."""
+    sums: Mapping[str, Tensor] = {}
+    """What :meth:`Hold.task_sums` came to over all processes, at the end of a task."""
 
 
 class Hold:
@@ -88,6 +90,9 @@ class Hold:
     def begin_task(self, held: Held) -> None:
         """Look at the weights before a task's first step."""
 
+    def before_step(self, held: Held) -> None:
+        """Look at the weights before a step: once, however often the optimiser evaluates a closure in it."""
+
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return what to add to the task's gradient before a step, for the parameters that are pulled."""
         return {}
@@ -98,6 +103,14 @@ class Hold:
 
     def after_step(self, held: Held) -> None:
         """Move the weights, in place, after a step."""
+
+    def task_sums(self, held: Held) -> dict[str, Tensor]:
+        """Return sums over this process's data of a task, by names of its own.
+
+        They are added up over all processes, and are ``held.sums`` in :meth:`end_task`. The state of a hold that has
+        any is then the first process's on all of them, to the last bit.
+        """
+        return {}
 
     def end_task(self, held: Held) -> None:
         """Take in a task that has just been consolidated: the anchor and the importance are the new ones."""
@@ -114,6 +127,13 @@ class Hold:
         """Go on from a state, or refuse what is none of this hold's."""
         if state:
             raise ConfigurationError(f"{type(self).__name__} keeps no state, and was given {', '.join(sorted(state))}.")
+
+    def notices(self) -> list[str]:
+        """Return what users should know of how the tasks so far are held; each is told once."""
+        return []
+
+    def forget(self, name: str) -> None:
+        """Let go of a parameter."""
 
     def snapshot(self) -> Any:
         """Return whatever :meth:`roll_back` needs to be as now; by default, copies of its state."""

@@ -45,7 +45,7 @@ class GivenBatches:
     def __init__(self, batches: Iterable[Any], seed: int = 0) -> None:
         self.batches = check_batches(batches)
         self.seed = seed
-        if iter(self.batches) is self.batches:
+        if isinstance(self.batches, Iterator):
             raise BatchError(
                 f"Batches of type {type(batches).__name__}, which can be read only once, and a hold reads them again "
                 "and again; expected a DataLoader or a list. Give list(batches) if they fit into memory."

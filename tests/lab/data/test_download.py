@@ -202,7 +202,15 @@ def test_a_redirect_is_followed_and_what_has_arrived_is_still_used(mirror, fetch
     assert mirror.asked == [("thing.gz", None), ("thing.gz", "bytes=100000-")]
 
 
-BAD_ADDRESSES = ("ftp://127.0.0.1/x", "file:///etc/passwd", "data:,x", "http://[", "http://h:port/", "http://a b/", "http://h:99999/")
+BAD_ADDRESSES = (
+    "ftp://127.0.0.1/x",
+    "file:///etc/passwd",
+    "data:,x",
+    "http://[",
+    "http://h:port/",
+    "http://a b/",
+    "http://h:99999/",
+)
 
 
 @pytest.mark.parametrize("address", BAD_ADDRESSES)

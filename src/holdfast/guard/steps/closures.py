@@ -112,6 +112,8 @@ def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, h
     begun = False
     watcher.layouts.take_in_new(optimizer)
     kept = watcher.beginnings.keep(optimizer, watcher.layouts.owned(optimizer))
+    if hold:
+        watcher.before_step(watcher.layouts.owned(optimizer))
 
     def evaluate() -> Any:
         nonlocal begun

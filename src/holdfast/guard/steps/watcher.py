@@ -146,6 +146,8 @@ class StepWatcher:
         if beginning is not None and beginning.has_gradients and not measures.observed.gradient:
             measures.observed.gradient = {name: beginning.gradients.get(name) for name in owned}
         hold = hold and not closure
+        if hold:
+            self.before_step(owned)
         self._carry_over(hold=hold)
         strength = 2 * memory.strength * scaling.factor if hold else 0.0
         pulls = pulls_of(memory, Moving(owned, layout.moved, self.calls, scaling.factor)) if hold else []
@@ -169,6 +171,11 @@ class StepWatcher:
         if not closure and (strength or measures.every or memory.holds):
             self._lend(bundles)
             self._handed = HandedGradients(optimizer, owned, {n: p for n, p in in_place.items() if n in owned})
+
+    def before_step(self, owned: Mapping[str, nn.Parameter]) -> None:
+        """Let holds look at the weights that a step is taken from."""
+        for each in self.memory.holds:
+            each.before_step(self.memory.held(owned))
 
     def _laid_out(self, optimizer: Optimizer, layout: Layout | None, *, hold: bool) -> Layout:
         """Return the layout that is given if it still fits, or a new one, with a look at what is not held in it."""

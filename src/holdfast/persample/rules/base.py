@@ -61,6 +61,10 @@ class Rule(ABC):
         """Return φ of the gradients, summed over rows and samples."""
         return phi.sum(self.gradients(role, a, delta), (0, 1))
 
+    def inputs(self, a: Tensor) -> Tensor | LookedUp | None:
+        """Return what the weight is multiplied with, as ``[N, T, inputs]``, where it is a matrix that is."""
+        return None
+
     def products(self, a: Tensor, delta: Tensor) -> Products | None:
         """Return what the weight's gradient is made of, where it is one matrix product for each row and sample."""
         return None

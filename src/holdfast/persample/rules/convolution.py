@@ -61,6 +61,10 @@ class Convolution(Rule):
             total += phi_of_products(delta[:, part].transpose(0, 1), self._patches(a[part]), phi)
         return total.view(self.weight.shape)
 
+    def inputs(self, a: Tensor) -> Tensor:
+        """Return the patch of every place; with several groups, those of each, which some of the outputs see."""
+        return self._patches(a, side_by_side=self.groups == 1).flatten(1, 2)
+
     def products(self, a: Tensor, delta: Tensor) -> Products | None:
         """Return δ and the patch of every place; with several groups, outputs see inputs of their own."""
         if self.groups > 1:

@@ -49,6 +49,10 @@ class Embedding(Rule):
         index, delta = self._flat(a, delta)
         return phi_of_looked_up(delta, LookedUp(index, self.weight.shape[0]), phi)
 
+    def inputs(self, a: Tensor) -> LookedUp:
+        """Return which rows were looked up, the padding's among them: it has no gradient, and is read all the same."""
+        return LookedUp(a.reshape(len(a), -1), self.weight.shape[0])
+
     def products(self, a: Tensor, delta: Tensor) -> Products:
         """Return δ of every place, and which rows were looked up there."""
         index, delta = self._flat(a, delta)

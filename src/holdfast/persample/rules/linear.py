@@ -34,6 +34,10 @@ class Linear(Rule):
             return phi.sum(delta.sum(2) if delta.shape[2] > 1 else delta.squeeze(2), (0, 1))
         return phi_of_products(delta.permute(1, 0, 3, 2).unsqueeze(2), a.unsqueeze(1), phi).squeeze(0)
 
+    def inputs(self, a: Tensor) -> Tensor:
+        """Return a of every position."""
+        return a.reshape(len(a), _places(a), a.shape[-1])
+
     def products(self, a: Tensor, delta: Tensor) -> Products:
         """Return δ and a of every position."""
         a, delta = _positions(a, delta)
@@ -76,5 +80,9 @@ class Projection(Linear):
 
 def _positions(a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
     """View ``a`` as ``[N, T, in]`` and δ as ``[V, N, T, out]``."""
-    places = math.prod(a.shape[1:-1])  # not -1, which a layer without features leaves open
+    places = _places(a)
     return a.reshape(len(a), places, a.shape[-1]), delta.reshape(*delta.shape[:2], places, delta.shape[-1])
+
+
+def _places(a: Tensor) -> int:
+    return math.prod(a.shape[1:-1])  # not -1, which a layer without features leaves open

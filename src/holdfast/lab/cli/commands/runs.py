@@ -51,7 +51,7 @@ def show_run(
 ) -> None:
     """Show all that is known of one run."""
     with loading():
-        from holdfast.lab.experiments.specs.spec_fields import fields_of  # noqa: PLC0415
+        pass
 
     place = _existing(store)
     found = _find(place, id)
