@@ -83,7 +83,22 @@ def _(draw: random.Random, line: socket.socket, start: int) -> None:
 
 @behaviour("wrong length")
 def _(draw: random.Random, line: socket.socket, start: int) -> None:
-    lengths = (0, 1, -1, -20_000, 10**6, 10**30, "9" * 5000, "", "abc", "0x10", "1e3", "+20000", "20_000", "20000, 20000")
+    lengths = (
+        0,
+        1,
+        -1,
+        -20_000,
+        10**6,
+        10**30,
+        "9" * 5000,
+        "",
+        "abc",
+        "0x10",
+        "1e3",
+        "+20000",
+        "20_000",
+        "20000, 20000",
+    )
     line.sendall(_honest_head(start, draw.choice(lengths)) + CONTENT[start:])
 
 
@@ -94,7 +109,20 @@ def _(draw: random.Random, line: socket.socket, start: int) -> None:
 
 @behaviour("wrong chunk size")
 def _(draw: random.Random, line: socket.socket, start: int) -> None:
-    sizes = (b"-1", b"-5", b"-4e20", b"zz", b"", b"0x10", b"1_0", b"f" * 100, b"\xff\xfe", b"7fffffffffffffff", b" 5 ", b"5;x=1")
+    sizes = (
+        b"-1",
+        b"-5",
+        b"-4e20",
+        b"zz",
+        b"",
+        b"0x10",
+        b"1_0",
+        b"f" * 100,
+        b"\xff\xfe",
+        b"7fffffffffffffff",
+        b" 5 ",
+        b"5;x=1",
+    )
     line.sendall(_head("200 OK", "Transfer-Encoding: chunked") + draw.choice(sizes) + b"\r\n" + CONTENT)
 
 
@@ -160,7 +188,9 @@ def _(draw: random.Random, line: socket.socket, start: int) -> None:
         "/" * 60_000,
         "?" * 1000,
     )
-    code = draw.choice(["301 Moved", "302 Found", "303 See Other", "307 Again", "308 For good", "300 Many", "305 Proxy"])
+    code = draw.choice(
+        ["301 Moved", "302 Found", "303 See Other", "307 Again", "308 For good", "300 Many", "305 Proxy"]
+    )
     line.sendall(_head(code, f"Location: {draw.choice(places)}"))
 
 
@@ -183,13 +213,31 @@ def _(draw: random.Random, line: socket.socket, start: int) -> None:
 
 @behaviour("no status")
 def _(draw: random.Random, line: socket.socket, start: int) -> None:
-    lines = ("", "HTTP/1.1\r\n", "HTTP/9.9 200 OK\r\n", "HTTP/1.1 abc\r\n", "HTTP/1.1 99 No\r\n", "HTTP/1.1 1000 x\r\n", "ICY 200 OK\r\n")
+    lines = (
+        "",
+        "HTTP/1.1\r\n",
+        "HTTP/9.9 200 OK\r\n",
+        "HTTP/1.1 abc\r\n",
+        "HTTP/1.1 99 No\r\n",
+        "HTTP/1.1 1000 x\r\n",
+        "ICY 200 OK\r\n",
+    )
     line.sendall(draw.choice(lines).encode() + b"\r\n" + CONTENT)
 
 
 @behaviour("a status of its own")
 def _(draw: random.Random, line: socket.socket, start: int) -> None:
-    codes = ("204 None", "206 Partial Content", "304 Same", "401 Who", "418 Teapot", "500 Oh", "503 Later", "999 What", "101 Other")
+    codes = (
+        "204 None",
+        "206 Partial Content",
+        "304 Same",
+        "401 Who",
+        "418 Teapot",
+        "500 Oh",
+        "503 Later",
+        "999 What",
+        "101 Other",
+    )
     reason = draw.choice(["", "\x1b[2J\x1b[31mred", "é" * 2000, "\x00\x07"])
     line.sendall(_head(draw.choice(codes) + reason, f"Content-Length: {len(CONTENT)}") + CONTENT)
 
