@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test quick lint docs bench bench-gpu audit clean
+.PHONY: demo test quick lint docs bench bench-gpu audit torture clean
 
 # One thread: the digits' networks are too small for more to pay.
 demo: .venv/demo
@@ -36,6 +36,12 @@ bench-gpu:
 # What other libraries compute; CapyMOA's needs Java. About twenty minutes.
 audit: .venv/audit
 	OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore $(BIN)/python -m benchmarks.audit
+
+# Kills, failing disks, damaged files, hostile command lines and servers. A C compiler is needed.
+SECONDS ?= 600
+SEED ?= 0
+torture: .venv/test
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture --seconds $(SECONDS) --seed $(SEED)
 
 .venv/made:
 	PYTHON="$(PYTHON)" sh scripts/make_venv

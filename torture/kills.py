@@ -55,7 +55,7 @@ class Victim:
 
     def tried(self, seed: int) -> Outcome:
         """Harm it once, and judge what is left."""
-        draws = random.Random(seed)  # noqa: S311 (for trials that can be made again)
+        draws = random.Random(seed)
         how = draws.choice(("killed", "failing", "failing", "later"))
         call, error = draws.randrange(self.calls), draws.choice(ERRORS) if how == "failing" else 0
         after = draws.uniform(0.0, 0.4) if how == "later" else None
@@ -201,7 +201,7 @@ def _quiet(work: Callable[[], object], folder: Path) -> Ended:
 
 def _told(look: Callable[[], object], folder: Path) -> object:
     """Return what a look at a folder finds, made in a process of its own."""
-    import pickle  # noqa: PLC0415 (of what this program has written itself)
+    import pickle
 
     with tempfile.TemporaryDirectory(prefix="holdfast-torture-") as aside:
         answer = Path(aside, "answer")

@@ -22,7 +22,7 @@ def trials(seed: int) -> Iterator[Outcome]:
     """Damage every kind of file in turn, without end; trial k has the seed ``seed + k``."""
     with kept_files() as files:
         while True:
-            drawn = random.Random(seed)  # noqa: S311 (for trials that can be made again)
+            drawn = random.Random(seed)
             file = files[seed % len(files)]
             mutation = drawn.choice(_fitting(file))
             content = mutation(_Given(file.path.read_bytes(), drawn, files))

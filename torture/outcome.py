@@ -1,7 +1,11 @@
 """What becomes of one trial, and how the outcomes of many are told."""
 
 import argparse
+import dataclasses
 import itertools
+import json
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -37,28 +41,35 @@ def table(outcomes: Iterable[Outcome]) -> str:
     found = list(outcomes)
     counts = Counter((outcome.kind, outcome.verdict) for outcome in found)
     kinds = list(dict.fromkeys(outcome.kind for outcome in found))
+    verdicts = [verdict for verdict in get_args(Verdict) if any(counts[kind, verdict] for kind in kinds)]
     width = max(map(len, [*kinds, "all"]))
-    lines = [" " * width + "".join(f"{verdict:>15}" for verdict in get_args(Verdict)) + f"{'trials':>9}"]
+    lines = [" " * width + "".join(f"{verdict:>15}" for verdict in verdicts) + f"{'trials':>9}"]
     for kind in [*kinds, "all"]:
-        row = [
-            sum(counts[each, verdict] for each in (kinds if kind == "all" else [kind])) for verdict in get_args(Verdict)
-        ]
-        total = sum(row)
-        cells = (f"{count} ({100 * count / total:.2f}%)" if count else "0" for count in row)
-        lines.append(f"{kind:<{width}}" + "".join(f"{cell:>15}" for cell in cells) + f"{total:>9}")
+        row = [sum(counts[each, verdict] for each in (kinds if kind == "all" else [kind])) for verdict in verdicts]
+        lines.append(f"{kind:<{width}}" + "".join(f"{count or '-':>15}" for count in row) + f"{sum(row):>9}")
     return "\n".join(lines)
 
 
 def main(trials: Callable[[int], Iterator[Outcome]], description: str) -> None:
     """Run trials from the command line, tell of every defect and of all in a table, and fail if there is any defect."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--trials", type=int, default=1000, help="How many.")
-    parser.add_argument("--seed", type=int, default=0, help="The first one's; each further trial has the next.")
-    parser.add_argument("--shown", type=int, default=20, help="How many defects to tell of one by one.")
+    parser.add_argument("--trials", type=int, help="how many (default: 1000, or as many as the seconds allow)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for how long at most")
+    parser.add_argument("--seed", type=int, default=0, help="the first one's; each further trial has the next")
+    parser.add_argument("--shown", type=int, default=20, help="how many defects to tell of one by one")
+    parser.add_argument("--json", action="store_true", help="tell of each trial in a line")
     given = parser.parse_args()
-    found = list(itertools.islice(trials(given.seed), given.trials))
+    most = given.trials or (1000 if given.seconds == math.inf else None)
+    found, ends = [], time.monotonic() + given.seconds
+    for outcome in itertools.islice(trials(given.seed), most):
+        found.append(outcome)
+        if given.json:
+            print(json.dumps(dataclasses.asdict(outcome)), flush=True)
+        if time.monotonic() > ends:
+            break
     defects = [outcome for outcome in found if outcome.is_defect]
-    for outcome in defects[: given.shown]:
-        print(f"seed {outcome.seed}: {outcome.verdict}, {outcome.kind}: {outcome.detail}")
-    print(table(found))
+    if not given.json:
+        for outcome in defects[: given.shown]:
+            print(f"seed {outcome.seed}: {outcome.verdict}, {outcome.kind}: {outcome.detail}")
+        print(table(found))
     raise SystemExit(1 if defects else 0)
