@@ -47,7 +47,15 @@ def test_a_folder_that_may_not_be_entered_is_named_wherever_it_was_typed(tmp_pat
             ("data", "fetch", "MNIST", "--data-dir", str(locked / "data"), "--mirror", "http://127.0.0.1:1/"),
             ("data", "--data-dir", str(locked / "data")),
             ("measures", "--with", str(locked / "mine.py")),
-            ("run", "permuted-digits", *OPTIONS, "--store", str(tmp_path / "new"), "--tensorboard", str(locked / "log")),
+            (
+                "run",
+                "permuted-digits",
+                *OPTIONS,
+                "--store",
+                str(tmp_path / "new"),
+                "--tensorboard",
+                str(locked / "log"),
+            ),
         )
     finally:
         locked.chmod(0o755)

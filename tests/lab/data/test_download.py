@@ -202,13 +202,21 @@ def test_a_redirect_is_followed_and_what_has_arrived_is_still_used(mirror, fetch
     assert mirror.asked == [("thing.gz", None), ("thing.gz", "bytes=100000-")]
 
 
-BAD_ADDRESSES = ("ftp://127.0.0.1/x", "file:///etc/passwd", "data:,x", "http://[", "http://h:port/", "http://a b/", "http://h:99999/")
+BAD_ADDRESSES = (
+    "ftp://127.0.0.1/x",
+    "file:///etc/passwd",
+    "data:,x",
+    "http://[",
+    "http://h:port/",
+    "http://a b/",
+    "http://h:99999/",
+)
 
 
 @pytest.mark.parametrize("address", BAD_ADDRESSES)
 def test_a_redirect_to_anything_but_http_is_refused_at_once(mirror, fetching, address):
     mirror.faults = [("redirect", address)] * 100
-    with pytest.raises(DownloadError, match="redirects to .*expected an address of http or https"):
+    with pytest.raises(DownloadError, match=r"redirects to .*expected an address of http or https"):
         fetching.get(mirror)
     assert len(mirror.asked) == 1 and fetching.paused == []
 
