@@ -1,7 +1,8 @@
-"""Command lines that no one would type, or only by mistake: each ends with a code and a line. ``python -m torture.command_lines``.
+"""Command lines that are typed by mistake or by nobody: each ends with a code and a line.
 
-Every trial is a child of one process that has loaded everything, so that it takes milliseconds: the command as the shell
-starts it, with its own standard streams, environment and folder, and limits on its time and memory.
+Every trial of ``python -m torture.command_lines`` is a child of one process that has loaded everything, and so takes
+milliseconds: the command as the shell starts it, with its own standard streams, environment and folder, and limits on
+its time and memory.
 """
 
 import contextlib
@@ -27,6 +28,18 @@ import typer
 from holdfast.lab.cli import main as holdfast
 from holdfast.lab.cli.app import app
 from holdfast.lab.data import download
+from torture.hostile_values import (
+    ADDRESSES,
+    DEVICES,
+    ENVIRONMENTS,
+    FILES,
+    NUMBERS,
+    PATHS,
+    SETTINGS,
+    STREAMS,
+    TAME,
+    WORDS,
+)
 from torture.outcome import Outcome, Verdict, main
 
 PATIENCE = 5.0
@@ -52,215 +65,6 @@ FIRST = {
     ("data", "fetch"): [("MNIST", "--mirror", "http://127.0.0.1:1/")],
 }
 """The commands, each with arguments that make it do something small."""
-
-WORDS = (
-    *(
-        "",
-        " ",
-        "-",
-        "--",
-        "---",
-        "-x",
-        "=",
-        ":",
-        ",",
-        "\n",
-        "\t",
-        "\x1b[31m",
-        "%s",
-        "{}",
-        "{0}",
-        "[/]",
-        "[red]",
-        "[bold",
-        "\\",
-    ),
-    *(
-        "é",
-        "√±…",
-        "名前",
-        "\udcff",
-        "a\udc80b",
-        "\u202e",
-        "😀" * 50,
-        "a" * 300,
-        "a" * 100_000,
-        "((((" * 5000,
-        "[" * 3000,
-    ),
-    *(
-        "None",
-        "True",
-        "null",
-        "nan",
-        "all",
-        "SI",
-        "sos",
-        "EWC",
-        "fine-tune",
-        "permuted-digits",
-        "split-mnist",
-        "nosuch",
-    ),
-    *("$(id)", "`id`", "'", '"', "../../etc/passwd", "RUN", "0" * 16),
-)
-NUMBERS = (
-    *(
-        "0",
-        "1",
-        "2",
-        "-1",
-        "-0",
-        "0.5",
-        "1e308",
-        "-1e308",
-        "1e-320",
-        "1e400",
-        "nan",
-        "-nan",
-        "inf",
-        "-inf",
-        "1_000",
-        "0x10",
-    ),
-    *(
-        "9" * 10,
-        "9" * 20,
-        "9" * 40,
-        "9" * 400,
-        "9" * 4299,
-        "9" * 5000,
-        "-" + "9" * 5000,
-        "1." + "0" * 5000,
-        "１２",
-        "1e",
-        "+3",
-    ),
-    *("1,2", "1j", "10**9", str(2**31), str(2**63), str(2**64), "1e38", "1e39", "3.4e38"),
-)
-PATHS = (
-    *(
-        "/",
-        ".",
-        "..",
-        "/dev/null",
-        "/dev/full",
-        "/dev/zero",
-        "/dev/stdin",
-        "/proc/self/mem",
-        "/proc/1/root",
-        "/nosuch/x",
-    ),
-    *("file", "folder", "fifo", "loop", "dangling", "full/x", "file/x", "~", "~nosuchuser/x", "x" * 300, "x/" * 3000),
-    *("\udcff\udcfe", "store", "store/runs", "new", " ", "a\nb", "socket", "/sys", "/proc"),
-)
-FILES = (
-    *(
-        "empty.py",
-        "raises.py",
-        "exits.py",
-        "binary.py",
-        "syntax.py",
-        "interrupts.py",
-        "deep.py",
-        "nosuch.py",
-        "fifo.py",
-    ),
-    *("zero.py", "folder.py", "prints.py"),
-)
-SETTINGS = (
-    *("alpha", "damping", "beta2", "clamp", "normalise", "samples", "eta", "batch_size", "form.damping", "SI.damping"),
-    *("nosuch", "si.", ".damping", "SOS.alpha", "form.", "kind", "name", "__class__", "self"),
-)
-DEVICES = (
-    "hpu",
-    "cuda",
-    "cuda:99",
-    "cuda:-1",
-    "meta",
-    "mps",
-    "xpu",
-    "cpu:1",
-    "privateuseone",
-    "vulkan",
-    "ipu",
-    "cpu",
-    "CPU",
-)
-ADDRESSES = (
-    *(
-        "http://",
-        "http://[",
-        "http://127.0.0.1:x/",
-        "http://127.0.0.1:99999/",
-        "ftp://127.0.0.1/",
-        "file:///etc/",
-        "https://",
-    ),
-    *(
-        "http://127.0.0.1:1/",
-        "http://a b/",
-        "http://" + "a" * 70 + "/",
-        "http://é/",
-        "//127.0.0.1/",
-        "http://127.0.0.1:1/?x#",
-    ),
-)
-TAME = {
-    "measure": ("SI", "EWC", "MAS", "L2", "posterior", "sqrtFisher", "SIB"),
-    "form": ("diagonal", "dense", "kronecker", "low-rank", "rotated"),
-    "anchor": ("last", "mean"),
-    "batch_norm": ("freeze", "fold"),
-    "network": ("mlp", "mlp-batch-norm", "cnn"),
-    "hidden": ("1", "3,3", "10,10,10,10", "100000000", "999999999", "999999999,999999999", "1" + ",1" * 200),
-    "optimizer": ("adam", "sgd"),
-    "probe": (
-        "importances",
-        "scatter",
-        "path",
-        "noise",
-        "path:1",
-        "path:500",
-        "path:-1",
-        "path:" + "9" * 30,
-        "noise:nan",
-    ),
-    "watch": ("SI", "EWC", "SOS", "MAS", "SIU"),
-    "batch_size": ("1", "2048", "100000", "2147483648", "9" * 18, "9" * 19, "9" * 30),
-    "samples": ("1", "100000", "9" * 18, "9" * 19, "9" * 30),
-    "epochs": ("1", "3", "9" * 9, "9" * 18, "9" * 30, "9" * 400, "9" * 4299),
-    "later_epochs": ("1", "3", "9" * 18, "9" * 30, "9" * 400),
-    "tasks": ("1", "2", "3", "100000", "9" * 18),
-    "lr": ("1e-9", "1e-320", "1e3", "1e30", "1e38", "1e39", "1e300"),
-    "seed": ("0", "5", "2147483648", "9" * 18, "9" * 20, "9" * 400),
-    "seeds": ("1", "2", "10000"),
-    "search_seeds": ("1", "2", "10000"),
-    "strength": ("0", "1e-30", "1e10", "1e38"),
-    "precision": ("fp32", "tf32", "bf16"),
-    "engine": ("fast", "plain"),
-    "side_by_side": ("1", "3", "1000000", "9" * 20),
-    "budget": ("0", "1e-9", "inf", "1e308"),
-    "by": ("measure", "strength", "seed", "tasks"),
-    "preset": ("digits", "quick", "paper"),
-    "low": ("1", "1e-30", "0.1"),
-    "high": ("1", "1e30", "2"),
-}
-"""Values that pass at first sight, so that what comes after is tried too."""
-STREAMS = ("file", "file", "file", "file", "file", "full", "closed", "unread", "ascii", "all closed")
-ENVIRONMENTS: tuple[dict[str, str | None], ...] = (
-    *([{}] * 6),
-    *({"COLUMNS": width} for width in ("abc", "0", "-5", "1", "10", "100000", "9" * 5000)),
-    *({"HOLDFAST_STORE": path} for path in ("", "file", "~nosuchuser", "x" * 300, "\udcff")),
-    *({"HOLDFAST_DATA": path} for path in ("", "file", "~nosuchuser", "x" * 300, "/dev/null")),
-    *(
-        {"HOME": None},
-        {"HOME": ""},
-        {"TERM": "dumb"},
-        {"FORCE_COLOR": "1"},
-        {"TMPDIR": "/nosuch"},
-        {"TZ": "nosuch/zone"},
-    ),
-)
 
 
 @dataclass(frozen=True)

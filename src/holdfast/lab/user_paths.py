@@ -27,6 +27,11 @@ def is_folder(path: Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112 (which raises where it cannot know)
 
 
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file; one that cannot be looked at counts as none."""
+    return os.path.isfile(path)  # noqa: PTH113 (which raises where it cannot know)
+
+
 def culprit(path: Path, error: OSError) -> Path:
     """Return which of a path and the folders above it is the one that the system does not let us use."""
     if error.errno not in (errno.EACCES, errno.EPERM):

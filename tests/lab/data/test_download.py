@@ -216,7 +216,7 @@ BAD_ADDRESSES = (
 @pytest.mark.parametrize("address", BAD_ADDRESSES)
 def test_a_redirect_to_anything_but_http_is_refused_at_once(mirror, fetching, address):
     mirror.faults = [("redirect", address)] * 100
-    with pytest.raises(DownloadError, match="redirects to .*expected an address of http or https"):
+    with pytest.raises(DownloadError, match=r"redirects to .*expected an address of http or https"):
         fetching.get(mirror)
     assert len(mirror.asked) == 1 and fetching.paused == []
 

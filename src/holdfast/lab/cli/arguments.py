@@ -8,6 +8,7 @@ import typer
 _PROTOCOL, _NETWORK, _MACHINE = "How tasks are learned", "Network and measures", "Where and how it runs"
 
 DEFAULT_STORE = Path("holdfast-runs")
+LARGEST_SEED = 2**63 - 1
 MOST_SEEDS = 10_000
 """Of one command: beyond it, writing down what to run would take longer than anyone waits without a word."""
 

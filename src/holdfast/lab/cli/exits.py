@@ -1,5 +1,6 @@
 """What an exit code means, and how a mistake becomes one: a line on stderr, and no traceback."""
 
+import re
 import signal
 from collections.abc import Iterable
 from enum import IntEnum
@@ -9,9 +10,14 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from holdfast.errors import ClusterError, DataError, HoldfastError, StoreError
+from holdfast.errors import ClusterError, DataError, HoldfastError, StoreError, shortened
 from holdfast.lab.cli.interrupt import Interruption, working
 from holdfast.lab.cli.output import messages
+
+_LONGEST = 4096
+"""Of a word that is typed: as long as a path can be."""
+_UNREAD = 500
+"""As many signs without a space are shown by their beginning and their end."""
 
 
 class ExitCode(IntEnum):
@@ -38,8 +44,8 @@ class ExitCode(IntEnum):
 
 
 MEANINGS = (
-    "Exit codes: 0 all done; 1 some runs failed, or nothing could be printed; 2 a mistake in what was asked for; 3 data missing or wrong; "
-    "4 the store cannot be used; 130 interrupted; 141 nobody reads the output; 143 terminated."
+    "Exit codes: 0 all done; 1 some runs failed, or nothing could be printed; 2 a mistake in what was asked for; "
+    "3 data missing or wrong; 4 the store cannot be used; 130 interrupted; 141 nobody reads the output; 143 terminated."
 )
 
 
@@ -54,6 +60,13 @@ def code_of(error: HoldfastError) -> ExitCode:
 
 class Commands(TyperGroup):
     """The commands; errors that holdfast raises on purpose end them with a message and a code."""
+
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
+        """Read what was typed, unless it is longer than anything that could be meant."""
+        for given in args:
+            if len(given) > _LONGEST:
+                raise typer.BadParameter(f"{shortened(given)} is too long; expected at most {_LONGEST} characters.")
+        return super().make_context(info_name, args, *more, **extra)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
@@ -73,7 +86,8 @@ class Commands(TyperGroup):
 
 
 def _say(line: str) -> None:
-    messages().print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True)
+    short = re.sub(rf"\S{{{_UNREAD},}}", lambda found: shortened(found[0])[1:-1], line)
+    messages().print(Text.assemble(("error: ", "bold red"), short), soft_wrap=True)
 
 
 def _code_of_signal() -> ExitCode:

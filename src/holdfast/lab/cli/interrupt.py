@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: while modules load, at once; in a session, once to stop at the next safe moment, twice at once."""
+"""Ctrl-C and SIGTERM: once to stop at the next safe moment, twice, or while modules load, to stop at once."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ class Interruption:
         self.requested.set()
 
 
-def leave_at_once(number: int, frame: FrameType | None) -> None:
+def leave_at_once(*_: object) -> None:
     """End the process, as the handler of a Ctrl-C."""
     with suppress(OSError):
         os.write(2, b"Interrupted.\n")

@@ -1,4 +1,4 @@
-"""Output that always ends well: in any encoding, on a full disk, into a pipe that nobody reads, with nothing open at all.
+"""Output that always ends well: in any encoding, on a full disk, into a pipe that nobody reads, with nothing open.
 
 Called once, by :func:`holdfast.lab.cli.main`, before anything is printed or any file is opened.
 """

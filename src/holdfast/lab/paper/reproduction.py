@@ -18,6 +18,7 @@ from holdfast.lab.paper.items import ITEMS
 from holdfast.lab.paper.presets import Benchmark, Preset
 from holdfast.lab.paper.searched_strengths import Run, find_strengths, unknown_strengths
 from holdfast.lab.report import Verdict, write_report
+from holdfast.lab.user_paths import is_file
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _writing(folder: str | os.PathLike[str]) -> Iterator[None]:
     except HoldfastError:  # the store's own, some of which are OSErrors
         raise
     except OSError as error:
-        reason = "it is a file" if os.path.isfile(folder) else error.strerror or error
+        reason = "it is a file" if is_file(folder) else error.strerror or error
         raise ConfigurationError(
             f"The report cannot be written to {os.fspath(folder)}: {reason}. Expected a folder in which files can be "
             "made, or the name of one that can be made. Name another one, or make room or give permission there, and "

@@ -1,14 +1,18 @@
 """How a sequence of tasks is learned."""
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from typing import Literal
 
 import torch
 from torch import nn
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, shortened
+
+_MOST = 10**9
+"""Of epochs or samples: nobody waits for more, and all that is counted with them fits into 64 bits."""
+_LARGEST_RATE = 1e38
+"""Weights' floats end near it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +44,12 @@ class Settings:
         for name in ("epochs", "later_epochs", "batch_size", "samples"):
             value = getattr(self, name)
             optional = value is None and name in ("later_epochs", "samples")
-            if not optional and not (isinstance(value, int) and value >= 1):
-                raise ConfigurationError(f"{name}={value!r}: expected a whole number, 1 or more.")
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigurationError(f"learning_rate={self.learning_rate!r}: expected a number above 0.")
+            if not optional and not (isinstance(value, int) and 1 <= value <= _MOST):
+                raise ConfigurationError(f"{name}={shortened(value)}: expected a whole number, 1 to {_MOST:,}.")
+        if not 0 < self.learning_rate <= _LARGEST_RATE:
+            raise ConfigurationError(
+                f"learning_rate={shortened(self.learning_rate)}: expected a number above 0, up to {_LARGEST_RATE:g}."
+            )
         if not 0 <= self.momentum < 1:
             raise ConfigurationError(f"momentum={self.momentum!r}: expected a number from 0 up to, but not, 1.")
         if self.optimizer not in ("adam", "sgd"):

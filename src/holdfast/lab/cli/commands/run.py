@@ -26,7 +26,9 @@ def run(
         int | None,
         typer.Option(min=1, max=arguments.MOST_SEEDS, help="How many runs of each measure: seeds 0, 1, …"),
     ] = None,
-    seed: Annotated[list[int] | None, typer.Option(min=0, help="Just this seed; may be repeated.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, max=arguments.LARGEST_SEED, help="Just this seed; may be repeated.")
+    ] = None,
     tasks: arguments.Tasks = None,
     epochs: arguments.Epochs = None,
     later_epochs: arguments.LaterEpochs = None,

@@ -10,7 +10,7 @@ from holdfast.lab.cli.interrupt import loading
 from holdfast.registry import find_name
 
 USUAL_SEEDS, FIRST_SEARCH_SEED, FINALISTS = 3, 1000, 4
-"""As :mod:`holdfast.lab.experiments.strengths.strength_search` has them, which takes torch to load, and help does not."""
+"""As ``lab/experiments/strengths/strength_search.py`` has them, which takes torch to load: help does without."""
 
 
 def search(
@@ -28,7 +28,7 @@ def search(
         typer.Option("--reinit/--no-reinit", help="Draw weights anew before each task. Both if left out."),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=FIRST_SEARCH_SEED, help="How many runs to test: seeds 0, 1, …")
+        int, typer.Option(min=1, max=arguments.MOST_SEEDS, help="How many runs to test: seeds 0, 1, …")
     ] = USUAL_SEEDS,
     search_seeds: Annotated[
         int,

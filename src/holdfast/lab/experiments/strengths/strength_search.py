@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, shortened
 from holdfast.lab.experiments.running.bookkeeping import Summary
 from holdfast.lab.experiments.running.executor import execute
 from holdfast.lab.experiments.specs.paper_specs import paper_spec
@@ -164,8 +164,8 @@ def _checked_measure(
         )
     if not seeds or not search_seeds or set(seeds) & set(search_seeds):
         raise ConfigurationError(
-            f"seeds={list(seeds)} and search_seeds={list(search_seeds)}: expected one or more of each, and none in "
-            "both, so that the test is of runs that had no part in the choice."
+            f"seeds={shortened(list(seeds))} and search_seeds={shortened(list(search_seeds))}: expected one or more of "
+            "each, and none in both, so that the test is of runs that had no part in the choice."
         )
     return spec.measure
 

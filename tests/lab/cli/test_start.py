@@ -1,0 +1,101 @@
+"""What comes before torch: the help, the version, and Ctrl-C while it loads."""
+
+import json
+import os
+import subprocess
+import sys
+
+import holdfast
+from holdfast.lab.cli.commands import search
+from holdfast.lab.experiments.strengths import strength_search
+
+MISTAKES = (["run", "--nosuch"], ["run", "permuted-digits", "--seeds", "1000000000"])
+HELPS = (
+    ["--help"],
+    ["--version"],
+    ["run", "--help"],
+    ["search", "-h"],
+    ["reproduce", "-h"],
+    ["measures", "-h"],
+    *(["runs", *words, "-h"] for words in ([], ["list"], ["show"], ["compare"])),
+    *(["data", *words, "-h"] for words in ([], ["list"], ["fetch"])),
+    *MISTAKES,
+)
+
+PROGRAM = """
+import json, sys
+from typer.testing import CliRunner
+from holdfast.lab.cli.app import app
+
+for command in json.loads(sys.argv[1]):
+    shown = CliRunner().invoke(app, command, catch_exceptions=False)
+    heavy = [name for name in ("torch", "numpy", "matplotlib", "pandas") if name in sys.modules]
+    print(json.dumps([shown.exit_code, heavy]))
+"""
+
+
+def python(program, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_help_and_mistakes_in_options_come_without_torch():
+    told = python(PROGRAM, json.dumps(HELPS))
+    assert told.returncode == 0, told.stderr
+    found = dict(zip(map(" ".join, HELPS), map(json.loads, told.stdout.splitlines()), strict=True))
+    assert found == {" ".join(line): [2 if line in MISTAKES else 0, []] for line in HELPS}
+
+
+def test_the_help_of_search_says_the_numbers_that_it_takes():
+    assert len(strength_search.TEST_SEEDS) == len(strength_search.SEARCH_SEEDS) == search.USUAL_SEEDS
+    assert strength_search.SEARCH_SEEDS[0] == search.FIRST_SEARCH_SEED
+    assert strength_search.FINALISTS == search.FINALISTS
+
+
+INTERRUPTED = """
+import os, signal, sys
+from holdfast.lab.cli import main
+
+class Impatient:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except BaseException:  # as extensions do that end up with half of themselves
+                raise ImportError("torch is broken") from None
+
+sys.meta_path.insert(0, Impatient())
+sys.argv = ["holdfast", "measures"]
+main()
+"""
+
+
+def test_ctrl_c_while_torch_is_imported_is_one_line_and_the_usual_code():
+    done = python(INTERRUPTED)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
+
+
+LAZY = """
+import sys, holdfast
+assert "torch" not in sys.modules and holdfast.__version__
+import holdfast.measures                    # the package, which must not hide the function of its name
+from holdfast import *
+assert callable(holdfast.measures) and holdfast.measures is measures
+assert holdfast.Consolidator is Consolidator and holdfast.errors.HoldfastError is HoldfastError
+assert set(holdfast.__all__) <= set(dir(holdfast))
+assert not hasattr(holdfast, "nosuch")
+from holdfast.persample.batches import _known_conventions
+assert _known_conventions()
+"""
+
+
+def test_the_package_loads_its_names_when_they_are_asked_for():
+    done = python(LAZY)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(getattr(holdfast, name) is not None for name in holdfast.__all__)
