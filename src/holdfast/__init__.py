@@ -46,6 +46,7 @@ from holdfast.measures import (
     register_measure,
 )
 from holdfast.measures.recurrences import unbiased_alpha
+from holdfast.own_text import OwnText, write_text
 from holdfast.persample.engine import SampleAccumulator, SampleImportance, sample_importance
 from holdfast.persample.phi import ABSOLUTE, SQUARE
 from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
@@ -85,6 +86,7 @@ __all__ = [
     "OptimizerError",
     "OrderError",
     "OutputNorm",
+    "OwnText",
     "PathMeasure",
     "PosteriorPrecision",
     "ProtectError",
@@ -106,4 +108,5 @@ __all__ = [
     "register_measure",
     "sample_importance",
     "unbiased_alpha",
+    "write_text",
 ]
