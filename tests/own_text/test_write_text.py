@@ -173,7 +173,9 @@ def test_a_model_can_be_called_in_another_way():
     def forward(model, tokens):
         return model({"text": tokens})["scores"]
 
-    assert same(holdfast.write_text(Batched(), 9, 5, start=1, forward=forward), holdfast.write_text(Chain(), 9, 5, start=1))
+    assert same(
+        holdfast.write_text(Batched(), 9, 5, start=1, forward=forward), holdfast.write_text(Chain(), 9, 5, start=1)
+    )
 
 
 def test_progress_is_told_after_each_batch():
@@ -201,7 +203,9 @@ def test_as_many_pieces_as_prompts_unless_said():
 def test_nothing_is_read_twice_with_a_cache():
     model = tiny.llama().double()
     read = []
-    model.register_forward_pre_hook(lambda _, args, given: read.append(tuple(given["input_ids"].shape)), with_kwargs=True)
+    model.register_forward_pre_hook(
+        lambda _, args, given: read.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
     holdfast.write_text(model, 3, 6, prompts=[[3, 4, 5, 6]], end=None)
     writing = [shape for shape in read if shape[0] == 3]
     assert writing == [(3, 4)] + [(3, 1)] * 5

@@ -13,7 +13,7 @@ from holdfast.own_text.model_reader import Writer
 Prompt = str | Sequence[int] | Tensor | Sequence[Mapping[str, Any]]
 """A text, tokens, or the messages of a chat."""
 
-Ends = int | Sequence[int] | None | Literal["auto"]
+Ends = int | list[int] | tuple[int, ...] | None | Literal["auto"]
 
 
 class Beginnings:
@@ -35,7 +35,7 @@ class Beginnings:
         if given is None:
             return ()
         if given != "auto":
-            wanted = [given] if isinstance(given, Integral) else list(given)  # type: ignore[arg-type]
+            wanted = list(given) if isinstance(given, list | tuple) else [given]
             return tuple(sorted({self._token(token, "end") for token in wanted}))
         found = self._special("eos")
         ends = tuple(sorted(token for token in found if token < self._vocabulary))
@@ -90,7 +90,7 @@ class Beginnings:
                 'such as {"role": "user", "content": "…"}.'
             )
         else:
-            given = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+            given: Any = prompt.tolist() if isinstance(prompt, Tensor) else prompt
             if not isinstance(given, Sequence):
                 raise ConfigurationError(f"{what} is of type {type(prompt).__name__}; expected a text, or its tokens.")
             tokens = list(given)

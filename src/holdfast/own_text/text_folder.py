@@ -42,8 +42,8 @@ class TextFolder:
         except OSError as error:
             raise StoreError(f"store={str(path)!r} cannot be made a folder ({error}). Name another one.") from error
         self._digest = _digest(asked)
-        document = {"format": _FORMAT, "asked": dict(asked), "ends": list(kind.ends), "padding": kind.padding}
-        document |= {"named": kind.named, "wanted": wanted}
+        document: dict[str, Any] = {"format": _FORMAT, "asked": dict(asked), "wanted": wanted}
+        document |= {"ends": list(kind.ends), "padding": kind.padding, "named": kind.named}
         there = _read_asked(self.path)
         if there is None:
             if _files(self.path):

@@ -31,4 +31,4 @@ def _content(name: str, value: Tensor) -> memoryview:
             "text before the model is sharded, or without store=."
         )
     whole = value.detach().cpu().contiguous().reshape(-1)
-    return memoryview(whole.view(torch.uint8).numpy())
+    return whole.view(torch.uint8).numpy().data
