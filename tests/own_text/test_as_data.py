@@ -123,7 +123,7 @@ def test_it_says_how_varied_it_is():
     assert "23 tokens written, 5.8 a piece; 3 ended by themselves" in said
     assert "-1.50 nats a token" in said
     assert "1 empty" in said
-    assert "in 1 pieces more than half" in said  # of the loop's nine runs of four, two are new
+    assert "circles: 1" in said  # of the loop's nine runs of four, two are new
     assert f"{100 * (7 / 9) / 4:.1f} % of the runs of 4" in said
     assert repr(holdfast.OwnText([])) == "OwnText: no pieces"
     with pytest.raises(holdfast.ConfigurationError, match="no tokenizer"):

@@ -6,12 +6,31 @@ import peft
 import pytest
 import torch
 from torch import nn
+from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM
 
 import holdfast
 from tests.integrations import tiny
 from tests.own_text.writers import TOKENS, Chain, Recurrent, same
 
-MODELS = {"gpt2": tiny.gpt2, "llama": tiny.llama}
+
+def sliding():
+    """Attention to the last four tokens alone, and a cache that forgets the others."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = MistralConfig(vocab_size=7, **sizes, num_key_value_heads=1, sliding_window=4, max_position_embeddings=16)
+    config.bos_token_id, config.eos_token_id = 1, 2
+    return MistralForCausalLM(config)
+
+
+def by_distance():
+    """No positions, but attention that falls with the distance."""
+    torch.manual_seed(0)
+    return BloomForCausalLM(
+        BloomConfig(vocab_size=7, hidden_size=8, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2)
+    )
+
+
+MODELS = {"gpt2": tiny.gpt2, "llama": tiny.llama, "mistral": sliding, "bloom": by_distance}
 
 
 def test_pieces_are_draws_from_the_model():

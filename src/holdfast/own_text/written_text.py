@@ -174,13 +174,14 @@ def _in_words(pieces: Sequence[Piece], ends: Sequence[int]) -> list[str]:
     how = f"{ended:,} ended by themselves" if ends else "without an end token"
     mean = float(torch.cat([piece.log_probabilities for piece in pieces]).double().mean())
     repeated = [_repeated(own) for own in written]
+    circles = sum(share > 0.5 for share in repeated)
     lines = [
         f"OwnText: {len(pieces):,} pieces, {distinct:,} of them distinct",
         f"{count:,} tokens written, {count / len(pieces):.1f} a piece; {how}",
         f"{mean:.2f} nats a token on average, by the model's own log-probabilities",
         (
             f"{100 * sum(repeated) / len(repeated):.1f} % of the runs of {_GRAM} tokens had been there before in their "
-            f"piece; in {sum(share > 0.5 for share in repeated):,} pieces more than half, which go round in circles"
+            f"piece; pieces of which more than half had, which go round in circles: {circles:,}"
         ),
     ]
     if empty := sum(len(own) == 1 and own[0] in ends for own in written):
