@@ -40,6 +40,7 @@ from holdfast.measures import (
     register_measure,
 )
 from holdfast.measures.recurrences import unbiased_alpha
+from holdfast.own_text import OwnText, write_text
 from holdfast.persample.engine import SampleAccumulator, SampleImportance, sample_importance
 from holdfast.persample.phi import ABSOLUTE, SQUARE
 from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
@@ -79,6 +80,7 @@ __all__ = [
     "OptimizerError",
     "OrderError",
     "OutputNorm",
+    "OwnText",
     "PathMeasure",
     "PosteriorPrecision",
     "Projection",
@@ -104,4 +106,5 @@ __all__ = [
     "register_measure",
     "sample_importance",
     "unbiased_alpha",
+    "write_text",
 ]

@@ -46,6 +46,12 @@ def test_new_classes_with_one_head():
     assert run_page("guides/class-incremental.md")["guard"].tasks == 1
 
 
+def test_own_text(capsys):
+    scope = run_page("guides/own-text.md")
+    assert "64 pieces" in capsys.readouterr().out
+    assert scope["guard"].tasks == 1
+
+
 def test_adding_ones_own():
     run_page("guides/extending.md")
 
