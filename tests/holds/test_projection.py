@@ -1,6 +1,7 @@
 """Steps that leave what layers make of old inputs as it is: GPM's and OWM's formulas, and what comes of them."""
 
 import copy
+import json
 import warnings
 
 import pytest
@@ -20,6 +21,7 @@ from holdfast.errors import (
 from holdfast.forms.layers import layer_blocks
 from holdfast.holds import Hold
 from holdfast.holds.input_spaces import HardSpace, SoftSpace
+from holdfast.lab.experiments import Spec
 from holdfast.persample.layer_inputs import LayerInputs, inputs_of
 from tests.forms.layer_networks import NETWORKS, network_and_inputs
 from tests.guard.sam import SAM
@@ -480,3 +482,26 @@ def test_weights_that_others_write_between_steps_stay_written():
     answers = model(OLD[:2]).detach()
     train(model, optimizer, NEW, steps=1)
     torch.testing.assert_close(model(OLD[:2]).detach(), answers, rtol=0, atol=1e-10)
+
+
+def test_a_spec_and_a_file_name_it_with_its_settings():
+    settings = {"threshold": {"body.*": 0.9, "*": 0.99}, "method": "gpm"}
+    spec = Spec(
+        "permuted-digits", "fine-tune", engine="plain", holds=("projection",), hold_settings={"projection": settings}
+    )
+    again = Spec.from_dict(json.loads(json.dumps(spec.to_dict())))
+    assert again == spec and again.id == spec.id
+    (hold,) = again.make_holds()
+    assert isinstance(hold, holdfast.Projection) and hold.threshold == {"body.*": 0.9, "*": 0.99}
+    assert json.loads(json.dumps(hold.settings())) == hold.settings()
+
+
+def test_weights_that_change_their_precision_are_projected_on():
+    model = linear()
+    guard = projected(model, OLD[:2])
+    model.float()
+    old, new = OLD[:2].float(), NEW.float()
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    answers = model(old).detach()
+    train(model, optimizer, new)
+    torch.testing.assert_close(model(old).detach(), answers, rtol=0, atol=1e-5)

@@ -8,7 +8,6 @@ it carries, :math:`D \mapsto D\,(1 + S/\alpha)^{-1}`, which by Woodbury's identi
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ class InputSpace(ABC):
 
     def __init__(self, kept: Tensor) -> None:
         self.kept = kept
+        self._parts: dict[tuple[int | None, int | None], InputSpace] = {}
 
     @property
     def size(self) -> int:
@@ -41,9 +41,15 @@ class InputSpace(ABC):
     def left_of(self, d: Tensor) -> Tensor:
         """Return what is left of a step ``[outputs, inputs]``."""
 
+    def of_some(self, inputs: slice) -> "InputSpace":
+        """Return the space for a step that moves the weights of these inputs alone: worked out once."""
+        place = inputs.start, inputs.stop
+        if place not in self._parts:
+            self._parts[place] = self._of_some(inputs)
+        return self._parts[place]
+
     @abstractmethod
-    def of_some(self, inputs: slice) -> "Self":
-        """Return the space for a step that moves the weights of these inputs alone."""
+    def _of_some(self, inputs: slice) -> "InputSpace": ...
 
 
 class HardSpace(InputSpace):
@@ -90,7 +96,7 @@ class HardSpace(InputSpace):
     @cached_property
     def _open(self) -> Tensor:
         """The directions that are free, in columns."""
-        whole = torch.linalg.qr(self.kept.to(widest_dtype(self.kept.device)), mode="complete").Q
+        whole: Tensor = torch.linalg.qr(self.kept.to(widest_dtype(self.kept.device)), mode="complete").Q
         return whole[:, self.closed :].to(self.kept.dtype).contiguous()
 
     def left_of(self, d: Tensor) -> Tensor:
@@ -103,7 +109,7 @@ class HardSpace(InputSpace):
             return d - (d @ self.kept) @ self.kept.mT
         return (d @ self._open) @ self._open.mT
 
-    def of_some(self, inputs: slice) -> "HardSpace":
+    def _of_some(self, inputs: slice) -> "HardSpace":
         """Return the span of what the directions have there."""
         part = self.kept[inputs]
         if part.ndim == 1 or not part.shape[1]:
@@ -147,7 +153,7 @@ class SoftSpace(InputSpace):
         """Return D(1 + S/α)⁻¹."""
         return d * self._factor if self._factor.ndim == 1 else d @ self._factor
 
-    def of_some(self, inputs: slice) -> "SoftSpace":
+    def _of_some(self, inputs: slice) -> "SoftSpace":
         """Return the correlation of those."""
         return SoftSpace(self.kept[inputs] if self.kept.ndim == 1 else self.kept[inputs, inputs], self.alpha)
 

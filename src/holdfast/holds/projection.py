@@ -220,8 +220,9 @@ class Projection(Hold):
                     f"The projection has {space.size} inputs of {block.name!r}, which has {size}. It was made for "
                     f"another model; if the layer was replaced on purpose, call forget({block.name!r})."
                 )
-            if space is not None and space.kept.device != weight.device:
-                space = self._spaces[key] = self._space(space.kept.to(weight.device))
+            like = (weight.device, running_dtype(weight))
+            if space is not None and (space.kept.device, space.kept.dtype) != like:
+                space = self._spaces[key] = self._space(space.kept.to(*like))
             spaces.append(space)
         return _Layer(block, *spaces)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from holdfast.persample.batches import Batch, BatchReader, Forward, call_model
 from holdfast.persample.isolation.isolated import isolated
+from holdfast.persample.isolation.kept_inputs import KeptInputs
 from holdfast.persample.merged_adapters import refuse_merged
 from holdfast.persample.phi import SQUARE
 from holdfast.persample.reductions import Block, FactorReduction, Side, Sides, factors_of
@@ -60,7 +61,7 @@ class LayerInputs:
         refuse_merged(model, parameters)
         self.model = model
         self.parameters = dict(parameters)
-        self.forward = forward or call_model
+        self.forward = KeptInputs(forward or call_model)
         self.limit = samples
         self.largest_side = largest_side
         self.seen = 0
