@@ -15,8 +15,8 @@ from filelock import FileLock, SoftFileLock, Timeout
 class Lock:
     """An exclusive lock on a file, which stays where it is: removing it would let two processes lock two files.
 
-    It keeps out other processes and other locks on the same file in this one, and may be released by another thread than
-    the one that took it.
+    It keeps out other processes, and other locks on the same file in this one. Another thread than the one that took it
+    may release it.
     """
 
     def __init__(self, path: Path) -> None:
