@@ -1,7 +1,7 @@
 """``holdfast runs``: what is in a store."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -11,33 +11,45 @@ from holdfast.errors import ConfigurationError, StoreError
 from holdfast.lab.cli.arguments import DEFAULT_STORE, StoreFolder
 from holdfast.lab.cli.commands.comparison import compare, print_comparison
 from holdfast.lab.cli.exits import complain
+from holdfast.lab.cli.listing.filters import Measures, Scenarios, Where, chosen
+from holdfast.lab.cli.listing.run_lines import plain_row, print_runs
 from holdfast.lab.cli.output import pairs, print_json, results, table
 from holdfast.lab.cli.progress.labels import duration, moment, percent, shown_value
-from holdfast.lab.experiments import Entry, Result, Store
+from holdfast.lab.experiments import Result, Store
 from holdfast.lab.experiments.specs.spec_fields import fields_of
+from holdfast.lab.experiments.store.listing.reading_rows import rows_in, status_told_apart, told_apart
 
 app = typer.Typer(help="List, show and compare the runs in a store.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="For machines: one JSON object a line.")]
 
-_SHORT = 8
-"""How many digits of an id are shown where they are to be read; show takes any beginning that is unique."""
-
 
 @app.command("list")
-def list_runs(store: StoreFolder = DEFAULT_STORE, *, as_json: Json = False) -> None:
-    """List every run that was ever begun, the oldest result first and unfinished ones last."""
-    place = _existing(store)
-    entries = place.entries()
-    rows = [_row(entry) for entry in entries]
+def list_runs(
+    store: StoreFolder = DEFAULT_STORE,
+    measure: Measures = None,
+    scenario: Scenarios = None,
+    where: Where = None,
+    *,
+    as_json: Json = False,
+) -> None:
+    """List the runs that were ever begun, the oldest result first and unfinished ones last.
+
+    Beside each, or beneath it, stands all in which it is not as usual for its scenario and measure.
+    """
+    folder = _existing_folder(store)
+    every = told_apart(rows_in(folder), folder)
+    rows = chosen(every, measure, scenario, where)
     if as_json:
         for row in rows:
-            print_json(row)
+            print_json(plain_row(row))
+    elif not every:
+        results().print(f"There are no runs in {folder}. `holdfast run permuted-digits` makes one.")
     elif not rows:
-        results().print(f"There are no runs in {place.folder}. `holdfast run permuted-digits` makes one.")
+        results().print(f"None of the {len(every)} runs in {folder} is all that was asked for.")
     else:
-        results().print(_listing(rows))
-    complain(entry.damage for entry in entries)
+        print_runs(rows, results())
+    complain(row.damage for row in every)
 
 
 @app.command("show")
@@ -50,13 +62,14 @@ def show_run(
     """Show all that is known of one run."""
     place = _existing(store)
     found = _find(place, id)
+    status = status_told_apart(place.status(found), place.run_folder(found))
     result, failures = place.get(found), place.failures(found)
     observations = list(place.observations(found))
     if as_json:
         print_json(
             {
                 "id": found,
-                "status": place.status(found),
+                "status": status,
                 "spec": place.spec(found).to_dict(),
                 "result": None if result is None else result.to_dict(),
                 "failures": [failure.to_dict() for failure in failures],
@@ -65,7 +78,7 @@ def show_run(
         )
         return
     console = results()
-    console.print(f"run {found}: {place.status(found)}", style="bold")
+    console.print(f"run {found}: {status}", style="bold")
     shown = pairs()
     for name, value in fields_of(place.spec(found)).items():
         shown.add_row(name.replace("_", " "), shown_value(value))
@@ -91,29 +104,42 @@ def compare_runs(
             show_default=False,
         ),
     ] = None,
+    measure: Measures = None,
+    scenario: Scenarios = None,
+    where: Where = None,
     *,
     as_json: Json = False,
 ) -> None:
-    """Compare the finished runs: mean and standard error over seeds."""
-    place = _existing(store)
-    entries = place.entries()
+    """Compare the finished runs: mean and standard error over seeds.
+
+    Runs that are judged by test samples and by validation samples have tables of their own.
+    """
+    folder = _existing_folder(store)
+    every = rows_in(folder)
     # A result that is whole counts, whatever has become of the files beside it.
-    lines = compare([entry.result for entry in entries if entry.result is not None], by or ())
+    finished = [row for row in every if row.figures is not None]
+    lines = compare(chosen(finished, measure, scenario, where), by or ())
     if as_json:
         for line in lines:
             print_json(line.plain())
     elif lines:
         print_comparison(lines, results())
+    elif finished:
+        results().print(f"None of the {len(finished)} finished runs in {folder} is all that was asked for.")
     else:
-        results().print(f"There are no finished runs in {place.folder}.")
-    complain(entry.damage for entry in entries)
+        results().print(f"There are no finished runs in {folder}.")
+    complain(row.damage for row in every)
+
+
+def _existing_folder(given: Path) -> Path:
+    folder = given.expanduser()
+    if not folder.is_dir():
+        raise StoreError(f"There is no folder {given}. `holdfast run` makes one; --store names another.")
+    return folder
 
 
 def _existing(folder: Path) -> Store:
-    store = Store(folder)
-    if not store.folder.is_dir():
-        raise StoreError(f"There is no folder {folder}. `holdfast run` makes one; --store names another.")
-    return store
+    return Store(_existing_folder(folder))
 
 
 def _find(store: Store, start: str) -> str:
@@ -124,39 +150,6 @@ def _find(store: Store, start: str) -> str:
     if not found:
         raise ConfigurationError(f"No run in {store.folder} begins with {start!r}; `holdfast runs list` lists them.")
     raise ConfigurationError(f"{len(found)} runs begin with {start!r}: {', '.join(found)}. Give more of the id.")
-
-
-def _row(entry: Entry) -> dict[str, Any]:
-    spec, result = entry.spec, entry.result
-    named = {name: getattr(spec, name, None) for name in ("scenario", "measure", "strength", "seed")}
-    known: dict[str, Any] = {"id": entry.id, **named, "status": entry.status}
-    if entry.damage:
-        known["damage"] = entry.damage
-    if result is not None:
-        known |= result.metrics
-        known |= {"seconds": result.training_seconds, "finished_at": result.finished_at, "device": result.device}
-    return known
-
-
-def _listing(rows: list[dict[str, Any]]) -> Table:
-    figures = ("accuracy", "forgetting", "time")
-    shown = table(
-        *("id", "scenario", "measure", "c", "seed"),
-        *figures,
-        right=("c", "seed", *figures),
-        wrap=("scenario", "measure"),
-    )
-    for row in rows:
-        finished = row["status"] == "finished"
-        shown.add_row(
-            row["id"][:_SHORT],
-            *(shown_value(row[name]) for name in ("scenario", "measure", "strength", "seed")),
-            percent(row["average_accuracy"]) if finished else row["status"],
-            percent(row["forgetting"]) if finished else "",
-            duration(row["seconds"]) if finished else "",
-            style="red" if row["status"] in ("failed", "damaged") else "" if finished else "dim",
-        )
-    return shown
 
 
 def _figures(result: Result) -> Table:

@@ -1,6 +1,5 @@
 """From a run's files to its row."""
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ class RowMaker:
     def __init__(self, folder: Path) -> None:
         self._store = Store(folder)
         self._settings: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
+        self._usual: dict[tuple[str, str, int], dict[str, Any]] = {}
 
     def row(self, run: str) -> tuple[Row, bool]:
         """Return a run's row, and whether any process would read the same from these files."""
@@ -48,7 +48,21 @@ class RowMaker:
             return Row(entry.id, entry.status, {}, None, (), figures, entry.damage)
         setting = {name: frozen(value) for name, value in fields_of(spec).items() if name != "seed"}
         shared = self._settings.setdefault(tuple(setting.items()), setting)
-        return Row(entry.id, entry.status, shared, spec.seed, _unusual(spec, shared), figures, entry.damage)
+        return Row(entry.id, entry.status, shared, spec.seed, self._unusual(spec, shared), figures, entry.damage)
+
+    def _unusual(self, spec: Spec, setting: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of all in which a run is not what ``holdfast run`` makes without any option."""
+        usual: dict[str, Any] = {}
+        if spec.source is None:
+            about = spec.scenario, spec.measure, spec.settings.batch_size
+            if about not in self._usual:
+                self._usual[about] = _usual(*about)
+            usual = self._usual[about]
+        if not usual:
+            return tuple(name for name in _BESIDE if setting[name] not in ("", None, "diagonal"))
+        absent = object()
+        differing = [name for name, value in setting.items() if usual.get(name, absent) != value]
+        return tuple(name for name in differing if name != "strength")
 
 
 def rows_of_results(results: list[Result]) -> list[Row]:
@@ -57,32 +71,21 @@ def rows_of_results(results: list[Result]) -> list[Row]:
     return [maker.row_of(Entry(result.spec.id, "finished", result.spec, result, ())) for result in results]
 
 
-def _unusual(spec: Spec, setting: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of all in which a run is not what ``holdfast run`` makes without any option."""
-    if spec.source is not None:
-        return tuple(name for name in _BESIDE if setting[name] not in ("", None, "diagonal"))
-    usual = _usual(spec.scenario, spec.measure, spec.settings.batch_size)
-    absent = object()
-    differing = [name for name, value in setting.items() if usual.get(name, absent) != value]
-    return tuple(name for name in differing if name != "strength")
-
-
-@functools.lru_cache
 def _usual(scenario: str, measure: str, batch_size: int) -> dict[str, Any]:
     """Return the fields of the usual run; large batches have others, and are themselves unusual."""
-    usual = paper_spec(scenario, measure, strength=0.0)
     try:
+        usual = paper_spec(scenario, measure, strength=0.0)
         there = paper_spec(scenario, measure, strength=0.0, batch_size=batch_size)
-    except ConfigurationError:
-        there = usual
+    except ConfigurationError:  # where a measure and a scenario's own usual settings do not go together
+        return {}
     return fields_of(there) | {"batch_size": usual.settings.batch_size}
 
 
 def _is_known_everywhere(spec: Spec) -> bool:
     """Whether a spec means the same in every process.
 
-    It does where all that it names is holdfast's own, or in a file that was not loaded here. What a program registers by
-    itself is unknown to others, which cannot read the run.
+    It does where all that it names is holdfast's own, or in a file that was not loaded here. What a program registers
+    by itself is unknown to others, which cannot read the run.
     """
     if spec.source is not None:
         return not is_loaded(spec.source)

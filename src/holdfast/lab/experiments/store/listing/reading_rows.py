@@ -1,12 +1,13 @@
 """The rows of a store: from its index where the files are as they were, and from the files where they are not."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.lab.experiments.store.listing.index import Index
 from holdfast.lab.experiments.store.listing.rows import Row
 from holdfast.lab.experiments.store.listing.stamps import Stamp, stamps
+from holdfast.lab.experiments.store.locks import Lock
 from holdfast.registry import is_loaded
 
 if TYPE_CHECKING:
@@ -51,6 +52,25 @@ def rows_in(folder: Path) -> list[Row]:
     if len(found) >= MANY and new > FEW:
         index.replace(lasting)
     return sorted(found, key=lambda row: row.order)
+
+
+def told_apart(rows: Iterable[Row], folder: Path) -> list[Row]:
+    """Return a store's rows, with those told apart that were started: some are running, others were stopped."""
+    runs = folder / "runs"
+    return [
+        row._replace(status=status_told_apart(row.status, runs / row.id)) if row.status == "started" else row
+        for row in rows
+    ]
+
+
+def status_told_apart(status: str, run_folder: Path) -> str:
+    """Return ``running`` for ``started`` where somebody is at the run, and ``stopped`` where nobody is any more.
+
+    It stays where that cannot be known: in a store that may only be read.
+    """
+    if status != "started":
+        return status
+    return {True: "running", False: "stopped", None: status}[Lock(run_folder / "lock").is_held()]
 
 
 def _maker(folder: Path) -> "RowMaker":
