@@ -34,7 +34,10 @@ def test_what_is_below_a_line_is_beside_it_where_there_is_room():
     table = PlainTable(COLUMNS, [Line(("a", "1"), below="more"), Line(("b", "2"))], below="also")
     assert printed(table, 40).splitlines() == ["name  count  also", "a         1  more", "b         2"]
     table = PlainTable(COLUMNS, [Line(("a", "1"), below="more that is long"), Line(("b", "2"))], below="also")
-    assert printed(table, 27).splitlines() == ["name  count", "a         1", "      more that is long", "b         2"]
+    assert printed(table, 27).splitlines() == [
+        *("name  count  also", "a         1", "      more that is long"),
+        "b         2",
+    ]
 
 
 def test_wide_letters_are_counted_as_what_they_are():

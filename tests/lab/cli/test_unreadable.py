@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.lab.cli.small import OPTIONS, small_spec, small_store
+from tests.limits import limit
 
 LOCKED, OPEN = small_spec("SI"), small_spec("SOS")
 
@@ -35,7 +36,7 @@ def calls_without_privileges(*commands):
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=limit(20),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     if not told.stdout and "setpriv:" in told.stderr:
