@@ -1,7 +1,7 @@
 """``holdfast runs``: what is in a store."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -15,9 +15,10 @@ from holdfast.lab.cli.listing.filters import Measures, Scenarios, Where, chosen
 from holdfast.lab.cli.listing.run_lines import plain_row, print_runs
 from holdfast.lab.cli.output import pairs, print_json, results, table
 from holdfast.lab.cli.progress.labels import duration, moment, percent, shown_value
-from holdfast.lab.experiments import Result, Store
-from holdfast.lab.experiments.specs.spec_fields import fields_of
 from holdfast.lab.experiments.store.listing.reading_rows import rows_in, status_told_apart, told_apart
+
+if TYPE_CHECKING:
+    from holdfast.lab.experiments import Result, Store
 
 app = typer.Typer(help="List, show and compare the runs in a store.", no_args_is_help=True)
 
@@ -60,6 +61,8 @@ def show_run(
     as_json: Json = False,
 ) -> None:
     """Show all that is known of one run."""
+    from holdfast.lab.experiments.specs.spec_fields import fields_of  # noqa: PLC0415 (it takes torch, and lists do not)
+
     place = _existing(store)
     found = _find(place, id)
     status = status_told_apart(place.status(found), place.run_folder(found))
@@ -138,11 +141,13 @@ def _existing_folder(given: Path) -> Path:
     return folder
 
 
-def _existing(folder: Path) -> Store:
+def _existing(folder: Path) -> "Store":
+    from holdfast.lab.experiments import Store  # noqa: PLC0415 (it takes torch, and lists do not)
+
     return Store(_existing_folder(folder))
 
 
-def _find(store: Store, start: str) -> str:
+def _find(store: "Store", start: str) -> str:
     """Return the id that begins like this."""
     found = [name for name in store.ids() if name.startswith(start.lower())]
     if len(found) == 1:
@@ -152,7 +157,7 @@ def _find(store: Store, start: str) -> str:
     raise ConfigurationError(f"{len(found)} runs begin with {start!r}: {', '.join(found)}. Give more of the id.")
 
 
-def _figures(result: Result) -> Table:
+def _figures(result: "Result") -> Table:
     shown = pairs()
     for name, value in result.metrics.items():
         shown.add_row(name.replace("_", " "), percent(value))
@@ -166,7 +171,7 @@ def _figures(result: Result) -> Table:
     return shown
 
 
-def _matrix(result: Result) -> Table:
+def _matrix(result: "Result") -> Table:
     tasks = [f"task {i + 1}" for i in range(len(result.matrix))]
     shown = table("learned", *tasks, right=tuple(tasks))
     for learned, row in enumerate(result.matrix):
