@@ -11,6 +11,7 @@ MODULES = {
     "memory": "memory",
     "step": "step",
     "steps-of-many": "many_tensors",
+    "large-store": "large_store",
     "state": "state",
 }
 NAMES = tuple(MODULES)

@@ -2,6 +2,7 @@ import signal
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from holdfast import registry
 from holdfast.forms import FORMS
@@ -10,11 +11,27 @@ from holdfast.lab.experiments import SCENARIOS
 from holdfast.lab.networks import NETWORKS
 from holdfast.measures import MEASURES
 
+# However long an example takes: the machine may be busy with something else.
+settings.register_profile(
+    "holdfast", deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("holdfast")
+
 
 def pytest_configure():
     """In the background of a script an interrupt is ignored, which the processes that tests interrupt would inherit."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items):
+    """Over several processes, the tests of a file stay together: what a file sets up is set up once.
+
+    Those of Ray are one group, of several files.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(autouse=True)

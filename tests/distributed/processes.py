@@ -15,6 +15,7 @@ import torch
 from torch import distributed, multiprocessing
 
 import holdfast
+from tests.limits import limit
 
 
 @dataclass
@@ -51,7 +52,7 @@ def _process(rank, size, modules, folder):
         init_method=f"file://{folder / 'rendezvous'}",
         rank=rank,
         world_size=size,
-        timeout=dt.timedelta(seconds=90),  # a check that waits for ever fails instead
+        timeout=dt.timedelta(seconds=limit(20)),  # a check that waits for ever fails instead
     )
     for check in [check for module in modules for check in import_module(module).CHECKS]:
         try:

@@ -1,12 +1,12 @@
 """The site builds without a warning, needs no network to be read, and shows its formulas in a real browser."""
 
-import fcntl
 import os
 import re
 import subprocess
 import sys
 
 import pytest
+from filelock import FileLock
 
 from tests.docs.pages import DOCS
 from tests.lab.report.browser import Browser
@@ -41,8 +41,7 @@ def site(tmp_path_factory):
     """The whole site, built once however many processes run these tests."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    with (folder / "site.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(folder / "site.lock"):
         if not (folder / "site" / "index.html").exists():
             done = build(DOCS, folder / "building")
             assert done.returncode == 0, done.stderr

@@ -1,13 +1,7 @@
-"""Settings of these tests: the networks are tiny, so one thread is faster than two, and every run is the same."""
+"""The networks of these tests are tiny, so one thread is faster than two, and every run is the same."""
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
-
-settings.register_profile(
-    "holdfast", deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck)
-)
-settings.load_profile("holdfast")
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,10 @@ import math
 import pytest
 from rich.console import Console
 
-from holdfast.lab.cli.commands.comparison import compare, mean_and_error, print_comparison
+from holdfast.lab.cli.commands import comparison
+from holdfast.lab.cli.commands.comparison import mean_and_error, print_comparison
 from holdfast.lab.experiments import Result, paper_spec
+from holdfast.lab.experiments.store.listing.making_rows import rows_of_results
 from tests.lab.cli.small import small_spec
 
 
@@ -24,6 +26,10 @@ def result(measure="SI", seed=0, accuracy=0.5, **changes):
         versions={},
         finished_at="2026-01-01T00:00:00+00:00",
     )
+
+
+def compare(results, by=()):
+    return comparison.compare(rows_of_results(results), by)
 
 
 def keys(results, by=()):

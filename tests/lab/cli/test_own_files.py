@@ -178,3 +178,14 @@ def test_a_measure_that_raises_fails_its_own_runs_alone(run, store, tmp_path):
     assert [result.spec.measure for result in store.results()] == ["SI"]
     (failed,) = [entry for entry in store.entries() if entry.status == "failed"]
     assert re.match(r"TypeError: .* \(in importance, raising\.py line 12\)\.$", failed.failures[-1].reason)
+
+
+def test_two_files_beside_a_scenario_are_refused_and_one_named_twice_is_one(run, call, study, store, tmp_path):
+    other = write_study(tmp_path, OTHER, "other.py")
+    for command in (("run", "permuted-digits", "-m", "walk", *OPTIONS[:-2], "-c", "1"), ("search", "permuted-digits")):
+        shown = run(*command, "--with", study, "--with", other)
+        assert shown.exit_code == 2
+        assert f"--with {study} --with {other}: expected one file for all that a run is made from." in shown.stderr
+    assert call("measures", "--with", study, "--with", other).exit_code == 2
+    assert store.ids() == [] and "walk" not in call("measures").stdout
+    assert "walk" in call("measures", "--with", study, "--with", study).stdout

@@ -13,6 +13,7 @@ import holdfast
 from holdfast.lab.experiments import Store, paper_spec
 from tests.lab.cli.small import OPTIONS
 from tests.lab.data.mirror import serving
+from tests.limits import limit
 
 HOLDFAST = (sys.executable, "-m", "holdfast")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "no_proxy": "*"}
@@ -25,7 +26,7 @@ def run(*arguments, **options):
         text=True,
         check=False,
         env=ENVIRONMENT,
-        timeout=100,
+        timeout=limit(20),
         **options,
     )
 
@@ -124,7 +125,7 @@ def running(store):
 def test_a_request_to_terminate_saves_too(tmp_path):
     with running(tmp_path) as child:
         child.terminate()
-        told, complaints = child.communicate(timeout=60)
+        told, complaints = child.communicate(timeout=limit(20))
     assert child.returncode == 143
     assert complaints == "Stopped with 0 of 1 runs finished. The same command goes on.\n"
     assert json.loads(told.splitlines()[-1])["interrupted"]
@@ -155,7 +156,7 @@ def test_ctrl_c_while_fetching_keeps_what_has_arrived(tmp_path):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as p:
             assert mirror.stalled.wait(60)
             p.send_signal(signal.SIGINT)
-            _, complaints = p.communicate(timeout=60)
+            _, complaints = p.communicate(timeout=limit(20))
         mirror.released.set()
     assert p.returncode == 130
     assert complaints.strip() == "Interrupted."

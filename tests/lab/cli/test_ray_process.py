@@ -18,11 +18,14 @@ import pytest
 
 from holdfast.lab.experiments import Store, execute, paper_spec
 from tests.lab.experiments.helpers import same_result
+from tests.limits import limit, patient_ray
+
+pytestmark = pytest.mark.xdist_group("ray")
 
 HOLDFAST = (sys.executable, "-m", "holdfast")
 # The token is that of the cluster below; without one, Ray would write some into the home folder.
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
-ENVIRONMENT = {**os.environ, **TOKEN, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+ENVIRONMENT = {**os.environ, **TOKEN, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", **patient_ray()}
 ENVIRONMENT.pop("RAY_ADDRESS", None)
 LONG = ("--tasks", "3", "--epochs", "4000", "--hidden", "16", "--device", "cpu", "--json", "--executor", "ray")
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "ray.md").read_text(encoding="utf-8")
@@ -104,7 +107,7 @@ STOPPED = "Stopped with 0 of 1 runs finished. The same command goes on.\n"
 def test_ctrl_c_saves_and_leaves_nothing_running(tmp_path):
     with running(tmp_path) as child:
         os.killpg(child.pid, signal.SIGINT)  # as a terminal sends it: to all that the command has started, too
-        told, complaints = child.communicate(timeout=100)
+        told, complaints = child.communicate(timeout=limit(30))
     assert (child.returncode, complaints) == (130, STOPPED)
     assert json.loads(told.splitlines()[-1])["interrupted"]
     assert list(tmp_path.glob("runs/*/within-task.safetensors"))
@@ -118,7 +121,7 @@ def test_a_request_to_terminate_saves_also_after_a_worker_was_killed(tmp_path, a
         wait_for("started", child)
         wait_for("progress", child)
         child.terminate()
-        told, complaints = child.communicate(timeout=100)
+        told, complaints = child.communicate(timeout=limit(30))
     assert (child.returncode, complaints) == (143, STOPPED)  # and nothing of Ray's is on stdout, which is all JSON
     assert [json.loads(line) for line in told.splitlines()][-1]["interrupted"]
     assert list(tmp_path.glob("runs/*/within-task.safetensors"))
@@ -138,7 +141,7 @@ def raylet_of(process):
 def test_a_ray_that_ends_by_itself_is_one_line(tmp_path):
     with running(tmp_path) as child:
         os.kill(raylet_of(child), signal.SIGKILL)
-        _, complaints = child.communicate(timeout=100)
+        _, complaints = child.communicate(timeout=limit(30))
     assert child.returncode == 1
     (line,) = complaints.splitlines()
     assert line.startswith("error: Ray has ended while runs were under way: ")
@@ -154,7 +157,7 @@ def test_the_guides_command_for_a_cluster(tmp_path, address):
         text=True,
         check=False,
         env=ENVIRONMENT,
-        timeout=100,
+        timeout=limit(30),
     )
     assert done.returncode == 0, done.stderr
     found = Store(tmp_path / "store").results()

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from holdfast.lab.experiments import Store
 from tests.lab.cli.small import OPTIONS, small_spec, small_store
 
 SPECS = [
@@ -29,11 +30,23 @@ def lines_of(shown):
     return [json.loads(line) for line in shown.stdout.splitlines()]
 
 
-def test_all_runs_are_listed_the_unfinished_last(runs):
+def test_all_runs_are_listed_the_unfinished_last(runs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     header, *rows = runs("list").stdout.splitlines()
-    assert header.split()[:3] == ["id", "scenario", "measure"]
+    assert header.split()[:3] == ["id", "scenario", "measure"] and header.endswith("not as usual")
     assert {row.split()[0] for row in rows} == {spec.id[:8] for spec in SPECS}
     assert "failed" in rows[-1] and not any("failed" in row for row in rows[:-1])
+
+
+def test_what_is_not_as_usual_is_listed_within_any_width(runs, monkeypatch):
+    for width in (80, 300):
+        monkeypatch.setenv("COLUMNS", str(width))
+        shown = runs("list").stdout
+        assert max(map(len, shown.splitlines())) <= width
+        words = " ".join(shown.split())
+        assert words.count("tasks 2, hidden 10, engine plain, epochs 1") == 4
+        assert words.count("optimizer sgd, learning_rate 1e+30, momentum 0") == 1
+        assert "strength" not in words and "measure.damping" not in words
 
 
 def test_the_list_for_machines(runs, store):
@@ -41,6 +54,72 @@ def test_the_list_for_machines(runs, store):
     assert set(listed) == {spec.id for spec in SPECS}
     assert listed[SPECS[0].id]["average_accuracy"] == store.get(SPECS[0].id).average_accuracy
     assert listed[SPECS[3].id]["status"] == "failed"
+    assert [listed[SPECS[0].id][name] for name in ("judge_by", "holds", "source")] == ["test", "", None]
+    assert listed[SPECS[0].id]["unusual"] == {"tasks": 2, "hidden": "10", "engine": "plain", "epochs": 1}
+
+
+def test_test_and_validation_are_two_columns_of_the_list_and_two_tables_of_a_comparison(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    test, judged = small_spec("SI"), small_spec("SI", judge_by="validation")
+    store, _ = small_store(tmp_path, test, judged)
+    accuracies = {spec: f"{100 * store.get(spec).average_accuracy:.1f}" for spec in (test, judged)}
+    header, *rows = [line for line in call("runs", "list", "--store", tmp_path).stdout.splitlines() if line[0] != " "]
+    assert header.split()[5:7] == ["test", "valid."]
+    ends = {name: header.index(name) + len(name) for name in ("test", "valid.")}
+    for row in rows:
+        (spec,) = [spec for spec in (test, judged) if row.startswith(spec.id[:8])]
+        column = "test" if spec is test else "valid."
+        assert row[: ends[column]].endswith(f"{accuracies[spec]} %")
+    for by in ((), ("--by", "measure")):
+        shown = call("runs", "compare", *by, "--store", tmp_path).stdout
+        first, second = shown.split("\n\n")
+        assert max(map(len, shown.splitlines())) <= 80
+        for table, spec, name in ((first, test, "test"), (second, judged, "validation")):
+            assert f"on {name} samples" in table and accuracies[spec] in table
+    lines = lines_of(call("runs", "compare", "--by", "measure", "--json", "--store", tmp_path))
+    assert [(line["judge_by"], line["runs"]) for line in lines] == [("test", 1), ("validation", 1)]
+    (alone,) = lines_of(call("runs", "compare", "--where", "judge_by=validation", "--json", "--store", tmp_path))
+    assert alone["average_accuracy"] == store.get(judged).average_accuracy
+
+
+def test_a_run_that_was_stopped_is_told_from_one_that_goes_on(call, tmp_path):
+    store, spec = Store(tmp_path), small_spec("SI")
+    claim = store.claim(spec)
+    for status in ("running", "stopped"):
+        assert status in call("runs", "list", "--store", tmp_path).stdout
+        (row,) = lines_of(call("runs", "list", "--store", tmp_path, "--json"))
+        assert row["status"] == status
+        shown = call("runs", "show", spec.id, "--store", tmp_path).stdout
+        assert f"run {spec.id}: {status}" in shown
+        claim.release()
+
+
+def test_runs_can_be_picked_out(runs):
+    def ids(*options):
+        return {row["id"] for row in lines_of(runs("list", "--json", *options))}
+
+    assert ids("-m", "si") == {SPECS[0].id, SPECS[1].id}
+    assert ids("--measure", "SI", "--measure", "SOS", "--where", "seed=0") == {SPECS[0].id, SPECS[2].id}
+    assert ids("--where", "status=failed") == {SPECS[3].id}
+    assert ids("--where", "learning_rate=1e30", "--scenario", "permuted-digits") == {SPECS[3].id}
+    assert ids("--where", "gradient_term=no", "--where", "network=-", "-m", "SOS") == {SPECS[2].id}
+    assert ids("-m", "SOS", "--where", "seed=1") == set()
+    (line,) = lines_of(runs("compare", "-m", "SI", "--where", "seed=1", "--json"))
+    assert (line["measure"], line["runs"]) == ("SI", 1)
+    assert "None of the 4 runs in" in runs("list", "-m", "SOS", "--where", "seed=1").stdout
+    assert "None of the 3 finished runs in" in runs("compare", "-m", "SOS", "--where", "seed=1").stdout
+
+
+def test_what_no_run_has_cannot_be_picked_out(runs):
+    for command in ("list", "compare"):
+        for options, told in (
+            (("-m", "SII"), "No run here has measure 'SII'; there are "),
+            (("--where", "epoch=1"), "No field of a run is called 'epoch'. Did you mean 'epochs' "),
+            (("--where", "epochs"), "--where epochs: expected FIELD=VALUE"),
+            (("--where", "epochs=many"), "No run here has epochs 'many'; there are 1."),
+        ):
+            shown = runs(command, *options)
+            assert (shown.exit_code, shown.stdout) == (2, "") and told in shown.stderr
 
 
 def test_a_run_is_shown_by_the_beginning_of_its_id(runs, store):

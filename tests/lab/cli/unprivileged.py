@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.limits import limit
+
 PROGRAM = """
 import ctypes, json, os, sys
 from typer.testing import CliRunner
@@ -29,7 +31,7 @@ def calls_without_privileges(*commands):
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=limit(20),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     if told.returncode and told.stderr == "capset\n":

@@ -15,6 +15,7 @@ import torch
 
 from holdfast.errors import StoreError
 from holdfast.lab.experiments import RunFinished, Store, execute
+from holdfast.lab.experiments.store.locks import Lock
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # torch loads the second one, and most of a second's worth with it, when an optimiser is first made.
@@ -97,3 +98,10 @@ def _run_into_error(connection, folder, specs):
         execute(specs, Store(folder))
     except StoreError as error:
         connection.send(str(error))
+
+
+def hold(connection, path):
+    """Take a lock, tell whether that was possible, and keep it until killed."""
+    lock = Lock(path)
+    connection.send(lock.take())
+    signal.pause()

@@ -12,22 +12,22 @@ import ray
 
 from holdfast.lab.experiments import RunFinished, RunProgress
 from holdfast.lab.experiments.on_ray import ray_executor
+from holdfast.lab.experiments.on_ray.connection import start_ray
 from holdfast.lab.experiments.on_ray.mailbox import empty_mailbox
 from holdfast.lab.experiments.on_ray.parcel import Parcel
 from holdfast.lab.experiments.on_ray.worker import run_group
+from tests.limits import patient_ray
 
 
 @contextmanager
 def local_ray():
     """Two cores, for as long as the tests of one process take."""
-    if ray.is_initialized():
-        yield
-        return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.update(patient_ray())
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())  # else Ray would write one into the home folder
     before = signal.getsignal(signal.SIGTERM)
     options = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    ray.init("local", num_cpus=2, num_gpus=0, **options)
+    start_ray("local", num_cpus=2, num_gpus=0, **options)
     signal.signal(signal.SIGTERM, before)
     yield
     ray.shutdown()

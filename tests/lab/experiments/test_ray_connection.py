@@ -1,13 +1,25 @@
 """Connecting to Ray: to a cluster that is there, or to one that is started for the time being."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from tests.limits import limit, patient_ray
+
+pytestmark = pytest.mark.xdist_group("ray")
+
 
 def python(program):
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **patient_ray()},
+        timeout=limit(30),
+    )
 
 
 _WITHOUT = """

@@ -21,15 +21,10 @@ from holdfast.lab.experiments.on_ray import ray_executor
 from holdfast.lab.experiments.on_ray.ray_executor import execute_on_ray
 from holdfast.lab.experiments.on_ray.worker import run_group
 from tests.lab.experiments.helpers import StopAfter, same_result, small_spec
-from tests.lab.experiments.ray_helpers import Killer, MailboxKiller, kill_mailbox, local_ray, post_until_stopped
+from tests.lab.experiments.ray_helpers import Killer, MailboxKiller, kill_mailbox, post_until_stopped
 
-pytestmark = pytest.mark.slow  # a Ray takes seconds to start, and so does every worker after one was killed
-
-
-@pytest.fixture(scope="session", autouse=True)
-def on_ray():
-    with local_ray():
-        yield
+# A Ray takes seconds to start, and so does every worker after one was killed.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("on_ray")]
 
 
 @pytest.fixture

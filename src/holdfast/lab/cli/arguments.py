@@ -25,7 +25,7 @@ Scenario = Annotated[
     ),
 ]
 OwnFile = Annotated[
-    Path | None,
+    list[Path] | None,  # of which there may be one: the last of several would be taken without a word
     typer.Option("--with", help="A Python file that registers measures or networks of your own.", show_default=False),
 ]
 

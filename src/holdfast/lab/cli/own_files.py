@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.errors import ConfigurationError
@@ -10,22 +11,23 @@ from holdfast.lab.experiments import SCENARIOS, Source, load_source
 from holdfast.registry import find_name, names_of, simplified
 
 
-def load_beside(file: Path | None) -> None:
+def load_beside(files: Sequence[Path] | None) -> None:
     """Load the file that ``--with`` names, if it names one."""
-    if file is not None:
+    if (file := _only(files)) is not None:
         _loaded(file)
 
 
-def named_scenario(typed: str, beside: Path | None) -> str:
+def named_scenario(typed: str, files: Sequence[Path] | None) -> str:
     """Return the name of the scenario that was typed, with all that it is made from loaded.
 
     Args:
         typed: a scenario's name, or ``FILE:NAME``, where the name may also be that of the function that makes it.
-        beside: the file that ``--with`` names, if any.
+        files: the file that ``--with`` names, if any.
     """
+    beside = _only(files)
     file, colon, name = typed.rpartition(":") if ":" in typed else (typed, "", "")
     if not colon and not typed.endswith(".py") and os.sep not in typed:
-        load_beside(beside)
+        load_beside(files)
         return SCENARIOS.find(typed)
     if beside is not None:
         raise ConfigurationError(f"--with {beside} beside {typed}: expected one file for all that a run is made from.")
@@ -46,6 +48,15 @@ def named_scenario(typed: str, beside: Path | None) -> str:
     taken = {simplified(each) for each in known}
     meant = {each: each for each in known} | {f: each for f, each in functions.items() if simplified(f) not in taken}
     return meant[find_name(f"scenario of {file}", name, meant)]
+
+
+def _only(files: Sequence[Path] | None) -> Path | None:
+    """Return the one file that was named, however often, or say that it may be no more than one."""
+    named = list(dict.fromkeys(files or ()))
+    if len(named) > 1:
+        given = " ".join(f"--with {file}" for file in named)
+        raise ConfigurationError(f"{given}: expected one file for all that a run is made from.")
+    return named[0] if named else None
 
 
 def _loaded(file: Path) -> Source:

@@ -5,27 +5,32 @@
 >>> store.frame()[["measure", "seed", "average_accuracy"]]
 """
 
-from holdfast.lab.experiments.running.bookkeeping import Summary
-from holdfast.lab.experiments.running.events import (
-    CheckpointRejected,
-    Event,
-    RunFailed,
-    RunFinished,
-    RunProgress,
-    RunSkipped,
-    RunStarted,
-    StoreDamaged,
-)
-from holdfast.lab.experiments.running.executor import execute
-from holdfast.lab.experiments.specs.paper_specs import paper_spec
-from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKind, register_scenario
-from holdfast.lab.experiments.specs.source_files import Source, load_source
-from holdfast.lab.experiments.specs.spec import Spec
-from holdfast.lab.experiments.specs.usual_protocols import Protocol
-from holdfast.lab.experiments.store.run_results import Entry, Failure, Result
-from holdfast.lab.experiments.store.store import Store
-from holdfast.lab.experiments.strengths.search_outcome import Point, SearchOutcome
-from holdfast.lab.experiments.strengths.strength_search import search
+from typing import TYPE_CHECKING
+
+from holdfast.lab.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from holdfast.lab.experiments.running.bookkeeping import Summary
+    from holdfast.lab.experiments.running.events import (
+        CheckpointRejected,
+        Event,
+        RunFailed,
+        RunFinished,
+        RunProgress,
+        RunSkipped,
+        RunStarted,
+        StoreDamaged,
+    )
+    from holdfast.lab.experiments.running.executor import execute
+    from holdfast.lab.experiments.specs.paper_specs import paper_spec
+    from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKind, register_scenario
+    from holdfast.lab.experiments.specs.source_files import Source, load_source
+    from holdfast.lab.experiments.specs.spec import Spec
+    from holdfast.lab.experiments.specs.usual_protocols import Protocol
+    from holdfast.lab.experiments.store.run_results import Entry, Failure, Result
+    from holdfast.lab.experiments.store.store import Store
+    from holdfast.lab.experiments.strengths.search_outcome import Point, SearchOutcome
+    from holdfast.lab.experiments.strengths.strength_search import search
 
 __all__ = [
     "SCENARIOS",
@@ -54,3 +59,44 @@ __all__ = [
     "register_scenario",
     "search",
 ]
+
+__getattr__ = on_demand(
+    __name__,
+    {
+        "running.bookkeeping": ("Summary",),
+        "running.events": (
+            "CheckpointRejected",
+            "Event",
+            "RunFailed",
+            "RunFinished",
+            "RunProgress",
+            "RunSkipped",
+            "RunStarted",
+            "StoreDamaged",
+        ),
+        "running.executor": ("execute",),
+        "specs.paper_specs": ("paper_spec",),
+        "specs.scenario_kinds": (
+            "SCENARIOS",
+            "ScenarioKind",
+            "register_scenario",
+        ),
+        "specs.source_files": (
+            "Source",
+            "load_source",
+        ),
+        "specs.spec": ("Spec",),
+        "specs.usual_protocols": ("Protocol",),
+        "store.run_results": (
+            "Entry",
+            "Failure",
+            "Result",
+        ),
+        "store.store": ("Store",),
+        "strengths.search_outcome": (
+            "Point",
+            "SearchOutcome",
+        ),
+        "strengths.strength_search": ("search",),
+    },
+)

@@ -1,23 +1,28 @@
-"""Results of many runs in a few lines: mean and standard error over what differs by chance."""
+"""Results of many runs in a few lines: mean and standard error over what differs by chance.
 
-import dataclasses
+Accuracies on test samples and on samples kept back for validation are two different things: they are never in one
+mean, nor in one table.
+"""
+
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from holdfast.lab.analysis.repetitions import standard_error
-from holdfast.lab.cli.output import table
+from holdfast.lab.cli.listing.plain_table import Column, PlainTable
+from holdfast.lab.cli.listing.plain_table import Line as TableLine
 from holdfast.lab.cli.progress.labels import duration, shown_value
-from holdfast.lab.experiments import Result, Spec
-from holdfast.lab.experiments.specs.spec_fields import differing_fields, fields_of
+from holdfast.lab.experiments.specs.differing import differing
+from holdfast.lab.experiments.store.listing.rows import Row
 from holdfast.registry import find_name
 
 _ALWAYS = ("scenario", "measure", "strength")
+_JUDGE = "judge_by"
 _FIGURES = ("runs", "accuracy %", "forgetting %", "time each")
 
 
@@ -26,17 +31,20 @@ class Line:
     """Runs that differ in nothing that is looked at."""
 
     key: dict[str, Any]
-    results: tuple[Result, ...]
+    judge_by: str
+    """Which samples the accuracies of all of them are measured on."""
+    rows: tuple[Row, ...]
 
     def figures(self, name: str) -> list[float]:
         """Return one figure of every run."""
-        return [result.metrics[name] for result in self.results]
+        return [getattr(row.figures, name) for row in self.rows]
 
     def plain(self) -> dict[str, Any]:
         """Return the line as plain values."""
         return {
             **self.key,
-            "runs": len(self.results),
+            _JUDGE: self.judge_by,
+            "runs": len(self.rows),
             **{
                 f"{name}{ending}": figure(self.figures(name))
                 for name in ("average_accuracy", "forgetting")
@@ -45,84 +53,126 @@ class Line:
         }
 
 
-def compare(results: Sequence[Result], by: Sequence[str] = ()) -> list[Line]:
-    """Return the results in groups: by the given fields, or else by everything in which they differ but the seed."""
-    described = [fields_of(result.spec) for result in results]
-    known = dict.fromkeys(name for fields in described for name in fields)
-    chosen = [find_name("field of a run", name, known) for name in by if known]
+def compare(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Line]:
+    """Return runs that have results in groups: by the given fields, or else by everything in which they differ.
+
+    The seed is not counted among those, and what runs are judged by always is.
+    """
+    finished = [row for row in rows if row.figures is not None and row.setting]
+    settings = _settings(finished)
+    known = dict.fromkeys(["seed", *(name for setting in settings for name in setting)])
+    chosen = [find_name("field of a run", name, known) for name in by if finished]
     if not chosen:
-        differing = differing_fields(result.spec for result in results)
-        chosen = [*_ALWAYS, *(name for name in differing if name not in (*_ALWAYS, "seed"))]
-    groups: dict[tuple[Any, ...], dict[Spec, Result]] = {}
-    for fields, result in zip(described, results, strict=True):
+        chosen = [*_ALWAYS, *(name for name in differing(settings) if name not in _ALWAYS)]
+    kinds = {id(setting): (tuple(setting.get(name) for name in chosen), setting[_JUDGE]) for setting in settings}
+    seed = chosen.index("seed") if "seed" in chosen else None
+    runs = _same_runs(settings)
+    groups: dict[tuple[tuple[Any, ...], str], dict[tuple[int, int | None], Row]] = {}
+    for row in finished:
+        key, judge = kinds[id(row.setting)]
+        if seed is not None:
+            key = (*key[:seed], row.seed, *key[seed + 1 :])
         # Looking at a run has no part in it: with other eyes on it, it is the same run and counts once.
-        groups.setdefault(tuple(fields.get(name) for name in chosen), {}).setdefault(_unwatched(result.spec), result)
-    return [Line(dict(zip(chosen, key, strict=True)), tuple(found.values())) for key, found in groups.items()]
+        groups.setdefault((key, judge), {}).setdefault((runs[id(row.setting)], row.seed), row)
+    return [
+        Line(dict(zip(chosen, key, strict=True)), judge, tuple(found.values()))
+        for (key, judge), found in groups.items()
+    ]
 
 
 def pooled_fields(lines: Iterable[Line]) -> list[str]:
     """Return the names of all fields but the seed in which runs of one line differ."""
     found: dict[str, None] = {}
     for line in lines:
-        specs = [_unwatched(result.spec) for result in line.results]
-        found |= dict.fromkeys(["scenario"] if len({spec.scenario for spec in specs}) > 1 else [])
-        found |= dict.fromkeys(differing_fields(specs))
-    return [name for name in found if name != "seed"]
+        settings = [_unwatched(setting) for setting in _settings(line.rows)]
+        found |= dict.fromkeys(["scenario"] if len({setting["scenario"] for setting in settings}) > 1 else [])
+        found |= dict.fromkeys(differing(settings))
+    return list(found)
 
 
 def print_comparison(lines: Sequence[Line], console: Console) -> None:
-    """Print a table for each scenario, the most accurate line at the top; beneath, what else the means are over."""
-    scenarios: dict[str | None, list[Line]] = {}
+    """Print a table for each scenario and each kind of samples, the most accurate line at the top.
+
+    Beneath them stands what else the means are over.
+    """
+    tables: dict[tuple[str | None, str], list[Line]] = {}
     for line in lines:
         by_itself = set(_ALWAYS) <= set(line.key)
-        scenarios.setdefault(line.key["scenario"] if by_itself else None, []).append(line)
-    for number, (scenario, found) in enumerate(scenarios.items()):
+        tables.setdefault((line.key["scenario"] if by_itself else None, line.judge_by), []).append(line)
+    mixed = len({line.judge_by for line in lines}) > 1
+    for number, ((scenario, judge), found) in enumerate(tables.items()):
         if number:
             console.print()
-        console.print(_fitting(found, scenario, console))
+        _fitting(found, scenario, _title(scenario, judge, told=mixed or judge != "test"), console).print(console)
     if pooled := pooled_fields(lines):
-        console.print(f"Within a line, runs differ in more than the seed: {', '.join(pooled)}.", soft_wrap=True)
-
-
-def _unwatched(spec: Spec) -> Spec:
-    return dataclasses.replace(spec, watch=(), watch_settings={}, probes=())
+        told = f"Within a line, runs differ in more than the seed: {', '.join(pooled)}."
+        console.out("\n".join(textwrap.wrap(told, console.width, break_on_hyphens=False)), highlight=False)
 
 
 def mean_and_error(shares: Sequence[float]) -> str:
     """Return ``97.2 ± 0.1``: mean and standard error in per cent; the error takes two runs or more."""
-    mean, error = statistics.mean(shares), standard_error(shares)
+    mean, error = statistics.fmean(shares), standard_error(shares)
     if math.isnan(mean):
         return "-"
     return f"{100 * mean:.1f}" if math.isnan(error) else f"{100 * mean:.1f} ± {100 * error:.1f}"
 
 
-def _fitting(lines: Sequence[Line], scenario: str | None, console: Console) -> Table:
+def _settings(rows: Iterable[Row]) -> list[Mapping[str, Any]]:
+    return list({id(row.setting): row.setting for row in rows}.values())
+
+
+def _unwatched(setting: Mapping[str, Any]) -> dict[str, Any]:
+    looking = ("watch", "probes")
+    return {name: value for name, value in setting.items() if name not in looking and not name.startswith("watch.")}
+
+
+def _same_runs(settings: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """Return a number for each setting, the same for those that only look at runs in different ways."""
+    numbers: dict[tuple[tuple[str, Any], ...], int] = {}
+    return {id(setting): numbers.setdefault(tuple(_unwatched(setting).items()), len(numbers)) for setting in settings}
+
+
+def _title(scenario: str | None, judge: str, *, told: bool) -> str:
+    samples = f"on {judge} samples" if told else ""
+    return ", ".join(part for part in (scenario, samples) if part)
+
+
+def _fitting(lines: Sequence[Line], scenario: str | None, title: str, console: Console) -> PlainTable:
     """Return a table with a column for each field, or where that is too wide, one in which all are named."""
     keys = [name for name in lines[0].key if scenario is None or name != "scenario"]
     if scenario is not None:  # runs of another scenario may differ in more
         keys = [name for name in keys if name in _ALWAYS or len({line.key[name] for line in lines}) > 1]
-    ordered = sorted(lines, key=lambda line: -statistics.mean(line.figures("average_accuracy")))
-    wide = table(*keys, *_FIGURES, right=(*_FIGURES, "strength"), title=scenario)
-    for line in ordered:
-        wide.add_row(*(shown_value(line.key[name]) for name in keys), *_figures(line))
-    if console.measure(wide, options=console.options.update(width=10_000)).maximum <= console.width:
+    ordered = sorted(lines, key=lambda line: -statistics.fmean(line.figures("average_accuracy")))
+    figures = [Column(name, right=True) for name in _FIGURES]
+    shown = {id(line): _figures(line) for line in ordered}
+    wide = PlainTable(
+        [*(Column(name, right=name == "strength") for name in keys), *figures],
+        [TableLine((*(shown_value(line.key[name]) for name in keys), *shown[id(line)])) for line in ordered],
+        title,
+    )
+    if wide.natural_width() <= console.width:
         return wide
-    narrow = table("", *_FIGURES, right=_FIGURES, wrap=("",), title=scenario)
-    for line in ordered:
-        own = fields_of(line.results[0].spec)  # without the settings of other measures
-        named = [_named(name, line.key[name]) for name in keys if name in own]
-        narrow.add_row(", ".join(named), *_figures(line))
-    return narrow
+    return PlainTable(
+        [Column("", breaks=True), *figures],
+        [TableLine((_named(line, keys), *shown[id(line)])) for line in ordered],
+        title,
+    )
 
 
-def _named(field: str, value: Any) -> str:
-    return str(value) if field in ("scenario", "measure") else f"{field} {shown_value(value)}"
+def _named(line: Line, keys: Iterable[str]) -> str:
+    own = {*line.rows[0].setting, "seed"}  # without the settings of other measures
+    plainly = ("scenario", "measure")
+    return ", ".join(
+        str(line.key[name]) if name in plainly else f"{name} {shown_value(line.key[name])}"
+        for name in keys
+        if name in own
+    )
 
 
 def _figures(line: Line) -> tuple[str, ...]:
-    seconds = statistics.mean(result.seconds for result in line.results)
+    seconds = statistics.fmean(row.figures.seconds for row in line.rows if row.figures is not None)
     return (
-        str(len(line.results)),
+        str(len(line.rows)),
         mean_and_error(line.figures("average_accuracy")),
         mean_and_error(line.figures("forgetting")),
         duration(seconds),

@@ -8,6 +8,7 @@ from holdfast.lab.cli.commands.comparison import compare, print_comparison
 from holdfast.lab.cli.exits import ExitCode, complain
 from holdfast.lab.cli.output import messages, print_json, results
 from holdfast.lab.experiments import Spec, Store, Summary
+from holdfast.lab.experiments.store.listing.making_rows import rows_of_results
 
 
 def report(specs: Sequence[Spec], store: Store, summary: Summary, *, as_json: bool) -> None:
@@ -15,7 +16,7 @@ def report(specs: Sequence[Spec], store: Store, summary: Summary, *, as_json: bo
     entries = [store.entry(spec) for spec in specs]
     found = [entry.result for entry in entries if entry.result is not None]
     failed = sum(entry.status == "failed" for entry in entries)
-    lines = compare(found)
+    lines = compare(rows_of_results(found))
     if as_json:
         print_json(
             {

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -12,8 +12,12 @@ from holdfast.errors import ConfigurationError, DamagedError, StoreError
 from holdfast.lab.cli.arguments import DEFAULT_STORE, StoreFolder
 from holdfast.lab.cli.exits import complain
 from holdfast.lab.cli.interrupt import loading
+from holdfast.lab.cli.listing.filters import Measures, Scenarios, Where, chosen
+from holdfast.lab.cli.listing.run_lines import plain_row, print_runs
 from holdfast.lab.cli.output import pairs, print_json, results, table
 from holdfast.lab.cli.progress.labels import duration, moment, percent, shown_value
+from holdfast.lab.experiments.store.listing.reading_rows import rows_in, status_told_apart, told_apart
+from holdfast.lab.user_paths import is_folder, user_path
 
 if TYPE_CHECKING:
     from holdfast.lab.experiments import Entry, Result, Store
@@ -22,24 +26,33 @@ app = typer.Typer(help="List, show and compare the runs in a store.", no_args_is
 
 Json = Annotated[bool, typer.Option("--json", help="For machines: one JSON object a line.")]
 
-_SHORT = 8
-"""How many digits of an id are shown where they are to be read; show takes any beginning that is unique."""
-
 
 @app.command("list")
-def list_runs(store: StoreFolder = DEFAULT_STORE, *, as_json: Json = False) -> None:
-    """List every run that was ever begun, the oldest result first and unfinished ones last."""
-    place = _existing(store)
-    entries = place.entries()
-    rows = [_row(entry) for entry in entries]
+def list_runs(
+    store: StoreFolder = DEFAULT_STORE,
+    measure: Measures = None,
+    scenario: Scenarios = None,
+    where: Where = None,
+    *,
+    as_json: Json = False,
+) -> None:
+    """List the runs that were ever begun, the oldest result first and unfinished ones last.
+
+    Beside each, or beneath it, stands all in which it is not as usual for its scenario and measure.
+    """
+    folder = _existing_folder(store)
+    every = told_apart(rows_in(folder), folder)
+    rows = chosen(every, measure, scenario, where)
     if as_json:
         for row in rows:
-            print_json(row)
+            print_json(plain_row(row))
+    elif not every:
+        results().print(f"There are no runs in {folder}. `holdfast run permuted-digits` makes one.")
     elif not rows:
-        results().print(f"There are no runs in {place.folder}. `holdfast run permuted-digits` makes one.")
+        results().print(f"None of the {len(every)} runs in {folder} is all that was asked for.")
     else:
-        results().print(_listing(rows))
-    complain(entry.damage for entry in entries)
+        print_runs(rows, results())
+    complain(row.damage for row in every)
 
 
 @app.command("show")
@@ -50,18 +63,16 @@ def show_run(
     as_json: Json = False,
 ) -> None:
     """Show all that is known of one run."""
-    with loading():
-        pass
-
     place = _existing(store)
     found = _find(place, id)
     entry = place.entry(found)
+    status = status_told_apart(entry.status, place.run_folder(found))
     observations, damage = _observed(place, found)
     if as_json:
         print_json(
             {
                 "id": found,
-                "status": entry.status,
+                "status": status,
                 "spec": None if entry.spec is None else entry.spec.to_dict(),
                 "result": None if entry.result is None else entry.result.to_dict(),
                 "failures": [failure.to_dict() for failure in entry.failures],
@@ -69,11 +80,11 @@ def show_run(
             }
         )
     else:
-        _print_entry(entry, observations)
+        _print_entry(entry, status, observations)
     complain(dict.fromkeys([*entry.damage.splitlines(), *damage]))
 
 
-def _observed(store: Store, id: str) -> tuple[list[str], list[str]]:
+def _observed(store: "Store", id: str) -> tuple[list[str], list[str]]:
     """Return which probes have left something that can be read, and what cannot."""
     try:
         return list(store.observations(id)), []
@@ -81,9 +92,12 @@ def _observed(store: Store, id: str) -> tuple[list[str], list[str]]:
         return [], [str(error)]
 
 
-def _print_entry(entry: Entry, observations: Sequence[str]) -> None:
+def _print_entry(entry: "Entry", status: str, observations: Sequence[str]) -> None:
+    with loading():
+        from holdfast.lab.experiments.specs.spec_fields import fields_of  # noqa: PLC0415
+
     console = results()
-    console.print(f"run {entry.id}: {entry.status}", style="bold")
+    console.print(f"run {entry.id}: {status}", style="bold")
     shown = pairs()
     for name, value in ({} if entry.spec is None else fields_of(entry.spec)).items():
         shown.add_row(name.replace("_", " "), shown_value(value))
@@ -110,35 +124,48 @@ def compare_runs(
             show_default=False,
         ),
     ] = None,
+    measure: Measures = None,
+    scenario: Scenarios = None,
+    where: Where = None,
     *,
     as_json: Json = False,
 ) -> None:
-    """Compare the finished runs: mean and standard error over seeds."""
+    """Compare the finished runs: mean and standard error over seeds.
+
+    Runs that are judged by test samples and by validation samples have tables of their own.
+    """
     with loading():
         from holdfast.lab.cli.commands.comparison import compare, print_comparison  # noqa: PLC0415
 
-    place = _existing(store)
-    entries = place.entries()
+    folder = _existing_folder(store)
+    every = rows_in(folder)
     # A result that is whole counts, whatever has become of the files beside it.
-    lines = compare([entry.result for entry in entries if entry.result is not None], by or ())
+    finished = [row for row in every if row.figures is not None]
+    lines = compare(chosen(finished, measure, scenario, where), by or ())
     if as_json:
         for line in lines:
             print_json(line.plain())
     elif lines:
         print_comparison(lines, results())
+    elif finished:
+        results().print(f"None of the {len(finished)} finished runs in {folder} is all that was asked for.")
     else:
-        results().print(f"There are no finished runs in {place.folder}.")
-    complain(entry.damage for entry in entries)
+        results().print(f"There are no finished runs in {folder}.")
+    complain(row.damage for row in every)
+
+
+def _existing_folder(given: Path) -> Path:
+    folder = user_path(given)
+    if not is_folder(folder):
+        raise StoreError(f"There is no folder {given}. `holdfast run` makes one; --store names another.")
+    return folder
 
 
 def _existing(folder: Path) -> "Store":
     with loading():
         from holdfast.lab.experiments import Store  # noqa: PLC0415
 
-    store = Store(folder)
-    if not store.folder.is_dir():
-        raise StoreError(f"There is no folder {folder}. `holdfast run` makes one; --store names another.")
-    return store
+    return Store(_existing_folder(folder))
 
 
 def _find(store: "Store", start: str) -> str:
@@ -149,39 +176,6 @@ def _find(store: "Store", start: str) -> str:
     if not found:
         raise ConfigurationError(f"No run in {store.folder} begins with {start!r}; `holdfast runs list` lists them.")
     raise ConfigurationError(f"{len(found)} runs begin with {start!r}: {', '.join(found)}. Give more of the id.")
-
-
-def _row(entry: "Entry") -> dict[str, Any]:
-    spec, result = entry.spec, entry.result
-    named = {name: getattr(spec, name, None) for name in ("scenario", "measure", "strength", "seed")}
-    known: dict[str, Any] = {"id": entry.id, **named, "status": entry.status}
-    if entry.damage:
-        known["damage"] = entry.damage
-    if result is not None:
-        known |= result.metrics
-        known |= {"seconds": result.training_seconds, "finished_at": result.finished_at, "device": result.device}
-    return known
-
-
-def _listing(rows: list[dict[str, Any]]) -> Table:
-    figures = ("accuracy", "forgetting", "time")
-    shown = table(
-        *("id", "scenario", "measure", "c", "seed"),
-        *figures,
-        right=("c", "seed", *figures),
-        wrap=("scenario", "measure"),
-    )
-    for row in rows:
-        finished = row["status"] == "finished"
-        shown.add_row(
-            row["id"][:_SHORT],
-            *(shown_value(row[name]) for name in ("scenario", "measure", "strength", "seed")),
-            percent(row["average_accuracy"]) if finished else row["status"],
-            percent(row["forgetting"]) if finished else "",
-            duration(row["seconds"]) if finished else "",
-            style="red" if row["status"] in ("failed", "damaged") else "" if finished else "dim",
-        )
-    return shown
 
 
 def _figures(result: "Result") -> Table:

@@ -22,6 +22,8 @@ __all__ = ["cluster_errors", "connected", "ray"]
 
 _LOCAL = "local"
 _LOOPBACK = ("localhost", "127.0.0.1")
+_STARTS = 4
+"""How often a Ray on this machine is started before it is given up."""
 _ANSWER_SECONDS = 10
 """How long a cluster may take to answer; Ray by itself would go on asking for minutes."""
 
@@ -78,7 +80,7 @@ def _connect(address: str) -> None:
     try:
         _call_on(address)
         with _patched(ray._private.ray_constants, **alone), _own_signals():  # noqa: SLF001 (there is no public way)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+            start_ray(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         if address == _LOCAL:
             raise
@@ -87,6 +89,22 @@ def _connect(address: str) -> None:
             "HOST:PORT as `ray start --head` prints it, on a machine that is part of the cluster, and "
             "RAY_AUTH_MODE=token if it asks for a token."
         ) from error
+
+
+def start_ray(address: str, **options: Any) -> None:
+    """Call ``ray.init``; on this machine alone, again where Ray's own processes were too slow for it.
+
+    It waits half a minute for them, whatever one sets, which a busy machine may exceed.
+    """
+    for attempt in range(_STARTS):
+        try:
+            ray.init(address=address, **options)
+        except Exception as error:
+            if address != _LOCAL or attempt == _STARTS - 1 or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+        else:
+            return
 
 
 def _call_on(address: str) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from holdfast.lab.experiments.specs.differing import differing
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.measures import Measure
 from holdfast.registry import is_loaded
@@ -46,9 +47,4 @@ def differing_fields(specs: Iterable[Spec]) -> list[str]:
     A measure's own settings count where runs of that measure differ in them; two measures have different ones as a
     matter of course.
     """
-    seen: dict[str, dict[tuple[str, ...], set[Any]]] = {}
-    for spec in specs:
-        for name, value in fields_of(spec).items():
-            among = (spec.scenario, spec.measure) if name.startswith("measure.") else (spec.scenario,)
-            seen.setdefault(name, {}).setdefault(among, set()).add(value)
-    return [name for name, groups in seen.items() if any(len(values) > 1 for values in groups.values())]
+    return differing(fields_of(spec) for spec in specs)

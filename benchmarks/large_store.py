@@ -1,0 +1,102 @@
+"""What it takes to list and compare the runs of a store with many thousand of them."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.harness import Ratio, Report
+from holdfast.lab.experiments.specs.canonical import digest_of
+from holdfast.lab.experiments.store.listing.index import FILE
+from holdfast.lab.experiments.store.listing.stamps import stamps
+
+RUNS = 20_000
+PUBLISHED = Path(__file__).parents[1] / "results" / "paper" / "store" / "runs"
+NOTES = [
+    (
+        f"{RUNS:,} runs: the published ones without probes, again and again with other seeds. Each command is a "
+        "process of its own, its output thrown away. The time is from its start to its end; below it are the "
+        "processor's seconds, user and system, which other work on the machine changes less."
+    ),
+    (
+        "Without an index every file is read, and an index written. With it, folders are looked through for files that "
+        "have changed, which is the first line by itself, and none is opened."
+    ),
+    "“50 new results” has them since the index was written; they are read, and all others are not.",
+]
+
+
+def run(quick: bool) -> Iterator[Report]:
+    report = Report("large-store", f"Listing {RUNS:,} runs", NOTES, {})
+    processor: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        make_runs(folder, 40 if quick else RUNS)
+        repeats = 1 if quick else 5
+        settle(folder)
+        for _ in range(repeats):
+            note(report, processor, "a look at all folders", lambda: stamps(folder / "runs"))
+        note(
+            report, processor, "torch alone", lambda: subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        )
+        for command in ("list", "compare"):
+            (folder / FILE).unlink(missing_ok=True)
+            note(report, processor, f"runs {command}, no index", lambda c=command: holdfast(c, folder))
+            for _ in range(repeats):
+                note(report, processor, f"runs {command}", lambda c=command: holdfast(c, folder))
+        make_runs(folder, 50, first=RUNS)
+        note(report, processor, "runs list, 50 new results", lambda: holdfast("list", folder))
+    for command in ("list", "compare"):
+        case = f"runs {command}"
+        report.ratios.append(Ratio(f"{case}, seconds", report.median(case), 2.0, unit=" s"))
+    report.details["Seconds of the processor, median"] = [
+        "| case | user and system |",
+        "|---|---|",
+        *(f"| {case} | {sorted(times)[len(times) // 2]:.2f} s |" for case, times in processor.items()),
+    ]
+    yield report
+
+
+def make_runs(folder: Path, count: int, first: int = 0) -> None:
+    """Add runs to a store: published results with other seeds."""
+    paths = sorted(PUBLISHED.glob("*/result.json"))
+    published = [found for path in paths if not (found := json.loads(path.read_text()))["spec"]["probes"]]
+    for number in range(first, first + count):
+        result = dict(published[number % len(published)])
+        seed = result["spec"]["seed"] + 10_000 * (1 + number // len(published))
+        result["spec"] = {**result["spec"], "seed": seed}
+        place = folder / "runs" / digest_of(result["spec"])
+        place.mkdir(parents=True)
+        (place / "spec.json").write_text(json.dumps(result["spec"], indent=1) + "\n")
+        (place / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+        (place / "lock").touch()
+
+
+def settle(folder: Path) -> None:
+    """Wait until the last file is old enough for an index."""
+    newest = max(stamp.newest for stamp in stamps(folder / "runs").values() if stamp is not None)
+    time.sleep(max(0.0, newest / 1e9 + 3 - time.time()))
+
+
+def holdfast(command: str, folder: Path) -> None:
+    words = [sys.executable, "-m", "holdfast", "runs", command, "--store", str(folder)]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+
+
+def note(report: Report, processor: dict[str, list[float]], case: str, work) -> None:
+    """Do something, and note how long it took by the clock and on the processor."""
+    with contextlib.ExitStack() as after:
+        for seconds, clock in ((report.seconds, time.perf_counter), (processor, processor_seconds)):
+            began = clock()
+            after.callback(lambda s=seconds, c=clock, b=began: s.setdefault(case, []).append(c() - b))
+        work()
+
+
+def processor_seconds() -> float:
+    """Return the processor's seconds of this process and of those that it waited for."""
+    return sum(os.times()[:4])

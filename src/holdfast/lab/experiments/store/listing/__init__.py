@@ -1,0 +1,1 @@
+"""What a list of many runs needs to know of each, without reading every file again. None of it needs torch."""

@@ -1,0 +1,31 @@
+"""How long a test waits before it takes something for hung: the more, the busier the machine is.
+
+Nothing here says how fast anything should be. On a quiet machine no test comes near its limit.
+"""
+
+import os
+
+_AMPLE = 10
+"""Load averages lag by a minute: others may have come that do not show yet."""
+
+
+def limit(seconds):
+    """Return how long to wait for what takes so many seconds on a quiet machine, at most.
+
+    HOLDFAST_TEST_PATIENCE makes it longer by a factor, for machines that are slow in other ways.
+    """
+    crowd = max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0)
+    return seconds * _AMPLE * crowd * float(os.environ.get("HOLDFAST_TEST_PATIENCE", "1"))
+
+
+def patient_ray():
+    """Return environment variables by which Ray waits for its own processes as long as these tests do."""
+    seconds = str(int(limit(30)))
+    return {
+        "RAY_gcs_server_port_wait_time_s": seconds,
+        "RAY_gcs_rpc_server_connect_timeout_s": seconds,
+        "RAY_worker_register_timeout_seconds": seconds,
+        "RAY_agent_register_timeout_ms": seconds + "000",
+        "RAY_health_check_timeout_ms": seconds + "000",
+        "RAY_health_check_initial_delay_ms": seconds + "000",
+    }
