@@ -51,7 +51,7 @@ def test_defects_are_told_by_their_names(tmp_path):
     assert verdict(lambda _: b"whole") == "unchanged"
     assert verdict(lambda _: b"whole", recovers=True) == "recovered"
     assert verdict(lambda content: content) == "SILENT CHANGE"
-    assert verdict(lambda content: int(content)) == "TRACEBACK"
+    assert verdict(int) == "TRACEBACK"
     assert verdict(lose, kept=lambda: tuple(known)) == "LOST"
     assert path.read_bytes() == b"whole"
 
