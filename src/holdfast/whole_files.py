@@ -2,11 +2,12 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +17,7 @@ from torch import Tensor
 from holdfast.errors import StateError
 
 _ASIDE = ".part"
+_CHECKSUM = "sha256"
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
@@ -71,6 +73,38 @@ def content_digest(text: str, tensors: Mapping[str, Tensor]) -> str:
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
+
+
+def sealed(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Return plain values as text with a checksum of them and of the tensors beside them.
+
+    It is one text, since safetensors writes several in an order of chance, and equal contents are to have equal files.
+    """
+    return json.dumps({**values, _CHECKSUM: content_digest(json.dumps(values), tensors)})
+
+
+def unsealed(text: str, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> tuple[dict[str, Any], bool]:
+    """Return the values of a text and whether there was a checksum; refuse what is damaged or does not match it."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StateError(
+            f"{str(path)!r} is damaged: what it says beside its tensors cannot be read ({error}). Use another copy."
+        ) from error
+    if not isinstance(found, dict):
+        raise StateError(
+            f"{str(path)!r} is damaged: beside its tensors it holds a {type(found).__name__}; expected names with "
+            "their values. Use another copy."
+        )
+    if _CHECKSUM not in found:
+        return found, False
+    expected = found.pop(_CHECKSUM)
+    if content_digest(json.dumps(found), tensors) != expected:
+        raise StateError(
+            f"The content of {str(path)!r} does not match its checksum: it was damaged or changed since it was "
+            "written. Use another copy."
+        )
+    return found, True
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:

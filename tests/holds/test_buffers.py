@@ -1,15 +1,14 @@
 """Buffers of old samples: who is kept, in which balance, and what a file of them takes."""
 
-import json
 from collections import Counter
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from holdfast import Reservoir, Ring
 from holdfast.errors import BatchError, StateError
-from holdfast.whole_files import read_tensors
+from holdfast.whole_files import read_tensors, sealed, unsealed
 
 
 def batches(labels, size=10, start=0):
@@ -130,13 +129,15 @@ def test_other_files_are_refused_and_nothing_is_lost(tmp_path):
     with pytest.raises(StateError, match="same settings"):
         Ring(5).load(tmp_path / "five")
     save_file({"x": torch.zeros(1)}, tmp_path / "other")
-    about = json.loads(read_tensors(tmp_path / "five")[1]["holdfast_buffer"])
-    tensors = load_file(tmp_path / "five")
+    tensors, texts = read_tensors(tmp_path / "five")
+    about, _ = unsealed(texts["holdfast_buffer"], tensors, "")
     for name, change in {"kinds": [], "tasks": "x", "seen": [[1]]}.items():
-        save_file(tensors, tmp_path / name, {"holdfast_buffer": json.dumps({**about, name: change})})
+        save_file(tensors, tmp_path / name, {"holdfast_buffer": sealed({**about, name: change}, tensors)})
+    changed = {**tensors, "0/leaf/0": tensors["0/leaf/0"] + 1}
+    save_file(changed, tmp_path / "changed", {"holdfast_buffer": texts["holdfast_buffer"]})
     del tensors["0/places"]
-    save_file(tensors, tmp_path / "fewer", {"holdfast_buffer": json.dumps(about)})
-    for name in ("other", "kinds", "tasks", "seen", "fewer"):
+    save_file(tensors, tmp_path / "fewer", {"holdfast_buffer": sealed(about, tensors)})
+    for name in ("other", "kinds", "tasks", "seen", "changed", "fewer"):
         with pytest.raises(StateError):
             buffer.load(tmp_path / name)
     assert kept(buffer) == before

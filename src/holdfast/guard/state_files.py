@@ -4,7 +4,6 @@ A file has a checksum of all that it holds, by which a single changed bit is not
 layout, which holdfast 0.1.0 wrote, had none.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,14 +14,14 @@ from torch import Tensor
 from holdfast.errors import StateError
 from holdfast.guard.distributed.ranks import Ranks
 from holdfast.tensors.sharding import is_sharded, whole
-from holdfast.whole_files import content_digest, read_tensors, write_tensors
+from holdfast.whole_files import read_tensors, sealed, unsealed, write_tensors
 
 VERSION = 2
 """The version of the state's layout that is written."""
 READABLE = (1, 2)
 """Those that are read."""
 
-_KEY, _CHECKSUM = "holdfast", "sha256"
+_KEY = "holdfast"
 _WITHOUT_CHECKSUM = 1
 """The last version whose files have none."""
 
@@ -44,9 +43,7 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) 
                     "first."
                 )
             here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            # In one text, since safetensors writes several in an order of chance, and equal states have equal files.
-            sealed = {**rest, _CHECKSUM: content_digest(json.dumps(rest), here)}
-            write_tensors(path, here, {_KEY: json.dumps(sealed)})
+            write_tensors(path, here, {_KEY: sealed(rest, here)})
 
     if any(map(is_sharded, state["tensors"].values())):
         ranks.each(write_first)
@@ -71,34 +68,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     tensors, metadata = read_tensors(path)
     if _KEY not in metadata:
         raise StateError(f"{str(path)!r} is a safetensors file, but not one that a Consolidator wrote.")
-    state = _values(metadata[_KEY], path)
-    if _CHECKSUM in state:
-        expected = state.pop(_CHECKSUM)
-        if content_digest(json.dumps(state), tensors) != expected:
-            raise StateError(
-                f"The content of {str(path)!r} does not match its checksum: it was damaged or changed since it was "
-                "written. Use another copy."
-            )
-    elif state.get("version") != _WITHOUT_CHECKSUM:
+    state, checked = unsealed(metadata[_KEY], tensors, path)
+    if not checked and state.get("version") != _WITHOUT_CHECKSUM:
         raise StateError(
             f"{str(path)!r} has no checksum, as every file of version {state.get('version')!r} has: it was damaged or "
             "changed since it was written. Use another copy."
         )
     state["tensors"] = tensors
     return state
-
-
-def _values(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the values beside a file's tensors."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StateError(
-            f"{str(path)!r} is damaged: what it says beside its tensors cannot be read ({error}). Use another copy."
-        ) from error
-    if not isinstance(found, dict):
-        raise StateError(
-            f"{str(path)!r} is damaged: beside its tensors it holds a {type(found).__name__}; expected names with "
-            "their values. Use another copy."
-        )
-    return found

@@ -22,7 +22,9 @@ from holdfast.holds.sources import Drawn
 from holdfast.persample.batches import Batch, check_batches, read_batch
 from holdfast.seeding import derive_seed
 from holdfast.settings import whole_number
-from holdfast.whole_files import read_tensors, write_tensors
+from holdfast.whole_files import read_tensors, sealed, unsealed, write_tensors
+
+_KEY = "holdfast_buffer"
 
 OUTPUTS_AT_ONCE = 256
 """Samples whose outputs are computed together."""
@@ -254,15 +256,14 @@ class Buffer(ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the samples themselves to a safetensors file, whole or not at all: training data, so keep it safe."""
         state = self.state_dict()
-        write_tensors(path, state["tensors"], {"holdfast_buffer": json.dumps(state["about"])})
+        write_tensors(path, state["tensors"], {_KEY: sealed(state["about"], state["tensors"])})
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take over the samples of a file that :meth:`save` wrote, of a buffer with the same settings."""
-        tensors, text = read_tensors(path)
-        try:
-            about = json.loads(text["holdfast_buffer"])
-        except (KeyError, ValueError, RecursionError) as error:
-            raise StateError(f"{str(path)!r} is no file of a buffer. Give one that a buffer's save() wrote.") from error
+        tensors, texts = read_tensors(path)
+        about, checked = unsealed(texts.get(_KEY, "{}"), tensors, path)
+        if not checked:
+            raise StateError(f"{str(path)!r} is no file of a buffer. Give one that a buffer's save() wrote.")
         self.load_state_dict({"about": about, "tensors": tensors})
 
 
