@@ -11,10 +11,10 @@ demo: .venv/demo
 
 test: .venv/test lint
 	sh scripts/ensure_chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 quick: .venv/test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
 
 lint: .venv/test
 	$(BIN)/python -m ruff check .

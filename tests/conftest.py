@@ -24,14 +24,12 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items):
-    """Over several processes, the tests of a file stay together: what a file sets up is set up once.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With ``--dist loadfile``, one process has all tests that use Ray, which is then started once."""
+    from tests.sharing_out import FilesTogether  # noqa: PLC0415 (without xdist, nobody asks)
 
-    Those of Ray are one group, of several files.
-    """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    return FilesTogether(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

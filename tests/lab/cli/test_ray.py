@@ -20,8 +20,6 @@ from tests.lab.cli.small import OPTIONS
 from tests.lab.experiments.helpers import StopAfter, same_result
 from tests.lab.experiments.study_file import STUDY, write_study
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "ray.md").read_text(encoding="utf-8")
 
 

@@ -20,8 +20,6 @@ from holdfast.lab.experiments import Store, execute, paper_spec
 from tests.lab.experiments.helpers import same_result
 from tests.limits import limit, patient_ray
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 HOLDFAST = (sys.executable, "-m", "holdfast")
 # The token is that of the cluster below; without one, Ray would write some into the home folder.
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}

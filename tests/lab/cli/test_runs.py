@@ -104,6 +104,7 @@ def test_runs_can_be_picked_out(runs):
     assert ids("--where", "learning_rate=1e30", "--scenario", "permuted-digits") == {SPECS[3].id}
     assert ids("--where", "gradient_term=no", "--where", "network=-", "-m", "SOS") == {SPECS[2].id}
     assert ids("-m", "SOS", "--where", "seed=1") == set()
+    assert ids("--where", "status=stopped") == ids("--where", "judge_by=validation") == set()
     (line,) = lines_of(runs("compare", "-m", "SI", "--where", "seed=1", "--json"))
     assert (line["measure"], line["runs"]) == ("SI", 1)
     assert "None of the 4 runs in" in runs("list", "-m", "SOS", "--where", "seed=1").stdout
@@ -117,6 +118,7 @@ def test_what_no_run_has_cannot_be_picked_out(runs):
             (("--where", "epoch=1"), "No field of a run is called 'epoch'. Did you mean 'epochs' "),
             (("--where", "epochs"), "--where epochs: expected FIELD=VALUE"),
             (("--where", "epochs=many"), "No run here has epochs 'many'; there are 1."),
+            (("--where", "status=over"), "No run here has status 'over'; there are damaged, failed, finished, "),
         ):
             shown = runs(command, *options)
             assert (shown.exit_code, shown.stdout) == (2, "") and told in shown.stderr

@@ -8,8 +8,6 @@ import pytest
 
 from tests.limits import limit, patient_ray
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 
 def python(program):
     return subprocess.run(

@@ -24,7 +24,7 @@ from tests.lab.experiments.helpers import StopAfter, same_result, small_spec
 from tests.lab.experiments.ray_helpers import Killer, MailboxKiller, kill_mailbox, post_until_stopped
 
 # A Ray takes seconds to start, and so does every worker after one was killed.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("on_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_ray")]
 
 
 @pytest.fixture

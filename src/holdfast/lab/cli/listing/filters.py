@@ -13,6 +13,12 @@ from holdfast.registry import find_name, simplified
 _SHOWN = 12
 """How many values are named in a message."""
 
+_POSSIBLE = {
+    "status": ("finished", "failed", "running", "stopped", "started", "damaged"),
+    "judge_by": ("test", "validation"),
+}
+"""Values that may be asked for though no run has them now."""
+
 Measures = Annotated[
     list[str] | None,
     typer.Option("--measure", "-m", help="Only runs of this measure; may be repeated.", show_default=False),
@@ -69,7 +75,7 @@ def _value(row: Row, name: str) -> Any:
 
 def _accepted(name: str, given: Iterable[str], rows: Iterable[Row]) -> set[Any]:
     """Return the values that are meant, as runs have them."""
-    there = {value: None for row in rows for value in [_value(row, name)]}
+    there = dict.fromkeys([*_POSSIBLE.get(name, ()), *(_value(row, name) for row in rows)])
     accepted: set[Any] = set()
     for text in given:
         meant = {value for value in there if _means(text, value)}

@@ -37,7 +37,7 @@ def plain_row(row: Row) -> dict[str, Any]:
 
 def print_runs(rows: Sequence[Row], console: Console) -> None:
     """Print a line for every run; test and validation samples have columns of their own, as far as there are both."""
-    judges = {row.setting.get("judge_by") for row in rows if row.status == "finished"} - {None}
+    judges = {str(row.setting["judge_by"]) for row in rows if row.status == "finished" and row.setting}
     judged_by = ["test", "validation"] if len(judges) > 1 else sorted(judges) or ["test"]
     named = ["accuracy"] if judged_by == ["test"] else [_JUDGES[judge] for judge in judged_by]
     columns = [

@@ -9,7 +9,7 @@ import errno
 import os
 from pathlib import Path
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 
 class Lock:
@@ -21,7 +21,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = FileLock(path, thread_local=False)
+        self._lock: BaseFileLock = FileLock(path, thread_local=False)
 
     def take(self) -> bool:
         """Take the lock if nobody has it, not even through this object."""

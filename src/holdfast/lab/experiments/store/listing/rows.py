@@ -23,8 +23,7 @@ class Figures(NamedTuple):
     @classmethod
     def of(cls, result: "Result") -> "Figures":
         """Return a result's figures."""
-        own = {name: getattr(result, name) for name in ("training_seconds", "side_by_side", "finished_at", "device")}
-        return cls(**result.metrics, **own)
+        return cls(*(getattr(result, name) for name in cls._fields))
 
     @property
     def metrics(self) -> dict[str, float]:
