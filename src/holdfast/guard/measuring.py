@@ -1,5 +1,6 @@
 """Asking every measure what it found for a task, without changing anything; from data in one process or in several."""
 
+import itertools
 import warnings
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from holdfast.guard.ledger import Ledger, TaskImportance
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.new_classes import Classes, together, warn_of_new_classes
 from holdfast.guard.noticing.telling import tell
+from holdfast.holds.base import TaskData
 from holdfast.measures import SampleMeasure
 from holdfast.persample.batches import Batch, Forward, check_batches
 from holdfast.persample.engine import SampleAccumulator, SampleImportance
@@ -105,6 +107,25 @@ def check_data_for_holds(memory: Memory, batches: Iterable[Any] | None) -> None:
             f"Batches of type {type(batches).__name__}, which can be read only once, and both {first} and the hold "
             f"{taking[0]!r} have to read them. Give a DataLoader or a list."
         )
+
+
+def rehearse_holds(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> None:
+    """Let holds that look at a task's data take in a first batch, and pull by it, and be as they were."""
+    taking = [hold for hold in memory.holds if hold.takes_batches]
+    if not taking:
+        return
+    few = list(itertools.islice(check_batches(batches), 1))
+    held = memory.held(memory.parameters, data=TaskData(few, forward))
+    before = [(hold, hold.snapshot()) for hold in taking]
+    try:
+        for hold in taking:
+            hold.end_task(held)
+        if not any(map(is_sharded, memory.model.parameters())):  # all processes would have to run it together
+            for hold in taking:
+                hold.value(held._replace(tasks=memory.tasks + 1))
+    finally:
+        for hold, snapshot in before:
+            hold.roll_back(snapshot)
 
 
 def _tell_notices(memory: Memory) -> None:
