@@ -60,12 +60,14 @@ class OldModel:
         try:
             for name, old in self.weights.items():
                 exchanged.append((tensors[name], _put(tensors[name], old)))
+            torch.clear_autocast_cache()  # it has 16-bit copies by parameter, whatever values that has by now
             with evaluated(model):
                 yield
         finally:
             reshard(model)
             for tensor, own in exchanged:
                 _put(tensor, own)
+            torch.clear_autocast_cache()
 
     def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Return what the model has in their places, or refuse a model that is not the same any more."""
