@@ -25,7 +25,7 @@ from holdfast.persample.batches import Batch, BatchReader, call_model
 from holdfast.persample.isolation.process_switches import reentrant_checkpoints_opened
 from holdfast.seeding import derive_seed
 from holdfast.settings import number, whole_number
-from holdfast.tensors.sharding import is_sharded
+from holdfast.tensors.sharding import is_sharded, reshard
 
 TaskForward = Callable[..., Tensor]
 """How the model is called, ``forward(model, inputs)``, or ``forward(model, inputs, task)`` where tasks have heads."""
@@ -128,6 +128,8 @@ class BatchHold(Hold):
         """Return the loss, times its strength and share."""
         with left_alone(held, self.seed):
             loss = self._loss(held)
+        if not torch.is_grad_enabled():
+            reshard(held.model)  # FSDP waits for a backward pass, which will not come
         return None if loss is None else self.weight * loss
 
     def _loss(self, held: Held) -> Tensor | None:
