@@ -110,9 +110,7 @@ def test_a_trainer_mixes_as_a_loop_by_hand(changes, tmp_path):
     assert guard.path.steps == 4  # of the optimiser: holds act once in each
     assert all(entry["holdfast/replay"] > 0 for entry in seen.logs if "loss" in entry)
     other = model_without_dropout()
-    by_hand(
-        other, trainer, accumulate=changes.get("gradient_accumulation_steps", 1), clip=0.5, bf16="bf16" in changes
-    )
+    by_hand(other, trainer, accumulate=changes.get("gradient_accumulation_steps", 1), clip=0.5, bf16="bf16" in changes)
     assert_same(weights(model), weights(other), 1e-5)
 
 

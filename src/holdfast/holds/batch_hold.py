@@ -174,7 +174,7 @@ class BatchHold(Hold):
     def end_task(self, held: Held) -> None:
         """Take some of the task's samples into the buffer, if there is one."""
         if held.data.forward is not None:
-            self._told = {**self._told, held.tasks: Way.of(held.data.forward)}
+            self._told = {**self._told, held.tasks: Way(held.data.forward, asks_for_task=False)}
         if self.buffer is not None and held.data.batches is not None:
             self.buffer.fill(held.data.batches, held.tasks)
 
@@ -279,12 +279,15 @@ class Way:
                 f"forward={function!r}: expected a function, forward(model, inputs) or forward(model, inputs, task)."
             )
         try:
-            inspect.signature(function).bind(None, None, 0)
-        except TypeError:
-            return cls(function, asks_for_task=False)
+            takes = inspect.signature(function)
         except ValueError:  # of one that is written in C
-            pass
-        return cls(function, asks_for_task=True)
+            return cls(function, asks_for_task=False)
+        try:
+            takes.bind(None, None)
+        except TypeError:
+            return cls(function, asks_for_task=True)
+        # A third argument with a value of its own is no task: lambda model, inputs, head=head: ...
+        return cls(function, asks_for_task="task" in takes.parameters)
 
     def __call__(self, model: nn.Module, inputs: Any, task: int) -> Tensor:
         """Call the model."""
