@@ -117,7 +117,7 @@ def test_the_form_and_other_holds_are_named():
         name = "pull"
 
     guard = holdfast.Consolidator(net(), "EWC", holds=[Pull(2.0)])
-    assert "beside it hold pull (strength 2)" in str(guard)
+    assert "beside it holds pull: strength 2" in str(guard)
 
 
 def test_a_copy_says_what_it_is(recwarn):

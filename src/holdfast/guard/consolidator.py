@@ -34,7 +34,7 @@ from holdfast.guard.checked_arguments import (
 )
 from holdfast.guard.costs import Costs, costs_of
 from holdfast.guard.distributed.rank_gradients import CommHook
-from holdfast.guard.ending_tasks import check_data_for_holds, tell_holds
+from holdfast.guard.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import AnchorKind, Memory
@@ -265,17 +265,22 @@ class Consolidator:
             raise ConfigurationError(f"No measure is called {name!r} here; there are {', '.join(self.measures)}.")
         return self._memory.ledgers[name].diagonal
 
-    def penalty(self) -> Tensor:
+    def penalty(self, *, batches: bool = True) -> Tensor:
         """Return the penalty's value, differentiable: for a log, or for a loss of one's own.
 
         What does not depend on the weights is left out: with a :attr:`tilt` it is 0 at the anchor, and may be negative.
         Attached optimisers add its gradient by themselves. Whoever adds the penalty to the loss attaches with
         ``hold=False``, and gives path measures the task's loss through :meth:`observe`.
+
+        Args:
+            batches: whether the losses of holds that run the model on batches of their own are part of it.
         """
         memory = self._memory
         coordinates = memory.folding.coordinates(memory.parameters)
         value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
         for hold in memory.beside_the_quadratic:
+            if hold.runs_model and not batches:
+                continue
             with self._attachment.watcher.calls.paused():
                 own = hold.value(memory.held(memory.parameters, call=self._attachment.watcher.calls.last))
             if own is not None and not (isinstance(own, Tensor) and own.ndim == 0):
@@ -501,8 +506,8 @@ class Consolidator:
         """Try :meth:`consolidate` on two samples, before hours of training; guard and model stay as they are.
 
         What would be refused at the end is refused now: batches of a form that nobody can read, a model that cannot
-        be called with them, layers that mix samples. With several processes, each of them calls this. Where no measure
-        looks at data, there is nothing to try. The random states of torch, numpy and Python stay as they are.
+        be called with them, layers that mix samples, samples that a buffer cannot keep. With several processes, each of
+        them calls this. Where neither a measure nor a hold looks at data, there is nothing to try. The random states of torch, numpy and Python stay as they are.
 
         Args:
             batches: as for :meth:`consolidate`. Only the first one or two are read; an iterator loses them, and a
@@ -516,6 +521,8 @@ class Consolidator:
             memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
             with norms.folding.put_in_place():
                 rehearse_task(memory, norms.batches, forward)
+            with self._attachment.watcher.calls.paused():
+                memory.ranks.together(lambda: rehearse_holds(memory, norms.batches, forward))
 
     def restart_task(self) -> None:
         """Drop what path measures have gathered since the last consolidation, and start this task's account anew."""

@@ -1,5 +1,7 @@
 """The end of a task, as the holds beside the guard's own are told of it; in one process or in several."""
 
+import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,8 +15,9 @@ from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
 from holdfast.holds import Held, Hold
 from holdfast.holds.base import TaskData
-from holdfast.persample.batches import check_batches
+from holdfast.persample.batches import Forward, check_batches
 from holdfast.seeding import undisturbed
+from holdfast.tensors.sharding import is_sharded
 
 
 def check_data_for_holds(memory: Memory, batches: Iterable[Any] | None) -> None:
@@ -35,6 +38,23 @@ def check_data_for_holds(memory: Memory, batches: Iterable[Any] | None) -> None:
             f"Batches of type {type(batches).__name__}, which can be read only once, and "
             f"{', '.join([*readers, *taking])} each read them. Give a DataLoader, or a list of batches."
         )
+
+
+def rehearse_holds(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> None:
+    """Let holds that look at a task's data take in a first batch, and pull by it, and be as they were."""
+    taking = [hold for hold in memory.holds if hold.takes_batches]
+    if not taking:
+        return
+    few = list(itertools.islice(check_batches(batches), 1))
+    held = memory.held(memory.parameters, data=TaskData(few, forward))
+    with contextlib.ExitStack() as stack:
+        for hold in taking:
+            stack.callback(hold.roll_back, hold.snapshot())
+        for hold in taking:
+            hold.end_task(held._replace(sums=hold.task_sums(held)))
+        if not any(map(is_sharded, memory.model.parameters())):  # all processes would have to run it together
+            for hold in taking:
+                hold.value(held._replace(tasks=memory.tasks + 1))
 
 
 def tell_holds(

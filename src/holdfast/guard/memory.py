@@ -172,7 +172,8 @@ class Memory:
             self.driving.held if importance is None else importance,
             self.strength,
             self.tasks,
-            max(self.steps.values(), default=0),
+            # Optimisers that take turns are at the same step, whichever comes first.
+            max((self.steps.get(name, 0) for name in parameters), default=0),
             parameters if trained is None else trained,
             data,
             call,
@@ -306,6 +307,7 @@ class Memory:
             "the steps of this task": self.steps,
             "the strength and the decay": (self.strength, self.decay),
             "where the hold is centred": (self.anchor_kind, self.gradient_term),
+            "the holds": {hold.name: (hold.strength, hold.share, hold.settings()) for hold in self.holds},
         }
         totals: dict[str, list[Tensor]] = {}
         for ledger in self.ledgers.values():

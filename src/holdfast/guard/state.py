@@ -162,15 +162,17 @@ def blank_state(memory: Memory, metadata: "Metadata", prefix: str) -> dict[str, 
         )
     tensors = [str(path[-1]) for path in kept.values() if path[0] == "tensors"]
     parameters = parameters_of(memory, tensors)
-    # A checkpoint has no place for empty mappings.
+    # A checkpoint has no place for empty mappings, such as the settings of a hold that has none.
     state: dict[str, Any] = {"steps": {}, "tensors": {}}
+    if bare := {hold.name: {} for hold in memory.holds if not hold.settings()}:
+        state["holds"] = bare
     for key, path in kept.items():
         stored = metadata.state_dict_metadata[key]
         value = None
         if isinstance(stored, TensorStorageMetadata):
             place = place_of(memory, parameters, str(path[-1]), stored.size)
             like, dtype = parameters.get(place.name), stored.properties.dtype
-            if like is not None and not place.part:
+            if like is not None and like.shape == stored.size and not place.part:
                 value = torch.empty_like(like, dtype=dtype, requires_grad=False)
             else:
                 value = torch.empty(stored.size, dtype=dtype, device=next(iter(parameters.values())).device)

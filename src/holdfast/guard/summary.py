@@ -10,7 +10,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from holdfast.guard.memory import Memory
+from holdfast.holds import Hold
 from holdfast.holds.quadratic import penalty_value
+from holdfast.measures import FineTune
 from holdfast.tensors.in_words import amount, spread
 from holdfast.tensors.sharding import is_sharded, local
 from holdfast.tensors.storage import at_hand, widest_dtype
@@ -38,6 +40,8 @@ def _held(memory: Memory) -> list[str]:
         return [f"holds nothing: what was consolidated was forgotten; protects {amount(protected.values())}"]
     if not memory.anchor:
         return [f"holds nothing yet; protects {amount(protected.values())}, from the first consolidation on"]
+    if memory.holds and (not memory.strength or isinstance(memory.driving.measure, FineTune)):
+        return [f"holds no weight to its place; protects {amount(protected.values())}"]  # others do the keeping
     verb = "holds" if memory.strength else "at strength 0 does not hold"
     with_importance = {name for matrix in memory.driving.held.values() for name in matrix.block.parameters}
     known = {name: p for name, p in protected.items() if name in memory.anchor and name in with_importance}
@@ -115,13 +119,19 @@ def _beside(memory: Memory) -> list[str]:
         lines.append(f"running statistics frozen in {_norms(memory.frozen_norms)}")
     if memory.folded_norms:
         lines.append(f"folded into the layers before them: {_norms(memory.folded_norms)}")
-    if memory.holds:
-        lines.append(
-            f"beside it hold {', '.join(f'{hold.name} (strength {hold.strength:g})' for hold in memory.holds)}"
-        )
+    lines += [_beside_it(hold, memory.tasks) for hold in memory.holds]
     if watching := [name for name in memory.ledgers if name != memory.driver]:
         lines.append(f"watched by {', '.join(watching)}")
     return lines
+
+
+def _beside_it(hold: Hold, tasks: int) -> str:
+    """Return what a hold says of itself, and what it was worth at the last step."""
+    told = hold.told() or f"strength {hold.strength:g}"
+    waits = ", from the first consolidation on" if hold.waits(tasks) else ""
+    last = getattr(hold, "last", None)
+    loss = "" if last is None else f"; its loss was {float(last):.3g} at the last step"
+    return f"beside it holds {hold.name}: {told}{waits}{loss}"
 
 
 def _when(memory: Memory, attached: Sequence[Optimizer]) -> str:

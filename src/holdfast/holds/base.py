@@ -87,6 +87,14 @@ class Hold:
         expected = "a number from 0 to 1e38"
         self.strength = float(number("strength", strength, expected, lambda given: 0 <= given <= 1e38))
 
+    def waits(self, tasks: int) -> bool:
+        """Whether there is nothing to hold after so many tasks, until one more is consolidated."""
+        return False
+
+    def told(self) -> str:
+        """Return in a few words what it keeps and how strongly, for whoever prints the guard."""
+        return ""
+
     def begin_task(self, held: Held) -> None:
         """Look at the weights before a task's first step."""
 
@@ -166,12 +174,21 @@ def checked_pull(
                 f"The hold {hold.name!r} returned a gradient of shape {given} for {name!r}, which has "
                 f"{tuple(parameters[name].shape)}; expected one number a weight."
             )
-        if tensor.device.type == "cpu" and not bool(local(tensor.detach()).sum().isfinite()):
+    _refuse_unless_finite(hold, found)
+    return found
+
+
+def _refuse_unless_finite(hold: Hold, pull: Mapping[str, Tensor]) -> None:
+    """Refuse a pull that is no number; on a CPU, where looking costs little."""
+    sums = {name: local(tensor.detach()).sum() for name, tensor in pull.items() if tensor.device.type == "cpu"}
+    if not sums or bool(torch.stack([total.isfinite() for total in sums.values()]).all()):
+        return
+    for name, total in sums.items():
+        if not bool(total.isfinite()):
             raise NotFiniteError(
                 f"The gradient of the hold {hold.name!r} for {name!r} holds a NaN or an infinity. The step was not "
                 "taken and nothing was recorded. Look at what it is computed from."
             )
-    return found
 
 
 def refuse_spoilt_weights(hold: Hold, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from holdfast.errors import ConfigurationError
 from holdfast.holds.base import Held
-from holdfast.holds.batch_hold import BatchHold, TaskForward
+from holdfast.holds.batch_hold import BatchHold, TaskForward, refuse_shards
 from holdfast.holds.buffers import Buffer
-from holdfast.holds.distillation import evaluated, moved
+from holdfast.holds.distillation import moved
+from holdfast.holds.old_model import evaluated
 from holdfast.holds.replay import class_loss
 from holdfast.holds.sources import Drawn
 from holdfast.settings import number
@@ -54,8 +55,14 @@ class DarkExperience(BatchHold):
             for name, given in (("alpha", alpha), ("beta", beta))
         )
 
+    def begin_task(self, held: Held) -> None:
+        """Refuse what could not be kept at the task's end."""
+        super().begin_task(held)
+        refuse_shards(held, "DarkExperience")
+
     def end_task(self, held: Held) -> None:
         """Keep samples of the task, with their outputs."""
+        self.begin_task(held)
         super().end_task(held)
         assert self.buffer is not None
         with evaluated(held.model), torch.no_grad():
@@ -84,6 +91,10 @@ class DarkExperience(BatchHold):
         batch = self.read(held, drawn.batch)
         outputs = self.outputs(held, batch, drawn.task)
         return outputs, batch.labels_for(outputs)
+
+    def told(self) -> str:
+        """Return its two weights, and what it draws from."""
+        return f"α {self.alpha:g} and β {self.beta:g}, {self._whence()}"
 
     def settings(self) -> dict[str, Any]:
         """Return what it was made with."""

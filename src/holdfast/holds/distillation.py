@@ -7,8 +7,8 @@ has written itself. :math:`T^2` keeps the gradients' size whatever the temperatu
 1503.02531).
 """
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,15 +17,14 @@ from torch.utils._pytree import tree_flatten
 
 from holdfast.errors import BatchError, ConfigurationError, OrderError, StateError
 from holdfast.holds.base import Held
-from holdfast.holds.batch_hold import BatchHold, TaskForward
+from holdfast.holds.batch_hold import BatchHold, TaskForward, refuse_shards
 from holdfast.holds.buffers import Buffer
+from holdfast.holds.old_model import OldModel, evaluated
 from holdfast.holds.sources import Drawn, Source
 from holdfast.persample.batches import Batch
 from holdfast.persample.scores.positions import IGNORED
 from holdfast.settings import choice, number
 from holdfast.tensors.divergence import divergence, mean_over
-from holdfast.tensors.names import named_buffers, named_parameters
-from holdfast.tensors.sharding import is_sharded
 
 NEW: Literal["new"] = "new"
 """The inputs of the step itself, in the place of a source."""
@@ -81,8 +80,7 @@ class Distillation(BatchHold):
         self.match = match
         self.temperature = float(number("temperature", temperature, "a number above 0", lambda given: given > 0))
         self.teacher = teacher
-        self.before: dict[str, Tensor] = {}
-        """The weights and buffers of the old model that training changes, by name."""
+        self.old = OldModel()
 
     def _as_source(self, given: Any) -> Source:
         if isinstance(given, str):
@@ -91,29 +89,61 @@ class Distillation(BatchHold):
             return _TheStepsOwn()
         return super()._as_source(given)
 
+    @property
+    def before(self) -> dict[str, Tensor]:
+        """The weights and buffers of the old model that training changes, by name."""
+        return self.old.weights
+
+    def waits(self, tasks: int) -> bool:
+        """Whether there is no old model yet."""
+        return not tasks
+
+    def begin_task(self, held: Held) -> None:
+        """Refuse what could not be kept at the task's end."""
+        super().begin_task(held)
+        if self.teacher == "outputs":
+            refuse_shards(held, "Distillation(teacher='outputs')")
+
     def end_task(self, held: Held) -> None:
         """Keep the model as it is now."""
+        self.begin_task(held)
         super().end_task(held)
         if self.teacher == "weights":
-            self.before = trainable_state(held.model)
+            self.old.keep(held.model)
         elif self.buffer is not None:
             with evaluated(held.model), torch.no_grad():
                 self.buffer.keep_outputs(lambda drawn: self._of(held, drawn))
 
     def loss(self, held: Held, drawn: Drawn) -> Tensor | None:
         """Return how far the outputs have moved on this step's inputs."""
-        if not held.tasks:
-            return None  # there is nothing to keep yet
+        if self.teacher == "weights":
+            self._refuse_unless_kept(held)
+            self.old.keep_too(held.model, held.trained)
         drawn = self._with_inputs(held, drawn)
         batch = self.read(held, drawn.batch)
-        tasks = range(held.tasks) if isinstance(self.source, _TheStepsOwn) and self._has_heads else [drawn.task]
+        tasks = self._heads(held.tasks) if isinstance(self.source, _TheStepsOwn) else [drawn.task]
         losses = [self._moved(held, batch, task, drawn.outputs) for task in tasks]
-        return torch.stack(losses).sum()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    @property
-    def _has_heads(self) -> bool:
-        """Whether the model is called in another way for each task, so that new inputs go through all old heads."""
-        return self.forward is not None or bool(self._told)
+    def gradient(self, held: Held) -> Mapping[str, Tensor]:
+        """Return the divergence's gradient, or refuse one through weights that the old model does not have."""
+        found = super().gradient(held)
+        outside = found.keys() - self.before.keys() if self.teacher == "weights" else set()
+        if outside:
+            raise ConfigurationError(
+                f"The outputs that Distillation holds depend on {min(outside)}, a parameter that the optimiser trains "
+                "and the model does not have, so that there is no old value of it. Give the Consolidator a module that "
+                "has all of them, or Distillation(buffer, teacher='outputs')."
+            )
+        return found
+
+    def _heads(self, tasks: int) -> list[int]:
+        """Return one task for each way in which old tasks call the model: new inputs go through all old heads."""
+        ways: dict[object, int] = {}
+        for task in range(tasks):
+            way = self.way(task)
+            ways.setdefault(None if way is None else way.head_of(task), task)
+        return list(ways.values())
 
     def _moved(self, held: Held, batch: Batch, task: int, outputs: Tensor | None) -> Tensor:
         old = self._before(held, batch, task) if outputs is None else outputs
@@ -126,14 +156,15 @@ class Distillation(BatchHold):
         return moved(old, new, _counted(batch, new), self.match, self.temperature)
 
     def _before(self, held: Held, batch: Batch, task: int) -> Tensor:
+        with self.old.in_place(held.model), torch.no_grad():
+            return self.outputs(held, batch, task)
+
+    def _refuse_unless_kept(self, held: Held) -> None:
         if not self.before:
             raise OrderError(
                 f"The hold {self.name!r} has no old model to hold to, and {held.tasks} tasks have been consolidated. "
                 "Make the Consolidator with this hold before consolidate(), or load a state that was saved with it."
             )
-        self.before = _where_they_belong(self.before, held.model)
-        with as_before(held.model, self.before), evaluated(held.model), torch.no_grad():
-            return self.outputs(held, batch, task)
 
     def _of(self, held: Held, drawn: Drawn) -> Tensor:
         return self.outputs(held, self.read(held, drawn.batch), drawn.task)
@@ -147,20 +178,25 @@ class Distillation(BatchHold):
                 "Distillation('new') holds outputs on the inputs of each step, and the model was not called between "
                 "attach(optimizer) and this step. Call the model that the Consolidator was given, not a copy or a part."
             )
-        args, kwargs = tuple(filter(_has_tensors, held.call.args)), held.call.kwargs
-        if kwargs:
-            return drawn._replace(batch={**kwargs} if not args else {**kwargs, **_named(held.model, args)})
-        return drawn._replace(batch=(args[0] if len(args) == 1 else args,))
+        args, kwargs = held.call.args, held.call.kwargs
+        if any(map(_has_tensors, kwargs.values())):
+            return drawn._replace(batch={**kwargs, **_named(held.model, args)})
+        inputs = tuple(filter(_has_tensors, args))
+        return drawn._replace(batch=(inputs[0] if len(inputs) == 1 else inputs,))
 
     def state(self) -> dict[str, Tensor]:
         """Return the old model's own weights."""
-        return dict(self.before)
+        return {**self.before, **super().state()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take them over."""
-        if state and self.teacher == "outputs":
+        weights = self.load_ways(state)
+        if weights and self.teacher == "outputs":
             raise StateError("The state has the weights of an old model, and teacher='outputs' keeps none.")
-        self.before = dict(state)
+        self.old.weights = weights
+
+    def _whence(self) -> str:
+        return "the inputs of each step" if isinstance(self.source, _TheStepsOwn) else super()._whence()
 
     def settings(self) -> dict[str, Any]:
         """Return what the old model is kept as."""
@@ -203,70 +239,6 @@ def _has_tensors(argument: object) -> bool:
 
 
 def _named(model: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
-    import inspect  # noqa: PLC0415 (of use for one way of calling a model)
-
-    return dict(zip(inspect.signature(model.forward).parameters, args, strict=False))
-
-
-def trainable_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of all that training changes: trainable parameters, and buffers."""
-    kept: dict[str, Tensor] = {name: p for name, p in named_parameters(model) if p.requires_grad}
-    kept |= {name: buffer for name, buffer in named_buffers(model) if buffer.is_floating_point()}
-    return {name: tensor.detach().clone() for name, tensor in kept.items()}
-
-
-def _where_they_belong(before: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Return old weights on the devices of the new ones, to which a state that was read may yet have to be brought."""
-    present = {**dict(named_parameters(model)), **dict(named_buffers(model))}
-    if all(name not in present or present[name].device == old.device for name, old in before.items()):
-        return before
-    return {name: old.to(present[name].device) if name in present else old for name, old in before.items()}
-
-
-@contextlib.contextmanager
-def as_before(model: nn.Module, before: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let a model have other weights for a while: pointers are exchanged, except where shards have to be copied."""
-    present = {**dict(named_parameters(model)), **dict(named_buffers(model))}
-    if missing := sorted(before.keys() - present.keys()):
-        raise StateError(
-            f"The old model has {missing[0]!r}, and the model has no such parameter or buffer any more. Restore it, or "
-            "consolidate again."
-        )
-    swapped: list[tuple[Tensor, Tensor]] = []
-    try:
-        for name, old in before.items():
-            tensor = present[name]
-            if tensor.shape != old.shape:
-                raise StateError(
-                    f"{name!r} has shape {tuple(tensor.shape)}, and in the old model {tuple(old.shape)}. Restore it, "
-                    "or consolidate again."
-                )
-            swapped.append((tensor, _put(tensor, old.to(tensor.device, tensor.dtype))))
-        yield
-    finally:
-        for tensor, own in swapped:
-            _put(tensor, own)
-
-
-@torch.no_grad()
-def _put(tensor: Tensor, values: Tensor) -> Tensor:
-    """Give a tensor other values, and return its own."""
-    if is_sharded(tensor):
-        own = tensor.detach().clone()
-        tensor.copy_(values)
-        return own
-    own = tensor.data
-    tensor.data = values
-    return own
-
-
-@contextlib.contextmanager
-def evaluated(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode for a while."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    """Return the inputs among positional arguments, by the names that the model has for them."""
+    named = zip(inspect.signature(model.forward).parameters, args, strict=False) if args else ()
+    return {name: argument for name, argument in named if _has_tensors(argument)}

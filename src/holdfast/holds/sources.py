@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.errors import BatchError
 from holdfast.persample.batches import check_batches
-from holdfast.seeding import derive_seed
+from holdfast.seeding import derive_seed, undisturbed
 
 
 class Drawn(NamedTuple):
@@ -62,13 +62,19 @@ class GivenBatches:
     def draw(self, size: int, step: int) -> Drawn:
         """Return the batch of a step, whatever its size."""
         if not isinstance(self.batches, Sequence):
-            return Drawn(self._next())
+            with undisturbed():  # a loader that shuffles draws from the states that training draws from
+                torch.default_generator.manual_seed(derive_seed(self.seed, "loader", step))
+                return Drawn(self._next())
         turn, place = divmod(step, len(self.batches))
         if self._order[0] != turn:
             generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", turn))
             self._order = turn, torch.randperm(len(self.batches), generator=generator).tolist()
         chosen = self._order[1][place]
         return Drawn(self.batches[chosen], place=chosen)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out where a loader is at: a copy begins anew."""
+        return {**vars(self), "_iterator": None}
 
     def _next(self) -> Any:
         for _ in range(2):

@@ -80,16 +80,25 @@ def _makes_guards(given: object) -> bool:
 
 
 def sample_limits(guard: Consolidator) -> dict[str, int | None]:
-    """Return how many samples each measure that looks at data takes, and the gradient term; ``None`` for all."""
+    """Return how many samples each that looks at data takes, ``None`` for all: measures, gradient term and holds."""
     limits = {name: cast("SampleMeasure", m).sample_limit for name, m in guard.measures.items() if m.needs.data}
     if guard.gradient_term:
         limits["gradient_term=True"] = limits.get(next(iter(guard.measures)))  # those of the measure that holds
-    return limits
+    return limits | dict.fromkeys(_filled_by_data(guard))
+
+
+def _filled_by_data(guard: Consolidator) -> list[str]:
+    return [f"the hold {hold.name!r}" for hold in guard.holds if hold.takes_batches]
 
 
 def refuse_endless_data(guard: Consolidator, instead: str) -> None:
     """Refuse training data without a length where a measure would go through all of it; ``instead`` says what helps."""
     for name, limit in sample_limits(guard).items():
+        if limit is None and name in _filled_by_data(guard):
+            raise BatchError(
+                f"The training data has no length and may never end, and {name} chooses from all of it what it keeps. "
+                f"Fill its buffer yourself, buffer.fill(batches, task), {instead}."
+            )
         if limit is None:
             raise BatchError(
                 f"{name} measures with all of the training data, which has no length and may never end. Say how many "
@@ -135,10 +144,14 @@ def join_processes(guard: Consolidator) -> None:
 def statistics(guard: Consolidator) -> dict[str, float]:
     """Return the penalty, the mean and the largest total importance of a weight (0 at first), and the tasks so far.
 
-    For a sharded model they are those of all its parts, and every process has to ask for them at the same time.
+    For a sharded model they are those of all its parts, and every process has to ask for them at the same time. Holds
+    that run the model on batches of their own have a line each, of this process's last step: nothing is run for a log.
     """
     with torch.no_grad():
-        penalty = float(guard.penalty())
+        penalty = float(guard.penalty(batches=False))
+    held = {
+        f"holdfast/{hold.name}": float(hold.last) for hold in guard.holds if getattr(hold, "last", None) is not None
+    }
     importance = list(guard.importance.values())
     weights = sum(omega.numel() for omega in importance)
     total = sum(map(float, whole_sums([omega.sum(dtype=torch.float32) for omega in importance])))
@@ -147,4 +160,5 @@ def statistics(guard: Consolidator) -> dict[str, float]:
         "holdfast/importance_mean": total / weights if weights else 0.0,
         "holdfast/importance_max": max(map(float, whole_maxima(importance)), default=0.0),
         "holdfast/tasks": float(guard.tasks),
+        **held,
     }

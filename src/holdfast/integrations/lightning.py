@@ -10,6 +10,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -25,7 +26,7 @@ from holdfast.integrations.callbacks import (
     sample_limits,
     statistics,
 )
-from holdfast.persample.batches import Forward
+from holdfast.persample.batches import Forward, check_batches
 from holdfast.seeding import undisturbed
 
 try:
@@ -202,8 +203,11 @@ class HoldfastCallback(Callback):
             self.guard.attach(*owning)
         return bool(owning)
 
-    def _batches(self, trainer: Trainer, batches: Iterable[Any] | None) -> Iterator[Any]:
-        """Yield batches as the module's training step would get them, in the form that measures read."""
+    def _batches(self, trainer: Trainer, batches: Iterable[Any] | None) -> Iterable[Any]:
+        """Return batches as the module's training step would get them, in the form that measures and holds read.
+
+        They can be gone through more than once, wherever those that are given can.
+        """
         if trainer.lightning_module is None:
             raise OrderError(
                 "The Trainer has not met its module yet. Call this during or after fit(); guard.consolidate(batches) "
@@ -211,12 +215,16 @@ class HoldfastCallback(Callback):
             )
         if batches is None:
             given, count = self._training_data(trainer)
-            batches = itertools.islice(given, count)
-        for batch in batches:
-            converted = trainer.precision_plugin.convert_input(batch)
-            converted = trainer.lightning_module._on_before_batch_transfer(converted)  # noqa: SLF001 (and its own order)
-            converted = trainer.strategy.batch_to_device(converted)
-            yield converted if self.prepare is None else self.prepare(converted)
+            return _Converted(given, count, partial(self._converted, trainer))
+        if iter(check_batches(batches)) is batches:
+            return (self._converted(trainer, batch) for batch in batches)
+        return _Converted(batches, None, partial(self._converted, trainer))
+
+    def _converted(self, trainer: Trainer, batch: Any) -> Any:
+        converted = trainer.precision_plugin.convert_input(batch)
+        converted = trainer.lightning_module._on_before_batch_transfer(converted)  # noqa: SLF001 (and its own order)
+        converted = trainer.strategy.batch_to_device(converted)
+        return converted if self.prepare is None else self.prepare(converted)
 
     def _training_data(self, trainer: Trainer) -> tuple[Iterable[Any], int | None]:
         """Return the training data and how many of its batches to take, or refuse what cannot be measured with."""
@@ -230,6 +238,16 @@ class HoldfastCallback(Callback):
             return given, int(count)  # with limit_train_batches, fewer than there are
         refuse_endless_data(self.guard, f"set limit_train_batches, or give the batches: {_AS_BATCHES}")
         return given, None
+
+
+class _Converted:
+    """Batches, the first so many of them, each as a function makes it."""
+
+    def __init__(self, batches: Iterable[Any], count: int | None, convert: Callable[[Any], Any]) -> None:
+        self._batches, self._count, self._convert = batches, count, convert
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._convert, itertools.islice(self._batches, self._count))
 
 
 _AS_BATCHES = "HoldfastCallback(guard, consolidate_at_end=batches) or consolidate(trainer, batches)"

@@ -73,7 +73,12 @@ class Unheld:
     def look(self, owned: Mapping[str, nn.Parameter]) -> None:
         """Look at the parameters that an attached optimiser is about to move, and is asked to hold."""
         memory = self.memory
-        if not memory.strength or memory.holds or _EVERYTHING in self._told:
+        if _EVERYTHING in self._told:
+            return
+        if memory.holds:
+            self._look_at_holds()
+            return
+        if not memory.strength:
             return
         if isinstance(memory.driving.measure, FineTune):
             return  # which is to hold nothing
@@ -92,6 +97,14 @@ class Unheld:
             self._told |= set(thawed)
             tell(_THAWED.format(names=_and_others(thawed)))
 
+    def _look_at_holds(self) -> None:
+        """Look whether any hold has something to keep; what it keeps, and how much of the model, is its own affair."""
+        memory = self.memory
+        if memory.from_scratch or not all(hold.waits(memory.tasks) for hold in memory.holds):
+            return
+        self._told.add(_EVERYTHING)
+        tell(_HOLDS_WAIT.format(names=", ".join(hold.name for hold in memory.holds)))
+
 
 _EVERYTHING = "*"
 """Stands for all parameters, where none is held."""
@@ -101,6 +114,12 @@ _NOTHING_YET = (
     "the model is trained from scratch that is as it should be: Consolidator(..., from_scratch=True) says so. If it is "
     "a pretrained one, call consolidate(batches) before training, with a measure that looks at data, such as Fisher() "
     "or MAS(), and data that stands for what it knows; {measure} will know of this task at its end."
+)
+
+_HOLDS_WAIT = (
+    "This guard holds nothing yet: {names} keeps what a model was or had seen when a task was consolidated, and none "
+    "has been. If the model is trained from scratch that is as it should be: Consolidator(..., from_scratch=True) says "
+    "so. If it is a pretrained one, call consolidate(batches) before training, with data that stands for what it knows."
 )
 
 _NOTHING_MATTERS = (

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from holdfast.errors import HoldfastError
 from holdfast.guard.batch_norm.folding import FoldedQuadratic
 from holdfast.guard.memory import Memory
 from holdfast.guard.steps.bundles import Bundle, Single
@@ -13,9 +14,10 @@ from holdfast.guard.steps.optimizers import give_each_its_own_gradient
 from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.holds import Hold, Quadratic
 from holdfast.holds.base import Held, checked_pull
+from holdfast.holds.batch_hold import BatchHold
 from holdfast.holds.quadratic import add_penalty_gradient, add_pull, penalty_value
 from holdfast.tensors.pieces import in_pieces
-from holdfast.tensors.sharding import is_sharded
+from holdfast.tensors.sharding import is_sharded, local
 from holdfast.tensors.storage import running_dtype
 
 
@@ -29,6 +31,8 @@ class Moving(NamedTuple):
     calls: TrainingCalls
     factor: float = 1.0
     """The loss scale that is still in the gradients."""
+    counted: bool = False
+    """Whether the step is among those that were taken already."""
 
 
 def pulls_of(memory: Memory, moving: Moving) -> list[dict[str, Tensor]]:
@@ -45,53 +49,85 @@ def pulls_of(memory: Memory, moving: Moving) -> list[dict[str, Tensor]]:
 
 def _pull_of(memory: Memory, hold: Hold, moving: Moving) -> dict[str, Tensor]:
     """Return what one hold adds, its part of the step taken from the task's where it has one."""
-    owned = _with_their_blocks(memory, moving.owned) if isinstance(hold, Quadratic) else moving.owned
-    added = _asked(hold, _held(memory, owned, moving), moving)
-    known = memory.parameters.keys() | moving.trained.keys()
-    pull = {name: tensor.detach() for name, tensor in checked_pull(hold, added, moving.trained, known).items()}
-    if hold.runs_model:
-        pull = _mean_over_ranks(memory, pull, moving.trained)
+    whole = {name: p for name, p in moving.trained.items() if p.requires_grad and not is_sharded(p)}
+    if memory.ranks.size == 1 or not hold.runs_model or hold.waits(memory.tasks) or not whole:
+        pull = _asked(memory, hold, moving)  # FSDP has brought together what is sharded
+    else:
+        pull = _mean_over_ranks(memory, hold, moving, whole)
     return _in_its_place(pull, hold.share, moving) if pull and hold.share else pull
 
 
-def _asked(hold: Hold, held: Held, moving: Moving) -> Mapping[str, Tensor]:
-    """Return a hold's gradient as it gives it."""
+def _asked(memory: Memory, hold: Hold, moving: Moving) -> dict[str, Tensor]:
+    """Return a hold's gradient on this process, or refuse what is none."""
+    owned = _with_their_blocks(memory, moving.owned) if isinstance(hold, Quadratic) else moving.owned
     with torch.set_grad_enabled(hold.runs_model), moving.calls.paused():
-        return hold.gradient(held)
+        added = hold.gradient(_held(memory, owned, moving))
+    known = memory.parameters.keys() | moving.trained.keys()
+    return {name: tensor.detach() for name, tensor in checked_pull(hold, added, moving.trained, known).items()}
 
 
 def _held(memory: Memory, owned: Mapping[str, nn.Parameter], moving: Moving) -> Held:
-    return memory.held(owned, trained=moving.trained, call=moving.calls.last)
+    held = memory.held(owned, trained=moving.trained, call=moving.calls.last)
+    return held._replace(steps=held.steps - 1) if moving.counted else held
 
 
 def _in_its_place(pull: dict[str, Tensor], share: float, moving: Moving) -> dict[str, Tensor]:
     """Return ρ(g_old − g), which makes (1 − ρ)g + ρg_old of the step's gradient; the first is weighted by ρ already."""
+    wide = {name: torch.promote_types(tensor.dtype, torch.float32) for name, tensor in pull.items()}
+    apart = _lie_apart(list(pull.values()))
     for name, parameter in moving.trained.items():
-        if parameter.grad is not None:
-            place = parameter.grad.mul(-share / moving.factor)
-            pull[name] = place.add_(pull[name]) if name in pull else place
+        if parameter.grad is None:
+            continue
+        grad, factor = parameter.grad, -share / moving.factor
+        if name in pull and apart and grad.dtype == pull[name].dtype == wide[name]:
+            pull[name].add_(grad, alpha=factor)  # new memory would cost more than the arithmetic
+        else:
+            place = grad.to(torch.promote_types(grad.dtype, torch.float32)).mul(factor)
+            pull[name] = place + pull[name] if name in pull else place
     return pull
 
 
-def _mean_over_ranks(memory: Memory, pull: dict[str, Tensor], trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def _lie_apart(tensors: Sequence[Tensor]) -> bool:
+    """Whether each of some tensors can be written to without another's changing."""
+    if any(tensor.is_sparse for tensor in tensors):
+        return False
+    own = [local(tensor) for tensor in tensors]
+    places = {tensor.data_ptr() for tensor in own if tensor.numel()}
+    return len(places) == sum(tensor.numel() > 0 for tensor in own) and all(t.is_contiguous() for t in own)
+
+
+def _mean_over_ranks(
+    memory: Memory, hold: Hold, moving: Moving, whole: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
     """Return the mean of all ranks' gradients, in one sum for all that is not sharded: FSDP has done its part.
 
-    Ranks may have looked at samples of different heads: what no rank has a gradient for stays without one.
+    Ranks may have looked at samples of different heads: what no rank has a gradient for stays without one. A rank on
+    which the hold fails takes part all the same, so that the others are told instead of waiting for it.
     """
-    if memory.ranks.size == 1 or not (pull or memory.tasks):  # before the first task is consolidated no rank has any
-        return pull
-    whole = {name: p for name, p in trained.items() if p.requires_grad and not is_sharded(p)}
-    if not whole:
-        return pull
+    pull: dict[str, Tensor] = {}
+    failure: Exception | None = None
+    try:
+        pull = _asked(memory, hold, moving)
+    except Exception as error:
+        if len(whole) < len(moving.trained):
+            raise  # the others wait for what FSDP gathers
+        failure = error
     device = next(iter(whole.values())).device
     dtype = max((running_dtype(p) for p in whole.values()), key=lambda dtype: dtype.itemsize)
     parts = [pull[name] if name in pull else torch.zeros_like(p) for name, p in whole.items()]
     flat = torch.cat([part.to(device, dtype).reshape(-1) for part in parts])
-    found = flat.new_tensor([float(name in pull) for name in whole])
+    found = flat.new_tensor([float(name in pull) for name in whole] + [float(failure is not None)])
     total = memory.ranks.add_up(torch.cat([flat, found]))
-    flat, found = total[: flat.numel()] / memory.ranks.size, total[flat.numel() :]
+    flat, (*present, failed) = total[: flat.numel()] / memory.ranks.size, total[flat.numel() :].tolist()
+    if failure is not None:
+        raise failure
+    if failed:
+        raise HoldfastError(
+            f"The hold {hold.name!r} failed on {int(failed)} of the {memory.ranks.size} ranks, whose own errors say "
+            "why. The step was not taken on any of them."
+        )
     sizes = [p.numel() for p in whole.values()]
-    means = zip(whole.items(), flat.split(sizes), found.tolist(), strict=True)
+    means = zip(whole.items(), flat.split(sizes), present, strict=True)
     return pull | {name: mean.view_as(p).to(p.device) for (name, p), mean, ranks in means if ranks}
 
 
@@ -159,7 +195,9 @@ def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], moving: Moving)
     value = penalty_value(held, memory.driving.held, memory.anchor, memory.strength)
     task_share = 1.0
     for each in memory.beside_the_quadratic:
-        with moving.calls.paused():
+        if isinstance(each, BatchHold):  # which has just found it on its way to the gradient
+            own = None if each.last is None else each.weight * each.last
+        else:
             own = each.value(_held(memory, moving.owned, moving))
         if own is not None:
             value = value + own.detach().to(value.device)

@@ -17,7 +17,7 @@ from holdfast.holds.base import TrainingCall
 
 
 class TrainingCalls:
-    """Remembers the last call of a model that could be differentiated, until the step that it was made for."""
+    """Remembers the last call of a model that could be differentiated: of a step's micro-batches, the last one."""
 
     def __init__(self) -> None:
         self.last: TrainingCall | None = None

@@ -96,7 +96,8 @@ class StepWatcher:
     def add_holds(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> HeldBack:
         """Add the gradients of all holds in place, for a closure, and return what they come to."""
         layout = self.layouts.current(optimizer)
-        moving = Moving(owned, self.layouts.moved(optimizer) if layout is None else layout.moved, self.calls)
+        moved = self.layouts.moved(optimizer) if layout is None else layout.moved
+        moving = Moving(owned, moved, self.calls, counted=bool(self._stepping))
         return add_all_in_place(self.memory, self._stepping, moving)
 
     # Before a step
