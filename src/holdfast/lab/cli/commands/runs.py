@@ -17,7 +17,7 @@ from holdfast.lab.cli.listing.run_lines import plain_row, print_runs
 from holdfast.lab.cli.output import pairs, print_json, results, table
 from holdfast.lab.cli.progress.labels import duration, moment, percent, shown_value
 from holdfast.lab.experiments.store.listing.reading_rows import rows_in, status_told_apart, told_apart
-from holdfast.lab.user_paths import user_path
+from holdfast.lab.user_paths import advice, culprit, user_path
 
 if TYPE_CHECKING:
     from holdfast.lab.experiments import Entry, Result, Store
@@ -156,7 +156,14 @@ def compare_runs(
 
 def _existing_folder(given: Path) -> Path:
     folder = user_path(given)
-    if not folder.is_dir():
+    try:
+        found = folder.is_dir()
+    except OSError as error:
+        raise StoreError(
+            f"{culprit(folder, error)} could not be read: {error.strerror or error}. "
+            + advice(error, "Make it readable.")
+        ) from error
+    if not found:
         raise StoreError(f"There is no folder {given}. `holdfast run` makes one; --store names another.")
     return folder
 
