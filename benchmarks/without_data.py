@@ -33,7 +33,7 @@ KEPT = 1_000
 INVERTED_STEPS, INVERTED_RATE = 200, 0.05
 WARMTH = 2.0
 """The temperature of distillation."""
-DISTILLATION = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+DISTILLATION = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 HOLDING = tuple(10.0**power for power in range(-4, 2))
 """Strengths: of distillation as they are, of the penalty after the importance was divided by its mean."""
 MEAN, DEVIATION = 0.1307, 0.3081
@@ -268,7 +268,7 @@ def table(rows: dict[str, list[dict[str, object]]], where: dict[str, str]) -> st
             "|---|---|---|---|---|---|---|",
         ]
         for row in rows[setting.name]:
-            strength = f"{row['strength']:.2g}{' (edge)' if row['edge'] else ''}" if row["inputs"] else ""
+            strength = f"{row['strength']:g}{' (edge)' if row['edge'] else ''}" if row["inputs"] else ""
             correlation = f"{row['correlation']:.2f}" if "correlation" in row else ""
             lines.append(
                 f"| {row['way']} | {row['inputs']} | {strength} | {row['old']:.1f} | {row['new']:.1f} | "
