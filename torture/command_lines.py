@@ -42,8 +42,10 @@ from torture.hostile_values import (
 )
 from torture.outcome import Outcome, Verdict, main
 
-PATIENCE = 5.0
-"""Seconds after which a trial gets a Ctrl-C, which has to end it within as many again, times four."""
+PATIENCE = 4.0
+"""Seconds of its own time after which a trial gets a Ctrl-C, which has to end it within as many again, times four."""
+IDLE = 20
+"""How many times as long it may be about it, since the machine may be busy with others."""
 MEMORY = 8 << 30
 ESCAPED = 99
 """The code of a child from which an exception escaped."""
@@ -211,6 +213,7 @@ def _tried(folder: Path, run: str, seed: int) -> Outcome:
     if hashlib.sha256(result.read_bytes()).digest() != before:
         return Outcome(kind, seed, "SILENT CHANGE", detail)
     training = "starts, " in ended.errors or '"event": "' in ended.output  # which may take as long as it was asked to
+    training |= "Stopped with" in ended.errors
     training |= line.stream == "all closed" and kind in ("run", "search", "reproduce")
     if ended.hung or (ended.stopped and not training):
         return Outcome(kind, seed, "HUNG", detail)
@@ -267,13 +270,21 @@ def _ended(folder: Path, line: Line) -> Ended:
 
 def _waited(child: int, seconds: float) -> int | None:
     """Return a child's exit code, if it ends in time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    end = time.monotonic() + IDLE * seconds
+    while time.monotonic() < end and _own_seconds(child) < seconds:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.002)
     return None
+
+
+def _own_seconds(child: int) -> float:
+    """Return how long a child has computed."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _be_the_command(folder: Path, line: Line, output: int, errors: int) -> None:
