@@ -46,6 +46,7 @@ from holdfast.measures import (
     register_measure,
 )
 from holdfast.measures.recurrences import unbiased_alpha
+from holdfast.merging import merge
 from holdfast.persample.engine import SampleAccumulator, SampleImportance, sample_importance
 from holdfast.persample.phi import ABSOLUTE, SQUARE
 from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
@@ -101,6 +102,7 @@ __all__ = [
     "averaged_weights",
     "measure",
     "measures",
+    "merge",
     "register_form",
     "register_hold",
     "register_measure",

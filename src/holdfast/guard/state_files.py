@@ -58,8 +58,14 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not Path(path).is_file():
         raise StateError(f"There is no state file at {str(path)!r}. Give the path that save() wrote.")
     tensors, metadata = read_tensors(path)
-    if _KEY not in metadata:
-        raise StateError(f"{str(path)!r} is a safetensors file, but not one that a Consolidator wrote.")
-    state: dict[str, Any] = json.loads(metadata[_KEY])
+    state = read_settings(path, metadata)
     state["tensors"] = tensors
     return state
+
+
+def read_settings(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return all of a state but its tensors, given the text of its file."""
+    if _KEY not in metadata:
+        raise StateError(f"{str(path)!r} is a safetensors file, but not one that a Consolidator wrote.")
+    found: dict[str, Any] = json.loads(metadata[_KEY])
+    return found
