@@ -19,7 +19,7 @@ def moved(model, size=0.3, seed=7):
     other = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():
-            parameter += size * torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator).to(parameter))
     return other
 
 

@@ -1,7 +1,7 @@
 """The models that users give, each as tensors by name that are read one at a time.
 
-A module, a state dict, a safetensors file, or a folder in Hugging Face's layout; a module with adapters, or the folder of
-an adapter, is taken as the weights that it stands for.
+A module, a state dict, a safetensors file, or a folder in Hugging Face's layout; a module with adapters, or the folder
+of an adapter, is taken as the weights that it stands for.
 """
 
 import os
@@ -162,6 +162,6 @@ def given_model(label: str, given: Model, base: GivenModel | None = None) -> Giv
             )
         return Adapted(label, base, LoraAdapter.read(path))
     raise ConfigurationError(
-        f"{label} is of type {type(given).__name__}; expected a module, a state dict, or the path of a safetensors file "
-        "or of a folder that save_pretrained wrote."
+        f"{label} is of type {type(given).__name__}; expected a module, a state dict, or the path of a safetensors "
+        "file or of a folder that save_pretrained wrote."
     )

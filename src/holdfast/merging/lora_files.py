@@ -133,14 +133,14 @@ class LoraAdapter:
             if name not in shapes or math.prod(shapes[name]) != need:
                 has = f"of shape {shapes[name]}" if name in shapes else "that is not there"
                 raise ConfigurationError(
-                    f"{label} adapts {name!r} with factors of {tuple(a.shape)} and {tuple(b.shape)}, and before has one "
-                    f"{has}. Give the model that the adapter was trained on."
+                    f"{label} adapts {name!r} with factors of {tuple(a.shape)} and {tuple(b.shape)}, and before has "
+                    f"one {has}. Give the model that the adapter was trained on."
                 )
         for name, tensor in self.replaced.items():
             if shapes.get(name) != tuple(tensor.shape):
                 raise ConfigurationError(
-                    f"{label} brings {name!r} of shape {tuple(tensor.shape)}, and before has {shapes.get(name, 'none')}. "
-                    "Give the model that the adapter was trained on."
+                    f"{label} brings {name!r} of shape {tuple(tensor.shape)}, and before has "
+                    f"{shapes.get(name, 'none')}. Give the model that the adapter was trained on."
                 )
 
     def write(self, folder: str | os.PathLike[str]) -> Path:

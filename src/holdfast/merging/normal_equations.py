@@ -103,10 +103,9 @@ def _in_closed_form(forms: Sequence[Pull], b: Weights, shift: float) -> dict[str
         return None
     if len(forms) == 1 and not isinstance(every[0], Summed):
         return every[0].scaled(forms[0].factor).solve(b, shift)
-    if all(isinstance(matrix, KroneckerMatrix) and matrix.g is None for matrix in every):
-        return _one_sided(forms, b, shift, inputs=True)
-    if all(isinstance(matrix, KroneckerMatrix) and matrix.a is None for matrix in every):
-        return _one_sided(forms, b, shift, inputs=False)
+    for side in "ag":
+        if all(isinstance(matrix, KroneckerMatrix) and getattr(matrix, side) is None for matrix in every):
+            return _one_sided(forms, b, shift, inputs=side == "g")
     if all(isinstance(matrix, DenseMatrix) for matrix in every):
         block = every[0].block
         h = sum(pull.factor * matrix.h for pull, matrix in zip(forms, every, strict=True))  # type: ignore[attr-defined]
@@ -188,7 +187,7 @@ def _by_conjugate_gradients(forms: Sequence[Pull], b: Weights, shift: float) -> 
     )
     if found.residual > 1000 * tolerance:
         warnings.warn(
-            f"Merging {next(iter(b))!r}{f' and {len(b) - 1} others' if b.keys() - [next(iter(b))] else ''} stopped after "
+            f"Merging {', '.join(map(repr, list(b)[:2]))}{' and others' if len(b) > 2 else ''} stopped after "
             f"{found.steps} steps at a residual of {found.residual:.1g}, so directions of little importance are not "
             "settled. Give a larger damping=.",
             HoldfastWarning,

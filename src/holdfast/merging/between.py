@@ -22,6 +22,7 @@ from holdfast.merging.shares import Share, all_shares
 from holdfast.merging.tensor_files import Described
 from holdfast.settings import choice, number
 from holdfast.tensors.finite import is_finite
+from holdfast.tensors.pieces import LARGE_PIECE, PIECE
 from holdfast.tensors.storage import widest_dtype
 
 Normalise = Literal["network", "layers", "none"]
@@ -29,9 +30,6 @@ Normalise = Literal["network", "layers", "none"]
 
 DAMPING = 1e-4
 """The share of the mean importance that every direction has beside what was measured."""
-
-PIECE = 2**22
-"""Elements of a tensor that are merged at a time, where each is merged by itself: 32 MB in double precision."""
 
 Emit = Callable[[str, Tensor, int], None]
 """Takes a piece of a merged tensor: its name, the piece, and the element that it begins with."""
@@ -60,8 +58,8 @@ def merge(
 
     Args:
         before: a module, a state dict, the path of a safetensors file, or of a folder in Hugging Face's layout.
-        after: another model of the same network, or several of them. A module with adapters is taken as the weights that
-            it stands for, and so is the folder of a LoRA adapter of ``before``.
+        after: another model of the same network, or several of them. A module with adapters is taken as the weights
+            that it stands for, and so is the folder of a LoRA adapter of ``before``.
         share: of ``after``: 0 is ``before`` alone, 1 ``after`` alone; of several models one for each, and ``before``
             has the rest.
         by: what each model weighs its weights with, one for each: a guard that was consolidated on its task, a file
@@ -73,8 +71,8 @@ def merge(
         damping: a share of the mean importance, by which every direction is pulled to the average beside what was
             measured: where no form weighs anything, the result is the average.
         dtype: of the result; by default that of the models, and the more precise one where they differ.
-        out: where to write the result: a safetensors file, or a folder if ``after`` is one. Tensors are then read, merged
-            and written one after another, and nothing is there before all are written.
+        out: where to write the result: a safetensors file, or a folder if ``after`` is one. Tensors are then read,
+            merged and written one after another, and nothing is there before all are written.
 
     Returns:
         A state dict, or the path of what was written.
@@ -141,10 +139,10 @@ class Merging:
             names = [name for name in self._common.names if name in group]
             (found if covered else averaged).append(names)
         if averaged:
+            names = [name for group in averaged for name in group]
             _warn(
-                f"{averaged[0][0]!r}{f' and {sum(map(len, averaged)) - 1} others' if sum(map(len, averaged)) > 1 else ''} "
-                "have an importance in one form and none in another, so they are averaged plainly. Protect the same "
-                "parameters in all guards."
+                f"{names[0]!r}{_and_others(names)} have an importance in one form and none in another, so they are "
+                "averaged plainly. Protect the same parameters in all guards."
             )
         return found
 
@@ -192,7 +190,7 @@ class Merging:
         if mixed and self._dtype is None:
             kinds = " and ".join(sorted(str(each) for each in self._types(mixed[0])))
             _warn(
-                f"{mixed[0]!r}{f' and {len(mixed) - 1} others' if mixed[1:] else ''} are {kinds}; the result is "
+                f"{mixed[0]!r}{_and_others(mixed)} are {kinds}; the result is "
                 f"{self._common.dtype(mixed[0])}. Give dtype= to have another."
             )
 
@@ -292,8 +290,9 @@ class Merging:
         wide = torch.complex128 if dtype.is_complex else widest_dtype(device)
         damping = self._absolute_damping(shares, [name]) if any(pulls) else 0.0
         omegas = [self._omega(pull) for pull in pulls]
-        for start in range(0, max(1, read[-1].numel()), PIECE):
-            part = slice(start, start + PIECE)
+        length = PIECE if device.type == "cpu" else LARGE_PIECE
+        for start in range(0, max(1, read[-1].numel()), length):
+            part = slice(start, start + length)
             own = [{name: each[part].to(device, wide)} for each in read]
             piecewise = [
                 Pull(
@@ -376,8 +375,8 @@ class Merging:
         tensors = {name: self._result(name) for name in self._common.names}
         if beside := self.models[-1].beside():
             raise ConfigurationError(
-                f"{next(iter(beside))!r} is no tensor, and a safetensors file holds tensors alone. Leave out= away, and "
-                "save the state dict."
+                f"{next(iter(beside))!r} is no tensor, and a safetensors file holds tensors alone. Leave out= away, "
+                "and save the state dict."
             )
         text = {"format": "pt"} | (last.text if isinstance(last, InFiles) else {})
         if isinstance(last, InFiles) and last.path.is_dir() and path.suffix != ".safetensors":
@@ -397,6 +396,10 @@ def _is_rounded(anchor: Tensor, weight: Tensor) -> bool:
     eps = max(torch.finfo(each.dtype).eps for each in (anchor, weight))
     one, other = anchor.to(weight.device, torch.float32), weight.to(torch.float32)
     return bool(((one - other).abs() <= 2 * eps * other.abs() + torch.finfo(torch.float32).tiny).all())
+
+
+def _and_others(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} others" if names[1:] else ""
 
 
 def _warn(said: str) -> None:
