@@ -124,6 +124,13 @@ class Merging:
         self._told: set[str] = set()
         self._tell_types()
 
+    @property
+    def said(self) -> str:
+        """By what models are merged, in a few words."""
+        if not any(self.forms):
+            return "the average"
+        return ", ".join("no form" if form is None else form.said for form in self.forms)
+
     # What is given
 
     def _checked_groups(self) -> list[list[str]]:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from holdfast.errors import ConfigurationError, NotFiniteError, StateError
-from holdfast.forms import DiagonalMatrix, Matrix, Summed, form
+from holdfast.forms import DiagonalMatrix, Kronecker, Matrix, Summed, form
 from holdfast.forms.layers import LayerForm
 from holdfast.forms.vectors import VectorForm
 from holdfast.guard import Consolidator, TaskImportance
@@ -35,6 +35,9 @@ class ModelForm(ABC):
     blocks: dict[str, tuple[str, ...]]
     """The parameters of every block, by its name."""
 
+    said: str
+    """What it is, in a few words."""
+
     @abstractmethod
     def matrix(self, block: str) -> Matrix:
         """Return Q of a block."""
@@ -51,6 +54,7 @@ class InMemoryForm(ModelForm):
         self.label = label
         self._matrices = {name: _only(matrix) for name, matrix in matrices.items()}
         self._anchor = anchor or {}
+        self.said = " and ".join(sorted({matrix.said for matrix in self._matrices.values()}))
         self.blocks = {name: matrix.block.parameters for name, matrix in self._matrices.items()}
 
     def matrix(self, block: str) -> Matrix:
@@ -79,6 +83,8 @@ class GuardFile(ModelForm):
         self._shapes = {n.removeprefix("anchor/"): k.shape for n, k in kept.items() if n.startswith("anchor/")}
         settings: dict[str, Any] = dict(state.get("form", {"name": "diagonal"}))
         self._form = form(settings.pop("name"), **settings)
+        regmean = isinstance(self._form, Kronecker) and self._form.outputs == "identity"
+        self.said = f"{self._form.name} form{' (RegMean)' if regmean else ''} of {state['driver']}"
         start = f"total/{state['driver']}/"
         self._parts: dict[str, dict[str, str]] = {}
         for key in kept:
