@@ -4,8 +4,15 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.merging import Merging
+from holdfast.merging import Merging, normal_equations
 from tests.merging.models import batches, brute_force, guarded, moved, network, vector
+
+
+@pytest.fixture(autouse=True)
+def to_the_last_digits(monkeypatch):
+    """Where there is no closed form, go on for longer than anyone would wait."""
+    monkeypatch.setattr(normal_equations, "TOLERANCE", 1e-14)
+
 
 FORMS = {
     "fisher": "diagonal",
@@ -176,3 +183,38 @@ def test_many_shares_of_one_preparation():
     for share in (0.1, 0.5, 0.9):
         found, alone = between.at(share), holdfast.merge(before, after, share, by=guards)
         assert all(torch.equal(found[name], alone[name]) for name in alone)
+
+
+@pytest.mark.parametrize("name", ["kronecker", "rotated", "lowrank"])
+def test_what_conjugate_gradients_leave(name, monkeypatch):
+    monkeypatch.undo()
+    before, after = network(), moved(network())
+    guards = [guarded(before, FORMS[name], 3), guarded(after, FORMS[name], 4)]
+    expected = brute_force([before, after], guards, [0.3, 0.7], 0.1)
+    found = merged([before, after], 0.7, by=guards, damping=0.1)
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+
+
+def test_what_is_not_settled_is_told(monkeypatch):
+    monkeypatch.setattr(normal_equations, "MOST_STEPS", 1)
+    before, after = network(), moved(network())
+    guards = [guarded(before, "rotated", 3, protect="0.*"), guarded(after, "rotated", 4, protect="0.*")]
+    with pytest.warns(holdfast.HoldfastWarning, match=r"'0.weight', '0.bias' stopped after 1 steps at a residual of"):
+        holdfast.merge(before, after, 0.5, by=guards)
+
+
+def test_factors_that_rounding_has_made_indefinite():
+    """Single precision leaves eigenvalues below 0, where conjugate gradients would stop."""
+    before, after = network(dtype=torch.float32), moved(network(dtype=torch.float32))
+    by = []
+    for k, model in enumerate((before, after)):
+        matrices = guarded(model, "kronecker", 3 + k).matrices
+        for matrix in (m for m in matrices.values() if m.block.is_matrix):
+            values, vectors = torch.linalg.eigh(matrix.g)
+            values[0] = -1e-3 * values[-1]
+            matrix.g.copy_((vectors * values) @ vectors.mT)
+        by.append(matrices)
+    found = holdfast.merge(before, after, 0.5, by=by, damping=1e-6)  # which tells of nothing
+    average = holdfast.merge(before, after, 0.5)
+    size = max(float(average[name].abs().max()) for name in average)
+    assert all(float((found[name] - average[name]).abs().max()) < 3 * size for name in average)

@@ -13,19 +13,23 @@ coordinates in common, and are solved by conjugate gradients.
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from holdfast.errors import HoldfastWarning
 from holdfast.forms import DenseMatrix, DiagonalMatrix, KroneckerMatrix, Matrix, RotatedMatrix, Summed
-from holdfast.forms.conjugate_gradients import conjugate_gradients
+from holdfast.forms.conjugate_gradients import Linear, conjugate_gradients
 from holdfast.forms.factors import Factor, balanced, diagonal_of, divided, eigenbasis
 from holdfast.persample.reductions import Basis, Block, as_vector, in_shapes, joined, taken_apart
 
-TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-6}
-"""The residual at which conjugate gradients stop, relative to the right-hand side, in the precision that there is."""
+TOLERANCE = 1e-8
+"""The residual at which conjugate gradients stop, relative to the right-hand side."""
+MOST_STEPS = 300
+"""After which they stop in any case."""
+UNSETTLED = 1e-4
+"""The residual above which that is told."""
 BARELY = 1e-12
 """Of the largest importance: what is less is rounding of 0, where nothing is weighed and nothing solved."""
 
@@ -72,7 +76,7 @@ def solved(pulls: Sequence[Pull], weights: Sequence[Weights], damping: float) ->
         damping: ε.
     """
     average = averaged([pull.share for pull in pulls], weights)
-    counted = [(pull, own) for pull, own in zip(pulls, weights, strict=True) if pull.share]
+    counted = [(_positive(pull), own) for pull, own in zip(pulls, weights, strict=True) if pull.share]
     forms = [pull for pull, _ in counted if pull.matrices is not None]
     if len(counted) == 1 or not forms:
         return average
@@ -83,6 +87,22 @@ def solved(pulls: Sequence[Pull], weights: Sequence[Weights], damping: float) ->
     if d is None:
         d = _by_conjugate_gradients(forms, b, shift)
     return {name: each + d[name] for name, each in average.items()}
+
+
+def _positive(pull: Pull) -> Pull:
+    """Return products of two factors as their eigenvalues, none of which is below 0.
+
+    Rounding leaves some there, and where one factor is large such a product is no smaller than the damping.
+    """
+
+    def positive(matrix: Matrix) -> Matrix:
+        if isinstance(matrix, Summed):
+            return Summed([positive(part) for part in matrix.parts])
+        if isinstance(matrix, KroneckerMatrix) and matrix.g is not None and matrix.a is not None:
+            return _as_rotated(matrix.block, [matrix])[0]
+        return matrix
+
+    return pull if pull.matrices is None else replace(pull, matrices=tuple(map(positive, pull.matrices)))
 
 
 def _right_hand_side(counted: Sequence[tuple[Pull, Weights]], average: Weights) -> dict[str, Tensor]:
@@ -168,7 +188,8 @@ def _positive_solve(h: Tensor, b: Tensor, shift: float) -> Tensor:
 
 
 def _by_conjugate_gradients(forms: Sequence[Pull], b: Weights, shift: float) -> dict[str, Tensor]:
-    """Return (ΣcQ + shift)⁻¹B, preconditioned by the sum's diagonal in the coordinates of all, or in the weights'."""
+    """Return (ΣcQ + shift)⁻¹B, preconditioned by the sum's diagonal in coordinates in which each is nearly diagonal."""
+    precondition = _preconditioner(forms, b, shift)
 
     def apply(d: Weights) -> dict[str, Tensor]:
         found = {name: shift * each for name, each in d.items()}
@@ -177,15 +198,8 @@ def _by_conjugate_gradients(forms: Sequence[Pull], b: Weights, shift: float) -> 
                 found[name] = found[name] + q
         return found
 
-    nearly = _diagonal_of_all(forms, b, shift)
-    tolerance = TOLERANCE[next(iter(b.values())).dtype]
-    found = conjugate_gradients(
-        apply,
-        b,
-        precondition=lambda r: {name: part for matrix in nearly for name, part in matrix.solve(r, shift).items()},
-        tolerance=tolerance,
-    )
-    if found.residual > 1000 * tolerance:
+    found = conjugate_gradients(apply, b, precondition=precondition, tolerance=TOLERANCE, most_steps=MOST_STEPS)
+    if found.residual > UNSETTLED:
         warnings.warn(
             f"Merging {', '.join(map(repr, list(b)[:2]))}{' and others' if len(b) > 2 else ''} stopped after "
             f"{found.steps} steps at a residual of {found.residual:.1g}, so directions of little importance are not "
@@ -196,35 +210,37 @@ def _by_conjugate_gradients(forms: Sequence[Pull], b: Weights, shift: float) -> 
     return found.x
 
 
-def _diagonal_of_all(forms: Sequence[Pull], b: Weights, shift: float) -> list[Matrix]:
-    """Return the diagonal of ΣcQ: in coordinates in which each is nearly diagonal, where they are of one layer."""
+def _preconditioner(forms: Sequence[Pull], b: Weights, shift: float) -> Linear:
+    """Return something near to the inverse of ΣcQ + shift."""
     blocks = {matrix.block for pull in forms for matrix in pull.matrices or () if matrix.block.is_matrix}
     if len(blocks) == 1 and set((block := blocks.pop()).parameters) == set(b):
-        turned = [(pull.factor, part) for pull in forms for part in _as_rotated(block, pull.matrices or ())]
-        if len(turned) >= len(forms):
-            return [_in_one_basis(block, turned, shift)]
+        each = [_as_rotated(block, pull.matrices or ()) for pull in forms]
+        if all(each):
+            turned = [(pull.factor, part) for pull, parts in zip(forms, each, strict=True) for part in parts]
+            return _in_common_coordinates(block, turned, shift)
     diagonals: dict[str, Tensor] = {}
     for pull in forms:
         for matrix in pull.matrices or ():
             for name, own in matrix.diagonal().items():
                 diagonals[name] = diagonals.get(name, 0.0) + pull.factor * own
     most = max(float(own.max()) for own in diagonals.values() if own.numel())
-    return [DiagonalMatrix(name, _without_rounding(own, most, shift)) for name, own in diagonals.items()]
+    inverses = {name: _inverse(own + shift, most) for name, own in diagonals.items()}
+    return lambda r: {name: inverses[name] * each for name, each in r.items()}
 
 
-def _without_rounding(values: Tensor, most: float, shift: float) -> Tensor:
-    """Return importances whose sum with a shift is 0 where it is rounding, so that a solution has nothing there."""
-    return torch.where(values + shift > BARELY * most, values, -shift)
+def _inverse(values: Tensor, most: float) -> Tensor:
+    """Return 1/x, nothing where x is rounding of 0."""
+    return torch.where(values > BARELY * most, 1 / values, 0.0)
 
 
-def _in_one_basis(block: Block, turned: Sequence[tuple[float, RotatedMatrix]], shift: float) -> RotatedMatrix:
-    """Return the exact diagonal of a sum in the eigenbasis of all factors' sums."""
+def _in_common_coordinates(block: Block, turned: Sequence[tuple[float, RotatedMatrix]], shift: float) -> Linear:
+    """Return the inverse of a sum's diagonal in the eigenbasis of all factors' sums."""
     halves = [(factor**0.5, balanced(*matrix.factors)) for factor, matrix in turned]
     sides = [_summed_factors([root for root, _ in halves], [pair[k] for _, pair in halves]) for k in (0, 1)]
     (u_g, l_g), (u_a, l_a) = map(eigenbasis, sides)
     basis = Basis(u_g, u_a)
-    s = torch.stack([factor * matrix.diagonal_in(basis) for factor, matrix in turned]).sum(0)
-    return RotatedMatrix(block, _without_rounding(s, float(s.max()), shift), basis, Basis(l_g, l_a))
+    s = torch.stack([factor * matrix.diagonal_in(basis) for factor, matrix in turned]).sum(0) + shift
+    return RotatedMatrix(block, _inverse(s, float(s.max())), basis, Basis(l_g, l_a)).apply
 
 
 def _as_rotated(block: Block, matrices: Sequence[Matrix]) -> list[RotatedMatrix]:
