@@ -140,7 +140,8 @@ class Merging:
         for form, model in zip(self.forms, self.models, strict=True):
             if form is not None:
                 self._refuse_strangers(form, model, floating)
-        found, averaged = [], []
+        found: list[list[str]] = []
+        averaged: list[list[str]] = []
         for group in groups(present):
             covered = all(group <= {n for members in form.blocks.values() for n in members} for form in present)
             names = [name for name in self._common.names if name in group]

@@ -228,7 +228,8 @@ class _WithWeights:
 
 
 def _mean(share: float, parts: Iterable[tuple[float, int]]) -> float:
-    total, count = (sum(each) for each in zip(*parts, strict=True))
+    found = list(parts)
+    total, count = sum(lost for lost, _ in found), sum(samples for _, samples in found)
     if not total < float("inf") or not count:
         raise NotFiniteError(
             f"At share {share:g} the outputs differ by {total} nats over {count} samples; expected numbers. The models "

@@ -128,7 +128,7 @@ def _in_closed_form(forms: Sequence[Pull], b: Weights, shift: float) -> dict[str
             return _one_sided(forms, b, shift, inputs=side == "g")
     if all(isinstance(matrix, DenseMatrix) for matrix in every):
         block = every[0].block
-        h = sum(pull.factor * matrix.h for pull, matrix in zip(forms, every, strict=True))  # type: ignore[attr-defined]
+        h = torch.stack([pull.factor * matrix.h for pull, matrix in zip(forms, every, strict=True)]).sum(0)  # type: ignore[attr-defined]
         return in_shapes(block, _positive_solve(h, as_vector(block, b).unsqueeze(1), shift).squeeze(1))
     return None
 
@@ -143,7 +143,7 @@ def _divided(forms: Sequence[Pull], b: Weights, shift: float) -> dict[str, Tenso
             for matrix in pull.matrices or ()
             if isinstance(matrix, DiagonalMatrix) and matrix.name == name
         ]
-        total = sum(of_name) + shift
+        total = torch.stack(of_name).sum(0) + shift
         found[name] = torch.where(total > 0, own / total, 0.0)
     return found
 

@@ -7,7 +7,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -57,7 +57,8 @@ def described(path: Path) -> dict[str, Described]:
 def metadata(path: Path) -> dict[str, str]:
     """Return the text in a file."""
     with _opened(path) as file:
-        return file.metadata() or {}
+        found: dict[str, str] = file.metadata() or {}
+        return found
 
 
 def read(path: Path, name: str) -> Tensor:
@@ -68,7 +69,7 @@ def read(path: Path, name: str) -> Tensor:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> "Iterator[safe_open]":
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -133,7 +134,7 @@ class Writer:
         """Write a tensor, or a piece of it from an element on."""
         self._file.seek(self._first + self._places[name] + start * piece.element_size())
         flat = piece.detach().cpu().contiguous().reshape(-1)
-        self._file.write(memoryview(flat.view(torch.uint8).numpy()))
+        self._file.write(flat.view(torch.uint8).numpy().data)
 
 
 class Sink:
