@@ -40,6 +40,7 @@ from holdfast.measures import (
     register_measure,
 )
 from holdfast.measures.recurrences import unbiased_alpha
+from holdfast.merging import choose_share, merge
 from holdfast.own_text import OwnText, write_text
 from holdfast.persample.engine import SampleAccumulator, SampleImportance, sample_importance
 from holdfast.persample.phi import ABSOLUTE, SQUARE
@@ -99,8 +100,10 @@ __all__ = [
     "TaskImportance",
     "WeightMeasure",
     "averaged_weights",
+    "choose_share",
     "measure",
     "measures",
+    "merge",
     "register_form",
     "register_hold",
     "register_measure",

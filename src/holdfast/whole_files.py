@@ -69,7 +69,8 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], m
 def content_digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     """Return a sha256 over a text and named tensors, all of them in main memory: names, types, shapes and values."""
     found = hashlib.sha256(text.encode())
-    for name, tensor in sorted(tensors.items()):
+    for name in sorted(tensors):
+        tensor = tensors[name]
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()

@@ -42,6 +42,14 @@ def test_projection(capsys):
     assert capsys.readouterr().out == blocks(page("guides/projection.md"), "text")[0]
 
 
+def test_merging(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    scope = run_page("guides/merging.md")
+    assert 0 < scope["chosen"].share <= 1 and scope["chosen"].lost <= 0.05
+    assert set(scope["states"]) == {0.3, 0.5, 0.7}
+    assert len(capsys.readouterr().out.splitlines()) > 10
+
+
 def test_new_classes_with_one_head():
     assert run_page("guides/class-incremental.md")["guard"].tasks == 1
 

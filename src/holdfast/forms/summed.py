@@ -7,9 +7,7 @@ from torch import Tensor
 
 from holdfast.errors import StateError
 from holdfast.forms.base import Displacement, Matrix
-
-MOST_STEPS = 1000
-"""Of the conjugate gradients by which sums are solved; each is one application of Q."""
+from holdfast.forms.conjugate_gradients import MOST_STEPS, conjugate_gradients, inner
 
 
 class Summed(Matrix):
@@ -52,30 +50,16 @@ class Summed(Matrix):
 
     def _solved(self, b: Displacement, factor: float, shift: float) -> dict[str, Tensor]:
         """Solve (factor·Q + shift) X = B to the last digits that its precision has."""
-        names = self.block.parameters
         if len(self.parts) == 1:
             (only,) = self.parts
             if shift == 1.0:
                 return only.shrink(b, factor)
             return only.solve(b, shift)
-        x = {name: torch.zeros_like(b[name]) for name in names}
-        residual = {name: b[name].clone() for name in names}
-        direction = dict(residual)
-        square = first = _inner(residual, residual)
-        smallest = torch.finfo(square.dtype).eps ** 2 * first
-        for _ in range(MOST_STEPS):
-            if not bool(square > smallest):
-                break
-            applied = {n: factor * q + shift * direction[n] for n, q in self.apply(direction).items()}
-            curvature = _inner(direction, applied)
-            if not bool(curvature > 0):
-                break
-            step = square / curvature
-            x = {n: x[n] + step * direction[n] for n in names}
-            residual = {n: residual[n] - step * applied[n] for n in names}
-            before, square = square, _inner(residual, residual)
-            direction = {n: residual[n] + square / before * direction[n] for n in names}
-        return x
+
+        def apply(d: Displacement) -> dict[str, Tensor]:
+            return {n: factor * q + shift * d[n] for n, q in self.apply(d).items()}
+
+        return conjugate_gradients(apply, {name: b[name] for name in self.block.parameters}).x
 
     def diagonal(self) -> dict[str, Tensor]:
         """Return the sum of the diagonals."""
@@ -94,11 +78,11 @@ class Summed(Matrix):
         d = {name: torch.randn(omega.shape, generator=drawn).to(omega) for name, omega in self.diagonal().items()}
         found = torch.zeros((), dtype=next(iter(d.values())).dtype)
         for _ in range(MOST_STEPS):
-            length = _inner(d, d).sqrt()
+            length = inner(d, d).sqrt()
             if not bool(length > 0):
                 return length
             d = self.apply({name: each / length for name, each in d.items()})
-            before, found = found, _inner(d, d).sqrt()
+            before, found = found, inner(d, d).sqrt()
             if bool((found - before).abs() <= 1e-12 * found):
                 break
         return found
@@ -126,7 +110,3 @@ class Summed(Matrix):
         if sorted(parts) != list(range(len(parts))) or not parts:
             raise StateError(f"An importance is the sum of the parts {sorted(parts)}; expected all from 0 on.")
         return Summed([part(parts[number]) for number in sorted(parts)])
-
-
-def _inner(one: Displacement, other: Displacement) -> Tensor:
-    return torch.stack([(one[name] * other[name]).sum() for name in other]).sum()

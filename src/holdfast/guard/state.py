@@ -43,6 +43,9 @@ _USUAL: dict[str, Any] = {
 }
 """What a state is silent about."""
 
+INPUTS_FIRST, LOOKED_UP = "inputs first", "looked up"
+"""How a block's weight lies: as ``[inputs, outputs]``, and that too with rows that are looked up."""
+
 
 class StatePlace(NamedTuple):
     """What a tensor of a state is."""
@@ -74,6 +77,8 @@ def to_state(memory: Memory) -> dict[str, Any]:
     state |= {key: sorted(kept) for key, kept in _noted(memory).items() if kept}
     if memory.folded_norms:
         state["folded_norms"] = dict(memory.folded_norms)
+    if layouts := _layouts(memory):
+        state["layouts"] = layouts
     tensors = state["tensors"]
     for kind, kept in _by_parameter(memory).items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in kept.items()}
@@ -301,6 +306,12 @@ def _noted(memory: Memory) -> dict[str, frozenset[Any]]:
 def _averages(memory: Memory) -> dict[str, dict[str, float]]:
     """Return how many tasks the totals that are averages are of."""
     return {label: dict(ledger.weights) for label, ledger in memory.ledgers.items() if ledger.weights}
+
+
+def _layouts(memory: Memory) -> dict[str, str]:
+    """Return which blocks lie unlike a linear layer's weight, for those who read a state without the model."""
+    blocks = (matrix.block for matrix in memory.driving.total.values() if matrix.block.inputs_first)
+    return {block.name: LOOKED_UP if block.looked_up else INPUTS_FIRST for block in blocks}
 
 
 def _check_settings(memory: Memory, state: Mapping[str, Any]) -> None:

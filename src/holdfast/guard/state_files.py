@@ -66,6 +66,13 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not Path(path).is_file():
         raise StateError(f"There is no state file at {str(path)!r}. Give the path that save() wrote.")
     tensors, metadata = read_tensors(path)
+    return {**state_of(path, tensors, metadata), "tensors": tensors}
+
+
+def state_of(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return all of a state but its tensors, which are read to compare them with the checksum, one after the other."""
     if _KEY not in metadata:
         raise StateError(f"{str(path)!r} is a safetensors file, but not one that a Consolidator wrote.")
     state, checked = unsealed(metadata[_KEY], tensors, path)
@@ -74,5 +81,4 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"{str(path)!r} has no checksum, as every file of version {state.get('version')!r} has: it was damaged or "
             "changed since it was written. Use another copy."
         )
-    state["tensors"] = tensors
     return state

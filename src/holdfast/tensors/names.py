@@ -16,23 +16,23 @@ _RESERVED = ("_orig_mod", "_checkpoint_wrapped_module")
 
 def named_parameters(model: nn.Module, *, remove_duplicate: bool = True) -> list[tuple[str, nn.Parameter]]:
     """Return what ``model.named_parameters`` does, with the names of the bare model."""
-    bare = _bare_names(model)
+    bare = bare_names(model)
     return [(bare(name), p) for name, p in model.named_parameters(remove_duplicate=remove_duplicate)]
 
 
 def named_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Return what ``model.named_buffers`` does, with the names of the bare model."""
-    bare = _bare_names(model)
+    bare = bare_names(model)
     return [(bare(name), buffer) for name, buffer in model.named_buffers()]
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return what ``model.named_modules`` does, with the names of the bare model."""
-    bare = _bare_names(model)
+    bare = bare_names(model)
     return [(bare(name), module) for name, module in model.named_modules()]
 
 
-def _bare_names(model: nn.Module) -> Callable[[str], str]:
+def bare_names(model: nn.Module) -> Callable[[str], str]:
     """Return how to find a name in the bare model."""
     wrappers = (DataParallel, DistributedDataParallel, AveragedModel)
     inner = {f"{path}.module".lstrip(".") for path, module in model.named_modules() if isinstance(module, wrappers)}

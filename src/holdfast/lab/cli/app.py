@@ -7,6 +7,7 @@ import typer
 import holdfast
 from holdfast.lab.cli.commands import data, runs
 from holdfast.lab.cli.commands.measures import measures
+from holdfast.lab.cli.commands.merge import merge
 from holdfast.lab.cli.commands.reproduce import reproduce
 from holdfast.lab.cli.commands.run import run
 from holdfast.lab.cli.commands.search import search
@@ -44,4 +45,5 @@ app.command(epilog=MEANINGS)(search)
 app.command(epilog=MEANINGS)(reproduce)
 app.add_typer(runs.app, name="runs")
 app.command()(measures)
+app.command(epilog=MEANINGS)(merge)
 app.add_typer(data.app, name="data")
