@@ -11,6 +11,7 @@ MODULES = {
     "memory": "memory",
     "step": "step",
     "steps-of-many": "many_tensors",
+    "holds": "holds",
     "state": "state",
 }
 NAMES = tuple(MODULES)

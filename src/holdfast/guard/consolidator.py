@@ -483,7 +483,8 @@ class Consolidator:
 
         What would be refused at the end is refused now: batches of a form that nobody can read, a model that cannot
         be called with them, layers that mix samples, samples that a buffer cannot keep. With several processes, each of
-        them calls this. Where neither a measure nor a hold looks at data, there is nothing to try. The random states of torch, numpy and Python stay as they are.
+        them calls this. Where neither a measure nor a hold looks at data, there is nothing to try. The random states of
+        torch, numpy and Python stay as they are.
 
         Args:
             batches: as for :meth:`consolidate`. Only the first one or two are read; an iterator loses them, and a
