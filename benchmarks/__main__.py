@@ -12,6 +12,7 @@ MODULES = {
     "step": "step",
     "steps-of-many": "many_tensors",
     "large-store": "large_store",
+    "holds": "holds",
     "state": "state",
 }
 NAMES = tuple(MODULES)

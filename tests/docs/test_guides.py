@@ -50,6 +50,13 @@ def test_merging(tmp_path, monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) > 10
 
 
+def test_everything_that_keeps(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    scope = run_page("guides/keeping.md")
+    assert "beside it holds replay: a share of 0.125 of each step" in capsys.readouterr().out
+    assert scope["guard"].holds[0].last > 0
+
+
 def test_new_classes_with_one_head():
     assert run_page("guides/class-incremental.md")["guard"].tasks == 1
 

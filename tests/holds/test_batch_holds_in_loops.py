@@ -1,4 +1,4 @@
-"""Holds with batches of their own in loops as they are: mixed precision, closures, several optimisers, copies, and so on."""
+"""Holds with batches of their own in loops as they are: mixed precision, closures, several optimisers, copies."""
 
 import copy
 import pickle

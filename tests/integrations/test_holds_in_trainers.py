@@ -1,4 +1,4 @@
-"""Replay and distillation in every trainer, against loops with the same mixed loss, written by hand and without a guard."""
+"""Replay and distillation in every trainer, against loops by hand with the same mixed loss."""
 
 import copy
 
@@ -54,7 +54,7 @@ def guarded(model, **options):
 
 
 def text_losses(model, before, step, *, bf16=False):
-    """The loss of the old text, as the model has it, and the divergence from the old model on it, with their weights."""
+    """The loss of the old text, as the model has it, and the divergence from the old model on it, both weighted."""
     replayed, distilled = (hold.source.draw(32, step).batch for hold in holds())
     precision = torch.autocast("cpu", torch.bfloat16, enabled=bf16)  # each pass rounds its own gradient
     with torch.no_grad(), precision:

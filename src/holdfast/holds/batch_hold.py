@@ -311,10 +311,9 @@ def refuse_shards(held: Held, what: str) -> None:
 @contextlib.contextmanager
 def left_alone(held: Held, seed: int) -> Iterator[None]:
     """Let the model be run, and leave statistics and random states as they are."""
-    generators = [torch.default_generator]
-    for device in {parameter.device for parameter in held.model.parameters()}:
-        if device.type in {"cuda", "xpu"}:
-            generators.append(torch.get_device_module(device).default_generators[device.index])
+    devices = {parameter.device for parameter in held.model.parameters() if parameter.device.type in {"cuda", "xpu"}}
+    others = (torch.get_device_module(device).default_generators[device.index] for device in devices)
+    generators = [torch.default_generator, *others]
     states = [generator.get_state() for generator in generators]
     try:
         for generator in generators:

@@ -149,9 +149,8 @@ def statistics(guard: Consolidator) -> dict[str, float]:
     """
     with torch.no_grad():
         penalty = float(guard.penalty(batches=False))
-    held = {
-        f"holdfast/{hold.name}": float(hold.last) for hold in guard.holds if getattr(hold, "last", None) is not None
-    }
+    lasts = {hold.name: getattr(hold, "last", None) for hold in guard.holds}
+    held = {f"holdfast/{name}": float(last) for name, last in lasts.items() if last is not None}
     importance = list(guard.importance.values())
     weights = sum(omega.numel() for omega in importance)
     total = sum(map(float, whole_sums([omega.sum(dtype=torch.float32) for omega in importance])))
