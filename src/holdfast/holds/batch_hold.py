@@ -70,13 +70,22 @@ class BatchHold(Hold):
         self.size = whole_number("size", size, "a whole number of at least 1", least=1)
         self.seed = whole_number("seed", seed, "a whole number")
         self.source = self._as_source(source)
-        self.forward = None if forward is None else with_task(forward)
+        self.forward: TaskForward | None = None
+        self.through_heads = False
+        """Whether ``forward`` asks for the task, so that the model has more than one way of being called."""
+        if forward is not None:
+            self.call_by(forward)
         self._told: dict[int, TaskForward] = {}
 
     def _as_source(self, given: Buffer | Iterable[Any] | int) -> Source:
         if isinstance(given, int) and not isinstance(given, bool):
             return Reservoir(given, seed=self.seed)
         return given if isinstance(given, Buffer) else GivenBatches(given, self.seed)  # type: ignore[arg-type]
+
+    def call_by(self, forward: TaskForward) -> None:
+        """Call the model in this way from now on."""
+        self.forward = with_task(forward)
+        self.through_heads = self.forward is forward
 
     @property
     def buffer(self) -> Buffer | None:

@@ -113,7 +113,7 @@ class Distillation(BatchHold):
     @property
     def _has_heads(self) -> bool:
         """Whether the model is called in another way for each task, so that new inputs go through all old heads."""
-        return self.forward is not None or bool(self._told)
+        return bool(self._told) if self.forward is None else self.through_heads
 
     def _moved(self, held: Held, batch: Batch, task: int, outputs: Tensor | None) -> Tensor:
         old = self._before(held, batch, task) if outputs is None else outputs

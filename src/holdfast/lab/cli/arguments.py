@@ -56,7 +56,12 @@ Probes = Annotated[
 Form = Annotated[str | None, _option("--form", help="How importance is kept: diagonal.", panel=_NETWORK)]
 Holds = Annotated[
     list[str] | None,
-    _option("--hold", help="A hold beside the measure's own; may be repeated.", panel=_NETWORK),
+    _option(
+        "--hold",
+        help="A hold beside the measure's own: replay, distillation (Learning without Forgetting), DER++; may be "
+        "repeated.",
+        panel=_NETWORK,
+    ),
 ]
 Anchor = Annotated[
     str | None,

@@ -19,7 +19,8 @@ from holdfast.errors import ConfigurationError, HoldfastWarning
 from holdfast.forms import Form
 from holdfast.guard import Consolidator
 from holdfast.guard.memory import AnchorKind
-from holdfast.holds import Hold
+from holdfast.holds import Buffer, Hold
+from holdfast.holds.batch_hold import BatchHold
 from holdfast.lab.networks import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.lab.scenarios import Samples, Scenario
 from holdfast.lab.training.batch_order import epoch_order, second_order, steps_per_epoch
@@ -115,6 +116,9 @@ class Learner:
             watch=watch,
             batch_norm=batch_norm,
         )
+        for hold in self.guard.holds:
+            if isinstance(hold, BatchHold) and hold.forward is None:
+                hold.call_by(self._through_its_head if scenario.heads > 1 else self._as_trained)
         self.observers = dict(observers or {})
         self._drawn: dict[int, dict[str, Tensor]] = {}
         self.outcome = Outcome(untrained=self.accuracies())
@@ -235,6 +239,18 @@ class Learner:
             logits = self.model(x, self.scenario.tasks[task].head)
         return task_loss(logits, y)
 
+    def _as_trained(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """Call a network with one head for all tasks, in the run's precision: how holds that run it do."""
+        with self.computing():
+            logits: Tensor = model(inputs)
+        return logits
+
+    def _through_its_head(self, model: nn.Module, inputs: Tensor, task: int) -> Tensor:
+        """The same where tasks have heads of their own."""
+        with self.computing():
+            logits: Tensor = model(inputs, self.scenario.tasks[task].head)
+        return logits
+
     def computing(self) -> contextlib.AbstractContextManager[None]:
         """Compute in the run's precision."""
         return computing_in(self.precision, self.device)
@@ -256,7 +272,8 @@ class Learner:
         return [correct / count for correct, count in zip(torch.stack(right).tolist(), counts, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        """Return everything about the run but its optimiser."""
+        """Return everything about the run but its optimiser, the samples in holds' buffers too."""
+        kept = {name: copied(buffer.state_dict()) for name, buffer in self._buffers.items()}
         return {
             "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
             "guard": copied(self.guard.state_dict()),
@@ -265,16 +282,25 @@ class Learner:
             "untrained": list(self.outcome.untrained),
             "failure": self.outcome.failure,
             "observers": copied(self.observations),
+            **({"buffers": kept} if kept else {}),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.model.load_state_dict(state["model"])
         self.guard.load_state_dict(state["guard"])
+        for name, buffer in self._buffers.items():
+            buffer.load_state_dict(state["buffers"][name])
         self.dropout.set_state(state["dropout"].cpu())
         self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"])
         for name, observer in self.observers.items():
             observer.load_state(copied(state["observers"][name]))
+
+    @property
+    def _buffers(self) -> dict[str, Buffer]:
+        """The buffers of holds, which a guard's own state leaves out, by the holds' names."""
+        holds = [hold for hold in self.guard.holds if isinstance(hold, BatchHold)]
+        return {hold.name: hold.buffer for hold in holds if hold.buffer is not None}
 
     def _measured(self, task: int) -> list[tuple[Tensor, Tensor]]:
         """Return the samples that measures after training look at: random ones, the same for all measures."""
