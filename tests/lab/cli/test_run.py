@@ -64,6 +64,16 @@ def test_holds_of_a_run_are_asked_for_with_their_settings(run, tmp_path, name, s
     assert {key: dict(value) for key, value in result.spec.hold_settings.items()} == {name: settings}
 
 
+@pytest.mark.parametrize("trains", ["jointly", "anew"])
+def test_bounds_are_runs_too(run, tmp_path, trains):
+    shown = run("split-digits", "-m", "fine-tune", "--trains", trains)
+    assert shown.exit_code == 0, shown.stderr
+    (result,) = Store(tmp_path / "store").results()
+    assert result.spec.settings.trains == trains
+    refused = run("split-digits", "-m", "EWC", "--trains", trains)
+    assert refused.exit_code != 0 and "expected measure='fine-tune'" in refused.stderr
+
+
 def test_without_a_terminal_there_is_a_line_for_each_task_and_run(run):
     lines = run("permuted-digits", "-m", "SI").stderr.splitlines()
     assert lines[0] == "SI seed 0 starts, 44 steps in 2 tasks"

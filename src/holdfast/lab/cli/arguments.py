@@ -35,6 +35,15 @@ Optimizer = Annotated[str | None, _option(help="adam, or sgd with momentum.", pa
 Momentum = Annotated[float | None, _option(help="Of SGD.", panel=_PROTOCOL)]
 Samples = Annotated[int | None, _option(help="Samples for measures after training.", panel=_PROTOCOL)]
 
+Trains = Annotated[
+    str | None,
+    _option(
+        "--trains",
+        help="sequentially, or as a bound: jointly, each task with all before it, or anew, each by itself.",
+        panel=_PROTOCOL,
+    ),
+]
+
 Hidden = Annotated[str | None, _option(help="Widths of hidden layers, such as 100,100.", panel=_NETWORK)]
 Network = Annotated[
     str | None,
