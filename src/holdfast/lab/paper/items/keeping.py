@@ -21,7 +21,7 @@ _ALGORITHMS = (*BOUNDS, ALGORITHMS["fine-tune"], *KEEPING)
 _SHOWN = (ALGORITHMS["fine-tune"], *KEEPING, *BOUNDS)
 _CAPTION = (
     "Other ways of keeping, {title}: old samples once more (replay), old outputs on new inputs (LwF), both on old "
-    "samples (DER++), and EWC, each with {tries} tries for what was found, on validation data, and none re-initialised. "
+    "samples (DER++), and EWC, each with {tries} tries for what was found, on validation data; none is re-initialised. "
     "Joint training learns each task with all before it; training anew gives each a network of its own. Average "
     "accuracy over all tasks after the last, and that of the first and of the last task then, in per cent."
 )

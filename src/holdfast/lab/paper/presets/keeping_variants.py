@@ -14,7 +14,7 @@ Settings = Mapping[str, Any]
 
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """ρ of replay."""
-DISTILLED = (0.1, 0.3, 1.0, 3.0, 10.0)
+DISTILLED = (0.01, 0.1, 0.3, 1.0, 3.0)
 """Strengths of Learning without Forgetting; at temperature 2, as Li & Hoiem 2016 have it."""
 DARK = ((0.1, 0.5), (0.1, 1.0), (0.5, 0.5), (0.5, 1.0), (1.0, 1.0))
 """α and β of DER++: of outputs, and of labels."""
@@ -67,9 +67,9 @@ def tries(
     }
 
 
-def choice(plan: SearchPlan, number: int) -> Chosen:
-    """Return one of the tries as what is chosen, counted from 0."""
-    return chosen_of(plan.tried[number])
+def choices(plans: Mapping[tuple[str, Variant], SearchPlan], *numbers: int) -> dict[tuple[str, Variant], Chosen]:
+    """Return one try of each plan as what is chosen, counted from 0."""
+    return {row: chosen_of(plan.tried[number]) for (row, plan), number in zip(plans.items(), numbers, strict=True)}
 
 
 def chosen_of(tried: Settings) -> Chosen:
