@@ -212,6 +212,21 @@ def test_learning_without_forgetting_holds_every_old_head():
     torch.testing.assert_close(guard.penalty(), expected)
 
 
+def test_one_way_of_calling_for_all_tasks_counts_once():
+    model = Heads().eval()
+    guard = holdfast.Consolidator(
+        model, "fine-tune", 0.0, holds=[Distillation("new", forward=lambda model, inputs: model(inputs))]
+    )
+    for _ in range(2):
+        guard.consolidate()
+    guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    before = copy.deepcopy(model)
+    with torch.no_grad():
+        model.body.weight.add_(0.5)
+    model(NEW.float())
+    torch.testing.assert_close(guard.penalty(), divergence(before(NEW.float()), model(NEW.float())))
+
+
 def test_an_old_model_is_what_was_trainable_and_the_rest_is_shared():
     model = network()
     model[0].requires_grad_(False)

@@ -77,7 +77,9 @@ class BatchHold(Hold):
         self.size = whole_number("size", size, "a whole number of at least 1", least=1)
         self.seed = whole_number("seed", seed, "a whole number")
         self.source = self._as_source(source)
-        self.forward = None if forward is None else Way.of(forward)
+        self.forward: Way | None = None
+        if forward is not None:
+            self.call_by(forward)
         self._told: dict[int, Way] = {}
         self._lost: frozenset[int] = frozenset()
         """The tasks that were called in a way which a state cannot carry."""
@@ -88,6 +90,10 @@ class BatchHold(Hold):
         if isinstance(given, int) and not isinstance(given, bool):
             return Reservoir(given, seed=self.seed)
         return given if isinstance(given, Buffer) else GivenBatches(given, self.seed)  # type: ignore[arg-type]
+
+    def call_by(self, forward: Callable[..., Tensor]) -> None:
+        """Call the model in this way from now on."""
+        self.forward = Way.of(forward)
 
     @property
     def buffer(self) -> Buffer | None:

@@ -51,6 +51,29 @@ def test_where_the_hold_is_centred_is_asked_for(run, tmp_path):
     assert refused.exit_code != 0 and "Give anchor='mean', which is SOLA" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("replay", {"source": 200, "share": 0.5}), ("distillation", {"strength": 0.5}), ("DER++", {"alpha": 0.1})],
+)
+def test_holds_of_a_run_are_asked_for_with_their_settings(run, tmp_path, name, settings):
+    assigned = [argument for key, value in settings.items() for argument in ("--set", f"{name}.{key}={value}")]
+    shown = run("split-digits", "-m", "fine-tune", "--hold", name, *assigned)
+    assert shown.exit_code == 0, shown.stderr
+    (result,) = Store(tmp_path / "store").results()
+    assert (result.spec.holds, result.spec.engine) == ((name,), "plain")
+    assert {key: dict(value) for key, value in result.spec.hold_settings.items()} == {name: settings}
+
+
+@pytest.mark.parametrize("trains", ["jointly", "anew"])
+def test_bounds_are_runs_too(run, tmp_path, trains):
+    shown = run("split-digits", "-m", "fine-tune", "--trains", trains)
+    assert shown.exit_code == 0, shown.stderr
+    (result,) = Store(tmp_path / "store").results()
+    assert result.spec.settings.trains == trains
+    refused = run("split-digits", "-m", "EWC", "--trains", trains)
+    assert refused.exit_code != 0 and "expected measure='fine-tune'" in refused.stderr
+
+
 def test_without_a_terminal_there_is_a_line_for_each_task_and_run(run):
     lines = run("permuted-digits", "-m", "SI").stderr.splitlines()
     assert lines[0] == "SI seed 0 starts, 44 steps in 2 tasks"

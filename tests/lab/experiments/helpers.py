@@ -14,8 +14,8 @@ def small_spec(seed=0, *, epochs=2, optimizer="adam", learning_rate=0.03, **chan
         reinitialise=True,
         samples=50,
     )
-    usual = {"measure": "SI", "strength": 10.0, "tasks": 3, "hidden": (32,)}
-    return Spec("permuted-digits", seed=seed, settings=settings, **usual | changes)
+    usual = {"measure": "SI", "strength": 10.0, "tasks": 3, "hidden": (32,), "settings": settings}
+    return Spec("permuted-digits", seed=seed, **usual | changes)
 
 
 def result_of(spec, accuracy):

@@ -6,10 +6,13 @@ from holdfast.errors import ConfigurationError
 from holdfast.lab.data.locations import Datasets
 from holdfast.lab.experiments import RunProgress, execute
 from holdfast.lab.experiments.running.step_counts import StepCounts
+from holdfast.lab.training import Settings
 from tests.lab.experiments.helpers import small_spec
 
+JOINTLY = {"measure": "fine-tune", "settings": Settings(epochs=1, batch_size=256, trains="jointly"), "engine": "plain"}
 
-@pytest.mark.parametrize("changes", [{}, {"judge_by": "validation"}])
+
+@pytest.mark.parametrize("changes", [{}, {"judge_by": "validation"}, JOINTLY], ids=["usual", "validation", "jointly"])
 def test_the_count_is_what_a_run_takes(tmp_path, changes):
     spec = small_spec(**changes)
     told = []

@@ -38,6 +38,15 @@ Optimizer = Annotated[str | None, _option(help="adam, or sgd with momentum.", pa
 Momentum = Annotated[float | None, _option(help="Of SGD.", panel=_PROTOCOL)]
 Samples = Annotated[int | None, _option(help="Samples for measures after training.", panel=_PROTOCOL)]
 
+Trains = Annotated[
+    str | None,
+    _option(
+        "--trains",
+        help="sequentially, or as a bound: jointly, each task with all before it, or anew, each by itself.",
+        panel=_PROTOCOL,
+    ),
+]
+
 Hidden = Annotated[str | None, _option(help="Widths of hidden layers, such as 100,100.", panel=_NETWORK)]
 Network = Annotated[
     str | None,
@@ -59,7 +68,12 @@ Probes = Annotated[
 Form = Annotated[str | None, _option("--form", help="How importance is kept: diagonal.", panel=_NETWORK)]
 Holds = Annotated[
     list[str] | None,
-    _option("--hold", help="A hold beside the measure's own; may be repeated.", panel=_NETWORK),
+    _option(
+        "--hold",
+        help="A hold beside the measure's own: replay, distillation (Learning without Forgetting), DER++; may be "
+        "repeated.",
+        panel=_NETWORK,
+    ),
 ]
 Anchor = Annotated[
     str | None,

@@ -22,9 +22,13 @@ class MultiHead(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(features, classes) for _ in range(heads))
         self.bias = bias
 
-    def forward(self, x: Tensor, head: int = 0) -> Tensor:
-        """Return the logits of one head."""
-        logits: Tensor = self.heads[head](self.body(x))
+    def forward(self, x: Tensor, head: int | Tensor = 0) -> Tensor:
+        """Return the logits of one head, or of one for each sample."""
+        features = self.body(x)
+        if isinstance(head, Tensor):
+            every = torch.stack([each(features) for each in self.heads])
+            return every[head, torch.arange(len(head), device=head.device)]
+        logits: Tensor = self.heads[head](features)
         return logits
 
     def initialise(self, generator: torch.Generator | None = None) -> None:

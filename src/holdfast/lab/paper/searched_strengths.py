@@ -1,12 +1,15 @@
 """Strengths that the paper does not give: searched for on validation data, as it did for its own."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from holdfast.errors import DamagedError
-from holdfast.lab.experiments import Spec, Store, Summary, search
+from holdfast.lab.experiments import Spec, Store, Summary, paper_spec, search
 from holdfast.lab.paper.algorithms import Algorithm
 from holdfast.lab.paper.presets import Benchmark, Chosen, Preset, SearchPlan, Stage
+from holdfast.lab.paper.presets.keeping_variants import chosen_of
+from holdfast.lab.paper.tried_settings import best_tried
 
 Run = Callable[[Sequence[Spec], Store], Summary]
 """Makes runs into a store, such as :func:`holdfast.lab.experiments.execute`."""
@@ -35,29 +38,42 @@ def find_strengths(
     """
     damaged = {}
     for benchmark, algorithm in unknown_strengths(preset, algorithms):
-        stage, variant = preset.stages[benchmark], algorithm.variant
-        plan = stage.searched[algorithm.measure, variant]
-        begin = _beginning(plan, stage, algorithm.measure)
-        if begin is None:
-            continue
         try:
-            found = search(
-                stage.scenario,
-                algorithm.measure,
-                store,
-                **begin,
-                seeds=range(preset.seeds(benchmark, algorithm.measure, variant)),
-                search_seeds=plan.seeds,
-                run=run,
-                **{**stage.usual, **stage.variants.get(variant, {})},
-            )
+            chosen = _found(preset, benchmark, algorithm, store, run)
         except DamagedError as error:
             damaged[benchmark, algorithm.name] = str(error)
             continue
-        if found.choice is not None:
-            chosen = Chosen(found.choice.strength, found.choice.reinitialise)
-            preset = preset.with_choice(benchmark, algorithm.measure, variant, chosen)
+        if chosen is not None:
+            preset = preset.with_choice(benchmark, algorithm.measure, algorithm.variant, chosen)
     return preset, damaged
+
+
+def _found(preset: Preset, benchmark: Benchmark, algorithm: Algorithm, store: Store, run: Run) -> Chosen | None:
+    """Return what one search has found, if anything."""
+    stage, measure, variant = preset.stages[benchmark], algorithm.measure, algorithm.variant
+    plan, usual = stage.searched[measure, variant], {**stage.usual, **stage.variants.get(variant, {})}
+    if plan.tried:
+        make = partial(_tried_spec, stage.scenario, measure, {**usual, **plan.while_trying})
+        best = best_tried(plan.tried, make, plan.seeds, store, run)
+        return None if best is None else chosen_of(best)
+    begin = _beginning(plan, stage, measure)
+    if begin is None:
+        return None
+    found = search(
+        stage.scenario,
+        measure,
+        store,
+        **begin,
+        seeds=range(preset.seeds(benchmark, measure, variant)),
+        search_seeds=plan.seeds,
+        run=run,
+        **usual,
+    )
+    return None if found.choice is None else Chosen(found.choice.strength, found.choice.reinitialise)
+
+
+def _tried_spec(scenario: str, measure: str, usual: Mapping[str, Any], **changes: Any) -> Spec:
+    return paper_spec(scenario, measure, **{**usual, **changes})
 
 
 def _beginning(plan: SearchPlan, stage: Stage, measure: str) -> dict[str, Any] | None:

@@ -19,10 +19,12 @@ from holdfast.errors import ConfigurationError, HoldfastWarning
 from holdfast.forms import Form
 from holdfast.guard import Consolidator
 from holdfast.guard.memory import AnchorKind
-from holdfast.holds import Hold
+from holdfast.holds import Buffer, Hold
+from holdfast.holds.batch_hold import BatchHold
 from holdfast.lab.networks import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.lab.scenarios import Samples, Scenario
 from holdfast.lab.training.batch_order import epoch_order, second_order, steps_per_epoch
+from holdfast.lab.training.bounds import check_unprotected, own_heads, together, training_sizes
 from holdfast.lab.training.modes import FEW, Modes, modes_of
 from holdfast.lab.training.observer import Observer
 from holdfast.lab.training.precision import check_precision, computing_in
@@ -88,6 +90,9 @@ class Learner:
                 "'validation' for a scenario that was made with a validation share."
             )
         _check_network(model, self.scenario)
+        check_unprotected(settings.trains, measure, [*map(repr, holds), *watch, *(observers or {})])
+        sizes = [len(task.stored_train) for task in scenario.tasks]
+        self._sizes = training_sizes(sizes, settings.trains)
         self.model = with_own_dropout(model).to(self.device)
         self.modes = self._modes()
         if self.modes.draws:
@@ -115,6 +120,9 @@ class Learner:
             watch=watch,
             batch_norm=batch_norm,
         )
+        for hold in self.guard.holds:
+            if isinstance(hold, BatchHold) and hold.forward is None:
+                hold.call_by(self._through_its_head if scenario.heads > 1 else self._as_trained)
         self.observers = dict(observers or {})
         self._drawn: dict[int, dict[str, Tensor]] = {}
         self.outcome = Outcome(untrained=self.accuracies())
@@ -135,8 +143,16 @@ class Learner:
         return any(measure.needs.independent for measure in self.path_measures.values())
 
     def samples(self, task: int) -> Samples:
-        """Return a task's training samples."""
+        """Return a task's training samples; in joint training, those of all tasks before it too."""
+        if self.settings.trains == "jointly":
+            return together(self.scenario.tasks[: task + 1])
         return self.scenario.tasks[task].train
+
+    def heads(self, task: int, chosen: Tensor) -> int | Tensor:
+        """Return the head that some of a task's training samples go through; in joint training, one for each."""
+        if self.settings.trains == "jointly" and self.scenario.heads > 1:
+            return own_heads(self.scenario.tasks[: task + 1], chosen)
+        return self.scenario.tasks[task].head
 
     def _modes(self) -> Modes:
         """Return how the network differs in training, for which it has to run once."""
@@ -158,7 +174,7 @@ class Learner:
 
     def epoch_steps(self, task: int) -> int:
         """Return how many steps an epoch of a task has."""
-        return steps_per_epoch(len(self.scenario.tasks[task].stored_train), self.settings.batch_size)
+        return steps_per_epoch(self._sizes[task], self.settings.batch_size)
 
     def task_steps(self, task: int) -> int:
         """Return how many steps a task has."""
@@ -166,9 +182,8 @@ class Learner:
 
     def order(self, task: int, epoch: int, *, second: bool = False) -> Tensor:
         """Return the samples of each step of an epoch, or those of its second batches, ``[steps, batch_size]``."""
-        samples = len(self.scenario.tasks[task].stored_train)
         draw = second_order if second else epoch_order
-        return draw(samples, self.settings.batch_size, seed=self.seed, task=task, epoch=epoch)
+        return draw(self._sizes[task], self.settings.batch_size, seed=self.seed, task=task, epoch=epoch)
 
     def progress(
         self, task: int, step: int, started: float, losses: tuple[float, ...], *, learned: bool = False
@@ -206,7 +221,10 @@ class Learner:
         found = self.guard.consolidate(self._measured(task), forward=lambda model, x: model(x, head))
         for observer in self.observers.values():
             observer.task_ended(self, task, found)
-        self.outcome.matrix.append(self.accuracies())
+        accuracies = self.accuracies()
+        if task and self.settings.trains == "anew":  # the networks of earlier tasks are as they were
+            accuracies[:task] = self.outcome.matrix[-1][:task]
+        self.outcome.matrix.append(accuracies)
 
     def wanted_steps(self, task: int) -> list[int]:
         """Return the steps of a task that some observer wants to see."""
@@ -229,11 +247,23 @@ class Learner:
         """All that was observed so far, by the observer's name."""
         return {name: observer.state() for name, observer in self.observers.items()}
 
-    def loss(self, x: Tensor, y: Tensor, task: int) -> Tensor:
-        """Return the mean cross-entropy of a batch, in the run's precision."""
+    def loss(self, x: Tensor, y: Tensor, task: int, heads: int | Tensor | None = None) -> Tensor:
+        """Return the mean cross-entropy of a batch, in the run's precision, through the task's head or others."""
         with self.computing():
-            logits = self.model(x, self.scenario.tasks[task].head)
+            logits = self.model(x, self.scenario.tasks[task].head if heads is None else heads)
         return task_loss(logits, y)
+
+    def _as_trained(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """Call a network with one head for all tasks, in the run's precision: how holds that run it do."""
+        with self.computing():
+            logits: Tensor = model(inputs)
+        return logits
+
+    def _through_its_head(self, model: nn.Module, inputs: Tensor, task: int) -> Tensor:
+        """The same where tasks have heads of their own."""
+        with self.computing():
+            logits: Tensor = model(inputs, self.scenario.tasks[task].head)
+        return logits
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
         """Compute in the run's precision."""
@@ -256,7 +286,8 @@ class Learner:
         return [correct / count for correct, count in zip(torch.stack(right).tolist(), counts, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        """Return everything about the run but its optimiser."""
+        """Return everything about the run but its optimiser, the samples in holds' buffers too."""
+        kept = {name: copied(buffer.state_dict()) for name, buffer in self._buffers.items()}
         return {
             "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
             "guard": copied(self.guard.state_dict()),
@@ -265,20 +296,29 @@ class Learner:
             "untrained": list(self.outcome.untrained),
             "failure": self.outcome.failure,
             "observers": copied(self.observations),
+            **({"buffers": kept} if kept else {}),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.model.load_state_dict(state["model"])
         self.guard.load_state_dict(state["guard"])
+        for name, buffer in self._buffers.items():
+            buffer.load_state_dict(state["buffers"][name])
         self.dropout.set_state(state["dropout"].cpu())
         self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"])
         for name, observer in self.observers.items():
             observer.load_state(copied(state["observers"][name]))
 
+    @property
+    def _buffers(self) -> dict[str, Buffer]:
+        """The buffers of holds, which a guard's own state leaves out, by the holds' names."""
+        holds = [hold for hold in self.guard.holds if isinstance(hold, BatchHold)]
+        return {hold.name: hold.buffer for hold in holds if hold.buffer is not None}
+
     def _measured(self, task: int) -> list[tuple[Tensor, Tensor]]:
         """Return the samples that measures after training look at: random ones, the same for all measures."""
-        samples = self.samples(task)
+        samples = self.scenario.tasks[task].train
         drawn = torch.randperm(len(samples), generator=generator_for(self.seed, "measured", task))
         chosen = drawn[: self.settings.samples].to(self.device)
         # An accelerator wants larger batches; those of the diagonal stay as they are, since sums are rounded by them.

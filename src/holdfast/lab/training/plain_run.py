@@ -104,7 +104,7 @@ class PlainRun:
             independent = learner.loss(samples.x[second], samples.y[second], task)
             learner.guard.observe_independent(independent, samples=len(second))
         learner.model.train()
-        loss = learner.loss(x, y, task)
+        loss = learner.loss(x, y, task, learner.heads(task, chosen))
         if not bool(loss.detach().isfinite()):
             learner.outcome.failure = diverged(loss.item(), task, self.step)
             raise NotFiniteError(learner.outcome.failure)

@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import nn
 
 from holdfast.errors import ConfigurationError, shortened
+from holdfast.lab.training.bounds import Trains
+from holdfast.settings import added, choice
 
 _MOST = 10**9
 """Of epochs or samples: nobody waits for more, and all that is counted with them fits into 64 bits."""
@@ -28,7 +30,10 @@ class Settings:
         momentum: of SGD.
         reinitialise: whether the weights are drawn anew before every task but the first (heads that belong to one
             task, and what is frozen, are left alone).
-        samples: how many training samples a measure after training looks at; all by default.
+        samples: how many training samples a measure after training looks at, and holds' buffers are filled from; all by
+            default.
+        trains: ``"sequentially"``; or, as bounds, ``"jointly"``, each task together with all before it, or ``"anew"``,
+            each by itself from new weights, and judged by the network that has learned it.
     """
 
     epochs: int = 20
@@ -39,6 +44,7 @@ class Settings:
     momentum: float = 0.9
     reinitialise: bool = False
     samples: int | None = None
+    trains: Trains = added("sequentially")  # noqa: RUF009 (a field, as its docstring says)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "later_epochs", "batch_size", "samples"):
@@ -54,6 +60,9 @@ class Settings:
             raise ConfigurationError(f"momentum={self.momentum!r}: expected a number from 0 up to, but not, 1.")
         if self.optimizer not in ("adam", "sgd"):
             raise ConfigurationError(f"optimizer={self.optimizer!r}: expected 'adam' or 'sgd'.")
+        choice("trains", self.trains, get_args(Trains))
+        if self.trains == "anew":  # which is what the word says, so that it is one run whichever way it is asked for
+            object.__setattr__(self, "reinitialise", True)
 
     def epochs_of(self, task: int) -> int:
         """Return the epochs of a task, counted from 0."""

@@ -40,6 +40,7 @@ def run(
         bool | None, arguments.protocol_option("--reinit/--no-reinit", help="Draw weights anew before each task.")
     ] = None,
     samples: arguments.Samples = None,
+    trains: arguments.Trains = None,
     validation: Annotated[
         bool, arguments.protocol_option("--validation", help="Judge by samples kept back from training.")
     ] = False,
@@ -99,6 +100,7 @@ def run(
             "momentum": momentum,
             "reinitialise": reinit,
             "samples": samples,
+            "trains": trains,
             "judge_by": "validation" if validation else None,
             "hidden": widths_of(hidden),
             "network": network,

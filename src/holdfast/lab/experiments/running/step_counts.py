@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from holdfast.lab.data import Dataset, Images
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.training.batch_order import steps_per_epoch
+from holdfast.lab.training.bounds import training_sizes
 
 
 class StepCounts:
@@ -23,7 +24,7 @@ class StepCounts:
         """Return the steps of all tasks; settings that do not fit the data are refused."""
         return sum(
             spec.settings.epochs_of(task) * steps_per_epoch(size, spec.settings.batch_size)
-            for task, size in enumerate(self._training_samples(spec))
+            for task, size in enumerate(training_sizes(self._training_samples(spec), spec.settings.trains))
         )
 
     def _training_samples(self, spec: Spec) -> list[int]:

@@ -17,6 +17,7 @@ from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKin
 from holdfast.lab.experiments.specs.source_files import is_source_digest, missing_source, told_in_a_line
 from holdfast.lab.networks import NETWORKS, MultiHead
 from holdfast.lab.scenarios import Scenario
+from holdfast.lab.training.bounds import check_unprotected
 from holdfast.lab.training.fast.layer_holds import can_hold
 from holdfast.lab.training.observer import Observer
 from holdfast.lab.training.precision import Precision
@@ -106,6 +107,7 @@ class Spec:
             self._fill_in_measures()
             self._fill_in_form_and_holds()
             self._check_probes()
+            check_unprotected(self.settings.trains, self.make_measure(), (*self.holds, *self.watch, *self.probes))
         if len(sources) > 1:
             raise ConfigurationError(
                 f"scenario={self.scenario!r}, network={self.network!r}, measure={self.measure!r}, form={self.form!r}, "
@@ -316,9 +318,11 @@ class Spec:
             hold(name, **self.hold_settings.get(name, {}))
         folds = self.batch_norm == "fold"
         leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
-        if self.engine == "fast" and (holds or folds or leaning or not can_hold(made)):
+        jointly = self.settings.trains == "jointly"
+        if self.engine == "fast" and (holds or folds or jointly or leaning or not can_hold(made)):
             centre = f"anchor='mean' and gradient_term={self.gradient_term} in " if leaning else ""
             what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"{centre}the form {made}"
+            what = "trains='jointly'" if jointly else what
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 
     def _check_probes(self) -> None:

@@ -6,7 +6,7 @@ A claim that does not hold in our runs is reported as such, one whose runs are m
 from collections.abc import Collection
 from dataclasses import replace
 
-from holdfast.lab.paper.claims import bias, fisher, forms, performance
+from holdfast.lab.paper.claims import bias, fisher, forms, keeping, performance
 from holdfast.lab.paper.claims.claim import Bound, Claim, check
 from holdfast.lab.paper.claims.on_digits import EXPECTED_ON_DIGITS
 from holdfast.lab.paper.findings import Results
@@ -14,7 +14,7 @@ from holdfast.lab.report import Verdict
 
 CLAIMS: dict[str, Claim] = {claim.name: claim for claim in (*bias.CLAIMS, *fisher.CLAIMS, *performance.CLAIMS)}
 """What the paper says."""
-OWN_CLAIMS: dict[str, Claim] = {claim.name: claim for claim in forms.CLAIMS}
+OWN_CLAIMS: dict[str, Claim] = {claim.name: claim for claim in (*forms.CLAIMS, *keeping.CLAIMS)}
 """What we say."""
 
 __all__ = ["CLAIMS", "OWN_CLAIMS", "Bound", "Claim", "check", "check_all"]

@@ -18,7 +18,7 @@ _COLUMNS = ("method", "accuracy", "first task", "last task", "strength", "runs")
 
 def form_table(name: str, caption: str, results: Results, benchmark: Benchmark, algorithms: Sequence[str]) -> Table:
     """Return a line for each algorithm and for the best of Table 1; where we follow the paper, others' numbers too."""
-    best = _best_of_table1(results, benchmark)
+    best = best_of_table1(results, benchmark)
     rows = [_row(results, benchmark, algorithm, called=algorithm) for algorithm in algorithms]
     rows.append(_row(results, benchmark, best, called=f"best of Table 1: {label(best)}") if best else _EMPTY)
     if not results.preset.follows_the_paper:
@@ -36,16 +36,23 @@ _EMPTY: tuple[Cell, ...] = ("best of Table 1", *[None] * (len(_COLUMNS) - 1))
 
 
 def _row(results: Results, benchmark: Benchmark, algorithm: str, *, called: str) -> tuple[Cell, ...]:
+    *kept, count = kept_cells(results, benchmark, algorithm)
+    if count is None:
+        return (called, *[None] * (len(_COLUMNS) - 1))
+    return (called, *kept, accuracy_runs(results.preset, benchmark, algorithm)[0].strength, count)
+
+
+def kept_cells(results: Results, benchmark: Benchmark, algorithm: str) -> list[Cell]:
+    """Return the accuracy over all tasks, of the first and of the last, and of how many runs; nothing without any."""
     try:
         accuracy = results.accuracy(benchmark, algorithm)
     except NotMeasuredError:
-        return (called, *[None] * (len(_COLUMNS) - 1))
+        return [None] * 4
     tasks = each_task(of_every_task(results, benchmark, algorithm))
-    strength = accuracy_runs(results.preset, benchmark, algorithm)[0].strength
-    return (called, *(_measured(found) for found in (accuracy, tasks[0], tasks[-1])), strength, accuracy.count)
+    return [*(_measured(found) for found in (accuracy, tasks[0], tasks[-1])), accuracy.count]
 
 
-def _best_of_table1(results: Results, benchmark: Benchmark) -> str | None:
+def best_of_table1(results: Results, benchmark: Benchmark) -> str | None:
     """Return which of Table 1's algorithms is the most accurate in our runs; ``None`` where there are none."""
     found = {row.name: results.accuracies(benchmark, row.name) for row in TABLE1}
     means = {name: math.fsum(each) / len(each) for name, each in found.items() if each}

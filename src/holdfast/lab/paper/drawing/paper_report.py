@@ -1,6 +1,6 @@
 """The report on some items: what was drawn, which claims hold, what is missing, and where everything comes from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.claims import CLAIMS, check_all
@@ -154,7 +154,9 @@ def _described(spec: Spec) -> str:
     later = "" if settings.later_epochs is None else f" and then {settings.later_epochs}"
     parts += [f"{spec.tasks} tasks", f"{settings.epochs}{later} epochs", f"batch {settings.batch_size}"]
     parts += [settings.optimizer] * (settings.optimizer != "adam")
-    parts += [f"{spec.form}{_form_settings(spec)}"] * (spec.form != "diagonal")
+    parts += [f"{spec.form}{_said(spec.form_settings)}"] * (spec.form != "diagonal")
+    parts += [f"trained {settings.trains}"] * (settings.trains != "sequentially")
+    parts += [f"{hold}{_said(spec.hold_settings.get(hold, {}))}" for hold in spec.holds]
     # Measures that watch have numbers of samples of their own.
     usual = spec.scenario_kind.protocol.settings.samples
     parts += [f"{settings.samples} samples"] * (settings.samples not in (None, usual) and not spec.watch)
@@ -162,6 +164,6 @@ def _described(spec: Spec) -> str:
     return ", ".join(parts)
 
 
-def _form_settings(spec: Spec) -> str:
-    said = ", ".join(f"{name} {value}" for name, value in spec.form_settings.items())
+def _said(settings: Mapping[str, object]) -> str:
+    said = ", ".join(f"{name} {value}" for name, value in settings.items())
     return f" ({said})" if said else ""

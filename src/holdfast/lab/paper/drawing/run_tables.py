@@ -50,6 +50,9 @@ RUNS_COLUMNS = (
 FORM_COLUMNS = ("samples", "form", "form_settings", "hidden")
 """Further columns, where some run keeps its importance in another form than the diagonal."""
 
+HOLD_COLUMNS = ("trains", "holds", "hold_settings")
+"""Further ones, where something else keeps old tasks in some run, or nothing has to."""
+
 
 def csv_files(results: Results, specs: Sequence[Spec]) -> dict[str, bytes]:
     """Return ``table1.csv`` and ``runs.csv``: accuracies in per cent, those of single tasks with spaces between."""
@@ -61,7 +64,7 @@ def csv_files(results: Results, specs: Sequence[Spec]) -> dict[str, bytes]:
     ]
     names = {
         spec.id: algorithm.name
-        for algorithm, row in rows
+        for algorithm, row in reversed(rows)  # a run of two rows goes by the first one's name
         for spec in accuracy_runs(results.preset, row.benchmark, algorithm)
     }
     lines = (_table1_line(results.preset, row) for _, row in rows if row.ours is not None)
@@ -70,6 +73,9 @@ def csv_files(results: Results, specs: Sequence[Spec]) -> dict[str, bytes]:
     if any(spec.form != "diagonal" for spec in specs):
         columns = (*RUNS_COLUMNS, *FORM_COLUMNS)
         runs = [[*line, *_form_cells(spec)] for line, spec in zip(runs, specs, strict=True)]
+    if any(spec.holds or spec.settings.trains != "sequentially" for spec in specs):
+        columns = (*columns, *HOLD_COLUMNS)
+        runs = [[*line, *_hold_cells(spec)] for line, spec in zip(runs, specs, strict=True)]
     return {"table1.csv": _csv(TABLE1_COLUMNS, lines), "runs.csv": _csv(columns, runs)}
 
 
@@ -111,6 +117,11 @@ def _run_line(results: Results, spec: Spec, algorithm: str) -> list[Any]:
 def _form_cells(spec: Spec) -> list[Any]:
     settings = " ".join(f"{name}={value}" for name, value in spec.form_settings.items())
     return [spec.settings.samples or "", spec.form, settings, "-".join(map(str, spec.hidden or ()))]
+
+
+def _hold_cells(spec: Spec) -> list[Any]:
+    settings = [f"{name}.{key}={value}" for name, each in spec.hold_settings.items() for key, value in each.items()]
+    return [spec.settings.trains, " ".join(spec.holds), " ".join(settings)]
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, and one of our own, in the order of their value to a reader who has little time."""
+"""The paper's tables and figures, and two of our own, in the order of their value to a reader who has little time."""
 
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.items import (
@@ -8,6 +8,7 @@ from holdfast.lab.paper.items import (
     figure2,
     forms,
     gradient_noise,
+    keeping,
     mas_logits,
     sample_sizes,
     summed_importances,
@@ -20,6 +21,7 @@ ITEMS: dict[str, PaperItem] = {
     for item in (
         table1.ITEM,
         forms.ITEM,
+        keeping.ITEM,
         figure1.ITEM,
         figure2.ITEM,
         accuracies.BATCH_SIZE,

@@ -1,6 +1,7 @@
 """The paper's own protocol, on the real data."""
 
 from holdfast.lab.paper.presets.form_variants import AROUND, ONE_SEED, by_samples, in_two_forms, over_many_tasks
+from holdfast.lab.paper.presets.keeping_variants import keeping, tries
 from holdfast.lab.paper.presets.preset import Preset, SearchPlan, Stage
 
 LARGE_BATCH = {"batch_size": 2048}
@@ -11,6 +12,10 @@ NO_ALPHA = {"measure_settings": {"alpha": 0.0}}
 ROTATED = {"precision": "tf32", "damping": 0.001}
 KRONECKER = {"damping": 0.001}
 _FIFTY_TASKS = {"tasks": 50, "hidden": (100, 100), "epochs": 5}
+# Memories of one sample a class and task in the end, and of ten. Joint training has about as many steps in all as
+# learning one task after another.
+MNIST_KEEPING = keeping(100, 1000, 64, {"later_epochs": 4})
+CIFAR_KEEPING = keeping(60, 600, 64, {"later_epochs": 20})
 
 # Accuracies in bf16 are those in TF32 within their scatter, and the runs take half the time.
 PERMUTED_MNIST = Stage(
@@ -27,6 +32,7 @@ PERMUTED_MNIST = Stage(
         **in_two_forms(10_000, ROTATED),
         **by_samples(1000, 3000, 60_000, ROTATED, damping=0.01),
         **over_many_tasks(10_000, ROTATED, KRONECKER, _FIFTY_TASKS),
+        **MNIST_KEEPING,
     },
     seeds=3,
     samples=1000,
@@ -45,6 +51,7 @@ PERMUTED_MNIST = Stage(
         ("EWC", "diagonal, many tasks"): SearchPlan(1.0, 1000.0, coarse=True, seeds=ONE_SEED),
         ("EWC", "rotated, many tasks"): SearchPlan(1.0, 1000.0, coarse=True, seeds=ONE_SEED),
         ("EWC", "Kronecker, many tasks"): SearchPlan(1.0, 1000.0, coarse=True, seeds=ONE_SEED),
+        **tries(MNIST_KEEPING, (50.0, 200.0, 500.0, 1000.0, 5000.0), {"epochs": 5}, ONE_SEED),
     },
     seeds_of={"diagonal": 5, "rotated": 5},
 )
@@ -59,6 +66,7 @@ SPLIT_CIFAR = Stage(
         "c = 0": {"strength": 0.0},
         "all tasks": {"tasks": 11},
         **in_two_forms(5000, ROTATED),
+        **CIFAR_KEEPING,
     },
     seeds=10,
     samples=500,
@@ -67,7 +75,10 @@ SPLIT_CIFAR = Stage(
     searched={
         ("EWC", "diagonal"): SearchPlan(1000.0, 100_000.0),
         ("EWC", "rotated"): SearchPlan(2.0, 100.0),
+        **tries(CIFAR_KEEPING, (1000.0, 5000.0, 20_000.0, 50_000.0, 200_000.0), {"epochs": 15}, ONE_SEED),
     },
+    # Plain loops take a while; these rows have as many runs as on P-MNIST.
+    seeds_of=dict.fromkeys(CIFAR_KEEPING, 3),
 )
 
 PAPER = Preset(

@@ -35,6 +35,13 @@ Variant = Literal[
     "diagonal, many tasks",
     "rotated, many tasks",
     "Kronecker, many tasks",
+    "tried alike",
+    "replay, one a class",
+    "replay, several a class",
+    "LwF",
+    "DER++",
+    "jointly",
+    "anew",
 ]
 """What can be unusual about a run."""
 
@@ -43,11 +50,13 @@ _Row = tuple[Benchmark, str, Variant]
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is chosen for one measure: its strength c, whether to re-initialise, and settings of its own."""
+    """What is chosen for one measure: its strength c, whether to re-initialise, settings of its own, and more."""
 
     strength: float
     reinitialise: bool
     settings: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else is different in its runs, such as the settings of holds."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,10 @@ class SearchPlan:
     """Whether it begins with powers of ten alone."""
     around: Variant | None = None
     """In place of a range: a variant of the same measure, with whose strength and its two neighbours it begins."""
+    tried: Sequence[Mapping[str, Any]] = ()
+    """In place of strengths: what is tried, each as changes of the variant's runs."""
+    while_trying: Mapping[str, Any] = field(default_factory=dict)
+    """What is different in those tries alone, such as fewer epochs."""
     seeds: Sequence[int] = SEARCH_SEEDS
 
 
@@ -154,4 +167,5 @@ class Preset:
         if (chosen := stage.chosen.get((measure, variant))) is not None:
             changes.update(strength=chosen.strength, reinitialise=chosen.reinitialise)
             changes["measure_settings"] = {**chosen.settings, **changes.get("measure_settings", {})}
+            changes.update(chosen.changes)
         return paper_spec(stage.scenario, measure, seed=seed, **{**changes, **more})
