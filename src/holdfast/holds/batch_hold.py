@@ -160,6 +160,7 @@ class BatchHold(Hold):
                 return found
             if all(bool(gradient.isfinite().all()) for gradient in found.values()):
                 return {name: gradient / scale for name, gradient in found.items()}
+        assert loss is not None
         raise NotFiniteError(
             f"The gradient of the hold {self.name!r} holds a NaN or an infinity in float16, even if its loss "
             f"({float(loss.detach()):.3g}) is scaled by {scale:g}. The step was not taken. Look at its batches, or "
@@ -255,7 +256,7 @@ class BatchHold(Hold):
     def _whence(self) -> str:
         if self.buffer is not None:
             return f"{self.size} samples a step out of {self.buffer!r}"
-        given = getattr(self.source, "batches", None)
+        given: Any = getattr(self.source, "batches", None)
         count = f"{len(given)} " if hasattr(given, "__len__") else ""
         return f"a batch a step out of {count}in a {type(given).__name__}"
 
