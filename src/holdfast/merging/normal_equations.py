@@ -1,6 +1,6 @@
 r"""The point between several models, for one group of parameters.
 
-.. math:: \theta = \arg\min \sum_k c_k \langle \theta - \theta_k, Q_k(\theta - \theta_k)\rangle
+.. math:: \theta = \mathrm{argmin} \sum_k c_k \langle \theta - \theta_k, Q_k(\theta - \theta_k)\rangle
     + \varepsilon \sum_k c_k |\theta - \theta_k|^2
 
 With :math:`\bar\theta = \sum_k c_k\theta_k` and :math:`d = \theta - \bar\theta` that is
