@@ -184,6 +184,23 @@ def test_a_request_to_stop_saves_and_either_executor_goes_on(store, local, monke
     assert all(store.get(spec).resumed == 1 for spec in begun)
 
 
+def test_a_request_to_stop_calls_off_a_worker_that_has_begun_and_not_said_so(store, tmp_path, monkeypatch, local):
+    begun = tmp_path / "begun"
+
+    def silent(attempt, specs, parcel, work, mailbox):
+        begun.touch()
+        while begun.exists():  # until it is interrupted
+            pass
+
+    monkeypatch.setattr(ray_executor, "_run_and_post", silent)
+    summary = execute_on_ray(small_spec(), store, stop=begun.exists)
+    assert summary.interrupted and not summary.finished and not summary.failed
+    assert store.status(small_spec()) == "started"
+    monkeypatch.undo()
+    (result,) = execute_on_ray(small_spec(), store).finished
+    assert same_result(result, local(small_spec()))
+
+
 def test_a_request_to_stop_before_anything_began(store):
     summary = execute_on_ray(small_spec(), store, stop=lambda: True)
     assert summary.interrupted and not store.folder.exists()

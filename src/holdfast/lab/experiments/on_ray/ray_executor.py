@@ -225,6 +225,8 @@ class _Spreader:
     def _end(self, ref: Any, task: _Task) -> None:
         try:
             problem: Exception | None = ray.get(ref)
+        except ray.exceptions.TaskCancelledError as error:  # also of one that had begun, and had not said so yet
+            problem = ClusterError(str(error))
         except ray.exceptions.RayTaskError as error:  # a bug: it ends everything, as it does without Ray
             problem = error
         except ray.exceptions.RayError as error:
