@@ -123,7 +123,7 @@ def test_a_way_of_calling_that_was_given_is_kept():
 
     given = hold("replay", forward=own, **HOLDS["replay"])
     run = make_run(given=[given])
-    assert run.learner.guard.holds[0].forward is own
+    assert run.learner.guard.holds[0].forward.function is own
 
 
 def test_a_replayed_step_is_the_mean_of_old_and_new():
