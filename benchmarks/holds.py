@@ -23,8 +23,8 @@ NOTES = [
     ),
     (
         "The floor is what the method itself needs: one forward and backward pass of the drawn samples, for "
-        "distillation one forward pass more, for DER++ those of two draws. It is timed by itself, on weights of its own, "
-        "with samples that lie ready."
+        "distillation one forward pass more, for DER++ those of two draws. It is timed by itself, on weights of its "
+        "own, with samples that lie ready."
     ),
     "Over the floor: the step with the hold, divided by the sum of the unprotected step and the floor.",
     "Random inputs and labels. The machine was busy with other work, which the turns spread over all cases alike.",

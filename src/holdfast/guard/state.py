@@ -143,7 +143,8 @@ def blank_state(memory: Memory, metadata: "Metadata", prefix: str) -> dict[str, 
     parameters = parameters_of(memory, tensors)
     # A checkpoint has no place for empty mappings, such as the settings of a hold that has none.
     state: dict[str, Any] = {"steps": {}, "tensors": {}}
-    if bare := {hold.name: {} for hold in memory.holds if not hold.settings()}:
+    bare: dict[str, Any] = {hold.name: {} for hold in memory.holds if not hold.settings()}
+    if bare:
         state["holds"] = bare
     for key, path in kept.items():
         stored = metadata.state_dict_metadata[key]

@@ -155,9 +155,8 @@ class BatchHold(Hold):
             if all(bool(gradient.isfinite().all()) for gradient in found.values()):
                 return {name: gradient / scale for name, gradient in found.items()}
         raise NotFiniteError(
-            f"The gradient of the hold {self.name!r} holds a NaN or an infinity in float16, even if its loss "
-            f"({float(loss.detach()):.3g}) is scaled by {scale:g}. The step was not taken. Look at its batches, or "
-            "train under autocast in bfloat16."
+            f"The gradient of the hold {self.name!r} holds a NaN or an infinity in float16, even if its loss is scaled "
+            f"by {scale:g}. The step was not taken. Look at its batches, or train under autocast in bfloat16."
         )
 
     def _differentiated(self, value: Tensor, wanted: Mapping[str, nn.Parameter], held: Held) -> dict[str, Tensor]:
@@ -249,7 +248,7 @@ class BatchHold(Hold):
     def _whence(self) -> str:
         if self.buffer is not None:
             return f"{self.size} samples a step out of {self.buffer!r}"
-        given = getattr(self.source, "batches", None)
+        given: Any = getattr(self.source, "batches", None)
         count = f"{len(given)} " if hasattr(given, "__len__") else ""
         return f"a batch a step out of {count}in a {type(given).__name__}"
 
