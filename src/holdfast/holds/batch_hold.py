@@ -162,9 +162,8 @@ class BatchHold(Hold):
                 return {name: gradient / scale for name, gradient in found.items()}
         assert loss is not None
         raise NotFiniteError(
-            f"The gradient of the hold {self.name!r} holds a NaN or an infinity in float16, even if its loss "
-            f"({float(loss.detach()):.3g}) is scaled by {scale:g}. The step was not taken. Look at its batches, or "
-            "train under autocast in bfloat16."
+            f"The gradient of the hold {self.name!r} holds a NaN or an infinity in float16, even if its loss is scaled "
+            f"by {scale:g}. The step was not taken. Look at its batches, or train under autocast in bfloat16."
         )
 
     def _differentiated(self, value: Tensor, wanted: Mapping[str, nn.Parameter], held: Held) -> dict[str, Tensor]:
