@@ -1,6 +1,7 @@
 """Going back part of the way to the anchor, by itself and at the end of a task."""
 
 import pytest
+import schedulefree
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -80,3 +81,54 @@ def test_weights_that_are_no_numbers_are_refused():
     with pytest.raises(ConfigurationError, match="not finite"):
         guard.average(0.5)
     assert torch.equal(model[0].weight, before)
+
+
+def test_a_refused_task_gives_back_the_weights_of_layers_that_thawed_since():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    guard = holdfast.Consolidator(model, "EWC", 1.0)
+    guard.consolidate([(X, Y)])
+    with torch.no_grad():
+        model[2].weight.add_(1.0)
+    model[0].requires_grad_(True)
+    before = model[2].weight.detach().clone()
+    with pytest.raises(holdfast.BatchError):
+        guard.consolidate([(X[:0], Y[:0])], share=0.5)
+    assert torch.equal(model[2].weight, before)
+
+
+def test_it_is_the_models_own_weights_that_move():
+    model, guard = trained()
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    before, after = guard.anchor["0.weight"].clone(), model[0].weight.detach().clone()
+    guard.average(0.5)
+    torch.testing.assert_close(model[0].weight.detach(), (before + after) / 2)
+
+
+def test_all_weights_move_or_none():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    guard = holdfast.Consolidator(model, "EWC", 1.0)
+    guard.consolidate([(X, Y)])
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    model[2].weight.data = torch.zeros(3, 4)
+    before = model[0].weight.detach().clone()
+    with pytest.raises(holdfast.ProtectError, match="was consolidated with shape"):
+        guard.average(0.5)
+    assert torch.equal(model[0].weight, before)
+
+
+def test_a_schedule_free_optimiser_has_to_be_in_eval_mode():
+    model, guard = trained()
+    optimizer = schedulefree.SGDScheduleFree(model.parameters(), lr=0.1)
+    guard.detach()
+    guard.attach(optimizer)
+    optimizer.train()
+    with pytest.raises(ConfigurationError, match=r"Call its eval\(\) first"):
+        guard.average(0.5)
+    optimizer.eval()
+    before, after = guard.anchor["0.weight"].clone(), model[0].weight.detach().clone()
+    guard.average(0.5)
+    torch.testing.assert_close(model[0].weight.detach(), (before + after) / 2)

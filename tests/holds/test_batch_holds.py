@@ -71,7 +71,8 @@ def test_what_is_added_to_a_step_is_the_gradient_of_the_value(kind):
     F.cross_entropy(model(NEW), Y).backward()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     own = {name: p.grad.clone() for name, p in model.named_parameters()}
-    added = torch.autograd.grad(guard.penalty(), list(model.parameters()))
+    with pytest.warns(holdfast.HoldfastWarning, match="acts twice"):  # it is no part of a loss here, but could be
+        added = torch.autograd.grad(guard.penalty(), list(model.parameters()))
     optimizer.step()
     for (name, parameter), pull in zip(model.named_parameters(), added, strict=True):
         assert pull.abs().sum() > 0  # of what is not protected too: the second layer makes the outputs as well
@@ -192,7 +193,10 @@ def test_the_way_a_task_was_consolidated_is_the_way_it_is_replayed():
     F.cross_entropy(model(NEW.float(), 1), Y).backward()
     seen = {int(hold.buffer.draw(4, number).task) for number in range(20)}
     assert seen == {0, 1}
-    pulled = [torch.autograd.grad(guard.penalty(), model.heads[task].weight, allow_unused=True)[0] for task in range(2)]
+    with pytest.warns(holdfast.HoldfastWarning, match="acts twice"):
+        pulled = [
+            torch.autograd.grad(guard.penalty(), model.heads[task].weight, allow_unused=True)[0] for task in range(2)
+        ]
     assert any(pull is not None for pull in pulled)
 
 
@@ -386,6 +390,8 @@ def test_labels_of_tokens_and_of_pixels():
         (lambda: DarkExperience([(X, Y)]), ConfigurationError, "expected a buffer"),
         (lambda: DarkExperience(5, alpha=-1), ConfigurationError, "alpha=-1"),
         (lambda: Ring(0), ConfigurationError, "each=0"),
+        (lambda: Replay([(X, Y)], loss="mse"), ConfigurationError, "loss='mse'"),
+        (lambda: Replay(10, name=3), ConfigurationError, "name=3"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(make, error, message):
@@ -403,6 +409,9 @@ def test_shares_that_leave_nothing_are_refused():
     ("hold", "error", "message"),
     [
         (lambda: Replay([X], 0.5), BatchError, "Batches without labels"),
+        (lambda: Replay([(X, Y + 5)], 0.5), BatchError, "A label 8 for outputs of 4 classes"),
+        (lambda: Replay([(X, Y)], 0.5, loss=nn.CrossEntropyLoss(reduction="none")), ConfigurationError, "one number"),
+        (lambda: Replay([(X, Y)], 0.5, loss=lambda outputs, y: 1.0), ConfigurationError, "one number"),
         (lambda: Replay([(X, Y.double())], 0.5), BatchError, "no labels of classes"),
         (lambda: Replay([(X, Y.reshape(-1, 2).repeat(2, 1))], 0.5), BatchError, "Labels of shape"),
         (lambda: Replay([(X, Y)], 0.5, forward=lambda m, x: m(x).detach()), ConfigurationError, "does not depend"),
@@ -441,3 +450,24 @@ def test_a_model_that_was_not_called_has_no_new_inputs():
     F.cross_entropy(model[2](model[1](model[0](NEW))), Y).backward()
     with pytest.raises(OrderError, match="was not called"):
         optimizer.step()
+
+
+def test_what_is_forgotten_is_no_longer_the_old_models():
+    model = network()
+    guard = holdfast.Consolidator(model, "EWC", 0.0, holds=[Distillation([X])])
+    guard.consolidate([(X, Y)])
+    guard.forget("2.weight", "2.bias")
+    model[2] = nn.Linear(6, 5).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    step(model, optimizer)
+    assert guard.holds[0].before["2.weight"].shape == (5, 6)
+
+
+def test_a_guard_whose_own_hold_has_nothing_yet_says_so_beside_others():
+    model = network()
+    guard = holdfast.Consolidator(model, "EWC", 10.0, holds=[Replay([(X, Y)])])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    with pytest.warns(holdfast.HoldfastWarning, match="holds nothing yet by EWC"):
+        step(model, optimizer)

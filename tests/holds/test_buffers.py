@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import holdfast
 from holdfast import Reservoir, Ring
-from holdfast.errors import BatchError, StateError
+from holdfast.errors import BatchError, ConfigurationError, StateError
 from holdfast.whole_files import read_tensors, sealed, unsealed
 
 
@@ -155,3 +156,37 @@ def test_what_cannot_be_kept_is_refused_and_nothing_is_lost():
         with pytest.raises(BatchError, match=message):
             buffer.fill(given, 1)
         assert kept(buffer) == before and dict(buffer.seen) == seen and buffer.tasks == 1
+
+
+def test_an_input_that_belongs_to_no_sample_stays_with_its_samples():
+    buffer = Reservoir(20)
+    given = [
+        ({"x": torch.full((5, 3), value), "t": torch.tensor(value)}, torch.zeros(5).long()) for value in (1.0, 5.0)
+    ]
+    buffer.fill(given, 0)
+    for step in range(10):
+        inputs, _ = buffer.draw(20, step).batch
+        assert set(inputs["x"].flatten().tolist()) == {float(inputs["t"])}
+    again = Reservoir(20)
+    again.load_state_dict(buffer.state_dict())
+    assert {float(again.draw(20, step).batch[0]["t"]) for step in range(10)} == {1.0, 5.0}
+
+
+def test_a_buffer_is_for_one_guard():
+    replay = holdfast.Replay(Reservoir(20))
+    one, other = (torch.nn.Linear(1, 2) for _ in range(2))
+    holdfast.Consolidator(one, "fine-tune", holds=[replay]).consolidate(batches([0, 1] * 5))
+    with pytest.raises(ConfigurationError, match="a buffer for each guard"):
+        holdfast.Consolidator(other, "fine-tune", holds=[replay]).consolidate(batches([0, 1] * 5))
+
+
+def test_places_that_are_no_files_are_refused(tmp_path):
+    buffer = Reservoir(5)
+    buffer.fill(batches([0] * 9), 0)
+    for path in (tmp_path / "no" / "such", tmp_path):
+        with pytest.raises(StateError, match="No samples can be written"):
+            buffer.save(path)
+    with pytest.raises(StateError, match="There is no file"):
+        buffer.load(tmp_path / "none")
+    with pytest.raises(ConfigurationError, match="balanced='no'"):
+        Reservoir(5, balanced="no")

@@ -33,6 +33,7 @@ def average_with_anchor(memory: Memory, share: float) -> None:
             "average() with batch_norm='fold': the anchor is of folded weights, which a mean of weights and statistics "
             "is not. Take batch_norm='freeze', or average state dicts with holdfast.merge."
         )
+    memory.refresh()  # which refuses weights of another shape than they were consolidated with
     held = {name: p for name, p in memory.parameters.items() if name in memory.anchor}
     for name, parameter in held.items():
         if not is_finite(parameter):

@@ -117,7 +117,10 @@ def as_holds(holds: object) -> list[Hold]:
             )
     names = [hold.name for hold in found]
     if len(set(names)) < len(names):
-        raise ConfigurationError(f"holds names {names}; expected each of them once, since states are kept by name.")
+        raise ConfigurationError(
+            f"holds names {names}; expected each of them once, since states are kept by name. Name "
+            "one of two alike: Replay(..., name='other')."
+        )
     shares = {hold.name: hold.share for hold in found if hold.share}
     if sum(shares.values()) > 1:
         raise ConfigurationError(

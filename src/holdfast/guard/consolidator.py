@@ -43,7 +43,7 @@ from holdfast.guard.state import blank_state, from_state, to_state
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.guard.steps.observed import Observed
 from holdfast.guard.summary import describe
-from holdfast.guard.weight_average import evaluated_weights
+from holdfast.guard.weight_average import evaluated_weights, refuse_between_averages
 from holdfast.holds import Hold
 from holdfast.holds.base import TaskData, states_kept
 from holdfast.holds.quadratic import penalty_value
@@ -439,7 +439,8 @@ class Consolidator:
                 (a DataLoader will do). The same samples serve all measures.
             forward: how the model is called, ``forward(model, inputs)``, returning ``[N, ..., C]``; by default
                 ``model(inputs)``.
-            share: go back towards the last anchor first, as :meth:`average` does.
+            share: go back towards the last anchor first, as :meth:`average` does. Measures along the path see where
+                that leads: SI divides by the square of a shorter way.
 
         Returns:
             What each measure found for this task, by the measure's name. Its tensors may be the guard's own: clone
@@ -448,14 +449,15 @@ class Consolidator:
         if share is None:
             with evaluated_weights(self._attachment.attached()):
                 return self._consolidated(batches, forward)
-        kept = {name: parameter.detach().clone() for name, parameter in self._memory.parameters.items()}
+        self._memory.refresh()
+        kept = [(parameter, parameter.detach().clone()) for parameter in self._memory.parameters.values()]
         self.average(share)
         try:
             return self.consolidate(batches, forward=forward)
         except BaseException:
             with torch.no_grad():
-                for name, parameter in self._memory.parameters.items():
-                    parameter.copy_(kept[name])
+                for parameter, before in kept:
+                    parameter.copy_(before)
             raise
 
     def _consolidated(self, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, TaskImportance]:
@@ -496,9 +498,12 @@ class Consolidator:
         What is not protected, such as a new head, stays as it is. Call it once training has ended;
         ``consolidate(batches, share=0.7)`` does, and then takes the task in as it is after that.
 
+        An anchor that is kept in 16 bits (``state_dtype``) has lost digits, which the weights then lose too.
+
         Args:
             share: that of the weights as they are: 1 changes nothing, 0 goes back to the anchor.
         """
+        refuse_between_averages(self._attachment.attached())
         average_with_anchor(self._memory, share)
 
     @torch.inference_mode(mode=False)

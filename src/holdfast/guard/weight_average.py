@@ -63,6 +63,16 @@ def evaluated_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
                 parameter.copy_(own)
 
 
+def refuse_between_averages(optimizers: Iterable[Optimizer]) -> None:
+    """Refuse to move weights that a schedule-free optimiser has put there for its next gradient alone."""
+    training = [optimizer for optimizer in optimizers if _is_between_averages(optimizer)]
+    if training:
+        raise ConfigurationError(
+            f"{type(training[0]).__name__} is in its training mode, in which the weights are those of the next "
+            "gradient, not those that it has found. Call its eval() first."
+        )
+
+
 def _is_between_averages(optimizer: Optimizer) -> bool:
     """Whether an optimiser has modes, as schedule-free ones do, and is in that of training."""
     modes = all(callable(getattr(optimizer, mode, None)) for mode in ("eval", "train"))

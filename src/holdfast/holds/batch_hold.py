@@ -24,7 +24,7 @@ from holdfast.holds.sources import Drawn, GivenBatches, Source
 from holdfast.persample.batches import Batch, BatchReader, call_model
 from holdfast.persample.isolation.process_switches import reentrant_checkpoints_opened
 from holdfast.seeding import derive_seed
-from holdfast.settings import number, whole_number
+from holdfast.settings import number, require, whole_number
 from holdfast.tensors.sharding import is_sharded, reshard
 
 TaskForward = Callable[..., Tensor]
@@ -72,6 +72,7 @@ class BatchHold(Hold):
     ) -> None:
         super().__init__(strength)
         if name is not None:
+            require(isinstance(name, str), f"name={name!r}", "a text, by which the hold's state is kept")
             self.name = name  # type: ignore[misc]
         self.share = None if share is None else checked_share(share)
         self.size = whole_number("size", size, "a whole number of at least 1", least=1)
@@ -182,7 +183,7 @@ class BatchHold(Hold):
         if held.data.forward is not None:
             self._told = {**self._told, held.tasks: Way(held.data.forward, asks_for_task=False)}
         if self.buffer is not None and held.data.batches is not None:
-            self.buffer.fill(held.data.batches, held.tasks)
+            self.buffer.fill(held.data.batches, held.tasks, held.model)
 
     def outputs(self, held: Held, batch: Batch, task: int) -> Tensor:
         """Return what the model makes of a batch, through the head of its task."""

@@ -7,22 +7,24 @@ has any of it.
 import json
 import os
 import random
+import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
-from holdfast.errors import BatchError, StateError
+from holdfast.errors import BatchError, ConfigurationError, StateError
 from holdfast.holds.sources import Drawn
 from holdfast.persample.batches import Batch, check_batches, read_batch
 from holdfast.seeding import derive_seed
-from holdfast.settings import whole_number
-from holdfast.whole_files import read_tensors, sealed, unsealed, write_tensors
+from holdfast.settings import require, whole_number
+from holdfast.whole_files import content_digest, read_tensors, sealed, unsealed, write_tensors
 
 _KEY = "holdfast_buffer"
 
@@ -40,7 +42,7 @@ class Kind(NamedTuple):
     named: bool
     """Whether the batch was a mapping, with its labels among the others."""
     shapes: tuple[tuple[Any, ...], ...]
-    """Of each leaf, and of the target."""
+    """Of each leaf, and of the target; with a mark of the values of a leaf that belongs to no sample."""
     shared: frozenset[int]
     """The leaves that belong to no sample."""
 
@@ -116,6 +118,11 @@ class Buffer(ABC):
         self.tasks = 0
         """How many tasks it was filled with."""
         self._stacked: tuple[list[Sample], dict[Kind, Stack]] | None = None
+        self._owner: weakref.ref[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out whose tasks they were: a copy is of a copied model."""
+        return {**vars(self), "_owner": None}
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -133,11 +140,23 @@ class Buffer(ABC):
         by_task = ", ".join(f"{count} of task {task + 1}" for task, count in sorted(counts.items()))
         return f"{type(self).__name__}({by_task or 'empty'})"
 
-    def fill(self, batches: Iterable[Any], task: int) -> None:
+    def fill(self, batches: Iterable[Any], task: int, owner: object = None) -> None:
         """Take in the samples of a task, as many of them as there is room for; all of them are looked at once.
 
-        A task that it has taken in already is not taken in again: two holds may share a buffer.
+        A task that it has taken in already is not taken in again: two holds of a guard may share a buffer.
+
+        Args:
+            batches: the task's data.
+            task: its number, counted from 0.
+            owner: whose tasks they are; the model, where a guard fills it.
         """
+        known = None if self._owner is None else self._owner()
+        if owner is not None and known is not None and known is not owner:
+            raise ConfigurationError(
+                f"The {type(self).__name__} has taken in tasks of another guard's model, whose numbers this one's "
+                "would be taken for. Make a buffer for each guard."
+            )
+        self._owner = self._owner if owner is None else weakref.ref(owner)
         if task < self.tasks:
             return
         kept, seen = list(self.samples), self.seen.copy()
@@ -236,7 +255,7 @@ class Buffer(ABC):
             about, tensors = state["about"], state["tensors"]
             mine = json.loads(json.dumps(self.settings()))
             if about["kind"] != self.kind or about["settings"] != mine:
-                raise StateError(
+                raise StateError(  # noqa: TRY301 (it goes past what is told below)
                     f"The samples are those of a {about['kind']} with {about['settings']}, and this is a {self.kind} "
                     f"with {mine}. Make the buffer with the same settings."
                 )
@@ -246,6 +265,8 @@ class Buffer(ABC):
             if strange := {name for name in tensors if int(name.partition("/")[0]) >= len(about["kinds"])}:
                 raise ValueError(f"{min(strange)} belongs to no kind of sample")  # noqa: TRY301 (told below)
             tasks = int(about["tasks"])
+        except StateError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
             raise StateError(
                 f"This is no state of a buffer, or not a whole one ({type(error).__name__}: {error}). Give what a "
@@ -255,11 +276,15 @@ class Buffer(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the samples themselves to a safetensors file, whole or not at all: training data, so keep it safe."""
+        if not Path(path).parent.is_dir() or Path(path).is_dir():
+            raise StateError(f"No samples can be written to {str(path)!r}: expected a file in a folder that is there.")
         state = self.state_dict()
         write_tensors(path, state["tensors"], {_KEY: sealed(state["about"], state["tensors"])})
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take over the samples of a file that :meth:`save` wrote, of a buffer with the same settings."""
+        if not Path(path).is_file():
+            raise StateError(f"There is no file of samples at {str(path)!r}. Give the path that save() wrote.")
         tensors, texts = read_tensors(path)
         about, checked = unsealed(texts.get(_KEY, "{}"), tensors, path)
         if not checked:
@@ -285,6 +310,7 @@ class Reservoir(Buffer):
     def __init__(self, size: int, *, balanced: bool = True, seed: int = 0) -> None:
         super().__init__(seed)
         self.size = whole_number("size", size, "a whole number of at least 1", least=1)
+        require(isinstance(balanced, bool), f"balanced={balanced!r}", "True or False")
         self.balanced = balanced
 
     def settings(self) -> dict[str, Any]:
@@ -350,8 +376,9 @@ def _samples(batches: Iterable[Any], task: int) -> Iterator[tuple[Hashable, Call
                 "Leave it out, or give what is to be replayed as batches."
             )
         once = {place: leaves[place].clone() for place in read.shared}
+        marks = {place: content_digest("", {"": leaf}) for place, leaf in once.items()}
         for row, group in enumerate(_groups(read, task)):
-            yield group, _taking(read, row, task, group, leaves, structure, once)
+            yield group, _taking(read, row, task, group, leaves, structure, once, marks)
 
 
 def _taking(
@@ -362,11 +389,12 @@ def _taking(
     leaves: Sequence[Tensor],
     structure: TreeSpec,
     once: Mapping[int, Tensor],
+    marks: Mapping[int, str],
 ) -> Callable[[], Sample]:
     def take() -> Sample:
         own = tuple(once[i] if i in once else leaf[row].clone() for i, leaf in enumerate(leaves))
         target = None if batch.targets is None else batch.targets[row].clone()
-        return Sample(own, target, _kind(task, structure, own, target, batch.named, batch.shared), group)
+        return Sample(own, target, _kind(task, structure, own, target, batch.named, marks), group)
 
     return take
 
@@ -385,10 +413,12 @@ def _kind(
     leaves: Sequence[Tensor],
     target: Tensor | None,
     named: bool,
-    shared: frozenset[int],
+    marks: Mapping[int, str],
 ) -> Kind:
-    shapes = tuple((*leaf.shape, str(leaf.dtype)) for leaf in [*leaves, *([] if target is None else [target])])
-    return Kind(task, treespec_dumps(structure), named, shapes, shared)
+    """Return what a sample has in common with others; of a leaf that belongs to none, a mark of its values."""
+    every = [*leaves, *([] if target is None else [target])]
+    shapes = tuple((*leaf.shape, str(leaf.dtype), marks.get(place, "")) for place, leaf in enumerate(every))
+    return Kind(task, treespec_dumps(structure), named, shapes, frozenset(marks))
 
 
 def _restored(kinds: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, Sample]]:
@@ -397,10 +427,11 @@ def _restored(kinds: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor])
         leaves = [tensors[f"{number}/leaf/{leaf}"] for leaf in range(about["leaves"])]
         targets, outputs = (tensors.get(f"{number}/{name}") for name in ("targets", "outputs"))
         shared, structure, task = frozenset(about["shared"]), treespec_loads(about["structure"]), int(about["task"])
+        marks = {place: content_digest("", {"": leaves[place]}) for place in shared}
         batch = Batch(tree_unflatten(leaves, structure), targets, len(tensors[f"{number}/places"]))
         groups = _groups(batch, task)
         for row, place in enumerate(tensors[f"{number}/places"].tolist()):
             own = tuple(leaf if i in shared else leaf[row].clone() for i, leaf in enumerate(leaves))
             target = None if targets is None else targets[row].clone()
-            kind = _kind(task, structure, own, target, bool(about["named"]), shared)
+            kind = _kind(task, structure, own, target, bool(about["named"]), marks)
             yield place, Sample(own, target, kind, groups[row], None if outputs is None else outputs[row].clone())

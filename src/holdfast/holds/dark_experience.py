@@ -83,8 +83,8 @@ class DarkExperience(BatchHold):
         other = self.buffer.draw(self.size, -1 - held.steps)
         assert other is not None
         outputs, targets = self._of(held, other)
-        if targets is None:
-            raise ConfigurationError("DarkExperience of samples without labels: give beta=0, which is DER.")
+        if targets is None or targets.is_floating_point():
+            raise ConfigurationError("DarkExperience of samples without labels of classes: give beta=0, which is DER.")
         return loss + self.beta * class_loss(outputs, targets)
 
     def _of(self, held: Held, drawn: Drawn) -> tuple[Tensor, Tensor | None]:

@@ -184,6 +184,10 @@ class Distillation(BatchHold):
         inputs = tuple(filter(_has_tensors, args))
         return drawn._replace(batch=(inputs[0] if len(inputs) == 1 else inputs,))
 
+    def forget(self, name: str) -> None:
+        """Let go of a parameter: from its next step on it is as old as it is then."""
+        self.old.weights = {kept: tensor for kept, tensor in self.old.weights.items() if kept != name}
+
     def state(self) -> dict[str, Tensor]:
         """Return the old model's own weights."""
         return {**self.before, **super().state()}

@@ -133,6 +133,18 @@ class Projection(Hold):
             found[weight] = min(found.get(weight, space.free), space.free)
         return found
 
+    def told(self) -> str:
+        """Return how much is left to learn in."""
+        free = self.free
+        least = min(free, key=free.__getitem__, default=None)
+        return f"{self.method}" + (
+            "" if least is None else f", {free[least]:g} dimensions left in {least!r}, the fewest"
+        )
+
+    def waits(self, tasks: int) -> bool:
+        """Whether there is no space of old inputs yet."""
+        return not tasks and not self._spaces
+
     def notices(self) -> list[str]:
         """Say which parameters are not projected, and which layers cannot learn any more."""
         found = []

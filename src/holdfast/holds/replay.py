@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.errors import BatchError
+from holdfast.errors import BatchError, ConfigurationError
 from holdfast.holds.base import Held
 from holdfast.holds.batch_hold import BatchHold, TaskForward
 from holdfast.holds.buffers import Buffer
@@ -49,6 +49,10 @@ class Replay(BatchHold):
         name: str | None = None,
     ) -> None:
         super().__init__(source, strength, share, size=size, forward=forward, seed=seed, name=name)
+        if loss is not None and not callable(loss):
+            raise ConfigurationError(
+                f"loss={loss!r}: expected a function of outputs and targets, such as torch.nn.MSELoss()."
+            )
         self.of_outputs = loss or class_loss
 
     def loss(self, held: Held, drawn: Drawn) -> Tensor:
@@ -61,7 +65,14 @@ class Replay(BatchHold):
                 "Batches without labels for Replay, whose loss needs them; expected (inputs, targets) or a mapping "
                 "with 'labels'. To keep what the model says of unlabelled inputs, use Distillation."
             )
-        return self.of_outputs(outputs, targets)
+        loss = self.of_outputs(outputs, targets)
+        if not isinstance(loss, Tensor) or loss.ndim:
+            given = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
+            raise ConfigurationError(
+                f"The loss of Replay returned something of {given}; expected a tensor of one number, such as the mean "
+                "over samples that reduction='mean' gives."
+            )
+        return loss
 
 
 def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -81,5 +92,11 @@ def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
             "or position. Give loss= if they are meant so, or forward= that returns the outputs that belong to them."
         )
     targets = targets.long()
+    known = wide.shape[1]
+    if targets.device.type == "cpu" and bool((targets >= known).any()):
+        raise BatchError(
+            f"A label {int(targets.max())} for outputs of {known} classes; expected labels from 0 to {known - 1}, or "
+            f"{IGNORED} for what is left out. Look at the old batches, or at the head that they go through."
+        )
     counted = (targets != IGNORED).sum().clamp(min=1)
     return F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum") / counted

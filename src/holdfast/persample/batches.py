@@ -149,6 +149,8 @@ def read_batch(batch: Any, device: torch.device) -> Batch:
 def check_batches(batches: object) -> Iterable[Any]:
     """Return batches that can be gone through, or say what was given in their place."""
     given = type(batches).__name__
+    if isinstance(batches, Dataset) and callable(getattr(batches, "batches", None)):
+        raise BatchError(f"Batches of type {given}, which has single pieces; expected batches of them: .batches(8).")
     if isinstance(batches, Dataset) and not hasattr(batches, "__iter__"):
         raise BatchError(
             f"Batches of type {given}, a data set of single samples; expected batches of them: DataLoader(dataset, "

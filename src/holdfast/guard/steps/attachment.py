@@ -82,7 +82,7 @@ class Attachment:
         """
         if not self.attached():
             self.watcher.unseen.release()
-        elif penalty.requires_grad and self.memory.strength and self.holds_by_itself:
+        elif penalty.requires_grad and (self.memory.strength or self.memory.holds) and self.holds_by_itself:
             penalty.register_hook(self._tell_of_holding_twice)
 
     def _tell_of_holding_twice(self, _gradient: Tensor) -> None:
