@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import holdfast
-from holdfast.lab.cli.commands import search
+from holdfast.lab.cli.commands import merge, search
 from holdfast.lab.experiments.strengths import strength_search
+from holdfast.merging import between
 
 MISTAKES = (["run", "--nosuch"], ["run", "permuted-digits", "--seeds", "1000000000"])
 HELPS = (
@@ -17,6 +18,7 @@ HELPS = (
     ["search", "-h"],
     ["reproduce", "-h"],
     ["measures", "-h"],
+    ["merge", "-h"],
     *(["runs", *words, "-h"] for words in ([], ["list"], ["show"], ["compare"])),
     *(["data", *words, "-h"] for words in ([], ["list"], ["fetch"])),
     *MISTAKES,
@@ -56,6 +58,7 @@ def test_the_help_of_search_says_the_numbers_that_it_takes():
     assert len(strength_search.TEST_SEEDS) == len(strength_search.SEARCH_SEEDS) == search.USUAL_SEEDS
     assert strength_search.SEARCH_SEEDS[0] == search.FIRST_SEARCH_SEED
     assert strength_search.FINALISTS == search.FINALISTS
+    assert merge.DAMPING == between.DAMPING
 
 
 INTERRUPTED = """

@@ -180,7 +180,7 @@ def test_who_has_not_loaded_the_file_can_look_at_its_runs(loaded, tmp_path):
     assert list(frame.source) == [DIGEST] and list(frame["measure.power"]) == [1.0] and len(store.curves()) == 12
     (line,) = compare(rows_of_results(store.results()))
     assert line.key["scenario"] == "blobs"
-    assert plan([spec], store, 1)[0].members == (spec,)
+    assert plan([spec], store, 1, print)[0].members == (spec,)
     assert "blobs" not in SCENARIOS  # all this has run nothing
 
 

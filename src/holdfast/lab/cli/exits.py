@@ -35,10 +35,10 @@ class ExitCode(IntEnum):
     """A data set is missing or wrong."""
     STORE = 4
     """The store cannot be written or read."""
-    UNREAD = 141
-    """Nobody read the output any more, as in ``holdfast runs list | head -1``."""
     INTERRUPTED = 130
     """Stopped by Ctrl-C; the same command goes on."""
+    UNREAD = 141
+    """Nobody read the output any more, as in ``holdfast runs list | head -1``."""
     TERMINATED = 143
     """Stopped by SIGTERM, as batch systems send it; the same command goes on."""
 

@@ -4,19 +4,21 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
-import torch
 import typer
 from rich.text import Text
 
 from holdfast.errors import ConfigurationError, HoldfastError, StoreError
+from holdfast.lab.cli.interrupt import loading
 from holdfast.lab.cli.output import messages, print_json, results
-from holdfast.merging import Merging, merge_adapters
-from holdfast.merging.between import DAMPING, Normalise
-from holdfast.merging.lora_files import is_adapter
 
-_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+if TYPE_CHECKING:
+    from holdfast.merging.between import Normalise
+
+DAMPING = 0.1
+"""As :mod:`holdfast.merging.between` has it, which takes torch to load, and help does not."""
+_TYPES = ("float32", "float16", "bfloat16", "float64")
 _NO_GUARD = "-"
 
 
@@ -61,6 +63,12 @@ def merge(
     """
     if dtype is not None and dtype not in _TYPES:
         raise ConfigurationError(f"--dtype {dtype}: expected one of {', '.join(_TYPES)}.")
+    with loading():
+        import torch  # noqa: PLC0415
+
+        from holdfast.merging import Merging  # noqa: PLC0415
+        from holdfast.merging.lora_files import is_adapter  # noqa: PLC0415
+
     shares = share or [0.5]
     with _told_in_lines():
         if is_adapter(before):
@@ -73,7 +81,7 @@ def merge(
                 by=None if not forms else forms[0] if len(forms) == 1 else forms,
                 normalise=cast("Normalise", normalise),
                 damping=damping,
-                dtype=None if dtype is None else _TYPES[dtype],
+                dtype=None if dtype is None else getattr(torch, dtype),
             )
             between.at(shares if len(after) > 1 or len(shares) > 1 else shares[0], out=out)
             said = between.said
@@ -93,6 +101,8 @@ def _merge_adapters(
             f"{str(before)!r} is an adapter: two of them are averaged with one share, and without guards. To merge the "
             "weights that adapters stand for, give their base model first."
         )
+    from holdfast.merging import merge_adapters  # noqa: PLC0415 (it takes torch)
+
     made = merge_adapters(before, after[0], shares[0], out=out)
     return f"the average of two adapters, in one of rank {made.config['r']}"
 
