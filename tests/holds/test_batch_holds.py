@@ -471,3 +471,9 @@ def test_a_guard_whose_own_hold_has_nothing_yet_says_so_beside_others():
     guard.attach(optimizer)
     with pytest.warns(holdfast.HoldfastWarning, match="holds nothing yet by EWC"):
         step(model, optimizer)
+
+
+def test_a_setting_that_a_hold_does_not_have_names_those_that_it_has():
+    with pytest.raises(ConfigurationError, match=r"has no setting 'shar'; it has source, share, strength"):
+        holdfast.holds.hold("replay", shar=0.5)
+    assert holdfast.holds.hold("replay", source=10, share=0.25).share == 0.25

@@ -1,5 +1,6 @@
 """What pulls a model back to what it has learned: each hold is one file."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -27,8 +28,14 @@ def register_hold(name: str) -> Callable[[type[H]], type[H]]:
 
 def hold(name: str, **settings: Any) -> Hold:
     """Return a hold by its name, with settings of its own."""
+    make = HOLDS[name]
+    takes = inspect.signature(make).parameters.values()
+    anything = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes)
+    known = list(settings) if anything else [each.name for each in takes]
+    if unknown := [each for each in settings if each not in known]:
+        raise ConfigurationError(f"The hold {name!r} has no setting {unknown[0]!r}; it has {', '.join(known)}.")
     try:
-        return HOLDS[name](**settings)
+        return make(**settings)
     except TypeError as error:
         raise ConfigurationError(f"The hold {name!r}: {error}.") from error
 

@@ -25,7 +25,11 @@ def label_of_group(specs: "Sequence[Spec]") -> str:
 
 
 def _measure_in_its_form(spec: "Spec") -> str:
-    return spec.measure if spec.form == "diagonal" else f"{spec.form} {spec.measure}"
+    """Return what protects a run: its measure in its form, the holds beside it, or that it is a bound."""
+    if spec.settings.trains != "sequentially":
+        return f"{spec.measure} {spec.settings.trains}"
+    measure = spec.measure if spec.form == "diagonal" else f"{spec.form} {spec.measure}"
+    return " + ".join([measure, *spec.holds])
 
 
 def label_in_search(specs: "Sequence[Spec]") -> str:
