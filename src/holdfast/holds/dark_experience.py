@@ -15,11 +15,11 @@ from torch import Tensor
 from holdfast.errors import ConfigurationError
 from holdfast.holds.base import Held
 from holdfast.holds.batch_hold import BatchHold, TaskForward, refuse_shards
+from holdfast.holds.batch_sources import Drawn
 from holdfast.holds.buffers import Buffer
 from holdfast.holds.distillation import moved
 from holdfast.holds.old_model import evaluated
 from holdfast.holds.replay import class_loss
-from holdfast.holds.sources import Drawn
 from holdfast.settings import number
 
 

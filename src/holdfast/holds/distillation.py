@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_flatten
 from holdfast.errors import BatchError, ConfigurationError, OrderError, StateError
 from holdfast.holds.base import Held
 from holdfast.holds.batch_hold import BatchHold, TaskForward, refuse_shards
+from holdfast.holds.batch_sources import Drawn, Source
 from holdfast.holds.buffers import Buffer
 from holdfast.holds.old_model import OldModel, evaluated
-from holdfast.holds.sources import Drawn, Source
 from holdfast.persample.batches import Batch
 from holdfast.persample.scores.positions import IGNORED
 from holdfast.settings import choice, number

@@ -10,8 +10,8 @@ from torch import Tensor
 from holdfast.errors import BatchError, ConfigurationError
 from holdfast.holds.base import Held
 from holdfast.holds.batch_hold import BatchHold, TaskForward
+from holdfast.holds.batch_sources import Drawn
 from holdfast.holds.buffers import Buffer
-from holdfast.holds.sources import Drawn
 from holdfast.persample.scores.positions import IGNORED
 
 Loss = Callable[[Tensor, Tensor], Tensor]
