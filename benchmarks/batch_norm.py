@@ -1,8 +1,8 @@
 """What becomes of EWC where there is batch norm: Permuted MNIST, ten tasks, 784-400-400-10 with a batch norm a layer.
 
 ``python -m benchmarks.batch_norm STORE --data-dir DATA`` writes results/batch-norm.md. Running statistics go with the
-new data unless they are frozen, or folded into the weights that are held (Lee et al. 2020, arXiv 2004.07507), for EWC as
-a diagonal and in rotated coordinates. Each has as many strengths to choose from, on validation data. What is in the
+new data unless they are frozen, or folded into the weights that are held (Lee et al. 2020, arXiv 2004.07507), for EWC
+as a diagonal and in rotated coordinates. Each has as many strengths to choose from, on validation data. What is in the
 store is not run again, so that several processes can share the work by ``--only``.
 """
 
@@ -42,15 +42,9 @@ def fine_tuned(changes: Mapping[str, Any]) -> list[Spec]:
 def row(name: str, strength: float | None, runs: Sequence[Spec], store: Store) -> dict[str, Any]:
     """Return what runs of several seeds came to, in per cent."""
     found = [store.get(spec.id) for spec in runs]
-    last = [result.matrix[-1] for result in found if result is not None]
-    average, first, newest = (
-        estimate(100 * value for value in values)
-        for values in (
-            [sum(each) / len(each) for each in last],
-            [each[0] for each in last],
-            [each[-1] for each in last],
-        )
-    )
+    last = [[100 * accuracy for accuracy in result.matrix[-1]] for result in found if result is not None]
+    average = estimate(sum(each) / len(each) for each in last)
+    first, newest = (estimate(each[task] for each in last) for task in (0, -1))
     return {"way": name, "strength": strength, "average": average, "first": first, "last": newest}
 
 
