@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 from benchmarks.language.frontier import Point
 from benchmarks.language.python import FINE_TUNE
 from benchmarks.language.report import NAMES
-from benchmarks.language.settings import FORMS, UNGUARDED, WAYS, methods
+from benchmarks.language.settings import UNGUARDED, WAYS, methods
 from holdfast.lab.report.colours import colour
 from holdfast.lab.report.style import style
 from holdfast.whole_files import whole_file
@@ -53,8 +53,6 @@ LABELS = {
 }
 SHOWN = (0.35, 1.04)
 """The shares of Python that are of interest: below, hardly anything is learned or lost."""
-NOT_DRAWN = [name for name in FORMS if name.endswith("undamped")]
-"""The tables have them; a picture of more lines would show less."""
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
@@ -81,7 +79,7 @@ def _panel(axes: Axes, here: Sequence[Point]) -> None:
     axes.axvline(0, color="#808080", linewidth=0.8)
     axes.set_ylim(*SHOWN)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    for name in (name for name in (FINE_TUNE, *methods(here[0].way)) if name not in NOT_DRAWN):
+    for name in (FINE_TUNE, *methods(here[0].way)):
         line = [(p.lost, p.share) for p in sorted(here, key=lambda p: p.strength) if p.measure == name and p.share]
         if not line:
             continue

@@ -59,8 +59,8 @@ def _notes(learned: Sequence[Learned], settings: Settings, parameters: int) -> l
         ),
         (
             "EWC is the diagonal; rotated and Kronecker are the same Fisher in other forms, of the same drawn labels, "
-            f"damped by {DAMPING:g} of the mean unless they are undamped. By position, each position's gradient is "
-            "squared (sharing='expand') and not a sample's. They were run with --forms, by networks of their own."
+            f"damped by {DAMPING:g} of the mean. By position, each position's gradient is squared "
+            "(sharing='expand') and not a sample's. They were run with --forms, by networks of their own."
         ),
         f"A lesson took {statistics.median(found.seconds for found in learned):.1f} s (median), with its evaluations.",
     ]
