@@ -6,18 +6,19 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.language import corpus, report, study
+from benchmarks.language import corpus, recipe_report, recipes, report, study
 from benchmarks.language.english import new_model
 from benchmarks.language.frontier import points
 from benchmarks.language.settings import REHEARSAL, Settings, with_forms
 from benchmarks.language.training import Device
 
 LINES = "language.jsonl"
+RECIPE_LINES = "recipes.jsonl"
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = _options(arguments)
-    {"prepare": _prepare, "run": _run, "plot": _plot}[options.what](options)
+    {"prepare": _prepare, "run": _run, "recipes": _recipes, "plot": _plot}[options.what](options)
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -40,6 +41,20 @@ def _run(options: argparse.Namespace) -> None:
     print(f"{len(learned)} lessons; " + ("done" if done else "time is up: the same command goes on"), flush=True)
 
 
+def _recipes(options: argparse.Namespace) -> None:
+    settings = recipes.study_settings(REHEARSAL if options.rehearse else Settings())
+    if options.seeds:
+        settings = dataclasses.replace(settings, seeds=tuple(options.seeds))
+    device = Device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    text = corpus.load(options.corpus)
+    lines = options.results / RECIPE_LINES
+    done = recipes.run(settings, text.to(device.device), device, lines, options.work, options.seconds)
+    looked = recipes.read(lines)
+    if looked:
+        print(recipe_report.write(options.results, looked, text.digest()))
+    print(f"{len(looked)} trials; " + ("done" if done else "time is up: the same command goes on"), flush=True)
+
+
 def _plot(options: argparse.Namespace) -> None:
     learned = study.read(options.results / LINES)
     if not learned:
@@ -57,13 +72,15 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     prepare.add_argument("corpus", type=Path, help="the file to write")
     prepare.add_argument("--packages", type=Path, default=Path("build/packages"), help="(default: %(default)s)")
     run = commands.add_parser("run", help="learn and teach; what is finished is not run again")
-    run.add_argument("corpus", type=Path)
-    run.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
-    run.add_argument("--work", type=Path, default=Path("build/language"), help="(default: %(default)s)")
     run.add_argument("--forms", action="store_true", help="EWC in its forms, by networks of seeds of their own")
-    run.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
-    run.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after so many")
-    run.add_argument("--rehearse", action="store_true", help="at a size for a CPU; give --results of its own")
+    cook = commands.add_parser("recipes", help="guards, old and own text, merging, and all of them together")
+    for command in (run, cook):
+        command.add_argument("corpus", type=Path)
+        command.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")
+        command.add_argument("--work", type=Path, default=Path("build/language"), help="(default: %(default)s)")
+        command.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
+        command.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after so many")
+        command.add_argument("--rehearse", action="store_true", help="at a size for a CPU; give --results of its own")
     draw = commands.add_parser("plot", help="draw the frontier")
     draw.add_argument("--results", type=Path, default=Path("results"), help="where the lines are")
     draw.add_argument("--picture", type=Path, default=Path("docs/_static/english-to-python.png"))

@@ -83,7 +83,7 @@ def lost_at_share(learned: Sequence[Learned], way: str, measure: str, share: flo
             continue
         ends = [(free.gained, free.lost)] if measure in UNGUARDED else []
         ends += [(0.0, 0.0)] if measure in FROM_START else []
-        there = _lost_at([*ends, *((found.gained, found.lost) for found in line)], share * free.gained)
+        there = lost_at([*ends, *((found.gained, found.lost) for found in line)], share * free.gained)
         if there is None:
             return {}
         lost[seed] = there
@@ -96,7 +96,7 @@ def _latest(learned: Sequence[Learned]) -> list[Learned]:
     return [found for found in learned if found.lesson.network == latest[found.lesson.seed]]
 
 
-def _lost_at(line: Sequence[tuple[float, float]], gained: float) -> float | None:
+def lost_at(line: Sequence[tuple[float, float]], gained: float) -> float | None:
     """Return the loss where a line through points (gained, lost) reaches a gain, or ``None`` if it does not."""
     for (low, at_low), (high, at_high) in pairwise(sorted(line)):
         if low <= gained <= high:

@@ -1,0 +1,302 @@
+"""Everything that keeps, on the study's networks: guards, old and own text, merging, and what they come to together.
+
+Every trained network is looked at as it is and averaged with the one before, on two halves of the text kept apart: what
+to take is chosen by one of them, and reported on the other.
+"""
+
+import itertools
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+import holdfast
+from benchmarks.language.corpus import LANGUAGES, Corpus
+from benchmarks.language.english import Taught, is_learned, learn_english, new_guard, start_python, weights_of
+from benchmarks.language.settings import Settings
+from benchmarks.language.training import Device, batches, bits_per_byte, schedule
+from holdfast import Consolidator, Fisher, Form, Hold, Kronecker
+from holdfast.forms import Matrix
+
+SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Of the trained weights in the average with those before."""
+PIECES = 512
+"""How many the model writes itself, each as long as its context."""
+OLD = 1 / 8
+"""The share of a step that is old or own text, where nothing else is said: four pieces beside the 32."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way of keeping English, with as many tries as the others have."""
+
+    name: str
+    strengths: tuple[float, ...] = (0.0,)
+    """Of its guard, relative to the mean importance."""
+    olds: tuple[float, ...] = (OLD,)
+    """Shares of a step that are old text."""
+    guard: str | None = None
+    """``"EWC"``, or one of the forms."""
+    measured_on: Literal["english", "own"] = "english"
+    text: Literal["english", "own"] | None = None
+    distilled: bool = False
+    """Whether what the model said before of that text is its target, in the place of the text's next bytes."""
+    merged_by: Form | str | None = None
+    """The form of both models by which the fine-tuned one is merged with the one before, in the place of an average."""
+
+    @property
+    def is_fine_tuning(self) -> bool:
+        """Whether nothing is kept while training."""
+        return self.guard is None and self.text is None
+
+    def trials(self) -> Iterator["Trial"]:
+        """Yield what is to be trained."""
+        for strength, old in itertools.product(self.strengths, self.olds if self.text else (0.0,)):
+            yield Trial(self.name, strength, old)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training."""
+
+    recipe: str
+    strength: float
+    old: float
+
+
+WEAK = (1e-4, 3e-4, 1e-3, 3e-3)
+STRONG = (1e-3, 3e-3, 1e-2, 3e-2)
+DIAGONAL = (3e-3, 1e-2, 3e-2, 1e-1)
+OLDS = (1 / 32, 1 / 16, 1 / 8, 1 / 4)
+ROTATED = "rotated by position"
+RECIPES = (
+    Recipe("fine-tuning"),
+    Recipe("rotated", STRONG, guard=ROTATED),
+    Recipe("own text, distilled", olds=OLDS, text="own", distilled=True),
+    Recipe("own text, distilled, and rotated", WEAK, guard=ROTATED, text="own", distilled=True),
+    Recipe(
+        "own text, distilled, and rotated by it", WEAK, guard=ROTATED, measured_on="own", text="own", distilled=True
+    ),
+    Recipe("EWC", DIAGONAL, guard="EWC"),
+    Recipe("English", olds=OLDS, text="english"),
+    Recipe("English and rotated", WEAK, guard=ROTATED, text="english"),
+    Recipe("English, distilled", olds=OLDS, text="english", distilled=True),
+    Recipe("English, distilled, and rotated", WEAK, guard=ROTATED, text="english", distilled=True),
+    Recipe("own text", olds=OLDS, text="own"),
+    Recipe("own text and rotated", WEAK, guard=ROTATED, text="own"),
+    Recipe("own text, distilled, and EWC", DIAGONAL, guard="EWC", text="own", distilled=True),
+    Recipe("rotated by own text", STRONG, guard=ROTATED, measured_on="own"),
+    Recipe("rotated by samples", STRONG, guard="rotated"),
+    Recipe("Kronecker", STRONG, guard="Kronecker"),
+    Recipe("Fisher merge", merged_by="diagonal"),
+    Recipe("RegMean merge", merged_by=Kronecker(outputs="identity")),
+)
+"""In order of worth."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What one trial came to: losses in bits a byte on the half that chooses and the half that is reported."""
+
+    trial: Trial
+    seed: int
+    network: str
+    before: dict[str, list[float]]
+    after: dict[str, dict[str, list[float]]]
+    """By the share of the trained weights."""
+    seconds: float
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> "Looked":
+        """Return what ``asdict`` returned as it was."""
+        return cls(**{**plain, "trial": Trial(**plain["trial"])})
+
+
+class Kitchen:
+    """One network that has learned English, and what recipes need of it."""
+
+    def __init__(self, settings: Settings, corpus: Corpus, device: Device, seed: int, folder: Path) -> None:
+        self.settings, self.corpus, self.device, self.seed, self.folder = settings, corpus, device, seed, folder
+        self.taught: Taught = start_python(settings, device, seed, folder, "full")
+        self._guard: tuple[tuple[Any, ...], Consolidator] | None = None
+        self._tuned: dict[str, Tensor] | None = None
+        self.before = self.losses()
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.taught.model
+
+    def losses(self) -> dict[str, list[float]]:
+        """Return the losses of the model as it is, on both halves of each language's text."""
+        found = {}
+        for language in LANGUAGES:
+            halves = self.corpus.of(language, "validation").tensor_split(2)
+            windows = max(1, self.settings.windows // 2)
+            model, context = self.taught.model, self.settings.context
+            found[language] = [bits_per_byte(self.device, model, half, windows, context) for half in halves]
+        return found
+
+    def pairs(self, text: str, size: int) -> list[tuple[Tensor, Tensor]]:
+        """Return batches of English, or of the model's own text, with the bytes that come next."""
+        if text == "own":
+            return self._own().batches(size)
+        pieces = self._pieces(text, PIECES, "old", size)
+        return [(piece[:, :-1], piece[:, 1:]) for piece in pieces]
+
+    def _own(self) -> holdfast.OwnText:
+        self.taught.restart()
+        with torch.autocast(self.device.device.type, torch.bfloat16, enabled=self.device.on_gpu):
+            return holdfast.write_text(
+                self.model,
+                min(PIECES, 8 * self.settings.measured),
+                self.settings.context - 1,  # and the byte that it begins with
+                start=ord("\n"),
+                end=None,
+                seed=self.seed,
+                batch_size=256,
+                store=self.folder / "own-text",
+            )
+
+    def _pieces(self, language: str, pieces: int, purpose: str, size: int = 64) -> Iterator[Tensor]:
+        text = self.corpus.of(language, "train")
+        return batches(text, -(-pieces // size), size, self.settings.context, self.seed, purpose)
+
+    def guard(self, recipe: Recipe, trial: Trial) -> Consolidator | None:
+        """Return the guard of a trial, measured unless the one before can be taken with another strength."""
+        if recipe.is_fine_tuning:
+            return None
+        wanted = (recipe.guard, recipe.measured_on, recipe.text, recipe.distilled, trial.old)
+        if self._guard is None or self._guard[0] != wanted:
+            self._guard = None  # before another is made: they are large
+            self.taught.restart()
+            self._guard = wanted, self._measured(recipe, trial)
+        guard = self._guard[1]
+        if recipe.guard is not None:
+            importance = torch.cat([omega.flatten() for omega in guard.importance.values()])
+            guard.strength = trial.strength / float(importance.mean())
+        return guard
+
+    def _measured(self, recipe: Recipe, trial: Trial) -> Consolidator:
+        holds: list[Hold] = []
+        if recipe.text is not None:
+            size = max(1, round(trial.old * self.settings.python_batch))
+            kind = holdfast.Distillation if recipe.distilled else holdfast.Replay
+            holds = [kind(self.pairs(recipe.text, size), share=trial.old, seed=self.seed)]
+        if recipe.guard is None:
+            guard = Consolidator(self.model, "fine-tune", 0.0, holds=holds)
+            guard.consolidate()
+            return guard
+        plain = new_guard(self.taught.model, "full", recipe.guard, self.settings)
+        (measure,) = plain.measures.values()
+        guard = Consolidator(self.model, measure, form=plain.form, holds=holds)
+        if recipe.measured_on == "own":
+            given = [tokens for tokens, _ in self.pairs("own", 64)][: max(1, self.settings.measured // 64)]
+        else:
+            given = [piece[:, :-1] for piece in self._pieces("english", self.settings.measured, "measured")]
+        guard.consolidate(given)
+        return guard
+
+    def train(self, guard: Consolidator | None) -> None:
+        """Teach Python, every trial of a seed by the same batches."""
+        settings = self.settings
+        self.taught.restart()
+        optimizer = self.device.optimizer(self.taught.model, settings.python_rate["full"], decay=0.0)
+        rates = schedule(optimizer, settings.python_steps)
+        if guard is not None:
+            guard.restart_task()
+            guard.attach(optimizer)
+        text = self.corpus.of("python", "train")
+        purpose = (self.seed, "python")
+        for batch in batches(text, settings.python_steps, settings.python_batch, settings.context, *purpose):
+            optimizer.zero_grad()
+            self.device.loss(self.taught.model, batch).backward()
+            optimizer.step()
+            rates.step()
+        if guard is not None:
+            guard.detach()
+
+    def cook(self, recipe: Recipe, trial: Trial) -> Looked:
+        """Train, and look at the network and at what it makes with the one before."""
+        guard = self.guard(recipe, trial)
+        began = time.perf_counter()
+        if recipe.is_fine_tuning and self._tuned is not None:
+            trained = self._tuned
+        else:
+            self.train(guard)
+            trained = weights_of(self.taught.model)
+        if recipe.is_fine_tuning:
+            self._tuned = trained
+        by = None if recipe.merged_by is None else self._forms_of_both(recipe.merged_by, trained)
+        after = {}
+        for share in SHARES:
+            self.model.load_state_dict(holdfast.merge(self.taught.start, trained, share, by=by))
+            after[str(share)] = self.losses()
+        self.device.synchronise()
+        return Looked(trial, self.seed, self.taught.network, self.before, after, time.perf_counter() - began)
+
+    def _forms_of_both(self, form: Form | str, trained: dict[str, Tensor]) -> list[Mapping[str, Matrix]]:
+        """Return what each network weighs its weights with, on its own language."""
+        found = []
+        for language, weights in zip(LANGUAGES, (self.taught.start, trained), strict=True):
+            self.model.load_state_dict(weights)
+            guard = Consolidator(self.model, Fisher(self.settings.measured, labels="sampled"), form=form)
+            guard.consolidate([piece[:, :-1] for piece in self._pieces(language, self.settings.measured, "measured")])
+            found.append(guard.matrices)
+        return found
+
+
+def study_settings(settings: Settings) -> Settings:
+    """Return the settings with networks of their own: seeds that no other study has."""
+    return replace(settings, compared={"full": ()}, seeds=tuple(seed + 6 for seed in settings.seeds))
+
+
+def run(
+    settings: Settings,
+    corpus: Corpus,
+    device: Device,
+    lines: Path,
+    work: Path,
+    seconds: float,
+    recipes: Sequence[Recipe] = RECIPES,
+) -> bool:
+    """Go on until all trials are done or the time is up, and return whether they are; a line for each."""
+    began = time.perf_counter()
+    lines.parent.mkdir(parents=True, exist_ok=True)
+    for seed in settings.seeds:
+        folder = work / f"seed-{seed}"
+        if not is_learned(settings, folder):
+            learn_english(settings, corpus, device, seed, folder)
+        kitchen = Kitchen(settings, corpus, device, seed, folder)
+        done = {(found.trial, found.network) for found in read(lines)}
+        for recipe, trial in [(each, trial) for each in recipes for trial in each.trials()]:
+            if (trial, kitchen.taught.network) in done:
+                continue
+            if time.perf_counter() - began > seconds:
+                return False
+            found = kitchen.cook(recipe, trial)
+            with lines.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(found)) + "\n")
+            print(_told(found), flush=True)
+    return True
+
+
+def read(path: Path) -> list[Looked]:
+    """Return the trials of a file, which may end in the middle of a line that a killed process wrote."""
+    if not path.exists():
+        return []
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    return [Looked.of(json.loads(line)) for line in whole.splitlines()]
+
+
+def _told(found: Looked) -> str:
+    last = found.after[str(SHARES[-1])]
+    change = {language: last[language][0] - found.before[language][0] for language in LANGUAGES}
+    return (
+        f"seed {found.seed} {found.trial.recipe:38} s = {found.trial.strength:<7g} old = {found.trial.old:<7g}: "
+        f"English {change['english']:+.3f}, Python {change['python']:+.3f} bits a byte, {found.seconds:.1f} s"
+    )

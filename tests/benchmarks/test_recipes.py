@@ -1,0 +1,114 @@
+"""The study of all that keeps English while Python is learned: recipes at a tiny size, and what is read off them."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from benchmarks.language import corpus, recipe_report, recipes
+from benchmarks.language.recipes import OLD, RECIPES, SHARES, Looked, Recipe, Trial
+from benchmarks.language.settings import REHEARSAL
+from benchmarks.language.training import Device
+from holdfast import Kronecker
+
+TINY = recipes.study_settings(
+    dataclasses.replace(
+        REHEARSAL, width=16, context=16, english_steps=60, english_rate=1e-2, measured=4, python_steps=12, windows=8
+    )
+)
+ENGLISH = "The people of the island were asked what they thought of the weather. "
+PYTHON = "def weather(island):\n    return [w for w in island.people() if w is not None]\n"
+SOME = (
+    Recipe("fine-tuning"),
+    Recipe("strong", (1e-9, 1e3), guard="rotated by position"),
+    Recipe("distilled", olds=(0.5,), text="own", distilled=True),
+    Recipe("all", (1e-9,), olds=(OLD,), guard="EWC", measured_on="own", text="english", distilled=True),
+    Recipe("replayed", olds=(0.5,), text="english"),
+    Recipe("RegMean merge", merged_by=Kronecker(outputs="identity")),
+)
+
+
+@pytest.fixture(scope="module")
+def text():
+    parts = {("english", "train"): ENGLISH * 6, ("english", "validation"): ENGLISH * 4}
+    parts |= {("python", "train"): PYTHON * 6, ("python", "validation"): PYTHON * 4}
+    return corpus.Corpus({key: torch.tensor(list(part.encode()), dtype=torch.uint8) for key, part in parts.items()})
+
+
+@pytest.fixture(scope="module")
+def looked(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recipes")
+    given = (TINY, text, Device(torch.device("cpu")), folder / "recipes.jsonl", folder / "work")
+    assert not recipes.run(*given, -1.0, SOME)  # no time at all
+    assert recipes.run(*given, 1e9, SOME)
+    before = (folder / "recipes.jsonl").read_bytes()
+    assert recipes.run(*given, 1e9, SOME)  # nothing is run twice
+    assert (folder / "recipes.jsonl").read_bytes() == before
+    return recipes.read(folder / "recipes.jsonl")
+
+
+def test_every_trial_is_looked_at_on_both_halves_and_at_all_shares(looked):
+    assert [found.trial for found in looked] == [trial for recipe in SOME for trial in recipe.trials()]
+    for found in looked:
+        assert set(found.after) == {str(share) for share in SHARES}
+        losses = [found.before, *found.after.values()]
+        assert all(len(each[language]) == 2 for each in losses for language in ("english", "python"))
+        assert all(math.isfinite(loss) for each in losses for halves in each.values() for loss in halves)
+
+
+def test_what_keeps_keeps_and_what_is_off_does_not(looked):
+    here = {(found.trial.recipe, found.trial.strength): found.after["1.0"] for found in looked}
+    free, off, held = here["fine-tuning", 0.0], here["strong", 1e-9], here["strong", 1e3]
+    assert off["english"] == pytest.approx(free["english"], abs=1e-3)
+    assert sum(held["english"]) < sum(free["english"]) and sum(held["python"]) > sum(free["python"])
+    for kept in ("distilled", "all", "replayed"):
+        strength = 1e-9 if kept == "all" else 0.0
+        assert sum(here[kept, strength]["english"]) < sum(free["english"]), kept
+    merged = here["RegMean merge", 0.0]
+    assert all(
+        merged[language] == pytest.approx(free[language]) for language in free
+    )  # a share of 1 is the fine-tuned network, however merged
+
+
+def test_recipes_have_as_many_trials_and_names_of_their_own():
+    counts = {recipe.name: len(list(recipe.trials())) for recipe in RECIPES}
+    assert len(counts) == len(RECIPES) and set(counts.values()) == {1, 4}
+    assert all(counts[recipe.name] == 4 for recipe in RECIPES if not recipe.is_fine_tuning)
+
+
+def made(name, strength, english, python):
+    """Return a trial whose losses at a share of 1 are given for both halves; averages are straight lines."""
+    before = {"english": [1.0, 1.0], "python": [3.0, 3.0]}
+    after = {
+        str(share): {
+            "english": [1.0 + share * lost for lost in english],
+            "python": [3.0 - share * gained for gained in python],
+        }
+        for share in SHARES
+    }
+    return Looked(Trial(name, strength, 0.0), 0, "network", before, after, 1.0)
+
+
+def test_one_half_chooses_and_the_other_is_reported():
+    looked = [
+        made("fine-tuning", 0.0, [0.5, 0.5], [2.0, 2.0]),
+        made("rotated", 1e-3, [0.10, 0.30], [2.0, 2.0]),  # the best by the half that chooses
+        made("rotated", 3e-3, [0.20, 0.10], [2.0, 2.0]),
+    ]
+    assert recipe_report.lost(looked, 0, "fine-tuning", 0.9, averaged=True) == pytest.approx(0.45)
+    assert recipe_report.lost(looked, 0, "rotated", 0.9, averaged=True) == pytest.approx(0.27)
+    assert recipe_report.lost(looked, 0, "EWC", 0.9, averaged=True) is None
+    assert recipe_report.lost(looked, 0, "fine-tuning", 0.9, averaged=False) is None  # a point is no line
+
+
+def test_without_averaging_the_line_goes_through_the_strengths():
+    looked = [
+        made("fine-tuning", 0.0, [0.5, 0.5], [2.0, 2.0]),
+        made("rotated", 1e-3, [0.30, 0.40], [2.0, 2.0]),
+        made("rotated", 1e-2, [0.10, 0.20], [1.6, 1.6]),
+    ]
+    assert recipe_report.lost(looked, 0, "rotated", 0.9, averaged=False) == pytest.approx(0.3)
+    assert recipe_report.lost(looked, 0, "rotated", 0.5, averaged=False) is None
+    page = recipe_report.page(looked, "abc")
+    assert "| rotated | 0.300 |" in page and "| EWC |" not in page
