@@ -82,11 +82,6 @@ class Matrix(ABC):
         shrunk = self.shrink(d, strength)
         return {name: d[name] - each for name, each in shrunk.items()}
 
-    @property
-    def has_coordinates(self) -> bool:
-        """Whether there are coordinates in which Q is a diagonal, so that shrinking takes one product and no search."""
-        return True
-
     @abstractmethod
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return (Q + damping)⁻¹B; along directions where that is 0, nothing."""

@@ -31,9 +31,8 @@ def conjugate_gradients(
     precondition: Linear = dict,
     tolerance: float | None = None,
     most_steps: int = MOST_STEPS,
-    start: Displacement | None = None,
 ) -> Solution:
-    """Solve Q X = B from X = 0, so that X is nothing along what neither Q nor B reaches, or from elsewhere.
+    """Solve Q X = B from X = 0, so that X is nothing along what neither Q nor B reaches.
 
     Args:
         apply: Q.
@@ -41,11 +40,9 @@ def conjugate_gradients(
         precondition: a map that is near to the inverse of Q; the nearer, the fewer steps it takes.
         tolerance: the residual at which to stop, by default the last digit that B's precision has.
         most_steps: where to stop in any case.
-        start: where to begin; the residual is then counted from there.
     """
-    x = {name: torch.zeros_like(each) if start is None else start[name] for name, each in b.items()}
-    away = {} if start is None else apply(x)
-    residual = {name: each - away[name] if name in away else each.clone() for name, each in b.items()}
+    x = {name: torch.zeros_like(each) for name, each in b.items()}
+    residual = {name: each.clone() for name, each in b.items()}
     direction = conditioned = precondition(residual)
     square = first = inner(residual, conditioned)
     smallest = (torch.finfo(square.dtype).eps if tolerance is None else tolerance) ** 2 * first

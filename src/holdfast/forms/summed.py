@@ -44,11 +44,6 @@ class Summed(Matrix):
         """Return (1 + cQ)⁻¹D, by conjugate gradients."""
         return self._solved(d, strength, 1.0)
 
-    @property
-    def has_coordinates(self) -> bool:
-        """Whether there is one part alone."""
-        return len(self.parts) == 1
-
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return (Q + damping)⁻¹B, by conjugate gradients: without damping, nothing along what no B reaches."""
         return self._solved(b, 1.0, damping)

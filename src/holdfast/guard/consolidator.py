@@ -101,7 +101,8 @@ class Consolidator:
             any form. ``None`` lets them move, with a warning.
         implicit: whether the hold acts after each step of the optimiser, by a pull that no strength can make overshoot,
             D ← D/(1 + 2cηΩ), instead of joining the gradient. η is what a weight really goes for its gradient, so the
-            optimiser has to be one that this is known of: SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop or Adagrad.
+            optimiser has to be one that this is known of: SGD, and for the diagonal Adam, AdamW, NAdam, RAdam, Adamax,
+            RMSprop and Adagrad.
         state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
             and single at least. Running states are never kept in less, since averages freeze in 16 bits.
         state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
@@ -158,7 +159,7 @@ class Consolidator:
             gradient_term=gradient_term,
             from_scratch=from_scratch,
             batch_norm=checked_batch_norm(batch_norm, ledgers, others),
-            implicit=checked_implicit(implicit, batch_norm),
+            implicit=checked_implicit(implicit, ledgers[driver.name].form, batch_norm),
         )
         self._attachment = Attachment(self._memory)
 

@@ -13,20 +13,10 @@ that optimiser. Where neither moves a weight any more the step is :math:`\theta'
 :math:`g + 2cQ(\theta - \theta^*) - 2cr = 0`: the stationary points are those of loss and penalty together, at any rate.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from holdfast.forms.base import Displacement, Matrix, pulled_share
-from holdfast.forms.conjugate_gradients import Solution, conjugate_gradients
-
-TOLERANCE = 1e-2
-"""What is left of the residual where conjugate gradients stop: they begin where the last step ended, and go on from
-there at the next one."""
-MOST_PRODUCTS = 5
-"""Where they stop in any case. Cut short, the stationary point is the same: there the residual is 0 from the start."""
-
 
 def pull_implicitly_(
     theta: Tensor,
@@ -71,60 +61,3 @@ def pulled(matrix: Matrix, d: Displacement, factor: float, tilt: Displacement | 
         return found
     leaning = matrix.shrink(tilt, factor)
     return {name: pull - factor * leaning[name] for name, pull in found.items()}
-
-
-def meeting(
-    matrix: Matrix,
-    before: Displacement,
-    after: Displacement,
-    stiffness: Displacement,
-    diagonal: Displacement,
-    factor: float,
-    *,
-    others: Displacement | None = None,
-    tilt: Displacement | None = None,
-    tolerance: float = TOLERANCE,
-    most_products: int = MOST_PRODUCTS,
-) -> Solution:
-    """Solve (P + 2cQ) X = P D + 2cr by conjugate gradients, from where the weights were before the step.
-
-    Each of their steps lowers ½⟨X − D, P(X − D)⟩ + c⟨X, Q(X)⟩, so that they may be stopped at any one.
-
-    Args:
-        matrix: Q.
-        before: D before the step, of the weights that it moves.
-        after: D after it.
-        stiffness: P.
-        diagonal: that of Q.
-        factor: 2c.
-        others: D of the block's weights that another optimiser moves, or none.
-        tilt: r, where the hold leans.
-        tolerance: the residual at which to stop.
-        most_products: how often Q is applied at most, beside once or twice at the beginning.
-    """
-    # With 2c taken out where it is large, nothing overflows.
-    scale = max(1.0, factor)
-    strength = factor / scale
-    p = {name: each / scale for name, each in stiffness.items()}
-    silent = {n: torch.zeros_like(omega) for n, omega in diagonal.items() if n not in p}
-
-    def apply(x: Displacement) -> dict[str, Tensor]:
-        q = matrix.apply({**silent, **x})
-        return {n: p[n] * each + strength * q[n] for n, each in x.items()}
-
-    b = {n: p[n] * after[n] for n in p}
-    if tilt is not None:
-        b = {n: each + strength * tilt[n] if n in tilt else each for n, each in b.items()}
-    if others:
-        fixed = matrix.apply({**{n: torch.zeros_like(each) for n, each in b.items()}, **silent, **others})
-        b = {n: each - strength * fixed[n] for n, each in b.items()}
-    smallest = {n: torch.finfo(each.dtype).tiny for n, each in p.items()}  # below which a quotient has no digits
-    near = {n: (p[n] + strength * diagonal[n]).clamp(min=smallest[n]) for n in p}
-
-    def precondition(x: Displacement) -> dict[str, Tensor]:
-        return {n: each / near[n] for n, each in x.items()}
-
-    start: Mapping[str, Tensor] = {n: before[n] for n in p}
-    return conjugate_gradients(
-        apply, b, precondition=precondition, tolerance=tolerance, most_steps=most_products, start=start
-    )

@@ -50,7 +50,7 @@ class Attachment:
         for optimizer in optimizers:
             check_optimizer(optimizer, memory.parameters, frozen)
             if hold and memory.implicit:
-                check_reach(optimizer)
+                check_reach(optimizer, memory.driving.form)
         # Before anything is hooked: a warning may be an error to the caller.
         owned = self.owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
         warn_of_unowned(memory, owned)

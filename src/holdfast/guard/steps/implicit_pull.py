@@ -10,74 +10,76 @@ from holdfast.errors import OptimizerError
 from holdfast.forms import DiagonalMatrix, Matrix
 from holdfast.guard.memory import Memory
 from holdfast.guard.steps.bundles import Bundle, Several
-from holdfast.guard.steps.reach import Reach, reaches_of, same_for_all_weights
-from holdfast.holds.implicit import meeting, pull_implicitly_, pulled
+from holdfast.guard.steps.reach import Reach, reaches_of
+from holdfast.holds.implicit import pull_implicitly_, pulled
 from holdfast.holds.quadratic import displacement, matrix_at_hand
 from holdfast.tensors.pieces import in_pieces
-from holdfast.tensors.sharding import local
 from holdfast.tensors.storage import at_hand, running_dtype
 
 
 class ImplicitPull:
-    """Pulls weights after steps, and remembers what that needs from before them."""
+    """Pulls weights after steps."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self._before: dict[str, Tensor] = {}
-        """The weights before the step, where conjugate gradients will begin there."""
-        self._diagonals: dict[str, tuple[Matrix, dict[str, Tensor]]] = {}
-        """Those of the matrices that are searched with, by the block's name."""
 
     def begin(self, optimizer: Optimizer, bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter]) -> None:
-        """Look at a step that is about to be taken.
+        """Look at a step that is about to be taken, or refuse it while nothing has changed.
 
         What has no gradient of the task's is moved too, by the pull alone, so it is handed a gradient of 0.
         """
-        held = {name for matrix in self.memory.driving.held.values() for name in matrix.block.parameters}
+        matrices = self.memory.driving.held.values()
+        held = {name for matrix in matrices for name in matrix.block.parameters}
+        for name, parameter in owned.items():
+            if name in held and parameter.is_complex():
+                raise OptimizerError(
+                    f"implicit=True with {name!r}, which has complex weights: a step goes differently far along their "
+                    "two parts. Leave implicit out, or the parameter out of protect."
+                )
+        for matrix in matrices:
+            if not isinstance(matrix, DiagonalMatrix):
+                self._refuse_unless_equally_far(optimizer, matrix, owned)
         for bundle in bundles:
             for i, (name, parameter) in enumerate(zip(bundle.names, bundle.parameters, strict=True)):
-                if name in held and parameter.is_complex():
-                    raise OptimizerError(
-                        f"implicit=True with {name!r}, which has complex weights: a step goes differently far along "
-                        "their two parts. Leave implicit out, or the parameter out of protect."
-                    )
                 if name in held and parameter.grad is None:
                     bundle.handed[i] = parameter.grad = torch.zeros_like(parameter)
-        self._before = {}
-        for matrix in self.memory.driving.held.values():
-            if not isinstance(matrix, DiagonalMatrix) and not self._at_once(optimizer, matrix, owned):
-                names = [name for name in matrix.block.parameters if name in owned]
-                self._before |= {name: owned[name].detach().clone() for name in names}
 
-    def _at_once(self, optimizer: Optimizer, matrix: Matrix, owned: Mapping[str, nn.Parameter]) -> bool:
-        """Whether a block's weights all go equally far, so that its own coordinates are those of the pull."""
-        if not matrix.has_coordinates or not same_for_all_weights(optimizer):
-            return False
-        if not all(name in owned for name in matrix.block.parameters):
-            return False
-        found = reaches_of(optimizer, {name: owned[name] for name in matrix.block.parameters})
-        return len({reach.rate for reach in found.values()}) <= 1
+    def _refuse_unless_equally_far(
+        self, optimizer: Optimizer, matrix: Matrix, owned: Mapping[str, nn.Parameter]
+    ) -> None:
+        """Refuse a block whose weights do not all go equally far, so that its coordinates are not those of the pull."""
+        names = matrix.block.parameters
+        moved = {name: owned[name] for name in names if name in owned}
+        if not moved:
+            return
+        reaches = reaches_of(optimizer, moved)
+        rates = {name: reach.rate for name, reach in reaches.items()}
+        if len({rates.get(name, 0.0) for name in names}) > 1:
+            said = ", ".join(f"{name!r} by {rates.get(name) or 0.0:g}" for name in names)
+            raise OptimizerError(
+                f"implicit=True in the form {self.memory.driving.form.name!r}, which keeps one matrix of {said}: those "
+                "that this optimiser moves by different rates, or not at all, have no coordinates in which the pull "
+                "could be found. Train them together at one learning rate, leave one out of protect, or leave implicit "
+                "out."
+            )
 
     def pull(self, optimizer: Optimizer, bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter]) -> None:
         """Pull all weights that are held, after the step that they have taken."""
-        memory, before = self.memory, self._before
-        self._before = {}
+        memory = self.memory
         reaches = reaches_of(optimizer, owned)
         if memory.driving.form.elementwise:
             for bundle in bundles:
                 if bundle.held:
                     self._pull_bundle(bundle, reaches)
             return
-        for key, matrix in memory.driving.held.items():
-            names = [name for name in matrix.block.parameters if name in reaches]
-            if not names:
+        for matrix in memory.driving.held.values():
+            first = reaches.get(matrix.block.parameters[0])
+            if first is None:
                 continue
             if isinstance(matrix, DiagonalMatrix):
-                self._pull_alone(matrix.name, owned[matrix.name], reaches[matrix.name])
-            elif any(name in before for name in names):
-                self._pull_searching(key, matrix, {n: owned[n] for n in names}, reaches, before)
+                self._pull_alone(matrix.name, owned[matrix.name], first)
             else:
-                self._pull_at_once(matrix, owned, next(reaches[name].rate for name in names))
+                self._pull_block(matrix, owned, first.rate)
 
     # Element by element
 
@@ -119,55 +121,17 @@ class ImplicitPull:
 
     # Block by block
 
-    def _pull_at_once(self, matrix: Matrix, owned: Mapping[str, nn.Parameter], rate: float | None) -> None:
+    def _pull_block(self, matrix: Matrix, owned: Mapping[str, nn.Parameter], rate: float | None) -> None:
         assert rate is not None
         d = displacement(matrix, owned, self.memory.anchor)
-        largest = torch.finfo(next(iter(d.values())).dtype).max
-        factor = min(2 * self.memory.strength * rate, largest)
+        factor = min(2 * self.memory.strength * rate, torch.finfo(next(iter(d.values())).dtype).max)
         found = pulled(matrix_at_hand(matrix, d), d, factor, self._tilt(d))
         for name, pull in found.items():
-            owned[name].detach().copy_(owned[name].detach().to(pull.dtype) - pull)
-
-    def _pull_searching(
-        self,
-        key: str,
-        matrix: Matrix,
-        moved: Mapping[str, nn.Parameter],
-        reaches: Mapping[str, Reach],
-        before: Mapping[str, Tensor],
-    ) -> None:
-        memory = self.memory
-        d = displacement(matrix, memory.parameters, memory.anchor)
-        start = displacement(matrix, before, memory.anchor)
-        here = matrix_at_hand(matrix, d)
-        stiffness = {}
-        for name in moved:
-            reach = reaches[name]
-            h = reach.of(tuple(local(each).to(d[name].dtype) for each in reach.kept))
-            stiffness[name] = 1 / h if isinstance(h, Tensor) else torch.full_like(d[name], 1 / h)
-        others = {name: each for name, each in d.items() if name not in moved}
-        found = meeting(
-            here,
-            start,
-            d,
-            stiffness,
-            self._diagonal(key, matrix, here),
-            2 * memory.strength,
-            others=others,
-            tilt=self._tilt(d),
-        )
-        for name, parameter in moved.items():
-            theta = parameter.detach()
-            theta.copy_(theta.to(d[name].dtype) - (d[name] - found.x[name]))
+            theta = owned[name].detach()
+            theta.copy_(theta.to(pull.dtype) - pull)
 
     def _tilt(self, d: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         tilt = self.memory.tilt
         if not tilt.keys() & d.keys():
             return None
-        return {n: at_hand(tilt[n], each).to(each.dtype) if n in tilt else torch.zeros_like(each) for n, each in d.items()}
-
-    def _diagonal(self, key: str, matrix: Matrix, here: Matrix) -> dict[str, Tensor]:
-        known = self._diagonals.get(key)
-        if known is None or known[0] is not matrix:
-            known = self._diagonals[key] = matrix, here.diagonal()
-        return known[1]
+        return {n: at_hand(tilt[n], x).to(x.dtype) if n in tilt else torch.zeros_like(x) for n, x in d.items()}

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from holdfast.errors import OptimizerError
+from holdfast.forms import Form
 
 Group = Mapping[str, Any]
 
@@ -115,7 +116,17 @@ KNOWN: dict[type[Optimizer], Callable[[Group, Group, float], Reach]] = {
 }
 
 
-def check_reach(optimizer: Optimizer) -> Callable[[Group, Group, float], Reach]:
+def check_reach(optimizer: Optimizer, form: Form) -> None:
+    """Refuse an optimiser after whose steps weights cannot be pulled in a form."""
+    if _reader(optimizer) is not _sgd and not form.elementwise:
+        raise OptimizerError(
+            f"implicit=True in the form {form.name!r} with {type(optimizer).__name__}, which moves each weight of a layer "
+            "by a rate of its own: there are no coordinates in which the pull could be found. Use SGD, the form "
+            "'diagonal', or Consolidator(..., implicit=False), which such an optimiser bears at any strength."
+        )
+
+
+def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], Reach]:
     """Return how the reach of an optimiser is read, or refuse one of which it is not known."""
     own = inspect.unwrap(type(optimizer).step)
     for kind, read in KNOWN.items():
@@ -129,14 +140,9 @@ def check_reach(optimizer: Optimizer) -> Callable[[Group, Group, float], Reach]:
     )
 
 
-def same_for_all_weights(optimizer: Optimizer) -> bool:
-    """Whether an optimiser has one reach a parameter, which it has before any step."""
-    return check_reach(optimizer) is _sgd
-
-
 def reaches_of(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Reach]:
     """Return the reach of each parameter in the step that has just been taken; of those that took none, nothing."""
-    read = check_reach(optimizer)
+    read = _reader(optimizer)
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
     if read is not _sgd:

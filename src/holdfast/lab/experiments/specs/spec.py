@@ -316,7 +316,12 @@ class Spec:
         protecting = measure(self.measure, **self.measure_settings)
         made.check(protecting)
         checked_anchor(self.anchor, protecting, gradient_term=self.gradient_term)
-        checked_implicit(self.implicit, self.batch_norm)
+        checked_implicit(self.implicit, made, self.batch_norm)
+        if self.implicit and not made.elementwise and self.settings.optimizer != "sgd":
+            raise ConfigurationError(
+                f"implicit=True in the form {made} with optimizer={self.settings.optimizer!r}, which moves each weight by "
+                "a rate of its own; expected optimizer='sgd', the form 'diagonal', or implicit=False."
+            )
         for name in holds:
             hold(name, **self.hold_settings.get(name, {}))
         folds = self.batch_norm == "fold"
