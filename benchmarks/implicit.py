@@ -163,7 +163,10 @@ def table(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float], scenar
                 hold = "implicit" if row["implicit"] else "explicit"
                 given = [row["optimiser"], hold, f"{row['best']:g}", shown, f"{row['decades']:.1f}", *cells]
                 lines.append(f"| {' | '.join(given)} |")
-    lines += ["", "A step with an implicit hold takes, for one with an explicit hold (784-400-400-10, 64 samples, a CPU):"]
+    lines += [
+        "",
+        "A step with an implicit hold takes, for one with an explicit hold (784-400-400-10, 64 samples, a CPU):",
+    ]
     lines += ["", *(f"- {name}: {ratio:.2f}" for name, ratio in ratios.items())]
     return "\n".join(lines) + "\n"
 

@@ -69,8 +69,8 @@ def checked_implicit(value: object, form: Form, batch_norm: str | None) -> bool:
         )
     if value and getattr(form, "keeps_every_task", False):
         raise ConfigurationError(
-            f"implicit=True with {form}, whose sum of all tasks has no coordinates of its own in which the pull could be "
-            "found. Take one of the other ways to add tasks, or leave implicit out."
+            f"implicit=True with {form}, whose sum of all tasks has no coordinates of its own in which the pull could "
+            "be found. Take one of the other ways to add tasks, or leave implicit out."
         )
     return value
 

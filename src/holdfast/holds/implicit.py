@@ -18,6 +18,7 @@ from torch import Tensor
 
 from holdfast.forms.base import Displacement, Matrix, pulled_share
 
+
 def pull_implicitly_(
     theta: Tensor,
     omega: Tensor,

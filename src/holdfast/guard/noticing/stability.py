@@ -6,8 +6,8 @@ circle. With learning rate η, momentum μ and dampening d that is
 
 .. math:: \eta(1-d)\lambda < 2(1+\mu), \qquad\text{and with Nesterov's}\quad \eta\lambda < \frac{2(1+\mu)}{1+2\mu}.
 
-Optimisers that divide by a running mean of the gradient's size, such as Adam, have no such bound: the penalty's gradient
-is in the mean that it is divided by, so that no weight goes farther than about η in a step, and a pull that is too
+Optimisers that divide by a running mean of the gradient's size, such as Adam, have no such bound: the penalty's own is
+in the mean that it is divided by, so that no weight goes farther than about η in a step, and a pull that is too
 strong swings around the anchor by so much instead. It does harm in another way. Where the pull is most of the gradient,
 the task's part of a step is as small as its part of that mean, in all weights of which that holds, so that little is
 learned until the pull has died down. An implicit hold, which is not in the gradient, has neither.

@@ -23,19 +23,17 @@ class ImplicitPull:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
 
-    def begin(self, optimizer: Optimizer, bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter]) -> None:
+    def begin(
+        self, optimizer: Optimizer, bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter], *, hold: bool
+    ) -> None:
         """Look at a step that is about to be taken, or refuse it while nothing has changed.
 
         What has no gradient of the task's is moved too, by the pull alone, so it is handed a gradient of 0.
         """
+        if not hold or not self.memory.pulled_after:
+            return
         matrices = self.memory.driving.held.values()
         held = {name for matrix in matrices for name in matrix.block.parameters}
-        for name, parameter in owned.items():
-            if name in held and parameter.is_complex():
-                raise OptimizerError(
-                    f"implicit=True with {name!r}, which has complex weights: a step goes differently far along their "
-                    "two parts. Leave implicit out, or the parameter out of protect."
-                )
         for matrix in matrices:
             if not isinstance(matrix, DiagonalMatrix):
                 self._refuse_unless_equally_far(optimizer, matrix, owned)

@@ -1,5 +1,4 @@
-r"""How far an optimiser takes a weight for a unit of a gradient that stays: h, which is no more than its learning rate
-for SGD, and differs from weight to weight for Adam and its like.
+r"""How far an optimiser takes a weight for a unit of a gradient that stays: h, of which a learning rate is only a part.
 
 With a gradient g that does not change, the steps of every optimiser here settle at :math:`-h\,g`:
 
@@ -61,7 +60,7 @@ def _by_size(u: Tensor, rate: float) -> Tensor:
     return rate / u
 
 
-def _sgd(group: Group, state: Group, step: float) -> Reach:
+def _sgd(group: Group, _state: Group, _step: float) -> Reach:
     momentum = float(group["momentum"])
     if momentum >= 1:
         raise OptimizerError(
@@ -88,11 +87,11 @@ def _radam(group: Group, state: Group, step: float) -> Reach:
     return Reach(_by_root, (rate * rectified * correction**0.5, 1.0, float(group["eps"])), (state["exp_avg_sq"],))
 
 
-def _adamax(group: Group, state: Group, step: float) -> Reach:
+def _adamax(group: Group, state: Group, _step: float) -> Reach:
     return Reach(_by_size, (float(group["lr"]),), (state["exp_inf"],))
 
 
-def _rmsprop(group: Group, state: Group, step: float) -> Reach:
+def _rmsprop(group: Group, state: Group, _step: float) -> Reach:
     rate, epsilon = float(group["lr"]) / (1 - float(group["momentum"])), float(group["eps"])
     if group["centered"]:
         return Reach(_by_spread, (rate, epsilon), (state["square_avg"], state["grad_avg"]))
@@ -120,8 +119,8 @@ def check_reach(optimizer: Optimizer, form: Form) -> None:
     """Refuse an optimiser after whose steps weights cannot be pulled in a form."""
     if _reader(optimizer) is not _sgd and not form.elementwise:
         raise OptimizerError(
-            f"implicit=True in the form {form.name!r} with {type(optimizer).__name__}, which moves each weight of a layer "
-            "by a rate of its own: there are no coordinates in which the pull could be found. Use SGD, the form "
+            f"implicit=True in the form {form.name!r} with {type(optimizer).__name__}, which moves each weight of a "
+            "layer by a rate of its own: there are no coordinates in which the pull could be found. Use SGD, the form "
             "'diagonal', or Consolidator(..., implicit=False), which such an optimiser bears at any strength."
         )
 
@@ -133,9 +132,9 @@ def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], Reach]:
         if own is inspect.unwrap(kind.step):  # also of a class derived from it, if it takes the same steps
             return read
     raise OptimizerError(
-        f"implicit=True with {type(optimizer).__name__}: a pull after its step has to be as long as the step is for its "
-        f"gradient, which is known of {', '.join(kind.__name__ for kind in KNOWN)} alone, and by any other the weights "
-        "would end elsewhere. Use one of those, or Consolidator(..., implicit=False), whose hold joins the gradient of "
+        f"implicit=True with {type(optimizer).__name__}: a pull after its step has to be as long as the step is for "
+        f"its gradient, which is known of {', '.join(kind.__name__ for kind in KNOWN)} alone, and by any other the "
+        "weights would end elsewhere. Use one of those, or Consolidator(..., implicit=False), whose hold joins the gradient of "
         "any optimiser."
     )
 

@@ -148,7 +148,7 @@ class StepWatcher:
             memory.head.look(memory.model, memory.labels if memory.strength and not memory.holds else ())
         if beginning is not None and beginning.has_gradients and not measures.observed.gradient:
             measures.observed.gradient = {name: beginning.gradients.get(name) for name in owned}
-        pulled_after = hold and memory.pulled_after
+        pulled_after = hold
         hold = hold and not closure
         if hold:
             self.before_step(owned)
@@ -167,8 +167,7 @@ class StepWatcher:
             measures.before_step(bundle, strength, sums)
             if beginning is not None and measures.waiting:
                 bundle.moved_from(beginning.weights)
-        if pulled_after:
-            self.implicit.begin(optimizer, bundles, owned)
+        self.implicit.begin(optimizer, bundles, owned, hold=pulled_after)
         self._stepping = bundles
         if measures.waiting and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)

@@ -27,8 +27,8 @@ class Settings:
         epochs: passes over each task's training samples.
         later_epochs: the same from the second task on, where it differs.
         batch_size: samples of a step.
-        optimizer: ``"adam"``, ``"adamw"`` with torch's usual weight decay, or ``"sgd"`` with momentum; made anew for every
-            task.
+        optimizer: ``"adam"``, ``"adamw"`` with torch's usual weight decay, or ``"sgd"`` with momentum; made anew for
+            every task.
         learning_rate: its step size.
         momentum: of SGD.
         reinitialise: whether the weights are drawn anew before every task but the first (heads that belong to one

@@ -105,7 +105,7 @@ def test_an_implicit_hold_is_that_of_the_plain_loop(measure, optimizer, batched)
 def test_an_implicit_hold_has_no_place_in_other_forms():
     with pytest.raises(ConfigurationError, match=r"cannot do with implicit=True in the form Rotated.*engine='plain'"):
         FastRuns([learner(1, "EWC", form="rotated", implicit=True)])
-    with pytest.raises(ConfigurationError, match="alike but for seed and strength.*implicit=True"):
+    with pytest.raises(ConfigurationError, match=r"alike but for seed and strength.*implicit=True"):
         FastRuns([learner(1, "EWC"), learner(2, "EWC", implicit=True)])
 
 

@@ -319,15 +319,17 @@ class Spec:
         checked_implicit(self.implicit, made, self.batch_norm)
         if self.implicit and not made.elementwise and self.settings.optimizer != "sgd":
             raise ConfigurationError(
-                f"implicit=True in the form {made} with optimizer={self.settings.optimizer!r}, which moves each weight by "
-                "a rate of its own; expected optimizer='sgd', the form 'diagonal', or implicit=False."
+                f"implicit=True in the form {made} with optimizer={self.settings.optimizer!r}, which moves each weight "
+                "by a rate of its own; expected optimizer='sgd', the form 'diagonal', or implicit=False."
             )
         for name in holds:
             hold(name, **self.hold_settings.get(name, {}))
         folds = self.batch_norm == "fold"
         leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
         jointly = self.settings.trains == "jointly"
-        if self.engine == "fast" and (holds or folds or jointly or leaning or not can_hold(made, implicit=self.implicit)):
+        if self.engine == "fast" and (
+            holds or folds or jointly or leaning or not can_hold(made, implicit=self.implicit)
+        ):
             centre = f"anchor='mean' and gradient_term={self.gradient_term} in " if leaning else ""
             what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"{centre}the form {made}"
             what = f"implicit=True in the form {made}" if self.implicit and can_hold(made) else what
