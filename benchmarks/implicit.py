@@ -51,7 +51,7 @@ def specs_of(scenario: str, way: Mapping[str, Any], changes: Mapping[str, Any]) 
 def ways() -> Iterator[dict[str, Any]]:
     """Yield all ways; in rotated coordinates, only SGD's steps can be pulled back implicitly."""
     for form, optimiser, implicit in itertools.product(STRENGTHS, OPTIMISERS, (False, True)):
-        if form == "diagonal" or not implicit or OPTIMISERS[optimiser]["optimizer"] == "sgd":
+        if form == "diagonal" or OPTIMISERS[optimiser]["optimizer"] == "sgd":
             yield {"form": form, "optimiser": optimiser, "implicit": implicit}
 
 
@@ -144,8 +144,8 @@ def table(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float], scenar
         f"# A hold after the step, and one in the gradient: {scenario}",
         "",
         (
-            f"`python -m benchmarks.implicit`, torch {torch.__version__}; {size}. EWC, no re-initialisation, no search of "
-            "learning rates. Test accuracy over all tasks after the last, in per cent, mean and standard error of "
+            f"`python -m benchmarks.implicit`, torch {torch.__version__}; {size}. EWC, no re-initialisation, no search "
+            "of learning rates. Test accuracy over all tasks after the last, in per cent, mean and standard error of "
             f"{len(SEEDS)} seeds, at the best of {len(STRENGTHS['diagonal'])} strengths a decade apart by validation; "
             "then over how many decades validation accuracy is within a point of that best, between strengths by "
             "straight lines, and the validation accuracy at every strength (– where a run diverged)."

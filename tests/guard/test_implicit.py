@@ -207,68 +207,6 @@ def test_each_group_goes_by_its_own_rate_and_nothing_is_pulled_at_rate_0(groups,
     same(model, twin)
 
 
-# Where steps lead to
-
-
-def regression(seed=0):
-    """A linear model, its data, and weights and importances of a task before."""
-    torch.manual_seed(seed)
-    model = nn.Linear(4, 3, dtype=torch.float64)
-    x, y = torch.randn(30, 4, dtype=torch.float64), torch.randn(30, 3, dtype=torch.float64)
-    return model, x, y
-
-
-SETTLING = {
-    "SGD": (lambda p: torch.optim.SGD(p, lr=0.1), 500),
-    "weight decay": (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.3), 500),
-    "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1000),
-    "dampening": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5), 1500),
-    "Nesterov": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), 1000),
-    "Adam": (lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.9, 0.99)), 6000),
-    "AdamW": (lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.9, 0.99), weight_decay=0.0), 6000),
-    "RMSprop": (lambda p: torch.optim.RMSprop(p, lr=0.01), 6000),
-    "Adagrad": (lambda p: torch.optim.Adagrad(p, lr=0.5), 6000),
-}
-
-
-@pytest.mark.parametrize(("make", "steps"), SETTLING.values(), ids=SETTLING)
-@pytest.mark.parametrize("form", ["diagonal", "dense"])
-def test_steps_settle_where_loss_and_penalty_are_least_together_at_a_rate_that_is_not_small(make, steps, form):
-    model, x, y = regression()
-    optimizer = make(model.parameters())
-    if form == "dense" and not isinstance(optimizer, torch.optim.SGD):
-        pytest.skip("a rate for each weight has no pull in this form")
-    guard = holdfast.Consolidator(model, "EWC", 3.0, form=form, implicit=True)
-    guard.consolidate([x[:5]])
-    guard.attach(optimizer)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (model(x) - y).square().mean().backward()
-        optimizer.step()
-    decay = optimizer.param_groups[0]["weight_decay"]
-    total = (model(x) - y).square().mean() + guard.penalty()
-    total = total + 0.5 * decay * sum(p.square().sum() for p in model.parameters())
-    for gradient in torch.autograd.grad(total, list(model.parameters())):
-        torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-10)
-
-
-def test_a_scalar_rate_under_adam_would_lead_elsewhere():
-    """That the root is part of it is what makes the point above that of Ω, and not of Ω√v."""
-    model, x, y = regression()
-    guard = holdfast.Consolidator(model, "EWC", 3.0)
-    guard.consolidate([x[:5]])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.99))
-    for _ in range(6000):
-        optimizer.zero_grad()
-        (model(x) - y).square().mean().backward()
-        optimizer.step()
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                p.copy_(guard.anchor[name] + (p - guard.anchor[name]) / (1 + 6 * 0.01 * guard.importance[name]))
-    gradient = torch.autograd.grad((model(x) - y).square().mean() + guard.penalty(), model.weight)[0]
-    assert gradient.abs().max() > 0.01
-
-
 # At the ends
 
 
