@@ -134,8 +134,8 @@ def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], Reach]:
     raise OptimizerError(
         f"implicit=True with {type(optimizer).__name__}: a pull after its step has to be as long as the step is for "
         f"its gradient, which is known of {', '.join(kind.__name__ for kind in KNOWN)} alone, and by any other the "
-        "weights would end elsewhere. Use one of those, or Consolidator(..., implicit=False), whose hold joins the gradient of "
-        "any optimiser."
+        "weights would end elsewhere. Use one of those, or Consolidator(..., implicit=False), whose hold joins the "
+        "gradient of any optimiser."
     )
 
 
