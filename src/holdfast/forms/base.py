@@ -201,7 +201,7 @@ class Form(ABC):
 def pulled_share(pull: Tensor) -> Tensor:
     """Return a/(1 + a), which is 1 where a pull is beyond all numbers."""
     pull = pull.clamp(max=torch.finfo(pull.dtype).max)
-    return pull / (1 + pull)
+    return pull.div_(1 + pull)  # the clamped one is nobody else's
 
 
 def is_mean_of_squares(measure: Measure) -> bool:

@@ -40,7 +40,7 @@ def pull_implicitly_(
     largest = torch.finfo(theta.dtype).max
     # What is beyond all numbers must not meet an Ω of 0 before it has met h.
     together = min(factor * reach, largest) if isinstance(factor, float) and isinstance(reach, float) else None
-    pull = omega * factor * reach if together is None else omega * together
+    pull = (omega * factor).mul_(reach) if together is None else omega * together
     # At both ends this is exact: weights that nothing holds stay as they are, and others are the anchor's.
     theta.lerp_(theta_star, pulled_share(pull))
     if tilt is not None:

@@ -49,7 +49,7 @@ class Reach(NamedTuple):
 
 
 def _by_root(v: Tensor, rate: float, correction: float, epsilon: float) -> Tensor:
-    return rate / (v.sqrt() / correction).add_(epsilon)
+    return v.sqrt().div_(correction).add_(epsilon).reciprocal_().mul_(rate)  # new memory costs more than arithmetic
 
 
 def _by_spread(v: Tensor, mean: Tensor, rate: float, epsilon: float) -> Tensor:
