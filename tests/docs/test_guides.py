@@ -36,6 +36,11 @@ def test_beyond_the_diagonal(capsys):
     assert "rotated" in capsys.readouterr().out
 
 
+def test_safe_at_any_strength():
+    scope = run_page("guides/safe-at-any-strength.md")
+    assert scope["guard"].implicit and scope["guard"].penalty().isfinite()
+
+
 def test_projection(capsys):
     scope = run_page("guides/projection.md")
     assert scope["guard"].tasks == 2

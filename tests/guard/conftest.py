@@ -4,7 +4,14 @@ import pytest
 
 from holdfast.guard.steps import bundles
 
-BOTH_WAYS = {"test_mixed_precision", "test_optimizers", "test_path_measures", "test_unbiasedness", "test_unusual_steps"}
+BOTH_WAYS = {
+    "test_implicit",
+    "test_mixed_precision",
+    "test_optimizers",
+    "test_path_measures",
+    "test_unbiasedness",
+    "test_unusual_steps",
+}
 """The files that are about single steps."""
 
 

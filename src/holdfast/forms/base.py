@@ -77,6 +77,11 @@ class Matrix(ABC):
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return (1 + cQ)⁻¹D: where a step that the hold alone takes, however strong, ends."""
 
+    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return what :meth:`shrink` takes off D, cλ/(1 + cλ) along each direction: the smaller, the more precise."""
+        shrunk = self.shrink(d, strength)
+        return {name: d[name] - each for name, each in shrunk.items()}
+
     @abstractmethod
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return (Q + damping)⁻¹B; along directions where that is 0, nothing."""
@@ -191,6 +196,12 @@ class Form(ABC):
     def settings(self) -> dict[str, Any]:
         """Return the form's name and settings as plain values, to be stored with a state."""
         return {"name": self.name, **written(self)}
+
+
+def pulled_share(pull: Tensor) -> Tensor:
+    """Return a/(1 + a), which is 1 where a pull is beyond all numbers."""
+    pull = pull.clamp(max=torch.finfo(pull.dtype).max)
+    return pull.div_(1 + pull)  # the clamped one is nobody else's
 
 
 def is_mean_of_squares(measure: Measure) -> bool:

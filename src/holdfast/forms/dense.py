@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError
-from holdfast.forms.base import Cost, Displacement, Matrix
+from holdfast.forms.base import Cost, Displacement, Matrix, pulled_share
 from holdfast.forms.factors import damped, divided, eigenbasis
 from holdfast.forms.layers import refuse_other_shapes
 from holdfast.forms.vectors import VectorForm, places_in
@@ -57,6 +57,10 @@ class DenseMatrix(Matrix):
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D/(1 + cλ) along each eigenvector."""
         return self._along_eigenvectors(d, lambda turned, values: turned / (1 + strength * values))
+
+    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return D·cλ/(1 + cλ) along each eigenvector."""
+        return self._along_eigenvectors(d, lambda turned, values: turned * pulled_share(strength * values))
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return B/(λ + damping) along each eigenvector; nothing where λ is 0 up to rounding."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import StateError
-from holdfast.forms.base import Displacement, Form, Matrix
+from holdfast.forms.base import Displacement, Form, Matrix, pulled_share
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import Block, DiagonalReduction, Reduction
 
@@ -41,6 +41,10 @@ class DiagonalMatrix(Matrix):
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D/(1 + cΩ)."""
         return {self.name: d[self.name] / (1 + strength * self.omega)}
+
+    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return D·cΩ/(1 + cΩ)."""
+        return {self.name: d[self.name] * pulled_share(strength * self.omega)}
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return B/(Ω + damping)."""

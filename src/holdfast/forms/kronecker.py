@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from holdfast.forms.base import Cost, Displacement, Matrix, is_mean_of_squares
+from holdfast.forms.base import Cost, Displacement, Matrix, is_mean_of_squares, pulled_share
 from holdfast.forms.factors import Factor, damped, diagonal_of, divided, eigenbasis, times, trace_of
 from holdfast.forms.layers import LayerForm, refuse_other_shapes
 from holdfast.measures.base import Measure, SampleMeasure
@@ -60,6 +60,10 @@ class KroneckerMatrix(Matrix):
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D/(1 + cλ) along each pair of eigenvectors."""
         return self._in_basis(d, lambda turned, values: turned / (1 + strength * values))
+
+    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return D·cλ/(1 + cλ) along each pair of eigenvectors."""
+        return self._in_basis(d, lambda turned, values: turned * pulled_share(strength * values))
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return B/(λ + damping) along each pair of eigenvectors; nothing where λ is 0 up to rounding."""

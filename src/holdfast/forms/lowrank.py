@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from holdfast.forms.base import Cost, Displacement, Matrix
+from holdfast.forms.base import Cost, Displacement, Matrix, pulled_share
 from holdfast.forms.factors import eigenbasis
 from holdfast.forms.layers import refuse_other_shapes
 from holdfast.forms.vectors import VectorForm, places_in
@@ -92,6 +92,10 @@ class LowRankMatrix(Matrix):
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D/(1 + cλ) along each direction."""
         return self._along(d, lambda values: 1 / (1 + strength * values))
+
+    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return D·cλ/(1 + cλ) along each direction."""
+        return self._along(d, lambda values: pulled_share(strength * values))
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return B/(λ + damping) along each direction; nothing where λ is 0 up to rounding."""

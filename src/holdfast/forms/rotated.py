@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from holdfast.forms.base import Cost, Displacement, Matrix
+from holdfast.forms.base import Cost, Displacement, Matrix, pulled_share
 from holdfast.forms.factors import Factor, balanced, composed, eigenbasis
 from holdfast.forms.layers import LayerForm, refuse_other_shapes
 from holdfast.measures.base import SampleMeasure
@@ -91,6 +91,10 @@ class RotatedMatrix(Matrix):
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D/(1 + cS), in these coordinates."""
         return self._in_coordinates(d, lambda turned: turned / (1 + strength * self.s))
+
+    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return D·cS/(1 + cS), in these coordinates."""
+        return self._in_coordinates(d, lambda turned: turned * pulled_share(strength * self.s))
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return B/(S + damping), in these coordinates."""

@@ -58,6 +58,23 @@ def checked_batch_norm(value: str | None, ledgers: Mapping[str, Ledger], holds: 
     return value
 
 
+def checked_implicit(value: object, form: Form, batch_norm: str | None) -> bool:
+    """Return whether the hold is implicit, or refuse what cannot be."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"implicit={value!r}: expected True or False.")
+    if value and batch_norm == "fold":
+        raise ConfigurationError(
+            "implicit=True with batch_norm='fold', whose hold is on products of the weights: no step that a weight "
+            "takes is one of theirs. Take batch_norm='freeze', or leave implicit out."
+        )
+    if value and getattr(form, "keeps_every_task", False):
+        raise ConfigurationError(
+            f"implicit=True with {form}, whose sum of all tasks has no coordinates of its own in which the pull could "
+            "be found. Take one of the other ways to add tasks, or leave implicit out."
+        )
+    return value
+
+
 def checked_anchor(anchor: AnchorKind, measure: Measure, *, gradient_term: bool) -> None:
     """Refuse a centre of the hold that there is not."""
     if anchor not in get_args(AnchorKind):

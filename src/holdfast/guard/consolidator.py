@@ -28,6 +28,7 @@ from holdfast.guard.checked_arguments import (
     checked_anchor,
     checked_batch_norm,
     checked_decay,
+    checked_implicit,
     checked_strength,
     device_with_number,
     named_measures,
@@ -98,6 +99,10 @@ class Consolidator:
             they are after the first task, and ``"fold"`` holds a layer's weights as the batch norm after it scales
             them, γW/σ and γ(b − μ)/σ + β, so that :attr:`importance`, :attr:`anchor` and :attr:`tilt` are of those, in
             any form. ``None`` lets them move, with a warning.
+        implicit: whether the hold acts after each step of the optimiser, by a pull that no strength can make overshoot,
+            D ← D/(1 + 2cηΩ), instead of joining the gradient. η is what a weight really goes for its gradient, so the
+            optimiser has to be one that this is known of: SGD, and for the diagonal Adam, AdamW, NAdam, RAdam, Adamax,
+            RMSprop and Adagrad.
         state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
             and single at least. Running states are never kept in less, since averages freeze in 16 bits.
         state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
@@ -119,6 +124,7 @@ class Consolidator:
         watch: Sequence[Measure | str] | Mapping[str, Measure | str] = (),
         group: "ProcessGroup | None" = None,
         batch_norm: str | None = None,
+        implicit: bool = False,
         state_dtype: torch.dtype | None = None,
         state_device: torch.device | str | None = None,
     ) -> None:
@@ -153,6 +159,7 @@ class Consolidator:
             gradient_term=gradient_term,
             from_scratch=from_scratch,
             batch_norm=checked_batch_norm(batch_norm, ledgers, others),
+            implicit=checked_implicit(implicit, ledgers[driver.name].form, batch_norm),
         )
         self._attachment = Attachment(self._memory)
 
@@ -191,6 +198,11 @@ class Consolidator:
     def batch_norm(self) -> str | None:
         """What becomes of batch norms' running statistics."""
         return self._memory.batch_norm
+
+    @property
+    def implicit(self) -> bool:
+        """Whether the quadratic hold acts after each step, implicitly."""
+        return self._memory.implicit
 
     @property
     def group(self) -> "ProcessGroup | None":
@@ -299,8 +311,8 @@ class Consolidator:
 
         Args:
             optimizers: every optimiser that trains protected parameters, or a wrapper of it.
-            hold: whether to add the penalty's gradient before each step; of an optimiser that is attached already, the
-                latest call counts.
+            hold: whether to add the penalty's gradient before each step, or to pull after it where the guard is
+                implicit; of an optimiser that is attached already, the latest call counts.
         """
         self._attachment.attach(optimizers, hold=hold)
         self._settle_norms()

@@ -92,6 +92,8 @@ class Memory:
     told_of_norms: set[str] = field(default_factory=set)
     """The batch norms of which it was told that they cannot be folded."""
     frozen_statistics: FrozenStatistics = field(default_factory=FrozenStatistics)
+    implicit: bool = False
+    """Whether the quadratic hold acts after the step, implicitly, instead of joining the gradient."""
     version: int = 0
     """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
 
@@ -126,6 +128,11 @@ class Memory:
         if not self.tilt or not self.strength:
             return list(self.holds)
         return [FoldedTilt(self.tilt, self.folding) if self.folding.pairs else Tilt(self.tilt), *self.holds]
+
+    @property
+    def pulled_after(self) -> bool:
+        """Whether there is a quadratic hold, and it acts after the step."""
+        return bool(self.implicit and self.anchor and self.strength)
 
     @property
     def largest_importance(self) -> dict[str, float]:
@@ -307,6 +314,7 @@ class Memory:
             "the steps of this task": self.steps,
             "the strength and the decay": (self.strength, self.decay),
             "where the hold is centred": (self.anchor_kind, self.gradient_term),
+            "whether the hold is implicit": self.implicit,
             "the holds": {hold.name: (hold.strength, hold.share, hold.settings()) for hold in self.holds},
         }
         totals: dict[str, list[Tensor]] = {}

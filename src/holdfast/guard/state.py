@@ -40,6 +40,7 @@ _USUAL: dict[str, Any] = {
     "anchor": "last",
     "gradient_term": False,
     "batch_norm": None,
+    "implicit": False,
 }
 """What a state is silent about."""
 
@@ -290,6 +291,7 @@ def _beside_the_usual(memory: Memory) -> dict[str, Any]:
         "anchor": memory.anchor_kind,
         "gradient_term": memory.gradient_term,
         "batch_norm": memory.batch_norm,
+        "implicit": memory.implicit,
     }
     return {what: given for what, given in here.items() if given != _USUAL[what]}
 

@@ -31,7 +31,8 @@ def _what(memory: Memory) -> str:
     changed = [f"{name}={value!r}" for name, value in vars(measure).items() if usual.get(name) != value]
     settings = f"{type(measure).__name__}({', '.join(changed)})"
     named = settings if type(measure).__name__ == memory.driver else f"{memory.driver}, {settings}"
-    return f"Consolidator of {type(memory.model).__name__}: {named}{form}, strength {memory.strength:g}"
+    how = ", implicit" if memory.implicit else ""
+    return f"Consolidator of {type(memory.model).__name__}: {named}{form}, strength {memory.strength:g}{how}"
 
 
 def _held(memory: Memory) -> list[str]:

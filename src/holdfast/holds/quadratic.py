@@ -36,10 +36,10 @@ class Quadratic(Hold):
 def applied(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return Q(θ − θ*) of a block, where the parameters are."""
     d = displacement(matrix, parameters, anchor)
-    return _at_hand(matrix, d).apply(d)
+    return matrix_at_hand(matrix, d).apply(d)
 
 
-def _at_hand(matrix: Matrix, d: Mapping[str, Tensor]) -> Matrix:
+def matrix_at_hand(matrix: Matrix, d: Mapping[str, Tensor]) -> Matrix:
     """Return Q where D is, and as precise: it may be kept elsewhere, or in fewer bits."""
     like = next(iter(d.values()))
     if all(tensor.device == like.device and tensor.dtype == like.dtype for tensor in matrix.tensors().values()):
@@ -80,7 +80,7 @@ def penalty_value(
 def _term(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
     if not isinstance(matrix, DiagonalMatrix):
         d = displacement(matrix, parameters, anchor)
-        matrix = _at_hand(matrix, d)
+        matrix = matrix_at_hand(matrix, d)
         if not torch.is_grad_enabled():
             return matrix.value(d)
         value: Tensor = _Value.apply(matrix, *(d[name] for name in matrix.block.parameters))  # type: ignore[no-untyped-call]

@@ -42,6 +42,14 @@ def test_batch_norms_are_frozen_or_folded(run, tmp_path, batch_norm):
     assert result.spec == small_spec("EWC", network="mlp-batch-norm", batch_norm=batch_norm)
 
 
+def test_an_implicit_hold_is_asked_for(run, tmp_path):
+    shown = run("permuted-digits", "-m", "EWC", "--implicit", "--optimizer", "adamw", "--strength", "1e30")
+    assert shown.exit_code == 0, shown.stderr
+    (result,) = Store(tmp_path / "store").results()
+    assert result.spec.implicit and result.spec.settings.optimizer == "adamw"
+    assert "implicit EWC" in shown.output
+
+
 def test_where_the_hold_is_centred_is_asked_for(run, tmp_path):
     shown = run("permuted-digits", "-m", "EWC", "--anchor", "mean", "--gradient-term", "--samples", "20")
     assert shown.exit_code == 0, shown.stderr
@@ -134,7 +142,7 @@ def test_the_store_may_be_named_by_the_environment(call, tmp_path, monkeypatch):
         (["permuted-digits", "-m", "SO"], "Did you mean 'SOS'?"),
         (["permuted-digits", "-m", "SI", "--set", "dampin=1"], "Did you mean 'damping'?"),
         (["permuted-digits", "--lr", "-1"], "learning_rate"),
-        (["permuted-digits", "--optimizer", "lion"], "expected 'adam' or 'sgd'"),
+        (["permuted-digits", "--optimizer", "lion"], "expected 'adam', 'adamw' or 'sgd'"),
         (["permuted-digits", "--strength", "-2"], "strength=-2.0"),
         (["permuted-digits", "--hidden", "10x10"], "such as 100,100"),
         (["permuted-digits", "--seeds", "2", "--seed", "1"], "one or the other"),

@@ -235,6 +235,23 @@ class TestFormsAndHolds:
         for leaning in ({"gradient_term": True}, {"form": "rotated"}):
             assert paper_spec("split-digits", "EWC", anchor="mean", **leaning).engine == "plain"
 
+    def test_whether_it_is_implicit_is_in_the_name_unless_it_is_not(self):
+        usual = Spec("split-digits", "EWC")
+        assert Spec("split-digits", "EWC", implicit=False).id == usual.id and "implicit" not in usual.to_dict()
+        implicit = Spec("split-digits", "EWC", implicit=True)
+        assert implicit.id != usual.id
+        assert Spec.from_dict(json.loads(json.dumps(implicit.to_dict()))) == implicit
+        assert paper_spec("split-digits", "EWC", implicit=True).engine == "fast"
+        assert paper_spec("split-digits", "EWC", implicit=True, form="rotated", optimizer="sgd").engine == "plain"
+        with pytest.raises(ConfigurationError, match="engine='fast' with implicit=True in the form Rotated"):
+            Spec("split-digits", "EWC", form="rotated", implicit=True, settings=Settings(optimizer="sgd"))
+        with pytest.raises(ConfigurationError, match="with optimizer='adam', which moves each weight by a rate of its"):
+            Spec("split-digits", "EWC", form="rotated", implicit=True, engine="plain")
+        with pytest.raises(ConfigurationError, match="implicit=1: expected True or False"):
+            Spec("split-digits", "EWC", implicit=1)
+        with pytest.raises(ConfigurationError, match="implicit=True with batch_norm='fold'"):
+            Spec("split-digits", "EWC", implicit=True, batch_norm="fold", engine="plain")
+
     def test_where_it_is_centred_is_in_the_name_unless_it_is_usual(self):
         usual = Spec("split-digits", "EWC", engine="plain")
         assert Spec("split-digits", "EWC", engine="plain", anchor="last", gradient_term=False).id == usual.id

@@ -6,7 +6,11 @@ circle. With learning rate η, momentum μ and dampening d that is
 
 .. math:: \eta(1-d)\lambda < 2(1+\mu), \qquad\text{and with Nesterov's}\quad \eta\lambda < \frac{2(1+\mu)}{1+2\mu}.
 
-Optimisers that divide by a running mean of the gradient's size, such as Adam, have no such bound.
+Optimisers that divide by a running mean of the gradient's size, such as Adam, have no such bound: the penalty's own is
+in the mean that it is divided by, so that no weight goes farther than about η in a step, and a pull that is too
+strong swings around the anchor by so much instead. It does harm in another way. Where the pull is most of the gradient,
+the task's part of a step is as small as its part of that mean, in all weights of which that holds, so that little is
+learned until the pull has died down. An implicit hold, which is not in the gradient, has neither.
 """
 
 import math
@@ -38,7 +42,7 @@ class Stability:
     def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
         """Warn before a step that would be the first of ever larger swings."""
         memory = self.memory
-        if not memory.anchor or not memory.strength:
+        if not memory.anchor or not memory.strength or memory.implicit:
             return
         # SAM and its like have one inside, of the same groups.
         stepping = next((o for o in (optimizer, *vars(optimizer).values()) if _is_sgd(o)), None)
@@ -74,7 +78,8 @@ class Stability:
         tell(
             f"strength={c:g} is too much for SGD with lr={rate:g}{momentum}: for a weight of {name!r} with importance "
             f"{omega:.3g}, 2c·Ω is {curvature:.3g}, and beyond {bound:.3g} the pull overshoots the anchor by more at "
-            f"every step, until weights are infinite. {advice}, or Adam, which has no such bound."
+            f"every step, until weights are infinite. {advice}, Adam, which has no such bound, or "
+            "Consolidator(..., implicit=True), whose pull cannot overshoot."
         )
 
 

@@ -17,6 +17,7 @@ from holdfast.guard.noticing.protection import meet, warn_of_unowned, warn_unles
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.observed import Observed, gradients_of_halves, protected_gradients, unscaled
 from holdfast.guard.steps.optimizers import check_optimizer, ids, innermost, trained_by
+from holdfast.guard.steps.reach import check_reach
 from holdfast.guard.steps.watcher import StepWatcher
 
 _HELD_TWICE = (
@@ -48,6 +49,8 @@ class Attachment:
         frozen = memory.frozen if any(_trains(optimizer, protected) for optimizer in optimizers) else {}
         for optimizer in optimizers:
             check_optimizer(optimizer, memory.parameters, frozen)
+            if hold and memory.implicit:
+                check_reach(optimizer, memory.driving.form)
         # Before anything is hooked: a warning may be an error to the caller.
         owned = self.owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
         warn_of_unowned(memory, owned)

@@ -347,6 +347,14 @@ class Several(Bundle):
         own = [grad for parameter in self.parameters if (grad := parameter.grad) is not None]
         torch._foreach_copy_(own, self._row("weights", self.like.dtype).views)
 
+    def side_by_side(self, purpose: str, tensors: list[Tensor]) -> Tensor:
+        """Return copies of one tensor for each parameter, in a row that is reused for this purpose."""
+        return self._row(purpose, tensors[0].dtype).fill(tensors)
+
+    def move(self) -> None:
+        """Copy the row of weights back into the parameters."""
+        torch._foreach_copy_([*self.parameters], self._row("weights", self.like.dtype).views)
+
     def moved_from(self, weights: Mapping[str, Tensor]) -> None:
         """Take them over, side by side."""
         row = self._row("before", self.like.dtype)

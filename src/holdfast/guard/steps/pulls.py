@@ -37,9 +37,9 @@ class Moving(NamedTuple):
 
 def pulls_of(memory: Memory, moving: Moving) -> list[dict[str, Tensor]]:
     """Return the gradients of holds that are not element by element, and of those beside the guard's own."""
-    holds = memory.beside_the_quadratic
+    holds = list(memory.holds) if memory.implicit else memory.beside_the_quadratic
     elementwise = memory.driving.form.elementwise
-    if memory.anchor and memory.strength:
+    if memory.anchor and memory.strength and not memory.implicit:
         if memory.folding.pairs:
             holds.append(FoldedQuadratic(memory.folding, elementwise=elementwise))
         elif not elementwise:
@@ -180,7 +180,7 @@ class HeldBack(NamedTuple):
 @torch.no_grad()
 def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], moving: Moving) -> HeldBack:
     """Add the gradients of all holds in place, for a closure, and return their value."""
-    elementwise = memory.driving.form.elementwise and memory.strength
+    elementwise = memory.driving.form.elementwise and memory.strength and not memory.implicit
     memory.folding.agree(memory.ranks)  # each evaluation has moved each rank's statistics
     pulls = pulls_of(memory, moving)
     give_each_its_own_gradient({name: moving.trained[name] for pull in pulls for name in pull})
@@ -192,9 +192,10 @@ def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], moving: Moving)
                 add_penalty_gradient(g, theta, piece, theta_star, factor=2 * memory.strength, out=g)
     add_pulls(stepping, moving.trained, pulls, 1.0, in_place=True)
     held = memory.folding.coordinates(_with_their_blocks(memory, moving.owned))
-    value = penalty_value(held, memory.driving.held, memory.anchor, memory.strength)
+    strength = 0.0 if memory.implicit else memory.strength  # what acts after the step is no part of the loss
+    value = penalty_value(held, memory.driving.held, memory.anchor, strength)
     task_share = 1.0
-    for each in memory.beside_the_quadratic:
+    for each in memory.holds if memory.implicit else memory.beside_the_quadratic:
         if isinstance(each, BatchHold):  # which has just found it on its way to the gradient
             own = None if each.last is None else each.weight * each.last
         else:

@@ -24,6 +24,7 @@ from holdfast.guard.noticing.unseen_steps import UnseenSteps
 from holdfast.guard.steps.bundles import Bundle, Single
 from holdfast.guard.steps.closures import Beginning, Beginnings, closure_in, guarded, with_closure
 from holdfast.guard.steps.handed_gradients import HandedGradients, Lent, Overwriters
+from holdfast.guard.steps.implicit_pull import ImplicitPull
 from holdfast.guard.steps.layouts import Layout, Layouts
 from holdfast.guard.steps.observed import Observed
 from holdfast.guard.steps.optimizers import (
@@ -52,6 +53,7 @@ class StepWatcher:
         self.unheld = Unheld(memory)
         self.maps = SteadyMaps()
         self.calls = TrainingCalls()
+        self.implicit = ImplicitPull(memory)
         self._stability = Stability(memory)
         self._statistics = MovingStatistics(memory)
         self._overwriters = Overwriters()
@@ -146,11 +148,12 @@ class StepWatcher:
             memory.head.look(memory.model, memory.labels if memory.strength and not memory.holds else ())
         if beginning is not None and beginning.has_gradients and not measures.observed.gradient:
             measures.observed.gradient = {name: beginning.gradients.get(name) for name in owned}
+        pulled_after = hold
         hold = hold and not closure
         if hold:
             self.before_step(owned)
         self._carry_over(hold=hold)
-        strength = 2 * memory.strength * scaling.factor if hold else 0.0
+        strength = 2 * memory.strength * scaling.factor if hold and not memory.implicit else 0.0
         pulls = pulls_of(memory, Moving(owned, layout.moved, self.calls, scaling.factor)) if hold else []
         in_place = self._written_in_place(layout, pulls, strength)
         give_each_its_own_gradient(in_place)
@@ -164,6 +167,7 @@ class StepWatcher:
             measures.before_step(bundle, strength, sums)
             if beginning is not None and measures.waiting:
                 bundle.moved_from(beginning.weights)
+        self.implicit.begin(optimizer, bundles, owned, hold=pulled_after)
         self._stepping = bundles
         if measures.waiting and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)
@@ -268,6 +272,8 @@ class StepWatcher:
         layout = self.layouts.get(optimizer)
         owned = self.layouts.owned(optimizer) if layout is None else layout.owned
         if hold and stepping:
+            if self.memory.pulled_after:
+                self.implicit.pull(optimizer, stepping, owned)
             for each in self.memory.holds:
                 each.after_step(self.memory.held(owned))
                 refuse_spoilt_weights(each, owned)

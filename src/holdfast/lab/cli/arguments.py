@@ -34,7 +34,7 @@ Epochs = Annotated[int | None, _option(help="Epochs of every task.", panel=_PROT
 LaterEpochs = Annotated[int | None, _option(help="Epochs from the second task on.", panel=_PROTOCOL)]
 BatchSize = Annotated[int | None, _option(help="Samples of a step.", panel=_PROTOCOL)]
 LearningRate = Annotated[float | None, _option("--lr", help="The learning rate.", panel=_PROTOCOL)]
-Optimizer = Annotated[str | None, _option(help="adam, or sgd with momentum.", panel=_PROTOCOL)]
+Optimizer = Annotated[str | None, _option(help="adam, adamw, or sgd with momentum.", panel=_PROTOCOL)]
 Momentum = Annotated[float | None, _option(help="Of SGD.", panel=_PROTOCOL)]
 Samples = Annotated[int | None, _option(help="Samples for measures after training.", panel=_PROTOCOL)]
 
@@ -81,6 +81,10 @@ Anchor = Annotated[
 ]
 GradientTerm = Annotated[
     bool, _option("--gradient-term", help="Hold with the gradients of tasks' losses too (SOLA).", panel=_NETWORK)
+]
+Implicit = Annotated[
+    bool,
+    _option("--implicit", help="Hold after each step instead of in it, safe at any strength.", panel=_NETWORK),
 ]
 BatchNorm = Annotated[
     str | None,

@@ -54,6 +54,7 @@ class Learner:
         anchor: what weights are held to, ``"last"`` or ``"mean"``.
         gradient_term: whether the gradients of the tasks' losses are part of the hold.
         batch_norm: what becomes of batch norms' running statistics, as for :class:`holdfast.Consolidator`.
+        implicit: whether the hold is applied after each step; see there.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Learner:
         anchor: AnchorKind = "last",
         gradient_term: bool = False,
         batch_norm: str | None = None,
+        implicit: bool = False,
     ) -> None:
         self.settings = settings
         self.seed = seed
@@ -119,6 +121,7 @@ class Learner:
             from_scratch=True,
             watch=watch,
             batch_norm=batch_norm,
+            implicit=implicit,
         )
         for hold in self.guard.holds:
             if isinstance(hold, BatchHold) and hold.forward is None:

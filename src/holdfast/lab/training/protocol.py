@@ -13,6 +13,8 @@ from holdfast.settings import added, choice
 
 _MOST = 10**9
 """Of epochs or samples: nobody waits for more, and all that is counted with them fits into 64 bits."""
+WEIGHT_DECAY = 0.01
+"""Of AdamW, as torch has it."""
 _LARGEST_RATE = 1e38
 """Weights' floats end near it."""
 
@@ -25,7 +27,8 @@ class Settings:
         epochs: passes over each task's training samples.
         later_epochs: the same from the second task on, where it differs.
         batch_size: samples of a step.
-        optimizer: ``"adam"``, or ``"sgd"`` with momentum; made anew for every task.
+        optimizer: ``"adam"``, ``"adamw"`` with torch's usual weight decay, or ``"sgd"`` with momentum; made anew for
+            every task.
         learning_rate: its step size.
         momentum: of SGD.
         reinitialise: whether the weights are drawn anew before every task but the first (heads that belong to one
@@ -39,7 +42,7 @@ class Settings:
     epochs: int = 20
     later_epochs: int | None = None
     batch_size: int = 256
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     learning_rate: float = 0.001
     momentum: float = 0.9
     reinitialise: bool = False
@@ -58,8 +61,8 @@ class Settings:
             )
         if not 0 <= self.momentum < 1:
             raise ConfigurationError(f"momentum={self.momentum!r}: expected a number from 0 up to, but not, 1.")
-        if self.optimizer not in ("adam", "sgd"):
-            raise ConfigurationError(f"optimizer={self.optimizer!r}: expected 'adam' or 'sgd'.")
+        if self.optimizer not in ("adam", "adamw", "sgd"):
+            raise ConfigurationError(f"optimizer={self.optimizer!r}: expected 'adam', 'adamw' or 'sgd'.")
         choice("trains", self.trains, get_args(Trains))
         if self.trains == "anew":  # which is what the word says, so that it is one run whichever way it is asked for
             object.__setattr__(self, "reinitialise", True)
@@ -72,4 +75,6 @@ class Settings:
         """Return a fresh optimiser."""
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=self.learning_rate, fused=True)
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=WEIGHT_DECAY, fused=True)
         return torch.optim.SGD(parameters, lr=self.learning_rate, momentum=self.momentum, fused=True)

@@ -90,12 +90,33 @@ def test_a_mean_of_solutions_is_held_to_as_in_the_plain_loop(measure):
 
 
 @pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("measure", ["SI", "EWC"])
+def test_an_implicit_hold_is_that_of_the_plain_loop(measure, optimizer, batched):
+    settings = dataclasses.replace(LONG, optimizer=optimizer, learning_rate=0.02)
+    made = [learner(seed, measure, settings, 3.0, implicit=True) for seed in (1, 2)]
+    fast = finish(FastRuns(made, batched=batched))
+    plain = finish(PlainRun(learner(2, measure, settings, 3.0, implicit=True)))
+    compare(fast.learners[1], plain.learner, 1e-8)
+    explicit = finish(PlainRun(learner(2, measure, settings, 3.0)))
+    assert relative(explicit.learner.guard.anchor, plain.learner.guard.anchor) > 1e-3
+
+
+def test_an_implicit_hold_has_no_place_in_other_forms():
+    with pytest.raises(ConfigurationError, match=r"cannot do with implicit=True in the form Rotated.*engine='plain'"):
+        FastRuns([learner(1, "EWC", form="rotated", implicit=True)])
+    with pytest.raises(ConfigurationError, match=r"alike but for seed and strength.*implicit=True"):
+        FastRuns([learner(1, "EWC"), learner(2, "EWC", implicit=True)])
+
+
+@pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("own_heads", [False, True])
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize(
     "changes",
     [
         {"optimizer": "sgd", "learning_rate": 0.05},
+        {"optimizer": "adamw", "learning_rate": 0.02},
         {"reinitialise": False},
         {"epochs": 18, "later_epochs": 33},
     ],

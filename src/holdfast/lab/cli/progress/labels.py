@@ -29,6 +29,7 @@ def _measure_in_its_form(spec: "Spec") -> str:
     if spec.settings.trains != "sequentially":
         return f"{spec.measure} {spec.settings.trains}"
     measure = spec.measure if spec.form == "diagonal" else f"{spec.form} {spec.measure}"
+    measure = f"implicit {measure}" if spec.implicit else measure
     return " + ".join([measure, *spec.holds])
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from holdfast.errors import ConfigurationError, shortened
 from holdfast.forms import FORMS, Form, form
-from holdfast.guard.checked_arguments import checked_anchor
+from holdfast.guard.checked_arguments import checked_anchor, checked_implicit
 from holdfast.guard.memory import AnchorKind, leans
 from holdfast.holds import HOLDS, Hold, hold
 from holdfast.lab.analysis.probes.registry import make_probe
@@ -66,6 +66,7 @@ class Spec:
         anchor: what weights are held to, ``"last"`` or ``"mean"``; see :class:`holdfast.Consolidator`.
         gradient_term: whether the gradients of the tasks' losses are part of the hold; see there.
         batch_norm: what becomes of batch norms' running statistics, ``"freeze"``, ``"fold"`` or nothing; see there.
+        implicit: whether the hold is applied after each step, which no strength can make diverge; see there.
         source: the digest of the file that registers what is named here, such as the scenario, which
             :func:`~holdfast.lab.experiments.load_source` has loaded. It is found by itself. A spec that is read where
             that file was not loaded is as it was written, and says so when its tasks are asked for.
@@ -95,6 +96,7 @@ class Spec:
     anchor: AnchorKind = added("last")  # noqa: RUF009 (a field, as its docstring says)
     gradient_term: bool = added(False)
     batch_norm: str | None = added(None)
+    implicit: bool = added(False)
     source: str | None = added(None)
 
     def __post_init__(self) -> None:
@@ -314,14 +316,23 @@ class Spec:
         protecting = measure(self.measure, **self.measure_settings)
         made.check(protecting)
         checked_anchor(self.anchor, protecting, gradient_term=self.gradient_term)
+        checked_implicit(self.implicit, made, self.batch_norm)
+        if self.implicit and not made.elementwise and self.settings.optimizer != "sgd":
+            raise ConfigurationError(
+                f"implicit=True in the form {made} with optimizer={self.settings.optimizer!r}, which moves each weight "
+                "by a rate of its own; expected optimizer='sgd', the form 'diagonal', or implicit=False."
+            )
         for name in holds:
             hold(name, **self.hold_settings.get(name, {}))
         folds = self.batch_norm == "fold"
         leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
         jointly = self.settings.trains == "jointly"
-        if self.engine == "fast" and (holds or folds or jointly or leaning or not can_hold(made)):
+        if self.engine == "fast" and (
+            holds or folds or jointly or leaning or not can_hold(made, implicit=self.implicit)
+        ):
             centre = f"anchor='mean' and gradient_term={self.gradient_term} in " if leaning else ""
             what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"{centre}the form {made}"
+            what = f"implicit=True in the form {made}" if self.implicit and can_hold(made) else what
             what = "trains='jointly'" if jointly else what
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 

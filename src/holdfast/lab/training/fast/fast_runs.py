@@ -178,7 +178,8 @@ class FastRuns:
         states = tuple(rows() for _ in self._state_names)
         self._kept = Kept(rows(), rows(), rows(), moments, states)
         self._start = rows()
-        self._update = Update(optimiser, tuple(first.path_measures.values()), settings.batch_size)
+        implicit = first.guard.implicit
+        self._update = Update(optimiser, tuple(first.path_measures.values()), settings.batch_size, implicit)
         self._strengths = torch.zeros(runs, 1, dtype=dtype, device=self._device)
         tasks = range(len(scenario))
         coefficients = optimiser.coefficients(max(first.task_steps(task) for task in tasks))

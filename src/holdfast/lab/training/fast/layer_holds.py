@@ -26,11 +26,14 @@ Parts = dict[str, Tensor]
 """What Q of a block is made of, by name."""
 
 
-def can_hold(form: Form) -> bool:
+def can_hold(form: Form, *, implicit: bool = False) -> bool:
     """Whether the fast engine can do with a form: one number a weight, or layers' matrices that it has products for.
 
-    An exact sum has more products after each task, and what another class makes of these forms is not known here.
+    An exact sum has more products after each task, and what another class makes of these forms is not known here. A
+    hold that is implicit is one number a weight too, or has equations to solve that have no place here.
     """
+    if implicit:
+        return form.elementwise
     if isinstance(form, Rotated | Kronecker) and type(form) in (Rotated, Kronecker):
         return form.sums != "exact"
     return form.elementwise

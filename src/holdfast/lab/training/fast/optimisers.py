@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from holdfast.lab.training.protocol import Settings
+from holdfast.lab.training.protocol import WEIGHT_DECAY, Settings
 
 
 class ElementwiseOptimiser(Protocol):
@@ -25,15 +25,19 @@ class ElementwiseOptimiser(Protocol):
     def step_(self, parameter: Tensor, gradient: Tensor, moments: tuple[Tensor, ...], row: Tensor) -> None:
         """Take a step in place, with a row of the coefficients."""
 
+    def reach(self, moments: tuple[Tensor, ...], row: Tensor) -> Tensor:
+        """Return how far the step just taken goes for a gradient that stays, for an implicit hold."""
+
 
 @dataclass(frozen=True)
 class Adam:
-    """As :class:`torch.optim.Adam`."""
+    """As :class:`torch.optim.Adam`, or AdamW where weights decay."""
 
     learning_rate: float
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    weight_decay: float = 0.0
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
@@ -44,10 +48,16 @@ class Adam:
 
     def step_(self, parameter: Tensor, gradient: Tensor, moments: tuple[Tensor, ...], row: Tensor) -> None:
         """Take a step in place."""
+        if self.weight_decay:
+            parameter.mul_(1 - self.learning_rate * self.weight_decay)
         mean, square = moments
         mean.lerp_(gradient, 1 - self.beta1)
         square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
         parameter.sub_(row[0] * mean / (square.sqrt() / row[1] + self.epsilon))
+
+    def reach(self, moments: tuple[Tensor, ...], row: Tensor) -> Tensor:
+        """Return η/(√v̂ + ε)."""
+        return self.learning_rate / (moments[1].sqrt() / row[1] + self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -69,9 +79,15 @@ class SGD:
         velocity.mul_(self.momentum).add_(gradient)
         parameter.sub_(row[0] * velocity)
 
+    def reach(self, moments: tuple[Tensor, ...], row: Tensor) -> Tensor:
+        """Return η/(1 − μ)."""
+        return row[0] / (1 - self.momentum)
+
 
 def optimiser_of(settings: Settings) -> ElementwiseOptimiser:
     """Return the optimiser that the settings ask for."""
     if settings.optimizer == "adam":
         return Adam(settings.learning_rate)
+    if settings.optimizer == "adamw":
+        return Adam(settings.learning_rate, weight_decay=WEIGHT_DECAY)
     return SGD(settings.learning_rate, settings.momentum)

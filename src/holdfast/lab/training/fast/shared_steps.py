@@ -37,6 +37,8 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
     wanted = []
     if not can_hold(guard.form):
         wanted.append(f"the form {guard.form}")
+    if can_hold(guard.form) and not can_hold(guard.form, implicit=guard.implicit):
+        wanted.append(f"implicit=True in the form {guard.form}")
     if guard.leans:
         wanted.append(f"anchor='mean' and gradient_term={guard.gradient_term} in the form {guard.form}")
     if guard.batch_norm == "fold":
@@ -55,6 +57,7 @@ def _kind(learner: Learner) -> tuple[Any, ...]:
     """Return all that runs side by side have in common."""
     tasks = tuple((len(task.stored_train), task.head) for task in learner.scenario.tasks)
     x = learner.few_inputs()
-    measures, form = (*learner.guard.measures.items(), learner.guard.batch_norm), learner.guard.form
+    guard = learner.guard
+    measures, form = (*guard.measures.items(), guard.batch_norm, f"implicit={guard.implicit}"), guard.form
     network = f"{learner.model}, parameters of {[str(p.dtype) for p in learner.model.parameters()]}"
     return learner.settings, learner.device, learner.precision, tasks, (x.shape[1:], x.dtype), measures, form, network

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from holdfast.holds.implicit import pull_implicitly_
 from holdfast.holds.quadratic import penalty_gradient
 from holdfast.lab.training.fast.optimisers import ElementwiseOptimiser
 from holdfast.measures import PathMeasure
@@ -49,6 +50,8 @@ class Update:
     optimiser: ElementwiseOptimiser
     measures: tuple[PathMeasure, ...]
     batch_size: int
+    implicit: bool = False
+    """Whether the penalty acts after the optimiser."""
 
     def __call__(
         self,
@@ -77,7 +80,7 @@ class Update:
             if not measure.needs.step:
                 measure.update_(states, Seen(measured, independent, None, self.batch_size))
         before = kept.weights.clone()
-        held = step + penalty_gradient(before, kept.importance, kept.anchor, hold)
+        held = step if self.implicit else step + penalty_gradient(before, kept.importance, kept.anchor, hold)
         if pull is not None:
             held = held + hold * pull
         self.optimiser.step_(kept.weights, held, kept.moments, row)
@@ -85,3 +88,6 @@ class Update:
         for measure, states in measures:
             if measure.needs.step:
                 measure.update_(states, Seen(measured, independent, moved, self.batch_size))
+        if self.implicit:
+            reach = self.optimiser.reach(kept.moments, row)
+            pull_implicitly_(kept.weights, kept.importance, kept.anchor, hold, reach)

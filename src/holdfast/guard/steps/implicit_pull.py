@@ -1,0 +1,135 @@
+"""The quadratic hold after a step: which weights are pulled how far, and how that is found in each form."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from holdfast.errors import OptimizerError
+from holdfast.forms import DiagonalMatrix, Matrix
+from holdfast.guard.memory import Memory
+from holdfast.guard.steps.bundles import Bundle, Several
+from holdfast.guard.steps.reach import Reach, reaches_of
+from holdfast.holds.implicit import pull_implicitly_, pulled
+from holdfast.holds.quadratic import displacement, matrix_at_hand
+from holdfast.tensors.pieces import in_pieces
+from holdfast.tensors.storage import at_hand, running_dtype
+
+
+class ImplicitPull:
+    """Pulls weights after steps."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+
+    def begin(
+        self, optimizer: Optimizer, bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter], *, hold: bool
+    ) -> None:
+        """Look at a step that is about to be taken, or refuse it while nothing has changed.
+
+        What has no gradient of the task's is moved too, by the pull alone, so it is handed a gradient of 0.
+        """
+        if not hold or not self.memory.pulled_after:
+            return
+        matrices = self.memory.driving.held.values()
+        held = {name for matrix in matrices for name in matrix.block.parameters}
+        for matrix in matrices:
+            if not isinstance(matrix, DiagonalMatrix):
+                self._refuse_unless_equally_far(optimizer, matrix, owned)
+        for bundle in bundles:
+            for i, (name, parameter) in enumerate(zip(bundle.names, bundle.parameters, strict=True)):
+                if name in held and parameter.grad is None:
+                    bundle.handed[i] = parameter.grad = torch.zeros_like(parameter)
+
+    def _refuse_unless_equally_far(
+        self, optimizer: Optimizer, matrix: Matrix, owned: Mapping[str, nn.Parameter]
+    ) -> None:
+        """Refuse a block whose weights do not all go equally far, so that its coordinates are not those of the pull."""
+        names = matrix.block.parameters
+        moved = {name: owned[name] for name in names if name in owned}
+        if not moved:
+            return
+        reaches = reaches_of(optimizer, moved)
+        rates = {name: reach.rate for name, reach in reaches.items()}
+        if len({rates.get(name, 0.0) for name in names}) > 1:
+            said = ", ".join(f"{name!r} by {rates.get(name) or 0.0:g}" for name in names)
+            raise OptimizerError(
+                f"implicit=True in the form {self.memory.driving.form.name!r}, which keeps one matrix of {said}: those "
+                "that this optimiser moves by different rates, or not at all, have no coordinates in which the pull "
+                "could be found. Train them together at one learning rate, leave one out of protect, or leave implicit "
+                "out."
+            )
+
+    def pull(self, optimizer: Optimizer, bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter]) -> None:
+        """Pull all weights that are held, after the step that they have taken."""
+        memory = self.memory
+        reaches = reaches_of(optimizer, owned)
+        if memory.driving.form.elementwise:
+            for bundle in bundles:
+                if bundle.held:
+                    self._pull_bundle(bundle, reaches)
+            return
+        for matrix in memory.driving.held.values():
+            first = reaches.get(matrix.block.parameters[0])
+            if first is None:
+                continue
+            if isinstance(matrix, DiagonalMatrix):
+                self._pull_alone(matrix.name, owned[matrix.name], first)
+            else:
+                self._pull_block(matrix, owned, first.rate)
+
+    # Element by element
+
+    def _pull_bundle(self, bundle: Bundle, reaches: Mapping[str, Reach]) -> None:
+        own = [reaches.get(name) for name in bundle.names]
+        first = own[0]
+        alike = [reach for reach in own if reach is not None and first is not None and reach.is_like(first)]
+        if not isinstance(bundle, Several) or self.memory.tilt or first is None or len(alike) < len(own):
+            for name, parameter, reach in zip(bundle.names, bundle.parameters, own, strict=True):
+                if reach is not None:
+                    self._pull_alone(name, parameter, reach)
+            return
+        kept = [bundle.side_by_side(f"kept {i}", [reach.kept[i] for reach in alike]) for i in range(len(first.kept))]
+        theta = bundle.weights("weights")
+        self._walk(theta, *bundle.anchored(), first, kept, None)
+        bundle.move()
+
+    def _pull_alone(self, name: str, parameter: nn.Parameter, reach: Reach) -> None:
+        memory = self.memory
+        matrix = memory.driving.held[name]
+        assert isinstance(matrix, DiagonalMatrix)
+        omega, anchor = at_hand(matrix.omega, parameter), at_hand(memory.anchor[name], parameter)
+        tilt = at_hand(memory.tilt[name], parameter) if name in memory.tilt else None
+        self._walk(parameter.detach(), omega, anchor, reach, reach.kept, tilt)
+
+    def _walk(
+        self, theta: Tensor, omega: Tensor, anchor: Tensor, reach: Reach, kept: Sequence[Tensor], tilt: Tensor | None
+    ) -> None:
+        """Pull weights in pieces that stay in cache."""
+        dtype, factor = running_dtype(theta), 2 * self.memory.strength
+        leaning = [] if tilt is None else [tilt]
+        for here, *more in in_pieces([theta, omega, anchor, *kept, *leaning]):
+            own_omega, own_anchor, *rest = (each.to(dtype) for each in more)
+            own_tilt = rest.pop() if leaning else None
+            wide = here.to(dtype)
+            pull_implicitly_(wide, own_omega, own_anchor, factor, reach.of(tuple(rest)), own_tilt)
+            if wide is not here:
+                here.copy_(wide)
+
+    # Block by block
+
+    def _pull_block(self, matrix: Matrix, owned: Mapping[str, nn.Parameter], rate: float | None) -> None:
+        assert rate is not None
+        d = displacement(matrix, owned, self.memory.anchor)
+        factor = min(2 * self.memory.strength * rate, torch.finfo(next(iter(d.values())).dtype).max)
+        found = pulled(matrix_at_hand(matrix, d), d, factor, self._tilt(d))
+        for name, pull in found.items():
+            theta = owned[name].detach()
+            theta.copy_(theta.to(pull.dtype) - pull)
+
+    def _tilt(self, d: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        tilt = self.memory.tilt
+        if not tilt.keys() & d.keys():
+            return None
+        return {n: at_hand(tilt[n], x).to(x.dtype) if n in tilt else torch.zeros_like(x) for n, x in d.items()}
