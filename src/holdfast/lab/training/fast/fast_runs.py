@@ -311,7 +311,9 @@ class FastRuns:
     def _hold(self, run: int) -> None:
         """Take over what a run's guard holds it to."""
         guard = self.learners[run].guard
-        self._strengths[run] = 2 * guard.strength
+        strength = guard.strength
+        assert isinstance(strength, float)  # a spec has no strengths by pattern
+        self._strengths[run] = 2 * strength
         if self._layer_holds is None:
             importance = guard.importance
         else:  # of a layer's matrix, the diagonal is for reading only
