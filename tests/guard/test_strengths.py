@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.distributed import checkpoint
 
 import holdfast
 from holdfast.errors import ConfigurationError, HoldfastWarning, NotFiniteError, StateError
@@ -445,6 +446,23 @@ def test_they_are_saved_and_go_on_exactly(settings, way, tmp_path):
     resumed.consolidate([batch(3)])
     guard.consolidate([batch(3)])
     assert torch.equal(resumed.penalty(), guard.penalty()) and resumed.strength == guard.strength
+
+
+@pytest.mark.parametrize("settings", [{"strength": WITH_BIASES}, {"relative_strength": 0.3}])
+def test_a_distributed_checkpoint_has_them_in_their_order(settings, tmp_path):
+    guard = holdfast.Consolidator(net(), "EWC", **settings)
+    guard.consolidate([batch(0)])
+    checkpoint.save({"guard": guard.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    resumed = holdfast.Consolidator(net(), "EWC")
+    state = {"guard": resumed.blank_state_dict(checkpoint.FileSystemReader(tmp_path).read_metadata())}
+    checkpoint.load(state, checkpoint_id=tmp_path, no_dist=True)
+    resumed.load_state_dict(state["guard"])
+    assert resumed.relative_strength == guard.relative_strength
+    assert list(_items(resumed.strength)) == list(_items(guard.strength))
+
+
+def _items(strength):
+    return strength.items() if isinstance(strength, dict) else [strength]
 
 
 def test_a_relative_one_may_be_saved_before_it_is_found(tmp_path):

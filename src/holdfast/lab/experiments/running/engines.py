@@ -50,4 +50,5 @@ def make_learner(spec: Spec, scenario: Scenario, device: torch.device) -> Learne
         anchor=spec.anchor,
         gradient_term=spec.gradient_term,
         batch_norm=spec.batch_norm,
+        relative_strength=spec.relative_strength,
     )

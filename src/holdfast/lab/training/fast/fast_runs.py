@@ -312,7 +312,11 @@ class FastRuns:
         """Take over what a run's guard holds it to."""
         guard = self.learners[run].guard
         strength = guard.strength
-        assert isinstance(strength, float)  # a spec has no strengths by pattern
+        if isinstance(strength, dict):
+            raise ConfigurationError(
+                f"The fast engine cannot do with strengths by pattern, strength={strength}; expected engine='plain' "
+                "for such a run."
+            )
         self._strengths[run] = 2 * strength
         if self._layer_holds is None:
             importance = guard.importance
