@@ -12,9 +12,11 @@ eigenvalues of Q (for the diagonal, the importances themselves):
 - times the median of those that are not 0;
 
 and as the share of directions with c·λ above 1. The unit in which the best values lie closest together carries over
-best. The strengths of the published tables are set beside it, at the importances that their runs' probes have seen.
+best. The strengths of the paper's tables are set beside it, at the mean importances that probes saw in the first task
+of published runs (results/paper/store), which have no more than sums.
 
-``python -m benchmarks.relative_strength`` writes results/relative-strength.md.
+``python -m benchmarks.relative_strength`` writes results/relative-strength.md; ``--page`` writes the page alone, from
+the json that is there.
 """
 
 import argparse
@@ -32,6 +34,7 @@ from torch import Tensor, nn
 import holdfast
 from benchmarks.rotated_path import BATCH, RATE, STEPS, WIDTH, Data
 from holdfast.forms import KroneckerMatrix, Matrix, RotatedMatrix
+from holdfast.lab.experiments import SCENARIOS, Store
 
 SCOUT, SEEDS = 0, (1, 2, 3)
 POWERS = range(-4, 2)
@@ -148,6 +151,54 @@ def apart(rows: list[dict[str, Any]], unit: str) -> float:
     return max(values) / min(values) if min(values) > 0 else math.inf
 
 
+def published(store: Store) -> list[dict[str, Any]]:
+    """Return the strengths of the paper's tables beside the importances that probes saw in published runs."""
+    means: dict[tuple[str, str], list[float]] = {}
+    for spec in map(store.spec, store.ids()):
+        if "importances" in spec.probes and store.has_observations(spec):
+            first = store.observations(spec)["importances"]["tasks"][0]
+            for measure, total in first["sums"].items():
+                means.setdefault((spec.scenario, measure), []).append(total / first["weights"])
+    rows = []
+    for (scenario, measure), each in sorted(means.items()):
+        chosen = SCENARIOS[scenario].protocol.chosen
+        if measure in chosen:
+            c, mean = chosen[measure][0], statistics.median(each)
+            row = {"scenario": scenario, "measure": measure, "strength": c, "mean": mean, "relative": c * mean}
+            rows.append({**row, "runs": len(each)})
+    return rows
+
+
+def published_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of a table of them."""
+    lines = [
+        "",
+        "## The paper's strengths in that unit",
+        "",
+        (
+            "The paper's c beside the mean importance that published runs saw after their first task (the median over "
+            "runs, which SI held). Of other units only sums are known there."
+        ),
+        "",
+        "| benchmark | measure | c | mean importance | s | runs |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['scenario']} | {row['measure']} | {row['strength']:g} | {row['mean']:.2g} | "
+        f"{row['relative']:.2g} | {row['runs']} |"
+        for row in sorted(rows, key=lambda row: (row["scenario"], row["relative"]))
+    ]
+    lines.append("")
+    for scenario in sorted({row["scenario"] for row in rows}):
+        own = [row for row in rows if row["scenario"] == scenario]
+        factors = {unit: max(r[unit] for r in own) / min(r[unit] for r in own) for unit in ("strength", "relative")}
+        lines.append(
+            f"- {scenario}: the largest c is {factors['strength']:.2g} times the smallest, the largest s "
+            f"{factors['relative']:.2g} times."
+        )
+    return lines
+
+
 def table(rows: list[dict[str, Any]], seconds: float) -> str:
     """Return the rows as a page."""
     diagonal = [row for row in rows if row["form"] == "diagonal"]
@@ -167,8 +218,8 @@ def table(rows: list[dict[str, Any]], seconds: float) -> str:
         "",
         (
             f"`python -m benchmarks.relative_strength`, torch {torch.__version__}, {seconds / 60:.0f} minutes on one "
-            f"busy core. Permuted digits, five tasks of {STEPS} steps of {BATCH} with Adam, one head. The best relative "
-            f"strength on validation data: powers of ten with one seed, then half powers around the best with "
+            f"busy core. Permuted digits, five tasks of {STEPS} steps of {BATCH} with Adam, one head. The best "
+            "relative strength on validation data: powers of ten with one seed, then half powers around the best with "
             f"{len(SEEDS)} others. Accuracy on test data over all tasks after the last, with its standard error; "
             f"*as good* are the strengths within {FLAT:g} point of the best on validation data. Units are of the "
             "importance that the first task was found to have."
@@ -194,14 +245,26 @@ def table(rows: list[dict[str, Any]], seconds: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.relative_strength", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
+    parser.add_argument("--page", action="store_true", help="write the page from the results that are there")
+    parser.add_argument("--store", type=Path, default=Path("results/paper/store"), help="published runs")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    started, rows = time.perf_counter(), []
-    for way in WAYS:
-        rows.append(searched(way))
-        print(json.dumps(rows[-1]), flush=True)
-    (options.results / "relative-strength.md").write_text(table(rows, time.perf_counter() - started), encoding="utf-8")
-    (options.results / "relative-strength.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    kept = options.results / "relative-strength.json"
+    if options.page:
+        found = json.loads(kept.read_text(encoding="utf-8"))
+    else:
+        started, rows = time.perf_counter(), []
+        for way in WAYS:
+            rows.append(searched(way))
+            print(json.dumps(rows[-1]), flush=True)
+        found = {
+            "seconds": time.perf_counter() - started,
+            "searched": rows,
+            "published": published(Store(options.store)),
+        }
+        kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    page = table(found["searched"], found["seconds"]) + "\n".join(published_table(found["published"])) + "\n"
+    (options.results / "relative-strength.md").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -106,6 +106,11 @@ def number(name: str, given: object, expected: str, fits: Callable[[float], bool
     return given if type(given) is int else value
 
 
+def checked_share(name: str, given: object, expected: str = "a number from 0 to 1") -> float:
+    """Return a part of the whole, or say what was expected: what 0 and 1 stand for, where that helps."""
+    return float(number(name, given, expected, lambda share: 0 <= share <= 1))
+
+
 def numbers_by_pattern(
     name: str, given: object, expected: str, fits: Callable[[float], bool] | None = None
 ) -> float | dict[str, float]:

@@ -448,6 +448,7 @@ def test_they_are_saved_and_go_on_exactly(settings, way, tmp_path):
     assert torch.equal(resumed.penalty(), guard.penalty()) and resumed.strength == guard.strength
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 @pytest.mark.parametrize("settings", [{"strength": WITH_BIASES}, {"relative_strength": 0.3}])
 def test_a_distributed_checkpoint_has_them_in_their_order(settings, tmp_path):
     guard = holdfast.Consolidator(net(), "EWC", **settings)

@@ -303,7 +303,8 @@ class Consolidator:
 
         What does not depend on the weights is left out: with a :attr:`tilt` it is 0 at the anchor, and may be negative.
         Attached optimisers add its gradient by themselves. Whoever adds the penalty to the loss attaches with
-        ``hold=False``, and gives path measures the task's loss through :meth:`observe`.
+        ``hold=False``, and gives path measures the task's loss through :meth:`observe`. A hold with a share ρ is in it
+        with ρ of its loss, beside which the task's own counts 1 − ρ: ``(1 - share) * loss + guard.penalty()``.
 
         Args:
             batches: whether the losses of holds that run the model on batches of their own are part of it.
