@@ -40,6 +40,7 @@ SCOUT, SEEDS = 0, (1, 2, 3)
 POWERS = range(-4, 2)
 FINER = (-1.0, -0.5, 0.0, 0.5, 1.0)
 """Around the best power of ten, in powers of ten."""
+HALF = 0.5
 FLAT = 1.0
 """Within how many points of the best strength another one is as good."""
 
@@ -125,9 +126,16 @@ def searched(way: Way) -> dict[str, Any]:
     """Return what the best relative strength of a measure in a form comes to."""
     scouted = {power: run(way, 10.0**power, SCOUT)["validation"] for power in POWERS}
     around = max(scouted, key=scouted.__getitem__)
-    runs = {around + step: [run(way, 10.0 ** (around + step), seed) for seed in SEEDS] for step in FINER}
-    judged = {power: statistics.mean(one["validation"] for one in each) for power, each in runs.items()}
-    best = max(judged, key=judged.__getitem__)
+    runs: dict[float, list[dict[str, Any]]] = {}
+    judged: dict[float, float] = {}
+    asked = [around + step for step in FINER]
+    while asked:
+        for power in asked:
+            runs[power] = [run(way, 10.0**power, seed) for seed in SEEDS]
+            judged[power] = statistics.mean(one["validation"] for one in runs[power])
+        best = max(judged, key=judged.__getitem__)
+        asked = [power for power in (best - HALF, best + HALF) if power not in judged]  # it may lie at an end
+    judged = dict(sorted(judged.items()))
     flat = [power for power, value in judged.items() if value >= judged[best] - FLAT]
     chosen = runs[best]
     tests = [one["test"] for one in chosen]
