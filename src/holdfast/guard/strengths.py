@@ -30,6 +30,8 @@ class PatternStrengths:
     def __init__(self, given: Mapping[str, float]) -> None:
         self.given = dict(given)
         self.largest = max(self.given.values())
+        self._known: dict[str, float] = {}
+        """Those of parameters that were asked for, since some are asked for at every step."""
         least = min((c for c in self.given.values() if c), default=self.largest)
         if least < self.largest / APART:
             raise ConfigurationError(
@@ -37,20 +39,18 @@ class PatternStrengths:
                 f"than {APART:g} times apart, which importances bear in single precision."
             )
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PatternStrengths) and list(self.given.items()) == list(other.given.items())
-
-    __hash__ = None  # type: ignore[assignment]
-
     def of(self, name: str) -> float:
         """Return the strength of a parameter, or refuse one that no pattern matches."""
+        if name in self._known:
+            return self._known[name]
         pattern = first_match(self.given, name)
         if pattern is None:
             raise ConfigurationError(
                 f"strength={self.given} says nothing of the protected parameter {name!r}. Give one for all others, by "
                 "'*', or leave it out of protect=."
             )
-        return self.given[pattern]
+        self._known[name] = self.given[pattern]
+        return self._known[name]
 
     def factor(self, parameters: Sequence[str]) -> float:
         """Return what the Q of a block is multiplied by, so that the largest strength is right for it."""
