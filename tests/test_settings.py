@@ -81,7 +81,7 @@ def test_numbers_for_all_or_by_pattern():
     assert first_match(given, "head.weight") == "*"
     assert first_match(["body.*"], "head.weight") is None
     for wrong in ({}, {1: 2.0}, "2", None):
-        with pytest.raises(ConfigurationError, match="threshold=.*expected a number"):
+        with pytest.raises(ConfigurationError, match=r"threshold=.*expected a number"):
             numbers_by_pattern("threshold", wrong, "a number")
     with pytest.raises(ConfigurationError, match=r"threshold\['\*'\]=-1: expected a number"):
         numbers_by_pattern("threshold", {"*": -1}, "a number", lambda value: value > 0)
