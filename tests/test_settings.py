@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast.errors import ConfigurationError
 from holdfast.persample.scores import LogLikelihood
+from holdfast.settings import checked_share, first_match, numbers_by_pattern
 
 
 @pytest.mark.parametrize(
@@ -69,3 +71,24 @@ def test_a_measure_with_numpys_settings_is_saved(tmp_path):
     again = holdfast.Consolidator(model, holdfast.Fisher(samples=5), 1.0)
     again.load(tmp_path / "state.safetensors")
     assert torch.equal(again.importance["weight"], guard.importance["weight"])
+
+
+def test_numbers_for_all_or_by_pattern():
+    given = {"body.*": 2, "*": 0.5}
+    assert numbers_by_pattern("threshold", given, "a number") == {"body.*": 2.0, "*": 0.5}
+    assert numbers_by_pattern("threshold", 3, "a number") == 3.0
+    assert first_match(given, "body.0.weight") == "body.*"
+    assert first_match(given, "head.weight") == "*"
+    assert first_match(["body.*"], "head.weight") is None
+    for wrong in ({}, {1: 2.0}, "2", None):
+        with pytest.raises(ConfigurationError, match=r"threshold=.*expected a number"):
+            numbers_by_pattern("threshold", wrong, "a number")
+    with pytest.raises(ConfigurationError, match=r"threshold\['\*'\]=-1: expected a number"):
+        numbers_by_pattern("threshold", {"*": -1}, "a number", lambda value: value > 0)
+
+
+def test_shares():
+    assert [checked_share("share", given) for given in (0, 0.5, 1)] == [0.0, 0.5, 1.0]
+    for wrong in (-0.1, 1.1, float("nan"), "1", True):
+        with pytest.raises(ConfigurationError, match=r"share=.*expected a number from 0 to 1"):
+            checked_share("share", wrong)

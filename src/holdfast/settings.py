@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from numbers import Integral, Real
 from typing import Any
 
@@ -103,6 +104,27 @@ def number(name: str, given: object, expected: str, fits: Callable[[float], bool
     if abs(value) > _LARGEST:
         raise _wrong(name, given, f"{expected}, and no larger than {_LARGEST:g}, for weights' floats end near it")
     return given if type(given) is int else value
+
+
+def checked_share(name: str, given: object, expected: str = "a number from 0 to 1") -> float:
+    """Return a part of the whole, or say what was expected: what 0 and 1 stand for, where that helps."""
+    return float(number(name, given, expected, lambda share: 0 <= share <= 1))
+
+
+def numbers_by_pattern(
+    name: str, given: object, expected: str, fits: Callable[[float], bool] | None = None
+) -> float | dict[str, float]:
+    """Return a setting that is one number for all, or one for each of some patterns of names, or say what is wrong."""
+    if not isinstance(given, Mapping):
+        return float(number(name, given, expected, fits))
+    if not given or not all(isinstance(pattern, str) for pattern in given):
+        raise _wrong(name, given, expected)
+    return {pattern: float(number(f"{name}[{pattern!r}]", own, expected, fits)) for pattern, own in given.items()}
+
+
+def first_match(patterns: Iterable[str], name: str) -> str | None:
+    """Return the first of some glob patterns that a name matches, which is the one that counts."""
+    return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
 
 
 def _wrong(name: str, given: object, expected: str) -> ConfigurationError:

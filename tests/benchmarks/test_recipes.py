@@ -66,9 +66,7 @@ def test_what_keeps_keeps_and_what_is_off_does_not(looked):
         strength = 1e-9 if kept == "all" else 0.0
         assert sum(here[kept, strength]["english"]) < sum(free["english"]), kept
     merged = here["RegMean merge", 0.0]  # at a share of 1 the fine-tuned network, however merged
-    assert all(
-        merged[language] == pytest.approx(free[language]) for language in free
-    )
+    assert all(merged[language] == pytest.approx(free[language]) for language in free)
 
 
 def test_recipes_have_as_many_trials_and_names_of_their_own():

@@ -41,6 +41,12 @@ def test_safe_at_any_strength():
     assert scope["guard"].implicit and scope["guard"].penalty().isfinite()
 
 
+def test_how_strong(capsys):
+    scope = run_page("guides/how-strong.md")
+    assert "relative strength 0.03, which is strength " in capsys.readouterr().out
+    assert scope["guard"].strength == {"0.*": 5.0, "2.*": 0.0}
+
+
 def test_projection(capsys):
     scope = run_page("guides/projection.md")
     assert scope["guard"].tasks == 2

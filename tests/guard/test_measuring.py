@@ -1,10 +1,14 @@
-"""What ranks must agree on when they measure together."""
+"""What ranks must agree on when they measure together, and what measuring leaves alone."""
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+import holdfast
 from holdfast.errors import BatchError
 from holdfast.guard.measuring import _check_read_alike
 from holdfast.persample.scores import OutputReading
+from tests.guard.helpers import batch, net
 
 
 class Several:
@@ -46,3 +50,20 @@ def test_ranks_that_find_classes_in_different_dimensions_are_refused():
     readings = OutputReading("categorical", 1, "labels"), OutputReading("categorical", -1, "labels")
     with pytest.raises(BatchError, match=r"Rank 0 of 2 found .* dimension 1, and rank 1 in dimension -1.*class_dim="):
         _check_read_alike(Several(*readings), [])
+
+
+def test_asking_how_often_batches_can_be_read_draws_nothing():
+    """A shuffling loader draws a seed for each iterator: as many as there are passes, and no more."""
+    x, y = batch(0)
+    loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)
+    guard = holdfast.Consolidator(net(), "EWC", form="rotated")
+    torch.manual_seed(3)
+    guard.consolidate(loader)
+    drawn = torch.get_rng_state()
+    torch.manual_seed(3)
+    for _ in range(guard.form.passes):
+        for _ in loader:
+            pass
+    assert torch.equal(drawn, torch.get_rng_state())
+    with pytest.raises(BatchError, match="goes through the samples"):
+        guard.consolidate(iter([(x, y)]))

@@ -485,3 +485,19 @@ def test_holds_that_keep_nothing_yet_are(hold):
     with warnings.catch_warnings():
         warnings.simplefilter("error", HoldfastWarning)
         step(model, optimizer)
+
+
+def test_a_share_in_a_loss_of_ones_own():
+    """Nobody but the loop can take the share from the task's loss there: (1 − ρ)·loss + penalty is the held step."""
+    model = network()
+    guard = guarded(model, Replay([(X, Y)], share=0.25), measure="EWC", strength=2.0)
+    other = copy.deepcopy(guard)
+    twin = other._memory.model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    step(model, optimizer)
+    by_hand = torch.optim.SGD(twin.parameters(), lr=0.1)
+    other.attach(by_hand, hold=False)
+    ((1 - 0.25) * F.cross_entropy(twin(NEW), Y) + other.penalty()).backward()
+    by_hand.step()
+    torch.testing.assert_close(flat(twin), flat(model), rtol=1e-10, atol=1e-12)

@@ -8,21 +8,15 @@ import torch
 
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.guard.memory import Memory
-from holdfast.settings import number
+from holdfast.settings import checked_share
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.storage import at_hand, running_dtype
-
-
-def checked_share(share: float) -> float:
-    """Return the part of the way that weights keep, or say what was expected."""
-    expected = "a number from 0 (all that was learned since is undone) to 1 (nothing is)"
-    return float(number("share", share, expected, lambda given: 0 <= given <= 1))
 
 
 @torch.no_grad()
 def average_with_anchor(memory: Memory, share: float) -> None:
     """Move all held weights to θ* + share·(θ − θ*), in place, or none of them."""
-    share = checked_share(share)
+    share = checked_share("share", share, "a number from 0 (all that was learned since is undone) to 1 (nothing is)")
     if not memory.anchor:
         raise OrderError(
             "average() before the first consolidate(): there are no weights from before to go back to. Consolidate "

@@ -22,13 +22,6 @@ def device_with_number(given: torch.device | str) -> torch.device:
     return torch.empty(0, device=given).device
 
 
-def checked_strength(value: float) -> float:
-    """Return the strength c, or say what was expected."""
-    # The penalty's gradient has a factor 2c, which has to fit into a single-precision number.
-    expected = "a number from 0 (observing, holding nothing) to 1e38"
-    return float(number("strength", value, expected, lambda c: 0 <= c <= 1e38))
-
-
 def checked_decay(value: float) -> float:
     """Return the decay γ, or say what was expected."""
     expected = "a number from 0 to 1 (1 keeps all, as the paper does)"

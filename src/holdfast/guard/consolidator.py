@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +29,6 @@ from holdfast.guard.checked_arguments import (
     checked_batch_norm,
     checked_decay,
     checked_implicit,
-    checked_strength,
     device_with_number,
     named_measures,
 )
@@ -43,12 +42,13 @@ from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.state import blank_state, from_state, to_state
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.guard.steps.observed import Observed
+from holdfast.guard.strengths import PatternStrengths, checked_relative_strength, checked_strength, strength_from
 from holdfast.guard.summary import describe
 from holdfast.guard.weight_average import evaluated_weights, refuse_between_averages
 from holdfast.holds import Hold
 from holdfast.holds.base import TaskData, states_kept
 from holdfast.holds.quadratic import penalty_value
-from holdfast.measures import Measure
+from holdfast.measures import FineTune, Measure
 from holdfast.persample.batches import Forward
 from holdfast.seeding import undisturbed
 from holdfast.tensors.finite import is_finite
@@ -57,6 +57,10 @@ from holdfast.tensors.storage import Storage
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.metadata import Metadata
+
+
+_USUAL_STRENGTH = float("1.0")
+"""By itself, and not only by its value, so that it can be told whether a strength was given."""
 
 
 class Consolidator:
@@ -76,9 +80,15 @@ class Consolidator:
     Args:
         model: the network.
         measure: how importance is measured, a measure or its name in :func:`holdfast.measures`.
-        strength: the c of the penalty. What is right depends on the measure: search on a grid 1, 2, 5, 10, ….
+        strength: the c of the penalty. What is right depends on the measure: search on a grid 1, 2, 5, 10, …. Also
+            one for each of some patterns of parameters' names, ``{"body.*": 5.0, "*": 1.0}``, of which the first that
+            matches counts; the parameters of one matrix (in forms other than the diagonal, a layer's weight and bias)
+            have one.
         protect: glob patterns, a predicate ``(name, parameter) -> bool``, or parameters; by default every trainable
             parameter. Leave out heads that belong to one task.
+        relative_strength: s, instead of a strength: c is s times the p weights that the first consolidation protects by
+            the trace of their importance, and stays so. Its unit is the mean importance of a weight, which differs
+            between measures far more than the s that is best does.
         form: in which space importance is kept, a form or its name: ``"diagonal"``, one number a weight;
             ``"rotated"``, the same in each layer's own coordinates; ``"kronecker"``, a product of two factors for each
             layer. :meth:`cost` says what it takes.
@@ -112,9 +122,10 @@ class Consolidator:
         self,
         model: nn.Module,
         measure: Measure | str,
-        strength: float = 1.0,
+        strength: float | Mapping[str, float] = _USUAL_STRENGTH,
         protect: Protect = None,
         *,
+        relative_strength: float | None = None,
         form: Form | str = "diagonal",
         holds: Sequence[Hold | str] = (),
         decay: float = 1.0,
@@ -145,18 +156,23 @@ class Consolidator:
                 raise ConfigurationError(f"A measure is called {name!r}; expected a name without '/'.")
             ledgers[name] = Ledger(watching, storage=storage)
         others = as_holds(holds)
+        relative = self._checked_relative(relative_strength, strength, driver)
+        c = 0.0 if relative is not None else checked_strength(strength)
+        patterns = PatternStrengths(c) if isinstance(c, dict) else None
+        ledgers[driver.name].strengths = patterns
         self._memory = Memory(
             model,
             Selection(protect),
             ledgers,
             driver.name,
-            checked_strength(strength),
+            c if isinstance(c, float) else max(c.values()),
             checked_decay(decay),
             storage,
             others,
             group,
             anchor_kind=anchor,
             gradient_term=gradient_term,
+            relative_strength=relative,
             from_scratch=from_scratch,
             batch_norm=checked_batch_norm(batch_norm, ledgers, others),
             implicit=checked_implicit(implicit, ledgers[driver.name].form, batch_norm),
@@ -174,15 +190,32 @@ class Consolidator:
         return {name: ledger.measure for name, ledger in self._memory.ledgers.items()}
 
     @property
-    def strength(self) -> float:
-        """The strength c of the penalty; may be set at any time."""
-        return self._memory.strength
+    def strength(self) -> float | dict[str, float]:
+        """The strength c of the penalty, or those by patterns of names; may be set at any time, as either.
+
+        With a relative strength it is 0, and nothing is held, until the first consolidation finds it; to set it is to
+        do without that relative one from now on.
+        """
+        memory = self._memory
+        strengths = memory.driving.strengths
+        return memory.strength if strengths is None else strengths.times(memory.strength)
 
     @strength.setter
-    def strength(self, value: float) -> None:
-        self._memory.strength = checked_strength(value)
+    def strength(self, value: float | Mapping[str, float]) -> None:
+        c = checked_strength(value)
+        if isinstance(c, dict):
+            strengths = PatternStrengths(c)
+            self._memory.check_strengths(strengths)
+            self._memory.hold_by(strengths.largest, strengths, None)
+        else:
+            self._memory.hold_by(c, None, None)
         if self._memory.steps and self._attachment.holds_by_itself:  # in the middle of a task
             self._attachment.watcher.unheld.look(self._memory.parameters)
+
+    @property
+    def relative_strength(self) -> float | None:
+        """s, by which the first consolidation finds the strength, or has found it; ``None`` for a given strength."""
+        return self._memory.relative_strength
 
     @property
     def form(self) -> Form:
@@ -234,8 +267,8 @@ class Consolidator:
 
     @property
     def matrices(self) -> dict[str, Matrix]:
-        """Q of every block of parameters that holds the model, by the block's name."""
-        return dict(self._memory.driving.held)
+        """Q of every block of parameters that holds the model, by the block's name; whatever the strengths."""
+        return dict(self._memory.driving.measured)
 
     @property
     def anchor(self) -> dict[str, Tensor]:
@@ -282,7 +315,8 @@ class Consolidator:
 
         What does not depend on the weights is left out: with a :attr:`tilt` it is 0 at the anchor, and may be negative.
         Attached optimisers add its gradient by themselves. Whoever adds the penalty to the loss attaches with
-        ``hold=False``, and gives path measures the task's loss through :meth:`observe`.
+        ``hold=False``, and gives path measures the task's loss through :meth:`observe`. A hold with a share ρ is in it
+        with ρ of its loss, beside which the task's own counts 1 − ρ: ``(1 - share) * loss + guard.penalty()``.
 
         Args:
             batches: whether the losses of holds that run the model on batches of their own are part of it.
@@ -482,7 +516,13 @@ class Consolidator:
             found = measure_task(memory, norms.batches, forward)
         for finding in found.values():
             finding.matrices = norms.silenced(finding.matrices)
+        if memory.driving.strengths is not None:
+            for pair in norms.folding.pairs.values():
+                memory.driving.strengths.check_together(
+                    pair.names.values(), "with batch_norm='fold' they are held as one"
+                )
         totals = memory.ranks.together(lambda: self._new_totals(found))
+        strength = self._strength_found(found[memory.driver], norms.folding.silent)
         anchor = memory.ranks.together(lambda: new_anchor(memory, found[memory.driver], norms.folding))
         tilt = memory.ranks.together(lambda: new_tilt(memory, found[memory.driver], anchor))
         with states_kept(memory.holds), self._attachment.watcher.calls.paused():
@@ -491,6 +531,7 @@ class Consolidator:
             memory.ledgers[name].take_in(total, found[name].matrices, memory.decay)
             for state, tensors in found[name].lasting.items():
                 memory.ledgers[name].running[state] = tensors
+        memory.strength = strength
         memory.anchor.update(anchor)
         memory.tilt.update(tilt)
         memory.frozen_norms, memory.folded_norms = norms.frozen, norms.folded
@@ -642,6 +683,32 @@ class Consolidator:
         self._attachment = Attachment(self._memory)
 
     # Helpers
+
+    @staticmethod
+    def _checked_relative(relative: float | None, strength: object, driver: Measure) -> float | None:
+        if relative is None:
+            return None
+        if strength is not _USUAL_STRENGTH:
+            raise ConfigurationError(
+                f"strength={strength!r} and relative_strength={relative!r}: expected one of both. The relative one "
+                "finds the strength at the first consolidation."
+            )
+        if isinstance(driver, FineTune):
+            raise ConfigurationError(
+                f"relative_strength={relative!r} with {driver.name}, which finds no importance that it could be "
+                "relative to. Leave it out."
+            )
+        return checked_relative_strength(relative)
+
+    def _strength_found(self, finding: Finding, silent: Collection[str]) -> float:
+        """Return the strength from the end of this task on: with a relative one, what the first task makes of it."""
+        memory = self._memory
+        if memory.relative_strength is None or memory.strength:
+            return memory.strength
+        matrices = memory.driving.as_held(finding.matrices)
+        relative, parameters = memory.relative_strength, memory.parameters
+        # The first rank's to the last bit, by which ranks are compared.
+        return memory.ranks.each(lambda: strength_from(relative, matrices, parameters, silent))[0]
 
     def _settle_norms(self) -> None:
         """Let batch norms be as they are to be from now on."""

@@ -61,9 +61,10 @@ def tell_holds(
     memory: Memory, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None, data: TaskData
 ) -> None:
     """Let holds take the task in, after which they know the same on all ranks; raises on all if it does on one."""
+    importance = None if total is None else memory.driving.as_held(dict(total))
     for hold in memory.holds:
         given = data if hold.takes_batches else data._replace(batches=None)
-        _tell(memory, hold, memory.held(memory.parameters, anchor, total, data=given))
+        _tell(memory, hold, memory.held(memory.parameters, anchor, importance, data=given))
 
 
 def _tell(memory: Memory, hold: Hold, held: Held) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from holdfast.errors import ConfigurationError, NotFiniteError
 from holdfast.forms import Diagonal, DiagonalMatrix, Form, Matrix
+from holdfast.guard.strengths import PatternStrengths
 from holdfast.measures import Measure, PathMeasure, SampleMeasure
 from holdfast.measures.base import Finished, States
 from holdfast.tensors.in_words import amount, spread
@@ -148,11 +149,14 @@ class Ledger:
     total: dict[str, Matrix] = field(default_factory=dict)
     """Q of every block so far, by the block's name."""
     held: dict[str, Matrix] = field(default_factory=dict)
-    """The same as the hold uses it: clamped at 0 where the measure leaves that to the end."""
+    """The same as the hold uses it: clamped at 0 where the measure leaves that to the end, and weaker where patterns
+    say so, so that c·Q is right everywhere with the largest c."""
     running: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """The running states by name, each by parameter."""
     weights: dict[str, float] = field(default_factory=dict)
     """Of totals that are averages: how many tasks each block's is the mean of, those before it decayed."""
+    strengths: PatternStrengths | None = None
+    """The strengths of the hold by patterns of names, where they are not all one."""
 
     def __post_init__(self) -> None:
         _check_measure(self.measure)
@@ -161,9 +165,14 @@ class Ledger:
         self.restart()
 
     @property
+    def measured(self) -> dict[str, Matrix]:
+        """Q of every block as it was measured, whatever the strengths; none below 0."""
+        return self.held if self.strengths is None else self._clamped(self.total)
+
+    @property
     def diagonal(self) -> dict[str, Tensor]:
-        """Ω as the hold uses it, weight by weight."""
-        return {name: omega for matrix in self.held.values() for name, omega in matrix.diagonal().items()}
+        """Ω as it was measured, weight by weight; none below 0."""
+        return diagonal_of(self.measured)
 
     def states_of(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
         """Return a parameter's running states, zeros at first, never in less than single precision."""
@@ -294,14 +303,23 @@ class Ledger:
     def settle(self, total: dict[str, Matrix]) -> None:
         """Make a total the current one."""
         self.total = total
-        self.held = total
-        if self.measure.clamps_total:
-            self.held = {
-                name: matrix.mapped(lambda tensor: tensor.clamp(min=0))
-                if isinstance(matrix, DiagonalMatrix)
-                else matrix
-                for name, matrix in total.items()
-            }
+        self.held = self.as_held(total)
+
+    def as_held(self, total: dict[str, Matrix]) -> dict[str, Matrix]:
+        """Return a total as the hold uses it."""
+        clamped = self._clamped(total)
+        if self.strengths is None:
+            return clamped
+        factors = {name: self.strengths.factor(matrix.block.parameters) for name, matrix in total.items()}
+        return {name: m if factors[name] == 1 else m.scaled(factors[name]) for name, m in clamped.items()}
+
+    def _clamped(self, total: dict[str, Matrix]) -> dict[str, Matrix]:
+        if not self.measure.clamps_total:
+            return total
+        return {
+            name: matrix.mapped(lambda tensor: tensor.clamp(min=0)) if isinstance(matrix, DiagonalMatrix) else matrix
+            for name, matrix in total.items()
+        }
 
     def restart(self) -> None:
         """Forget the states of the task; the tensors themselves belong to whoever was given them."""
@@ -309,6 +327,11 @@ class Ledger:
         self.running = {
             state: self.running.get(state, {}) if lifetime == "lasting" else {} for state, lifetime in lifetimes.items()
         }
+
+
+def diagonal_of(matrices: Mapping[str, Matrix]) -> dict[str, Tensor]:
+    """Return the diagonals of all blocks, by parameter."""
+    return {name: omega for matrix in matrices.values() for name, omega in matrix.diagonal().items()}
 
 
 def _check_measure(measure: Measure) -> None:

@@ -153,7 +153,8 @@ def _measure_samples(
 ) -> dict[str, Finding]:
     """Give every batch to every measure that looks at data, so that all of them see the same samples."""
     passes = max((memory.ledgers[name].form.passes for name in sampled), default=1)
-    if passes > 1 and iter(batches) is batches:
+    # A loader is not asked for an iterator to find out: it would draw from the random state.
+    if passes > 1 and isinstance(batches, Iterator):
         raise BatchError(
             f"The form {memory.driving.form.name!r} goes through the samples {passes} times, and the batches given can "
             "be gone through once: an iterator, or a generator. Give a DataLoader, or a list of batches."

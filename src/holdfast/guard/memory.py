@@ -15,9 +15,10 @@ from holdfast.forms import Form, Matrix
 from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
 from holdfast.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
-from holdfast.guard.ledger import Ledger
+from holdfast.guard.ledger import Ledger, diagonal_of
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.selection import Selection
+from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds import Held, Hold, Tilt
 from holdfast.holds.base import TaskData, TrainingCall
 from holdfast.tensors.names import named_modules, named_parameters
@@ -51,6 +52,7 @@ class Memory:
     driver: str
     """The name of the measure that drives the penalty."""
     strength: float
+    """c; of several by pattern the largest, and 0 while a relative one waits for the first consolidation."""
     decay: float
     storage: Storage
     holds: Sequence[Hold] = ()
@@ -66,6 +68,8 @@ class Memory:
     """What the hold is centred at: the last solution, or the mean of all tasks'; see ``centre/anchors.py``."""
     gradient_term: bool = False
     """Whether the gradients of the tasks' own losses are part of the hold."""
+    relative_strength: float | None = None
+    """s, where c is found from it at the first consolidation, or was."""
     tilt: dict[str, Tensor] = field(default_factory=dict)
     """r, how the sum of all tasks' penalties leans at θ*, where that is not its centre."""
     tasks: int = 0
@@ -106,6 +110,8 @@ class Memory:
             self.model = self.wrapper.module
         self.find_ranks()
         self.parameters = self._taken_by_forms(self.selection.find(self.model))
+        if self.driving.strengths is not None:
+            self.check_strengths(self.driving.strengths)
 
     def find_ranks(self) -> None:
         """Find out which processes train the model."""
@@ -127,7 +133,46 @@ class Memory:
         """What pulls beside the quadratic hold: its own tilt, where there is one, and further holds."""
         if not self.tilt or not self.strength:
             return list(self.holds)
-        return [FoldedTilt(self.tilt, self.folding) if self.folding.pairs else Tilt(self.tilt), *self.holds]
+        strengths = self.driving.strengths
+        factors = {} if strengths is None else {name: strengths.factor([name]) for name in self.tilt}
+        tilt = FoldedTilt(self.tilt, self.folding, factors) if self.folding.pairs else Tilt(self.tilt, factors)
+        return [tilt, *self.holds]
+
+    @property
+    def asks_to_hold(self) -> bool:
+        """Whether weights are to be held to their anchor, once there is one."""
+        return bool(self.strength) or self.relative_strength is not None
+
+    @property
+    def said_strength(self) -> str:
+        """The strength as it was asked for."""
+        if self.relative_strength is not None:
+            return f"relative_strength={self.relative_strength:g}"
+        strengths = self.driving.strengths
+        return f"strength={self.strength:g}" if strengths is None else f"strength={strengths.times(self.strength)}"
+
+    def hold_by(self, strength: float, strengths: PatternStrengths | None, relative: float | None) -> None:
+        """Hold by another strength from now on; none of it is checked any more."""
+        self.strength, self.relative_strength = strength, relative
+        if strengths is not None or self.driving.strengths is not None:
+            self.driving.strengths = strengths
+            self.driving.settle(self.driving.total)
+            self.version += 1
+
+    def check_strengths(self, strengths: PatternStrengths) -> None:
+        """Refuse strengths by pattern that do not fit what is protected."""
+        strengths.check_used(self.parameters.keys() | self.frozen.keys())
+        self._check_blocks(strengths, self.parameters)
+
+    def _check_blocks(self, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Refuse a parameter without a strength, and a block with several."""
+        for name in parameters:
+            strengths.of(name)
+        form = self.driving.form
+        if form.elementwise or any(map(is_lazy, parameters.values())):
+            return
+        for block in form.blocks(self.model, parameters):
+            strengths.check_together(block.parameters, f"in the form {form.name!r} one matrix holds both")
 
     @property
     def pulled_after(self) -> bool:
@@ -148,7 +193,7 @@ class Memory:
                 found = {name: value * steep.get(name, 1.0) for b, value in most.items() for name in b.parameters}
                 self._largest = held, found
                 return self._largest[1]
-            own = {name: local(omega) for name, omega in self.folding.diagonal(self.driving.diagonal).items()}
+            own = {name: local(omega) for name, omega in self.folding.diagonal(diagonal_of(held)).items()}
             found = {name: float(omega.max()) if omega.numel() else 0.0 for name, omega in own.items()}
             if any(map(is_sharded, self.parameters.values())):
                 every = self.ranks.each(lambda: found)
@@ -259,6 +304,8 @@ class Memory:
             )
         if not any(map(is_lazy, parameters.values())):
             form.check_model(self.model, parameters)
+        if self.driving.strengths is not None:
+            self._check_blocks(self.driving.strengths, parameters)
         return parameters
 
     @property
@@ -313,6 +360,7 @@ class Memory:
             "the protected parameters": {name: tuple(p.shape) for name, p in self.parameters.items()},
             "the steps of this task": self.steps,
             "the strength and the decay": (self.strength, self.decay),
+            "the strength as it was given": self.said_strength,
             "where the hold is centred": (self.anchor_kind, self.gradient_term),
             "whether the hold is implicit": self.implicit,
             "the holds": {hold.name: (hold.strength, hold.share, hold.settings()) for hold in self.holds},

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from holdfast.errors import StateError
+from holdfast.errors import ConfigurationError, StateError
 from holdfast.forms import Diagonal, Matrix
 from holdfast.guard.batch_norm.frozen_statistics import with_statistics
 from holdfast.guard.distributed.ranks import ALONE
@@ -28,6 +28,7 @@ from holdfast.guard.state_checks import (
     check_values,
 )
 from holdfast.guard.state_files import VERSION
+from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds.base import Hold, states_kept
 from holdfast.tensors.sharding import is_sharded, like_parameter
 
@@ -73,6 +74,10 @@ def to_state(memory: Memory) -> dict[str, Any]:
         **_beside_the_usual(memory),
         "tensors": {},
     }
+    if memory.driving.strengths is not None:
+        state["strengths"] = [[pattern, c] for pattern, c in memory.driving.strengths.given.items()]
+    if memory.relative_strength is not None:
+        state["relative_strength"] = memory.relative_strength
     if averages := _averages(memory):
         state["averages"] = averages
     state |= {key: sorted(kept) for key, kept in _noted(memory).items() if kept}
@@ -122,6 +127,8 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
         for label, ledger in memory.ledgers.items()
     }
     check_completeness(state["tasks"], memory.driver, memory.ledgers, kept, restored)
+    strengths = PatternStrengths(dict(state["strengths"])) if "strengths" in state else None
+    _check_strengths(memory, strengths, parameters, restored[memory.driver])
 
     def check_own_part() -> None:
         check_numbers(kept)
@@ -132,6 +139,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     (memory.ranks if any(map(is_sharded, parameters.values())) else ALONE).together(check_own_part)
     _load_holds(memory.holds, holds)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
+    memory.relative_strength, memory.driving.strengths = state.get("relative_strength"), strengths
     memory.steps = dict(state["steps"])
     noted = (frozenset(state.get(key, ())) for key in _noted(memory))
     memory.left_frozen, memory.labels, task, memory.frozen_norms = noted
@@ -339,6 +347,25 @@ def _check_names(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any
             f"The state protects {missing[0]!r}{f' and {len(missing) - 1} more' if missing[1:] else ''}, which this "
             "Consolidator does not: it was made for another model, or with another `protect`."
         )
+
+
+def _check_strengths(
+    memory: Memory,
+    strengths: PatternStrengths | None,
+    parameters: Mapping[str, nn.Parameter],
+    matrices: Mapping[str, Matrix],
+) -> None:
+    """Refuse strengths by pattern that are not those of the parameters and blocks that they come with."""
+    if strengths is None:
+        return
+    try:
+        for name in parameters:
+            strengths.of(name)
+        for matrix in matrices.values():
+            if not memory.driving.form.elementwise:
+                strengths.check_together(matrix.block.parameters, "one matrix holds both")
+    except ConfigurationError as error:
+        raise StateError(f"The state was made for another model, or with another `protect`: {error}") from error
 
 
 def _check_norms(memory: Memory, state: Mapping[str, Any]) -> None:

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, StateError
 from holdfast.forms import Matrix
-from holdfast.guard.checked_arguments import checked_decay, checked_strength
+from holdfast.guard.checked_arguments import checked_decay
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.state_files import READABLE
+from holdfast.guard.strengths import LARGEST, PatternStrengths, checked_relative_strength, checked_strength
+from holdfast.settings import number
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.sharding import local
 
@@ -38,9 +40,16 @@ def check_values(state: Mapping[str, Any]) -> None:
         )
     if absent := sorted({*_ALWAYS, *(["tensor_count"] if version >= _COUNTED else [])} - set(state)):
         raise StateError(f"The state lacks {absent}: it is not whole. Use another copy.")
-    for name, check in (("strength", checked_strength), ("decay", checked_decay)):
+    checks = {
+        "strength": _checked_number,
+        "decay": checked_decay,
+        "strengths": lambda given: PatternStrengths(_checked_patterns(given)),
+        "relative_strength": checked_relative_strength,
+    }
+    for name, check in checks.items():
         try:
-            check(state[name])
+            if name in state:
+                check(state[name])
         except ConfigurationError as error:
             raise StateError(f"The state is damaged: {error} Use another copy.") from error
     for name, (fits, expected) in _FIT.items():
@@ -131,6 +140,20 @@ def check_completeness(
             f"The state was saved after {tasks} task{'s' if tasks > 1 else ''} and holds nothing: everything was "
             "forgotten before, or it is not whole."
         )
+
+
+def _checked_number(value: object) -> float:
+    return number("strength", value, "a number from 0 to 1e38", lambda c: 0 <= c <= LARGEST)
+
+
+def _checked_patterns(given: object) -> dict[str, float]:
+    """Return strengths by pattern from the pairs that a state has, in which their order is kept."""
+    pairs: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+        raise ConfigurationError(f"its strengths are {_shown(given)}; expected pairs of a pattern and a number.")
+    found = checked_strength(dict(pairs))
+    assert isinstance(found, dict)  # of a mapping it always is
+    return found
 
 
 def _is_number(value: object) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from holdfast.guard.ledger import diagonal_of
 from holdfast.guard.memory import Memory
 from holdfast.holds import Hold
 from holdfast.holds.quadratic import penalty_value
@@ -32,7 +33,18 @@ def _what(memory: Memory) -> str:
     settings = f"{type(measure).__name__}({', '.join(changed)})"
     named = settings if type(measure).__name__ == memory.driver else f"{memory.driver}, {settings}"
     how = ", implicit" if memory.implicit else ""
-    return f"Consolidator of {type(memory.model).__name__}: {named}{form}, strength {memory.strength:g}{how}"
+    return f"Consolidator of {type(memory.model).__name__}: {named}{form}, {_how_strongly(memory)}{how}"
+
+
+def _how_strongly(memory: Memory) -> str:
+    strengths, relative = memory.driving.strengths, memory.relative_strength
+    if relative is not None and not memory.strength:
+        return f"relative strength {relative:g}, of which the first consolidation makes a strength"
+    if relative is not None:
+        return f"relative strength {relative:g}, which is strength {memory.strength:g}"
+    if strengths is None:
+        return f"strength {memory.strength:g}"
+    return "strength " + ", ".join(f"{c:g} for {name!r}" for name, c in strengths.times(memory.strength).items())
 
 
 def _held(memory: Memory) -> list[str]:
@@ -78,7 +90,8 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
     """Return how far weights are from the anchor, and what the penalty comes to."""
     moved = size = penalty = lean = 0.0
     since = "from there" if memory.anchor_kind == "mean" and not memory.leans else "since"
-    diagonal, coordinates = memory.driving.diagonal, memory.folding.coordinates(held)
+    diagonal, coordinates = diagonal_of(memory.driving.held), memory.folding.coordinates(held)
+    strengths = memory.driving.strengths
     farthest, most = "", -1.0
     for name, parameter in held.items():
         if name not in coordinates:  # part of a folded map, and held as that
@@ -92,7 +105,8 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
         if name in diagonal:
             penalty += memory.strength * float((local(at_hand(diagonal[name], parameter)) * square).sum())
         if name in memory.tilt:
-            lean += float((local(at_hand(memory.tilt[name], parameter)) * (theta - anchor)).sum())
+            factor = 1.0 if strengths is None else strengths.factor([name])
+            lean += factor * float((local(at_hand(memory.tilt[name], parameter)) * (theta - anchor)).sum())
         share = own / base if base else math.inf if own else 0.0
         if share > most:
             farthest, most = name, share

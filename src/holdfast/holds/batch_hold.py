@@ -24,7 +24,7 @@ from holdfast.holds.buffers import Buffer, Reservoir
 from holdfast.persample.batches import Batch, BatchReader, call_model
 from holdfast.persample.isolation.process_switches import reentrant_checkpoints_opened
 from holdfast.seeding import derive_seed
-from holdfast.settings import number, require, whole_number
+from holdfast.settings import checked_share, require, whole_number
 from holdfast.tensors.sharding import is_sharded, reshard
 
 TaskForward = Callable[..., Tensor]
@@ -74,7 +74,7 @@ class BatchHold(Hold):
         if name is not None:
             require(isinstance(name, str), f"name={name!r}", "a text, by which the hold's state is kept")
             self.name = name  # type: ignore[misc]
-        self.share = None if share is None else checked_share(share)
+        self.share = None if share is None else checked_share("share", share)
         self.size = whole_number("size", size, "a whole number of at least 1", least=1)
         self.seed = whole_number("seed", seed, "a whole number")
         self.source = self._as_source(source)
@@ -264,11 +264,6 @@ class BatchHold(Hold):
         shown = self.buffer if self.buffer is not None else type(getattr(self.source, "batches", None)).__name__
         how = f"strength={self.strength:g}" if self.share is None else f"share={self.share:g}"
         return f"{type(self).__name__}({shown}, {how})"
-
-
-def checked_share(share: object) -> float:
-    """Return a part of the whole, or say what was expected."""
-    return float(number("share", share, "a number from 0 to 1", lambda given: 0 <= given <= 1))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ not lead back into that space.
 """
 
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -21,7 +20,7 @@ from holdfast.holds.input_spaces import HardSpace, InputSpace, SoftSpace
 from holdfast.persample.batches import check_batches
 from holdfast.persample.layer_inputs import ACROSS, LayerInputs, across, inputs_of, left_out
 from holdfast.persample.reductions import Block, joined, taken_apart
-from holdfast.settings import choice, number, whole_number
+from holdfast.settings import choice, first_match, number, numbers_by_pattern, whole_number
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.names import named_parameters
 from holdfast.tensors.products import products_in
@@ -98,7 +97,7 @@ class Projection(Hold):
         super().__init__()
         choice("method", method, get_args(Method))
         choice("rest", rest, get_args(Rest))
-        self.threshold = _checked_threshold(threshold)
+        self.threshold = numbers_by_pattern("threshold", threshold, _SHARE, lambda share: 0 < share <= 1)
         expected = "a whole number of at least 1"
         self.samples = None if samples is None else whole_number("samples", samples, f"{expected}, or None", least=1)
         self.method: Method = method
@@ -290,12 +289,12 @@ class Projection(Hold):
     def _threshold_of(self, name: str) -> float:
         if not isinstance(self.threshold, dict):
             return self.threshold
-        for pattern, share in self.threshold.items():
-            if fnmatchcase(name, pattern):
-                return share
-        raise ConfigurationError(
-            f"threshold={self.threshold} says nothing of the layer {name!r}. Give one for all others, by '*'."
-        )
+        pattern = first_match(self.threshold, name)
+        if pattern is None:
+            raise ConfigurationError(
+                f"threshold={self.threshold} says nothing of the layer {name!r}. Give one for all others, by '*'."
+            )
+        return self.threshold[pattern]
 
     def _refuse_other_blocks(self, blocks: Iterable[Block]) -> None:
         """Refuse a layer whose bias has come to be protected, or is no longer, since its inputs were kept."""
@@ -363,15 +362,6 @@ def _names(key: str) -> tuple[str, ...]:
 
 def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return tensor.shape, tensor.dtype, tensor.device
-
-
-def _checked_threshold(given: object) -> float | dict[str, float]:
-    def share(name: str, value: object) -> float:
-        return float(number(name, value, _SHARE, lambda value: 0 < value <= 1))
-
-    if isinstance(given, Mapping):
-        return {str(pattern): share(f"threshold[{pattern!r}]", value) for pattern, value in given.items()}
-    return share("threshold", given)
 
 
 def _refuse_sharded(held: Held) -> None:

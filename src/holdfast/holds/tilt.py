@@ -5,6 +5,7 @@ does not depend on θ is left out, so the value is 0 at the anchor, and may be n
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -20,18 +21,21 @@ class Tilt(Hold):
 
     Args:
         tilt: r, by parameter.
+        factors: by what a parameter's strength differs from the guard's own c, where it does.
     """
 
     name: ClassVar[str] = "tilt"
 
-    def __init__(self, tilt: Mapping[str, Tensor]) -> None:
+    def __init__(self, tilt: Mapping[str, Tensor], factors: Mapping[str, float] = MappingProxyType({})) -> None:
         super().__init__()
         self.tilt = tilt
+        self.factors = factors
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return −2c·r."""
         own = {name: p for name, p in held.parameters.items() if name in self.tilt}
-        return {name: -2 * held.strength * at_hand(self.tilt[name], p) for name, p in own.items()}
+        c = {name: held.strength * self.factors.get(name, 1.0) for name in own}
+        return {name: -2 * c[name] * at_hand(self.tilt[name], p) for name, p in own.items()}
 
     def value(self, held: Held) -> Tensor | None:
         """Return −2c⟨θ − θ*, r⟩; of sharded parameters, that of all processes' parts."""
@@ -40,7 +44,8 @@ class Tilt(Hold):
             if name in self.tilt:
                 dtype = running_dtype(parameter)
                 r, theta_star = (at_hand(kept[name], parameter).to(dtype) for kept in (self.tilt, held.anchor))
-                terms.append(((parameter.to(dtype) - theta_star) * r).sum())
+                lean = ((parameter.to(dtype) - theta_star) * r).sum()
+                terms.append(self.factors.get(name, 1.0) * lean)
         if not terms:
             return None
         device = next(iter(held.parameters.values())).device

@@ -19,11 +19,11 @@ from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, Not
 from holdfast.merging.between import DAMPING, Merging, Normalise
 from holdfast.merging.given_forms import GivenForm
 from holdfast.merging.given_models import Model
-from holdfast.merging.shares import checked_share
+from holdfast.merging.shares import EXPECTED
 from holdfast.persample.batches import Batch, BatchReader, Forward, call_model, check_batches
 from holdfast.persample.isolation.isolated import isolated
 from holdfast.persample.scores import IGNORED
-from holdfast.settings import number, whole_number
+from holdfast.settings import checked_share, number, whole_number
 
 SHARES = tuple(k / 10 for k in range(11))
 """The shares that are tried first."""
@@ -91,7 +91,7 @@ def choose_share(
     """
     most = float(number("tolerance", tolerance, "a number of at least 0", lambda value: value >= 0))
     times = whole_number("halvings", halvings, "a whole number of at least 0", least=0)
-    grid = sorted({0.0, *(checked_share("shares", share) for share in shares)})
+    grid = sorted({0.0, *(checked_share("shares", share, EXPECTED) for share in shares)})
     if not isinstance(before, nn.Module):
         raise ConfigurationError(
             f"before is of type {type(before).__name__}; expected a module, whose outputs are to be kept."

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from holdfast.errors import ConfigurationError, StateError
 from holdfast.merging import tensor_files
-from holdfast.merging.shares import checked_share
-from holdfast.settings import require
+from holdfast.merging.shares import EXPECTED
+from holdfast.settings import checked_share, require
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.storage import running_dtype
 from holdfast.whole_files import write_tensors, write_whole
@@ -174,7 +174,7 @@ def merge_adapters(
         share: of ``after``.
         out: a folder to write the adapter to.
     """
-    c = checked_share("share", share)
+    c = checked_share("share", share, EXPECTED)
     second = after if isinstance(after, LoraAdapter) else LoraAdapter.read(after)
     first = before if before is None or isinstance(before, LoraAdapter) else LoraAdapter.read(before)
     if first is not None:

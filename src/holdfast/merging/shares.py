@@ -3,19 +3,14 @@
 from collections.abc import Sequence
 
 from holdfast.errors import ConfigurationError
-from holdfast.settings import number
+from holdfast.settings import checked_share
 
 Share = float | Sequence[float]
 """That of ``after``; of several models after, one for each. What is left to 1 is that of ``before``."""
 
 
-def checked_share(name: str, given: object) -> float:
-    """Return a share as a ``float``, or say what was expected of it."""
-    return float(number(name, given, "a number from 0, which is before alone, to 1, after alone", _fits))
-
-
-def _fits(value: float) -> bool:
-    return 0 <= value <= 1
+EXPECTED = "a number from 0, which is before alone, to 1, after alone"
+"""What a share is, for whoever gives another thing."""
 
 
 def all_shares(given: Share, models_after: int) -> list[float]:
@@ -30,7 +25,7 @@ def all_shares(given: Share, models_after: int) -> list[float]:
             f"share={given!r} with {models_after} models after; expected one for each of them, such as "
             f"{[round(1 / (models_after + 1), 2)] * models_after}."
         )
-    own = [checked_share("share", each) for each in (given if several else [given])]  # type: ignore[union-attr]
+    own = [checked_share("share", each, EXPECTED) for each in (given if several else [given])]  # type: ignore[union-attr]
     rest = 1 - sum(own)
     if rest < -1e-9:
         raise ConfigurationError(

@@ -5,12 +5,22 @@ from holdfast.lab.cli.options import seeds_of, settings_of_measures, specs_of, w
 from holdfast.lab.experiments import paper_spec
 
 
-def specs(scenario="permuted-digits", measures=("SI",), seeds=(0,), strengths=(), assignments=(), watch=(), **changes):
+def specs(
+    scenario="permuted-digits",
+    measures=("SI",),
+    seeds=(0,),
+    strengths=(),
+    assignments=(),
+    watch=(),
+    relative_strengths=(),
+    **changes,
+):
     return specs_of(
         scenario,
         measures=measures,
         seeds=seeds,
         strengths=strengths,
+        relative_strengths=relative_strengths,
         watch=watch,
         assignments=assignments,
         changes=changes,
@@ -154,3 +164,34 @@ def test_seeds():
 def test_validation_keeps_samples_back():
     (spec,) = specs(judge_by="validation")
     assert (spec.judge_by, spec.validation) == ("validation", 0.1)
+
+
+def test_relative_strengths_go_by_measure_too():
+    first, second, third = specs(
+        measures=["SI", "EWC", "fine-tune"], strengths=["EWC=5"], relative_strengths=["si=0.3"]
+    )
+    assert (first.relative_strength, second.relative_strength, third.relative_strength) == (0.3, None, None)
+    assert (first.strength, second.strength) == (0.0, 5.0)
+    (alone,) = specs(relative_strengths=["0.3"])
+    assert alone == paper_spec("permuted-digits", "SI", relative_strength=0.3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"strengths": ["5"], "relative_strengths": ["0.3"]}, "--strength and --relative-strength for SI"),
+        ({"relative_strengths": ["a"]}, "--relative-strength a: expected a number"),
+        ({"measures": ["fine-tune"], "relative_strengths": ["2"]}, "fine-tune protects nothing"),
+        (
+            {"measures": ["SI", "SOS"], "relative_strengths": ["2"]},
+            "--relative-strength SI=2 --relative-strength SOS=2",
+        ),
+        ({"assignments": ["relative_strength=2"]}, "expected --relative-strength 2"),
+        ({"assignments": ["SI.strength=2"]}, "expected --strength SI=2"),
+        ({"assignments": ["replay.share=0.5"]}, "replay is a hold, .* expected --hold replay beside it"),
+        ({"assignments": ["distillation.strength=0.5"]}, "expected --hold distillation beside it"),
+    ],
+)
+def test_strengths_and_holds_in_the_wrong_place(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        specs(**given)

@@ -40,6 +40,37 @@ def test_two_names_of_one_measure_are_one_run():
     assert Spec("split-digits", "SI", watch=("SOS", "EWC")).id == Spec("split-digits", "SI", watch=("EWC", "SOS")).id
 
 
+def test_a_relative_strength_is_part_of_the_name_where_there_is_one():
+    spec = Spec("split-digits", "SI", relative_strength=0.3, seed=3)
+    assert spec.strength == 0 and spec.to_dict()["relative_strength"] == 0.3
+    assert Spec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert fields_of(spec)["strength"] is None and fields_of(spec)["relative_strength"] == 0.3
+    assert len({spec.id, Spec("split-digits", "SI", 0.0, seed=3).id, Spec("split-digits", "SI", seed=3).id}) == 3
+    assert "relative_strength" not in Spec("split-digits", "SI").to_dict()
+    assert paper_spec("split-digits", "SI", relative_strength=0.3).strength == 0
+    assert paper_spec("permuted-mnist", "L2", relative_strength=0.3).relative_strength == 0.3  # no c is known there
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"strength": 2.0, "relative_strength": 1.0}, "expected one of both"),
+        ({"relative_strength": 0.0}, "relative_strength=0.0: expected a number above 0"),
+        ({"relative_strength": "1"}, "relative_strength='1': expected a number above 0"),
+        ({"measure": "fine-tune", "relative_strength": 1.0}, "finds no importance"),
+        ({"strength": {"*": 1.0}}, r"Consolidator\(strength=\{...\}\) alone takes them"),
+    ],
+)
+def test_strengths_that_make_no_sense(change, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Spec("split-digits", **change)
+
+
+def test_usual_strengths_and_relative_ones_do_not_mix():
+    with pytest.raises(ConfigurationError, match=r"strength=1.0 and relative_strength=2.0"):
+        paper_spec("split-digits", "SI", strength=1.0, relative_strength=2.0)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -271,10 +271,11 @@ class FoldedTilt(Tilt):
     Args:
         tilt: r, by the names in whose places the maps are held.
         folding: the maps.
+        factors: by what a parameter's strength differs from the guard's own c, where it does.
     """
 
-    def __init__(self, tilt: Mapping[str, Tensor], folding: Folding) -> None:
-        super().__init__(tilt)
+    def __init__(self, tilt: Mapping[str, Tensor], folding: Folding, factors: Mapping[str, float]) -> None:
+        super().__init__(tilt, factors)
         self._folding = folding
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:

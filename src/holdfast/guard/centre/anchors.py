@@ -59,14 +59,14 @@ def new_anchor(memory: Memory, finding: Finding, folding: Folding) -> dict[str, 
 def _mean(memory: Memory, finding: Finding, name: str, solution: Tensor) -> Tensor:
     """Return (Ωθ* + ωθ)/(Ω + ω) of a parameter, θ where that is 0/0."""
     driving, dtype = memory.driving, running_dtype(solution)
-    if name not in driving.held:
+    if name not in driving.total:
         return solution.clone()
     old, new = driving.shares(name, memory.decay)
     theta_star, before, now = (
         local(at_hand(tensor, solution)).to(dtype)
         for tensor in (
             memory.anchor[name],
-            driving.held[name].diagonal()[name],
+            driving.measured[name].diagonal()[name],
             finding.matrices[name].diagonal()[name],
         )
     )
@@ -89,13 +89,14 @@ def new_tilt(memory: Memory, finding: Finding, anchor: Mapping[str, Tensor]) -> 
     if not memory.leans:
         return {}
     found: dict[str, Tensor] = {}
+    measured = driving.measured
     for key, matrix in finding.matrices.items():
         own = {name: memory.parameters[name] for name in matrix.block.parameters}
         old, new = driving.shares(key, memory.decay)
         moved: Mapping[str, Tensor] = {}
-        if key in driving.held:
+        if key in measured:
             there = {name: at_hand(anchor[name], parameter) for name, parameter in own.items()}
-            moved = applied(driving.held[key], there, memory.anchor)
+            moved = applied(measured[key], there, memory.anchor)
         for name, parameter in own.items():
             tilt = torch.zeros_like(parameter, dtype=running_dtype(parameter), requires_grad=False)
             if name in memory.tilt:

@@ -79,14 +79,14 @@ class Unheld:
             self._look_at_holds()
             self._look_at_the_guards_own()
             return
-        if not memory.strength:
+        if not memory.asks_to_hold:
             return
         if isinstance(memory.driving.measure, FineTune):
             return  # which is to hold nothing
         if not memory.anchor:
             if not memory.from_scratch:
                 self._told.add(_EVERYTHING)
-                tell(_NOTHING_YET.format(strength=memory.strength, measure=memory.driver))
+                tell(_NOTHING_YET.format(strength=memory.said_strength, measure=memory.driver))
             return
         if not any(memory.largest_importance.values()):
             self._told.add(_EVERYTHING)
@@ -109,25 +109,25 @@ class Unheld:
     def _look_at_the_guards_own(self) -> None:
         """Look whether the guard's own hold, beside others that may keep what they keep, has anything to pull at."""
         memory = self.memory
-        expected = memory.strength and not memory.from_scratch and not isinstance(memory.driving.measure, FineTune)
+        expected = memory.asks_to_hold and not memory.from_scratch and not isinstance(memory.driving.measure, FineTune)
         if expected and not memory.anchor and _EVERYTHING not in self._told:
             self._told.add(_EVERYTHING)
-            tell(_NOTHING_OF_ITS_OWN.format(strength=memory.strength, measure=memory.driver))
+            tell(_NOTHING_OF_ITS_OWN.format(strength=memory.said_strength, measure=memory.driver))
 
 
 _EVERYTHING = "*"
 """Stands for all parameters, where none is held."""
 
 _NOTHING_YET = (
-    "This guard holds nothing yet: no task has been consolidated, so strength={strength:g} has nothing to pull at. If "
+    "This guard holds nothing yet: no task has been consolidated, so {strength} has nothing to pull at. If "
     "the model is trained from scratch that is as it should be: Consolidator(..., from_scratch=True) says so. If it is "
     "a pretrained one, call consolidate(batches) before training, with a measure that looks at data, such as Fisher() "
     "or MAS(), and data that stands for what it knows; {measure} will know of this task at its end."
 )
 
 _NOTHING_OF_ITS_OWN = (
-    "This guard holds nothing yet by {measure}: no task has been consolidated, so strength={strength:g} has nothing to "
-    "pull at, and only the holds beside it act. Call consolidate(batches) before training, or say that this is meant: "
+    "This guard holds nothing yet by {measure}: no task has been consolidated, so {strength} has nothing to pull "
+    "at, and only the holds beside it act. Call consolidate(batches) before training, or say that this is meant: "
     "Consolidator(model, 'fine-tune', holds=[...]), or from_scratch=True for a model that has learned nothing yet."
 )
 

@@ -62,7 +62,11 @@ class Stability:
         self._checked[optimizer] = known
 
     def _check_group(self, group: Mapping[str, Any], rate: float, name: str) -> None:
-        c, omega = self.memory.strength, self.memory.largest_importance[name]
+        strengths = self.memory.driving.strengths
+        factor = 1.0 if strengths is None else strengths.factor([name])
+        if not factor:  # nothing is held by the strongest of them
+            return
+        c, omega = self.memory.strength * factor, self.memory.largest_importance[name] / factor
         bound = largest_curvature(rate, group["momentum"], group["dampening"], nesterov=group["nesterov"])
         curvature = 2 * c * omega
         excess = (curvature + group["weight_decay"]) / bound

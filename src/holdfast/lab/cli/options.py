@@ -15,6 +15,8 @@ from holdfast.registry import find_name, simplified
 _DIGITS_OF_WIDTHS = 9
 _NOTHING = "fine-tune"
 """The measure that protects nothing."""
+_STRENGTHS = {"strength": "--strength", "relative_strength": "--relative-strength"}
+"""What has options of its own."""
 
 
 def specs_of(
@@ -23,6 +25,7 @@ def specs_of(
     measures: Sequence[str],
     seeds: Sequence[int],
     strengths: Sequence[str],
+    relative_strengths: Sequence[str] = (),
     watch: Sequence[str],
     assignments: Sequence[str],
     changes: Mapping[str, Any],
@@ -34,6 +37,7 @@ def specs_of(
         measures: which measures protect, each in runs of its own.
         seeds: which seeds, each in runs of its own.
         strengths: how strongly to protect, ``5`` or ``SI=5``.
+        relative_strengths: the same in units of the importance of the first task, ``0.03`` or ``SI=0.03``.
         watch: which measures only observe.
         assignments: settings of measures, ``name=value`` or ``measure.name=value``.
         changes: fields of a spec or of its settings, by name; ``None`` leaves one as it usually is.
@@ -44,6 +48,12 @@ def specs_of(
     watch = list(dict.fromkeys(find_name("measure", name, known) for name in watch))
     settings = settings_of_measures(assignments, measures, watch)
     strength = strengths_of(strengths, measures)
+    relative = strengths_of(relative_strengths, measures, "--relative-strength")
+    if both := sorted(set(strength) & set(relative)):
+        raise ConfigurationError(
+            f"--strength and --relative-strength for {both[0]}: expected one or the other. The relative one finds the "
+            "strength at the end of the first task."
+        )
     asked = asked_for(changes)
     found = []
     for measure in measures:
@@ -56,6 +66,8 @@ def specs_of(
         own["measure_settings"] = settings[measure]
         if measure in strength:
             own["strength"] = strength[measure]
+        if measure in relative:
+            own["relative_strength"] = relative[measure]
         found += [paper_spec(scenario, measure, seed=seed, **own, **asked) for seed in seeds]
     return found
 
@@ -70,7 +82,7 @@ def asked_for(changes: Mapping[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def strengths_of(given: Iterable[str], measures: Sequence[str]) -> dict[str, float]:
+def strengths_of(given: Iterable[str], measures: Sequence[str], option: str = "--strength") -> dict[str, float]:
     """Return the strengths that were asked for, by measure: ``SI=5``, or ``5`` where only one measure protects."""
     protecting = [name for name in measures if name != _NOTHING]
     found: dict[str, float] = {}
@@ -78,22 +90,23 @@ def strengths_of(given: Iterable[str], measures: Sequence[str]) -> dict[str, flo
         place, sign, number = text.rpartition("=")
         name = find_name("chosen measure", place, measures) if sign else ", ".join(protecting)
         if not sign and len(protecting) > 1:
-            example = " ".join(f"-c {each}={number}" for each in protecting)
+            short = "-c" if option == "--strength" else option
+            example = " ".join(f"{short} {each}={number}" for each in protecting)
             raise ConfigurationError(
-                f"--strength {text} for {name}, whose strengths are of different sizes; expected one for each, such as "
+                f"{option} {text} for {name}, whose strengths are of different sizes; expected one for each, such as "
                 f"{example}."
             )
         if name in ("", _NOTHING):
-            raise ConfigurationError(f"--strength {text}: {_NOTHING} protects nothing, so it has no strength.")
+            raise ConfigurationError(f"{option} {text}: {_NOTHING} protects nothing, so it has no strength.")
         if name in found:
             raise ConfigurationError(
-                f"--strength {text}: {name} has one already, {found[name]:g}; expected one for each measure. To "
+                f"{option} {text}: {name} has one already, {found[name]:g}; expected one for each measure. To "
                 "compare strengths, run them one after the other into one store, or let `holdfast search` choose."
             )
         try:
             found[name] = float(number)
         except ValueError:
-            raise ConfigurationError(f"--strength {text}: expected a number, or MEASURE=NUMBER.") from None
+            raise ConfigurationError(f"{option} {text}: expected a number, or MEASURE=NUMBER.") from None
     return found
 
 
@@ -110,6 +123,18 @@ def settings_of_measures(
         if not sign or not place or not value:
             raise ConfigurationError(f"--set {assignment!r}: expected NAME=VALUE or MEASURE.NAME=VALUE.")
         measure, _, setting = place.rpartition(".")
+        holds = {simplified(name): name for name in HOLDS}
+        if measure and simplified(measure) in holds and simplified(measure) not in map(simplified, found):
+            raise ConfigurationError(
+                f"--set {assignment}: {measure} is a hold, and these runs have none of that name; expected "
+                f"--hold {holds[simplified(measure)]} beside it."
+            )
+        if setting in _STRENGTHS:
+            of_it = f"{measure}={value}" if measure else value
+            raise ConfigurationError(
+                f"--set {assignment}: how strongly to protect is no setting of a measure; expected "
+                f"{_STRENGTHS[setting]} {of_it}."
+            )
         for name in [find_name("chosen measure", measure, found)] if measure else measures:
             known = dataclasses.asdict(holdfast.measures()[name])
             if not known:

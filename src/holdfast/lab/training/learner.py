@@ -55,6 +55,7 @@ class Learner:
         gradient_term: whether the gradients of the tasks' losses are part of the hold.
         batch_norm: what becomes of batch norms' running statistics, as for :class:`holdfast.Consolidator`.
         implicit: whether the hold is applied after each step; see there.
+        relative_strength: s, of which the first task makes the strength, instead of the one that is given.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Learner:
         gradient_term: bool = False,
         batch_norm: str | None = None,
         implicit: bool = False,
+        relative_strength: float | None = None,
     ) -> None:
         self.settings = settings
         self.seed = seed
@@ -109,11 +111,14 @@ class Learner:
         give_generator(self.model, self.dropout)
         # A head that belongs to one task is never protected; one that all share is a layer like the others.
         protect = "body.*" if scenario.heads > 1 else None
+        how_strongly: dict[str, Any] = {"strength": strength}
+        if relative_strength is not None:
+            how_strongly = {"relative_strength": relative_strength}
         self.guard = Consolidator(
             self.model,
             measure,
-            strength,
-            protect,
+            **how_strongly,
+            protect=protect,
             form=form,
             holds=holds,
             anchor=anchor,

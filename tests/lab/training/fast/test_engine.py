@@ -237,6 +237,42 @@ def test_the_strength_may_change_between_tasks():
     compare(fast.learners[0], plain.learner, 1e-8)
 
 
+@pytest.mark.parametrize("measure", ["SI", "EWC", "MAS"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_relative_strength_is_found_as_in_the_plain_loop(measure, batched):
+    def make(seed):
+        return learner(seed, measure, relative_strength=0.2 * seed)
+
+    fast = finish(FastRuns([make(1), make(2)], batched=batched))
+    for found in fast.learners:
+        plain = finish(PlainRun(make(found.seed))).learner
+        compare(found, plain, 1e-8)
+        assert found.guard.strength == pytest.approx(plain.guard.strength, rel=1e-8)
+        assert found.guard.strength > 0 and found.guard.relative_strength == 0.2 * found.seed
+    unheld = finish(PlainRun(learner(1, measure, strength=0.0))).learner
+    assert relative(fast.learners[0].model.state_dict(), unheld.model.state_dict()) > 1e-6
+
+
+@pytest.mark.parametrize("stop_after", [5, 27, 40])
+def test_runs_with_a_relative_strength_that_stopped_go_on_exactly(stop_after):
+    whole, stopped, resumed = (FastRuns([learner(1, relative_strength=0.3)]) for _ in range(3))
+    finish(whole)
+    for _ in zip(range(stop_after), stopped.learn(), strict=False):
+        pass
+    resumed.load_state(stopped.state())
+    finish(resumed)
+    for name, value in whole.learners[0].model.state_dict().items():
+        assert torch.equal(resumed.learners[0].model.state_dict()[name], value)
+    assert resumed.learners[0].guard.strength == whole.learners[0].guard.strength > 0
+
+
+def test_strengths_by_pattern_are_refused():
+    run = FastRuns([learner()])
+    run.learners[0].guard.strength = {"body.*": 2.0}
+    with pytest.raises(ConfigurationError, match="cannot do with strengths by pattern"):
+        finish(run)
+
+
 class Tied(MultiHead):
     """The head shares its weights with the body, and there is a scale that belongs to neither."""
 

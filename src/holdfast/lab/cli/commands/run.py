@@ -22,6 +22,12 @@ def run(
             "c if left out.",
         ),
     ] = None,
+    relative_strength: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The same in units of the mean importance of a weight after the first task: 0.03, or SI=0.03.",
+        ),
+    ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(min=1, max=arguments.MOST_SEEDS, help="How many runs of each measure: seeds 0, 1, …"),
@@ -89,6 +95,7 @@ def run(
         measures=measure or ["SOS"],
         seeds=seeds_of(seeds, seed or ()),
         strengths=strength or (),
+        relative_strengths=relative_strength or (),
         watch=watch or (),
         assignments=beside.left,
         changes={

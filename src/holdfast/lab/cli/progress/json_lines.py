@@ -67,4 +67,5 @@ def plain(event: Event) -> dict[str, Any]:  # noqa: PLR0911 (one for each event)
 
 def _who(spec: Spec) -> dict[str, Any]:
     names = ("id", "scenario", "measure", "strength", "seed")
-    return {**{name: getattr(spec, name) for name in names}, "reinitialise": spec.settings.reinitialise}
+    relative = {} if spec.relative_strength is None else {"relative_strength": spec.relative_strength}
+    return {**{name: getattr(spec, name) for name in names}, **relative, "reinitialise": spec.settings.reinitialise}

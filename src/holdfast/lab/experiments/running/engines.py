@@ -51,4 +51,5 @@ def make_learner(spec: Spec, scenario: Scenario, device: torch.device) -> Learne
         gradient_term=spec.gradient_term,
         batch_norm=spec.batch_norm,
         implicit=spec.implicit,
+        relative_strength=spec.relative_strength,
     )

@@ -51,7 +51,8 @@ def plan(specs: Sequence[Spec], store: Store, side_by_side: int, complain: Calla
     alike: dict[Spec | str, list[Spec]] = {}
     for run, spec in left.items():
         alone = spec.engine == "plain" or has_checkpoint(store.run_folder(run))
-        alike.setdefault(run if alone else dataclasses.replace(spec, seed=0, strength=0.0), []).append(spec)
+        kind = dataclasses.replace(spec, seed=0, strength=0.0, relative_strength=None)
+        alike.setdefault(run if alone else kind, []).append(spec)
     for found in alike.values():
         # Ten where eight fit are five and five: two by themselves would leave most of the device idle.
         size = math.ceil(len(found) / math.ceil(len(found) / side_by_side))

@@ -45,13 +45,19 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
         )
     large = bool(protocol.large) and changes.get("batch_size") == LARGE_BATCH
     chosen = protocol.chosen_large if large else protocol.chosen
-    if measure not in chosen and "strength" not in own:
+    relative = own.get("relative_strength")
+    if relative is not None and "strength" in own:
+        raise ConfigurationError(
+            f"strength={own['strength']!r} and relative_strength={relative!r}: expected one of both."
+        )
+    if measure not in chosen and "strength" not in own and relative is None:
         where = f"{measure!r} on {scenario!r}" + (f" at batch size {LARGE_BATCH}" if large else "")
         raise ConfigurationError(
             f"No strength is known for {where}; give one (strength= in Python, --strength on the command line), or "
             "search for one."
         )
     strength, reinitialise = chosen.get(measure, (0.0, protocol.settings.reinitialise))
+    strength = 0.0 if relative is not None else strength
     settings = {**(protocol.large if large else {}), "reinitialise": reinitialise}
     settings.update({name: value for name, value in changes.items() if name in _SETTINGS})
     given = dict(own.pop("watch_settings", {}))

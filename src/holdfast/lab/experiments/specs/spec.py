@@ -9,6 +9,7 @@ from holdfast.errors import ConfigurationError, shortened
 from holdfast.forms import FORMS, Form, form
 from holdfast.guard.checked_arguments import checked_anchor, checked_implicit
 from holdfast.guard.memory import AnchorKind, leans
+from holdfast.guard.strengths import checked_relative_strength
 from holdfast.holds import HOLDS, Hold, hold
 from holdfast.lab.analysis.probes.registry import make_probe
 from holdfast.lab.data import Dataset
@@ -22,7 +23,7 @@ from holdfast.lab.training.fast.layer_holds import can_hold
 from holdfast.lab.training.observer import Observer
 from holdfast.lab.training.precision import Precision
 from holdfast.lab.training.protocol import Settings
-from holdfast.measures import MEASURES, Measure, measure
+from holdfast.measures import MEASURES, FineTune, Measure, measure
 from holdfast.registry import Registry, is_loaded, names_of
 from holdfast.settings import added, check_fields, written
 
@@ -33,6 +34,8 @@ T = TypeVar("T")
 JudgeBy = Literal["test", "validation"]
 EngineName = Literal["fast", "plain"]
 
+_USUAL_STRENGTH = 1.0
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -41,7 +44,7 @@ class Spec:
     Args:
         scenario: a name in :data:`~holdfast.lab.experiments.SCENARIOS`.
         measure: the measure that protects, by its name in :func:`holdfast.measures`.
-        strength: c, how strongly it protects.
+        strength: c, how strongly it protects; 0 where a relative strength decides.
         measure_settings: the measure's own settings, such as ``{"damping": 0.001}``.
         watch: measures that only observe, by name. A measure can watch twice with different settings under names such
             as ``"AF:large"``: the measure, a colon, and anything.
@@ -67,6 +70,7 @@ class Spec:
         gradient_term: whether the gradients of the tasks' losses are part of the hold; see there.
         batch_norm: what becomes of batch norms' running statistics, ``"freeze"``, ``"fold"`` or nothing; see there.
         implicit: whether the hold is applied after each step, which no strength can make diverge; see there.
+        relative_strength: s, of which the first task makes the strength, instead of one; see there.
         source: the digest of the file that registers what is named here, such as the scenario, which
             :func:`~holdfast.lab.experiments.load_source` has loaded. It is found by itself. A spec that is read where
             that file was not loaded is as it was written, and says so when its tasks are asked for.
@@ -74,7 +78,7 @@ class Spec:
 
     scenario: str
     measure: str = "SOS"
-    strength: float = 1.0
+    strength: float = _USUAL_STRENGTH
     measure_settings: Mapping[str, Any] = field(default_factory=dict)
     watch: tuple[str, ...] = ()
     watch_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -97,6 +101,7 @@ class Spec:
     gradient_term: bool = added(False)
     batch_norm: str | None = added(None)
     implicit: bool = added(False)
+    relative_strength: float | None = added(None)
     source: str | None = added(None)
 
     def __post_init__(self) -> None:
@@ -226,8 +231,15 @@ class Spec:
             _require(_is_count(getattr(self, name), 0), name, getattr(self, name), "a whole number, 0 or more")
         is_number = isinstance(self.strength, int | float) and not isinstance(self.strength, bool)
         # The penalty's gradient has a factor 2c, which has to fit into the weights' own floats.
-        _require(is_number and 0 <= self.strength <= 1e38, "strength", self.strength, "a number from 0 to 1e38")
-
+        expected = "a number from 0 to 1e38 (by patterns of names, Consolidator(strength={...}) alone takes them)"
+        _require(is_number and 0 <= self.strength <= 1e38, "strength", self.strength, expected)
+        if self.relative_strength is not None:
+            if self.strength not in (0.0, _USUAL_STRENGTH):
+                raise ConfigurationError(
+                    f"strength={self.strength:g} and relative_strength={self.relative_strength!r}: expected one of "
+                    "both."
+                )
+            self._set(relative_strength=checked_relative_strength(self.relative_strength), strength=0.0)
         _require(
             self.source is None or is_source_digest(self.source),
             "source",
@@ -315,6 +327,11 @@ class Spec:
         made = form(chosen, **self.form_settings)
         protecting = measure(self.measure, **self.measure_settings)
         made.check(protecting)
+        if self.relative_strength is not None and isinstance(protecting, FineTune):
+            raise ConfigurationError(
+                f"relative_strength={self.relative_strength:g} with {self.measure}, which finds no importance that it "
+                "could be relative to. Leave it out."
+            )
         checked_anchor(self.anchor, protecting, gradient_term=self.gradient_term)
         checked_implicit(self.implicit, made, self.batch_norm)
         if self.implicit and not made.elementwise and self.settings.optimizer != "sgd":

@@ -22,6 +22,8 @@ def fields_of(spec: Spec) -> dict[str, Any]:
     fields["hidden"] = "-".join(str(width) for width in spec.hidden or ())
     fields["watch"], fields["probes"] = " ".join(spec.watch), " ".join(spec.probes)
     fields["holds"] = " ".join(spec.holds)
+    if spec.relative_strength is not None:  # whose strength each run finds for itself
+        fields["strength"] = None
     beside = {"form": spec.form_settings, **spec.hold_settings}
     if spec.source is None or is_loaded(spec.source):
         protecting = _settings(spec.make_measure())

@@ -153,7 +153,7 @@ def _checked_measure(
     scenario: str, measure: str, seeds: Sequence[int], search_seeds: Sequence[int], changes: Mapping[str, Any]
 ) -> str:
     """Return the measure's name, or say what makes no sense before anything runs."""
-    decided = sorted({"strength", "seed", "judge_by"} & set(changes))
+    decided = sorted({"strength", "relative_strength", "seed", "judge_by"} & set(changes))
     if decided:
         raise ConfigurationError(f"search was given {', '.join(decided)}, which it decides itself; leave it out.")
     spec = paper_spec(scenario, measure, **changes, strength=1.0, judge_by="validation")

@@ -312,7 +312,13 @@ class FastRuns:
     def _hold(self, run: int) -> None:
         """Take over what a run's guard holds it to."""
         guard = self.learners[run].guard
-        self._strengths[run] = 2 * guard.strength
+        strength = guard.strength
+        if isinstance(strength, dict):
+            raise ConfigurationError(
+                f"The fast engine cannot do with strengths by pattern, strength={strength}; expected engine='plain' "
+                "for such a run."
+            )
+        self._strengths[run] = 2 * strength
         if self._layer_holds is None:
             importance = guard.importance
         else:  # of a layer's matrix, the diagonal is for reading only

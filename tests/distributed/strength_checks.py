@@ -1,0 +1,71 @@
+"""Strengths by pattern and relative ones, with several processes: as one process would have them."""
+
+import warnings
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import holdfast
+from tests.distributed.problem import SIZE, share, whole
+from tests.distributed.processes import everyones
+from tests.guard.helpers import batch, loss, net
+
+EACH = [
+    {"strength": {"0.*": 5.0, "*.bias": 0.25, "*": 1.0}},
+    {"relative_strength": 0.3},
+    {"strength": {"0.weight": 0.5, "*": 2.0}, "anchor": "mean", "gradient_term": True},
+]
+
+
+def learned(model, rank=0, size=1, **settings):
+    """Two tasks of two steps, and two steps of a third."""
+    guard = holdfast.Consolidator(model, "EWC", from_scratch=True, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    for task in range(3):
+        for seed in range(10 * task, 10 * task + 2):
+            optimizer.zero_grad()
+            loss(model, share(batch(seed, SIZE), rank, size)).backward()
+            optimizer.step()
+        if task < 2:
+            guard.consolidate([share(batch(100 + task, SIZE), rank, size)])
+    return guard
+
+
+def check(here, model, settings):
+    guard = learned(model, here.rank, here.size, **settings)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed runs several")
+        expected = learned(net(), **settings)
+    assert guard.strength == pytest.approx(expected.strength, rel=1e-9)
+    assert len({str(strength) for strength in everyones(guard.strength)}) == 1
+    for name, value in expected.parameters.items():
+        torch.testing.assert_close(whole(guard.parameters[name].detach()), value.detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(whole(guard.penalty()), expected.penalty(), rtol=1e-8, atol=1e-12)
+    resumed = holdfast.Consolidator(model, "EWC", **{k: v for k, v in settings.items() if "strength" not in k})
+    resumed.load_state_dict(guard.state_dict())
+    assert resumed.strength == guard.strength and resumed.relative_strength == guard.relative_strength
+    torch.testing.assert_close(whole(resumed.penalty()), whole(guard.penalty()), rtol=0, atol=0)
+
+
+def strengths_of_a_ddp_model(here):
+    for settings in EACH:
+        check(here, DistributedDataParallel(net()), settings)
+
+
+def strengths_of_a_sharded_model(here):
+    for settings in EACH:
+        check(here, fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,))), settings)
+
+
+def strengths_that_differ_are_refused(here):
+    model = DistributedDataParallel(net())
+    guard = holdfast.Consolidator(model, "EWC", {"0.*": 1.0 + here.rank, "*": 3.0})
+    with pytest.raises(holdfast.HoldfastError, match="the strength as it was given"):
+        guard.consolidate([batch(0)])
+
+
+CHECKS = [strengths_of_a_ddp_model, strengths_of_a_sharded_model, strengths_that_differ_are_refused]
