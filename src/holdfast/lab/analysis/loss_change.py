@@ -258,7 +258,7 @@ class LossChangeAllocation:
     def _parts(self) -> Iterator[tuple[Tensor, float]]:
         found = self._loss()
         count = 0
-        for part in [found] if isinstance(found, Tensor) else found:
+        for part in found if isinstance(found, Iterable) and not isinstance(found, Tensor) else [found]:
             if not isinstance(part, Tensor) or part.numel() != 1 or not part.requires_grad:
                 what = f"a tensor of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"{part!r:.60}"
                 raise ModelError(

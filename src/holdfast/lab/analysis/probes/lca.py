@@ -56,26 +56,26 @@ class LossChanges(Probe):
 
     def before_step(self, learner: Learner, task: int, step: int) -> None:
         """Look at the weights before a step."""
+        self._of(learner, task).begin()
+
+    def after_step(self, learner: Learner, task: int, step: int) -> None:
+        """Allocate what the step changed."""
+        self._of(learner, task).end()
+
+    def task_ended(self, learner: Learner, task: int, found: Mapping[str, TaskImportance]) -> None:
+        """Note the task's entry."""
+        self.tasks.append(_entry(self._of(learner, task), learner, found))
+        self._allocation, self._resumed = None, {}
+
+    def _of(self, learner: Learner, task: int) -> LossChangeAllocation:
+        """Return the allocation of the current task, going on from what was found before a stop."""
         if self._allocation is None:
             self._allocation = LossChangeAllocation(
                 learner.model, lambda: loss_in_parts(learner, task), tolerance=self.tolerance
             )
             if self._resumed:
                 self._allocation.load_state_dict(self._resumed)
-        self._allocation.begin()
-
-    def after_step(self, learner: Learner, task: int, step: int) -> None:
-        """Allocate what the step changed."""
-        assert self._allocation is not None
-        self._allocation.end()
-
-    def task_ended(self, learner: Learner, task: int, found: Mapping[str, TaskImportance]) -> None:
-        """Note the task's entry."""
-        if self._allocation is None:  # a run that was resumed after the task's last step
-            self._allocation = LossChangeAllocation(learner.model, lambda: (), tolerance=self.tolerance)
-            self._allocation.load_state_dict(self._resumed)
-        self.tasks.append(_entry(self._allocation, learner, found))
-        self._allocation, self._resumed = None, {}
+        return self._allocation
 
     def state(self) -> dict[str, Any]:
         """Return all that was observed, and what was found within the current task."""
@@ -90,14 +90,18 @@ class LossChanges(Probe):
 
 def _entry(allocation: LossChangeAllocation, learner: Learner, found: Mapping[str, TaskImportance]) -> dict[str, Any]:
     sums = {name: float(value.sum()) for name, value in allocation.by_weight.items()}
-    protected = {name: allocation.by_weight[name] for name in learner.guard.parameters}
-    counts = [allocation.counts[name] for name in protected]
+    # What was frozen had no part in any step.
+    protected = {
+        name: allocation.by_weight.get(name, torch.zeros_like(p, dtype=torch.float64, requires_grad=False))
+        for name, p in learner.guard.parameters.items()
+    }
+    counts = [allocation.counts[name] for name in protected if name in allocation.counts]
     pairs = sum(sum(each.values()) for each in counts)
     rows = before_rescaling(learner, found)
     moments = CoMoments(1 + len(rows), learner.device)
     for piece in pieces_of_rows([protected, *rows.values()]):
         moments.add(piece)
-    total = sum(sums[name] for name in protected)
+    total = sum(sums.get(name, 0.0) for name in protected)
     return {
         **{name: getattr(allocation, name) for name in _NOTED},
         **{which: sum(each[which] for each in counts) / pairs for which in ("helps", "hurts", "zeros")},
