@@ -1,4 +1,4 @@
-"""The probe "lca", against the definition: Gauss's rule on the witness's copies of the network, one sample at a time."""
+"""The probe "lca", against the definition: Gauss's rule on copies of the network, one sample at a time."""
 
 import numpy as np
 import pytest

@@ -188,7 +188,7 @@ def test_si_siu_and_sib_beside_it():
             training.path.append(weights(training.model))
     moves = [(before, after - before) for before, after in itertools.pairwise(training.path)]
     left = sum(-training.gradient_at(before) * move for before, move in moves)
-    curved = sum(training.gradient_at(before) * move - training.gradient_at(before + move) * move for before, move in moves)
+    right = sum(-training.gradient_at(before + move) * move for before, move in moves)
     found = guard.consolidate([(training.x, training.y)])
     for name, expected in (("SI", left), ("SIU", left), ("SIB", torch.zeros_like(left))):
         raw = torch.cat([found[name].raw[key].flatten() for key, _ in training.model.named_parameters()])
@@ -197,7 +197,7 @@ def test_si_siu_and_sib_beside_it():
     assert allocation.total == pytest.approx(decrease, abs=1e-9)
     assert abs(float(left.sum()) - decrease) > 0.05 * decrease
     # The trapezoid takes most of what is wrong away, weight by weight.
-    trapezoid = left + curved / 2
+    trapezoid = (left + right) / 2
     lca = flat(allocation, training.model)
     assert float((trapezoid - lca).norm()) < 0.1 * float((left - lca).norm())
 

@@ -12,7 +12,7 @@ from holdfast.lab.training import FastRuns, PlainRun
 from tests.lab.analysis.helpers import observed_learner
 from tests.lab.training.helpers import finish
 
-PROBES = ("importances", "scatter", "path:4", "noise:3", "lca:1e-6")
+PROBES = ("importances", "scatter", "path:4", "noise:3", "lca:1e-3")
 
 
 def observations(engine, run=0):

@@ -1,4 +1,4 @@
-"""Looking into runs: correlations of measures, path integrals, changes of the loss weight by weight, gradient noise, and the statistics of repetitions."""
+"""Looking into runs: correlations of measures, path integrals, which weights lowered the loss, noise, statistics."""
 
 from typing import TYPE_CHECKING
 

@@ -21,7 +21,7 @@ from holdfast.tensors.names import named_buffers, named_parameters
 from holdfast.tensors.sharding import is_sharded
 
 MOST_SPLITS = 32
-"""Splits of one step; where a tolerance takes more, rounding is what stands in its way."""
+"""Splits of one step, unless more are asked for."""
 
 _COUNTS = ("helps", "hurts", "zeros")
 _NUMBERS = ("steps", "decrease", "loss_before", "loss_after", "splits", "most_splits", "split_steps", "unsettled")
@@ -68,8 +68,8 @@ class LossChangeAllocation:
     ) -> None:
         if not callable(loss):
             raise ConfigurationError(
-                f"loss is a {type(loss).__name__}; expected a function without arguments that returns the loss over all "
-                "data, or yields its parts: it is called again at every step."
+                f"loss is a {type(loss).__name__}; expected a function without arguments that returns the loss over "
+                "all data, or yields its parts: it is called again at every step."
             )
         self.model = model
         self.tolerance = number("tolerance", tolerance, "a number above 0", lambda value: value > 0)
@@ -222,11 +222,11 @@ class LossChangeAllocation:
         if not self.steps:
             return "LossChangeAllocation: no step yet"
         lines = [
-            f"{self.steps} steps lowered the loss by {self.decrease:.6g}, from {self.loss_before:.6g} to "
-            f"{self.loss_after:.6g}; the weights' parts add up to {self.total:.6g} ({self.error:+.2g})",
+            f"{self.steps} steps lowered the loss by {self.decrease:.6g}, to {self.loss_after:.6g}",
+            f"the weights' parts add up to {self.total:.6g} ({self.error:+.2g})",
             f"(weight, step) pairs: {self.helps:.2%} help, {self.hurts:.2%} hurt, {self.zeros:.2%} do neither",
-            f"{self.splits} splits in {self.split_steps} steps, at most {self.most_splits}; {self.unsettled} steps are "
-            f"further off than {self.tolerance:g}",
+            f"{self.splits} splits in {self.split_steps} steps, at most {self.most_splits}",
+            f"{self.unsettled} steps are further off than {self.tolerance:g}",
             *(f"  {name}: {float(value.sum()):+.4g}" for name, value in self.by_weight.items()),
         ]
         if abs(self.elsewhere) > self.tolerance:
@@ -262,8 +262,8 @@ class LossChangeAllocation:
             if not isinstance(part, Tensor) or part.numel() != 1 or not part.requires_grad:
                 what = f"a tensor of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"{part!r:.60}"
                 raise ModelError(
-                    f"The loss gave {what}, which cannot be differentiated; expected a tensor with one element, computed "
-                    "from the model's weights when it is called, and not under torch.no_grad()."
+                    f"The loss gave {what}, which cannot be differentiated; expected a tensor with one element, "
+                    "computed from the model's weights when it is called, and not under torch.no_grad()."
                 )
             count += 1
             yield part.reshape(()), 1.0
@@ -289,21 +289,23 @@ class LossChangeAllocation:
         if self.unsettled == 1:
             tell(
                 f"Step {self.steps} is off by {error:.2g} after {self.split_limit} splits; expected at most tolerance="
-                f"{self.tolerance:g}. Such steps are counted in .unsettled. Rounding sets a limit, in float32 near 1e-6 "
-                "of the loss: use a larger tolerance, or train in float64. A loss that is not the same each time, or "
-                "that depends on what is not among the model's weights, can never be allocated."
+                f"{self.tolerance:g}. Such steps are counted in .unsettled. Use a larger tolerance; or more splits "
+                "(most_splits=), if ReLUs have many kinks along large steps; or float64, if the tolerance is near 1e-6 "
+                "of the loss, where float32 rounds. A loss that is not the same each time, or that depends on more "
+                "than the model's weights, can never be allocated."
             )
 
     def _checked(self, optimizer: Optimizer) -> Optimizer:
         found = innermost(optimizer)
         if not isinstance(found, Optimizer):
             raise OptimizerError(
-                f"along() was given a {type(optimizer).__name__}; expected a torch.optim.Optimizer. For other training, "
-                "call begin() and end() around each step."
+                f"along() was given a {type(optimizer).__name__}; expected a torch.optim.Optimizer. For other "
+                "training, call begin() and end() around each step."
             )
         if not ids(trained_by(found)) & ids(self.model.parameters()):
             raise OptimizerError(
-                f"The {type(found).__name__} trains none of the model's parameters; expected one that was made with them."
+                f"The {type(found).__name__} trains none of the model's parameters; expected one that was made with "
+                "them."
             )
         return found
 

@@ -30,7 +30,9 @@ class Integral:
 class _Interval:
     """A stretch of the step with the loss and its gradient at both ends and in the middle."""
 
-    def __init__(self, start: float, stop: float, ends: tuple[Point, Point], middle: Point, move: dict[str, Tensor]):
+    def __init__(
+        self, start: float, stop: float, ends: tuple[Point, Point], middle: Point, move: Mapping[str, Tensor]
+    ) -> None:
         self.start, self.stop = start, stop
         self.first, self.middle, self.last = ends[0], middle, ends[1]
         found = sum(float((-move[name] * value).sum()) for name, value in self.integral().items())
@@ -59,7 +61,6 @@ def integrate(
         tolerance: what the errors of all intervals may add up to, in units of the loss.
         most_splits: where to give up.
     """
-    move = dict(move)
     intervals = [_Interval(0.0, 1.0, ends, at(0.5), move)]
     while sum(interval.error for interval in intervals) > tolerance and len(intervals) <= most_splits:
         worst = max(intervals, key=lambda interval: interval.error)

@@ -19,14 +19,14 @@ TOLERANCE = 1e-4
 
 
 class LossChanges(Probe):
-    r"""Allocates the decrease of the loss to the weights at every step (:class:`~holdfast.lab.analysis.LossChangeAllocation`).
+    """Allocates the decrease of the loss to the weights, at every step.
 
-    L is the mean cross-entropy over all training samples of the task, dropout off and without penalty. For each task it
-    notes
+    See :class:`~holdfast.lab.analysis.LossChangeAllocation`. L is the mean cross-entropy over all training samples of
+    the task, dropout off and without penalty. For each task it notes
 
-    - ``decrease``, what the steps lowered L by, from ``loss_before`` to ``loss_after`` (``elsewhere`` is what it fell by
-      between steps, by statistics of batch norm); ``sum``, the parts of all protected weights, ``head_sum``, those of
-      all others, ``error``, by how much both together are above the decrease, and ``sums`` by parameter;
+    - ``decrease``, what the steps lowered L by, from ``loss_before`` to ``loss_after`` (``elsewhere`` is what it fell
+      by between steps, by statistics of batch norm); ``sum``, the parts of all protected weights, ``head_sum``, those
+      of all others, ``error``, by how much both together are above the decrease, and ``sums`` by parameter;
     - ``helps``, ``hurts`` and ``zeros``: the shares of pairs of a protected weight and a step that lowered the loss,
       raised it, and did neither;
     - ``steps``, ``splits``, ``most_splits``, ``split_steps`` and ``unsettled``: how many steps there were, how often

@@ -1,8 +1,8 @@
 """All probes by name, as a spec names them.
 
 ``"importances"`` and ``"scatter"`` look at what the measures found, ``"path"`` and ``"noise"`` at the steps of each
-task: all of them, or with ``"path:500"`` and ``"noise:200"`` so many. ``"lca"`` looks at all steps, and takes a tolerance:
-``"lca:1e-5"``.
+task: all of them, or with ``"path:500"`` and ``"noise:200"`` so many. ``"lca"`` looks at all steps, and
+takes a tolerance: ``"lca:1e-5"``.
 """
 
 from holdfast.errors import ConfigurationError
