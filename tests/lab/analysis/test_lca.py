@@ -33,6 +33,14 @@ def allocated(learner, task, names):
     return torch.stack(rows)
 
 
+def left_ends(learner, task, names):
+    """−∇L(θ)Δ of every step, ``[steps, weights]``."""
+    models = learner.observers["witness"].models
+    moves = [weights_of(models[task, i + 1], names) - weights_of(models[task, i], names) for i in range(STEPS)]
+    gradients = [gradient_of_each(models[task, i], learner, task, names=names).mean(0) for i in range(STEPS)]
+    return -torch.stack(gradients) * torch.stack(moves)
+
+
 @pytest.mark.parametrize("own_heads", [False, True])
 def test_against_the_definition(own_heads):
     """With dropout in the steps, a penalty from the second task on, and heads that are not part of it."""
@@ -56,6 +64,10 @@ def test_against_the_definition(own_heads):
             assert entry[which] == pytest.approx(float(share.double().mean()))
         assert (entry["steps"], entry["unsettled"]) == (STEPS, 0)
         assert 0 < entry["most_splits"] <= entry["splits"] and 0 < entry["split_steps"] <= STEPS
+        left = left_ends(learner, task, protected)
+        assert entry["left_end"] == pytest.approx(float(left.sum()), abs=1e-9)
+        expected = float(torch.corrcoef(torch.stack([rows.sum(0), left.sum(0)]))[0, 1])
+        assert entry["left_end_correlation"] == pytest.approx(expected, abs=1e-7)
         for name in ("SI", "SIU", "SIB"):
             raw = torch.cat([witness.found[task][name].raw[key].flatten() for key in protected])
             assert entry["raw_sums"][name] == pytest.approx(float(raw.sum()), abs=1e-9)

@@ -193,6 +193,8 @@ def test_si_siu_and_sib_beside_it():
     for name, expected in (("SI", left), ("SIU", left), ("SIB", torch.zeros_like(left))):
         raw = torch.cat([found[name].raw[key].flatten() for key, _ in training.model.named_parameters()])
         torch.testing.assert_close(raw, expected, rtol=0, atol=1e-10)
+    noiseless = torch.cat([allocation.left_end[key].flatten() for key, _ in training.model.named_parameters()])
+    torch.testing.assert_close(noiseless, left, rtol=0, atol=1e-10)
     decrease = training.decrease()
     assert allocation.total == pytest.approx(decrease, abs=1e-9)
     assert abs(float(left.sum()) - decrease) > 0.05 * decrease

@@ -23,6 +23,7 @@ from holdfast.tensors.sharding import is_sharded
 MOST_SPLITS = 32
 """Splits of one step, unless more are asked for."""
 
+_BY_WEIGHT = ("by_weight", "left_end")
 _COUNTS = ("helps", "hurts", "zeros")
 _NUMBERS = ("steps", "decrease", "loss_before", "loss_after", "splits", "most_splits", "split_steps", "unsettled")
 
@@ -77,6 +78,8 @@ class LossChangeAllocation:
         self._loss = loss
         self.by_weight: dict[str, Tensor] = {}
         """A of every weight, added up over all steps, by parameter name and in float64."""
+        self.left_end: dict[str, Tensor] = {}
+        """The same with the gradient of each step's beginning alone, −Δ∇L(θ): what sums like SI's are without noise."""
         self.counts: dict[str, dict[str, int]] = {}
         """By parameter name, how many (weight, step) pairs lowered the loss (``helps``), raised it (``hurts``), and
         did neither (``zeros``)."""
@@ -155,6 +158,7 @@ class LossChangeAllocation:
                 return self._point(parameters)
 
         found = integrate((first, last), at, move, self.tolerance, self.split_limit)
+        _add_up(self.left_end, {name: -move[name] * gradient for name, gradient in first.gradient.items()})
         self._add({name: -move[name] * mean for name, mean in found.gradient.items()})
         if not self.steps:
             self.loss_before = first.loss
@@ -196,23 +200,24 @@ class LossChangeAllocation:
     def state_dict(self) -> dict[str, Any]:
         """Return all that was found so far, to go on from."""
         return {
-            "by_weight": {name: value.clone() for name, value in self.by_weight.items()},
+            **{kind: {name: value.clone() for name, value in getattr(self, kind).items()} for kind in _BY_WEIGHT},
             "counts": {name: dict(counts) for name, counts in self.counts.items()},
             **{name: getattr(self, name) for name in _NUMBERS},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what was found before."""
-        check_keys(state, ("by_weight", "counts", *_NUMBERS), "A state of LossChangeAllocation")
+        check_keys(state, (*_BY_WEIGHT, "counts", *_NUMBERS), "A state of LossChangeAllocation")
         shapes = {name: p.shape for name, p in named_parameters(self.model)}
-        for name, value in state["by_weight"].items():
+        for name, value in itertools.chain.from_iterable(state[kind].items() for kind in _BY_WEIGHT):
             if shapes.get(name) != value.shape:
                 raise ConfigurationError(
                     f"A state of LossChangeAllocation has {name!r} of shape {tuple(value.shape)}, which the model has "
                     "not; expected the state of a model with the same parameters."
                 )
         devices = {name: p.device for name, p in named_parameters(self.model)}
-        self.by_weight = {name: value.to(devices[name], copy=True) for name, value in state["by_weight"].items()}
+        for kind in _BY_WEIGHT:
+            setattr(self, kind, {name: value.to(devices[name], copy=True) for name, value in state[kind].items()})
         self.counts = {name: dict(counts) for name, counts in state["counts"].items()}
         for name in _NUMBERS:
             setattr(self, name, state[name])
@@ -274,11 +279,8 @@ class LossChangeAllocation:
             )
 
     def _add(self, parts: Mapping[str, Tensor]) -> None:
+        _add_up(self.by_weight, parts)
         for name, part in parts.items():
-            if name in self.by_weight:
-                self.by_weight[name] += part
-            else:
-                self.by_weight[name] = part.clone()
             helps, hurts = torch.stack([(part > 0).sum(), (part < 0).sum()]).tolist()
             counts = self.counts.setdefault(name, dict.fromkeys(_COUNTS, 0))
             for which, more in zip(_COUNTS, (helps, hurts, part.numel() - helps - hurts), strict=True):
@@ -329,6 +331,11 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
                 "the loss's change cannot be allocated to others."
             )
     return found
+
+
+def _add_up(total: dict[str, Tensor], parts: Mapping[str, Tensor]) -> None:
+    for name, part in parts.items():
+        total[name] = total[name] + part if name in total else part
 
 
 def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

@@ -31,6 +31,8 @@ class LossChanges(Probe):
       raised it, and did neither;
     - ``steps``, ``splits``, ``most_splits``, ``split_steps`` and ``unsettled``: how many steps there were, how often
       they were split, the most in one step, how many were, and how many are further off than the tolerance;
+    - ``left_end``, the sum over all protected weights that the full gradient of each step's beginning alone gives, and
+      ``left_end_correlation`` with their parts;
     - by measure, ``raw_sums`` and ``correlations``: the sum of ω̃ over all protected weights, which for SI, SIU and SIB
       should be ``sum``, and its Pearson correlation with their parts (ω for other measures).
 
@@ -91,25 +93,32 @@ class LossChanges(Probe):
 def _entry(allocation: LossChangeAllocation, learner: Learner, found: Mapping[str, TaskImportance]) -> dict[str, Any]:
     sums = {name: float(value.sum()) for name, value in allocation.by_weight.items()}
     # What was frozen had no part in any step.
-    protected = {
-        name: allocation.by_weight.get(name, torch.zeros_like(p, dtype=torch.float64, requires_grad=False))
+    still = {
+        name: torch.zeros_like(p, dtype=torch.float64, requires_grad=False)
         for name, p in learner.guard.parameters.items()
     }
+    protected, left_end = (
+        {name: found_of.get(name, none) for name, none in still.items()}
+        for found_of in (allocation.by_weight, allocation.left_end)
+    )
     counts = [allocation.counts[name] for name in protected if name in allocation.counts]
     pairs = sum(sum(each.values()) for each in counts)
     rows = before_rescaling(learner, found)
-    moments = CoMoments(1 + len(rows), learner.device)
-    for piece in pieces_of_rows([protected, *rows.values()]):
+    moments = CoMoments(2 + len(rows), learner.device)
+    for piece in pieces_of_rows([protected, left_end, *rows.values()]):
         moments.add(piece)
     total = sum(sums.get(name, 0.0) for name in protected)
+    sums_of, correlations = moments.sums.tolist(), moments.correlations()[0].tolist()
     return {
         **{name: getattr(allocation, name) for name in _NOTED},
         **{which: sum(each[which] for each in counts) / pairs for which in ("helps", "hurts", "zeros")},
         "sum": total,
         "head_sum": sum(sums.values()) - total,
         "sums": sums,
-        "raw_sums": dict(zip(rows, moments.sums[1:].tolist(), strict=True)),
-        "correlations": dict(zip(rows, moments.correlations()[0, 1:].tolist(), strict=True)),
+        "left_end": sums_of[1],
+        "left_end_correlation": correlations[1],
+        "raw_sums": dict(zip(rows, sums_of[2:], strict=True)),
+        "correlations": dict(zip(rows, correlations[2:], strict=True)),
     }
 
 
