@@ -178,15 +178,15 @@ def page(rows: list[dict[str, Any]], where: dict[str, str]) -> str:
             (
                 f"Fully connected networks with ReLU, two hidden layers of 100, {TASKS} tasks of permuted pixels, the "
                 "second under SI's penalty; means over two seeds. The loss is that of all training images of the task. "
-                f"Each step's sum over weights is its decrease to within {TOLERANCE:g}, and steps are split where it takes "
-                "that."
+                f"Each step's sum over weights is its decrease to within {TOLERANCE:g}, and steps are split where that "
+                "takes it."
             ),
             "",
             *table(rows),
             (
                 "Lan et al. 2019 are remembered to have found that 50.7 % of pairs help: other networks, other data, "
-                "longer trainings, so that it is no target here. Pixels that are always black leave weights with neither "
-                "gradient nor move, which are counted as neither."
+                "longer trainings, so that it is no target here. Pixels that are always black leave weights with "
+                "neither gradient nor move, which are counted as neither."
             ),
             "",
         ]
