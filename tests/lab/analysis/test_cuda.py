@@ -11,7 +11,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("default"),
 ]
-PROBES = ("importances", "scatter", "path:4", "noise:3")
+PROBES = ("importances", "scatter", "path:4", "noise:3", "lca")
 
 
 def learner(device, *probes, dropout=True):

@@ -12,7 +12,7 @@ from holdfast.lab.training import FastRuns, PlainRun
 from tests.lab.analysis.helpers import observed_learner
 from tests.lab.training.helpers import finish
 
-PROBES = ("importances", "scatter", "path:4", "noise:3")
+PROBES = ("importances", "scatter", "path:4", "noise:3", "lca:1e-3")
 
 
 def observations(engine, run=0):
@@ -28,7 +28,7 @@ def test_both_engines_give_the_same(batched):
     both = finish(fast(batched))
     for run, seed in enumerate((3, 4)):
         plain = finish(PlainRun(observed_learner(*PROBES, seed=seed)))
-        assert set(observations(plain)) == {"importances", "scatter", "path", "noise"}
+        assert set(observations(plain)) == {"importances", "scatter", "path", "noise", "lca"}
         torch.testing.assert_close(observations(both, run), observations(plain), rtol=1e-6, atol=1e-9)
 
 
@@ -50,7 +50,7 @@ def test_a_run_that_stopped_goes_on_exactly(make, stop_after, monkeypatch, tmp_p
 
 @pytest.mark.parametrize("engine", [PlainRun, lambda learner: FastRuns([learner])], ids=["plain", "fast"])
 def test_a_run_that_is_looked_at_is_the_same_run(engine):
-    seen, unseen = observed_learner("importances", "scatter", "path", "noise"), observed_learner()
+    seen, unseen = observed_learner("importances", "scatter", "path", "noise", "lca"), observed_learner()
     del unseen.observers["witness"]
     finish(engine(seen))
     finish(engine(unseen))
@@ -63,19 +63,23 @@ def test_a_run_that_is_looked_at_is_the_same_run(engine):
 
 
 def test_names_and_numbers():
-    assert [make_probe(text, seed=0)[0] for text in PROBES] == ["importances", "scatter", "path", "noise"]
+    assert [make_probe(text, seed=0)[0] for text in PROBES] == ["importances", "scatter", "path", "noise", "lca"]
     sampled, whole = make_probe("path:6", seed=5)[1], make_probe("noise", seed=5)[1]
     assert isinstance(sampled, Path) and (sampled.size, sampled.seed) == (6, 5)
     assert isinstance(whole, Noise) and (whole.size, whole.seed) == (None, 5)
+    assert make_probe("lca", seed=5)[1].tolerance == 1e-4 and make_probe("lca:1e-6", seed=5)[1].tolerance == 1e-6
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("pathology", "No probe is called 'pathology'; there are importances, scatter, path, noise"),
+        ("pathology", "No probe is called 'pathology'; there are importances, scatter, path, noise, lca"),
         ("path:", "'path:': expected a whole number of steps, such as 'path:100'"),
         ("noise:many", "'noise:many': expected a whole number of steps, such as 'noise:100'"),
         ("path:3", "path:3: expected an even number"),
+        ("lca:", "'lca:': expected a tolerance, such as 'lca:1e-5'"),
+        ("lca:0", "lca=0.0: expected a tolerance above 0"),
+        ("lca:nan", "lca=nan: expected a tolerance above 0"),
         ("scatter:10", "'scatter:10': expected 'scatter' alone"),
     ],
 )

@@ -1,10 +1,11 @@
-"""Looking into runs: correlations of measures, path integrals, gradient noise, and the statistics of repetitions."""
+"""Looking into runs: correlations of measures, path integrals, which weights lowered the loss, noise, statistics."""
 
 from typing import TYPE_CHECKING
 
 from holdfast.lab.on_demand import on_demand
 
 if TYPE_CHECKING:
+    from holdfast.lab.analysis.loss_change import LossChangeAllocation
     from holdfast.lab.analysis.pearson import CoMoments
     from holdfast.lab.analysis.probes.registry import make_probe
     from holdfast.lab.analysis.repetitions import (
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CoMoments",
     "Estimate",
+    "LossChangeAllocation",
     "WelchTest",
     "correlation_interval",
     "difference_in_errors",
@@ -32,6 +34,7 @@ __all__ = [
 __getattr__ = on_demand(
     __name__,
     {
+        "loss_change": ("LossChangeAllocation",),
         "pearson": ("CoMoments",),
         "probes.registry": ("make_probe",),
         "repetitions": (

@@ -61,7 +61,7 @@ Probes = Annotated[
     _option(
         "--probe",
         help="What to keep of all measures, for Store.observations: importances, scatter, path or noise, or path:500 "
-        "for so many steps a task; may be repeated.",
+        "for so many steps a task, or lca; may be repeated.",
         panel=_NETWORK,
     ),
 ]

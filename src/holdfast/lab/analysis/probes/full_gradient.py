@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from holdfast.lab.analysis.whole_loss import loss_and_gradient
 from holdfast.lab.scenarios import Samples
 from holdfast.lab.training import Learner
 from holdfast.persample.isolation.isolated import isolated
@@ -13,12 +14,18 @@ from holdfast.tensors.products import tf32_allowed
 
 def full_loss(learner: Learner, task: int) -> float:
     """Return L, the mean cross-entropy over a task's training samples, dropout off and without penalty."""
-    samples = learner.samples(task)
     total = torch.zeros((), dtype=torch.float64, device=learner.device)
     with isolated(learner.model, learner.guard.parameters.values()), torch.no_grad():
-        for x, y in _batches(samples):
-            total += learner.loss(x, y, task) * (len(y) / len(samples))
+        for part in loss_in_parts(learner, task):
+            total += part
     return total.item()
+
+
+def loss_in_parts(learner: Learner, task: int) -> Iterator[Tensor]:
+    """Yield what batches of a task's training samples add to L, one after another."""
+    samples = learner.samples(task)
+    for x, y in _batches(samples):
+        yield learner.loss(x, y, task) * (len(y) / len(samples))
 
 
 def full_gradient(
@@ -38,14 +45,9 @@ def mean_gradient(
     float64.
     """
     parameters = learner.guard.parameters if parameters is None else parameters
-    total = {name: torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for name, p in parameters.items()}
     with isolated(learner.model, parameters.values()), tf32_allowed(learner.precision != "fp32", learner.device):
-        for x, y in _batches(samples):
-            found = torch.autograd.grad(learner.loss(x, y, task), list(parameters.values()), allow_unused=True)
-            for added_up, gradient in zip(total.values(), found, strict=True):
-                if gradient is not None:
-                    added_up.add_(gradient, alpha=len(y) / len(samples))
-    return total
+        parts = ((learner.loss(x, y, task), len(y) / len(samples)) for x, y in _batches(samples))
+        return loss_and_gradient(parts, parameters)[1]
 
 
 def squared_norm(gradient: dict[str, Tensor]) -> float:

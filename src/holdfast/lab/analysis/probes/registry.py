@@ -1,18 +1,20 @@
 """All probes by name, as a spec names them.
 
 ``"importances"`` and ``"scatter"`` look at what the measures found, ``"path"`` and ``"noise"`` at the steps of each
-task: all of them, or with ``"path:500"`` and ``"noise:200"`` so many.
+task: all of them, or with ``"path:500"`` and ``"noise:200"`` so many. ``"lca"`` looks at all steps, and
+takes a tolerance: ``"lca:1e-5"``.
 """
 
 from holdfast.errors import ConfigurationError
 from holdfast.lab.analysis.probes.importances import Importances
+from holdfast.lab.analysis.probes.lca import LossChanges
 from holdfast.lab.analysis.probes.noise import Noise
 from holdfast.lab.analysis.probes.path import Path
 from holdfast.lab.analysis.probes.scatter import Scatter
 from holdfast.lab.training import Observer
 
 _OF_STEPS = {"path": Path, "noise": Noise}
-PROBES = ("importances", "scatter", *_OF_STEPS)
+PROBES = ("importances", "scatter", *_OF_STEPS, "lca")
 """Their names."""
 
 
@@ -20,7 +22,7 @@ def make_probe(text: str, *, seed: int) -> tuple[str, Observer]:
     """Return a probe's name and the probe, for one run.
 
     Args:
-        text: the name, and for some a number of steps after a colon.
+        text: the name, and for some a number after a colon: of steps, or a tolerance.
         seed: decides what it samples.
     """
     name, colon, number = text.partition(":")
@@ -30,6 +32,15 @@ def make_probe(text: str, *, seed: int) -> tuple[str, Observer]:
         if colon and not (number.isascii() and number.isdigit()):
             raise ConfigurationError(f"The probe {text!r}: expected a whole number of steps, such as '{name}:100'.")
         return name, _OF_STEPS[name](seed=seed, size=int(number) if colon else None)
+    if name == "lca":
+        return name, LossChanges(_tolerance(text, number)) if colon else LossChanges()
     if colon:
         raise ConfigurationError(f"The probe {text!r}: expected {name!r} alone; it looks at tasks, not at steps.")
     return name, Importances() if name == "importances" else Scatter(seed=seed)
+
+
+def _tolerance(text: str, given: str) -> float:
+    try:
+        return float(given)
+    except ValueError as error:
+        raise ConfigurationError(f"The probe {text!r}: expected a tolerance, such as 'lca:1e-5'.") from error
