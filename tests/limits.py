@@ -29,4 +29,6 @@ def patient_ray():
         "RAY_gcs_rpc_server_connect_timeout_s": seconds,
         "RAY_worker_register_timeout_seconds": seconds,
         "RAY_agent_register_timeout_ms": seconds + "000",
+        # Ray's workers give way to everything else by default, and beside twenty busy processes hardly run at all.
+        "RAY_worker_niceness": "0",
     }
