@@ -107,7 +107,10 @@ def _check_here(claim: Claim, results: Results) -> Verdict:
     try:
         found = claim.statistic(results)
     except NotMeasuredError as error:
-        return verdict(holds=None, statistic="", note=_noted(f"Not checked: {error}.", claim.remark))
+        command = f"holdfast reproduce {claim.items[0]} --preset {results.preset.name}"
+        return verdict(
+            holds=None, statistic="", note=_noted(f"Not checked: {error}. Made by: {command}.", claim.remark)
+        )
     scatter = "" if math.isnan(found.error) else f" ± {found.error:.2g}"
     runs = f"{found.count} run" + "s" * (found.count != 1)
     where = f"task {found.task}, " if isinstance(found, OnTask) else ""

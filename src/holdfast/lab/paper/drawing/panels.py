@@ -1,6 +1,7 @@
 """Figures made of panels, each with the numbers that it shows; a panel whose runs are missing says so."""
 
 import itertools
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ _MARKS: tuple[dict[str, Any], ...] = (
     {"marker": "D", "linestyle": "-.", "markerfacecolor": "none"},
     {"marker": "x", "linestyle": (0, (1, 3)), "markersize": 8},
 )
+_REASON_WIDTH = 32
+"""Characters in a line of why a panel is missing, so that it stays in its place."""
 _COLUMNS = ("panel", "series", "at", "mean", "error", "runs")
 
 
@@ -50,7 +53,9 @@ def panel_or_reason(title: str, make: Callable[[], Panel]) -> Panel:
 
     def draw(axes: Axes) -> None:
         axes.set_axis_off()
-        axes.text(0.5, 0.5, f"not measured:\n{reason}", ha="center", va="center", wrap=True, transform=axes.transAxes)
+        said = "\n".join(["not measured:", *textwrap.wrap(reason, _REASON_WIDTH)])
+        words = axes.text(0.5, 0.5, said, ha="center", va="center", transform=axes.transAxes)
+        words.set_in_layout(False)  # or the panels beside it would make room for them
 
     return Panel(title, draw)
 

@@ -169,11 +169,15 @@ def _described(spec: Spec) -> str:
     later = "" if settings.later_epochs is None else f" and then {settings.later_epochs}"
     parts += [f"{spec.tasks} tasks", f"{settings.epochs}{later} epochs", f"batch {settings.batch_size}"]
     parts += [settings.optimizer] * (settings.optimizer != "adam")
+    parts += ["in halves"] * (settings.second_batch == "halves")
+    kind = spec.scenario_kind
+    parts += [f"rate {settings.learning_rate:g}"] * (settings.learning_rate != kind.protocol.settings.learning_rate)
+    parts += [f"network {spec.network}"] * (spec.network not in (None, kind.network))
     parts += [f"{spec.form}{_said(spec.form_settings)}"] * (spec.form != "diagonal")
     parts += [f"trained {settings.trains}"] * (settings.trains != "sequentially")
     parts += [f"{hold}{_said(spec.hold_settings.get(hold, {}))}" for hold in spec.holds]
     # Measures that watch have numbers of samples of their own.
-    usual = spec.scenario_kind.protocol.settings.samples
+    usual = kind.protocol.settings.samples
     parts += [f"{settings.samples} samples"] * (settings.samples not in (None, usual) and not spec.watch)
     parts += [f"watched by {', '.join(spec.watch)}"] if spec.watch else []
     return ", ".join(parts)

@@ -178,7 +178,7 @@ class FastRuns:
         states = tuple(rows() for _ in self._state_names)
         self._kept = Kept(rows(), rows(), rows(), moments, states)
         self._start = rows()
-        self._update = Update(optimiser, tuple(first.path_measures.values()), settings.batch_size)
+        self._update = Update(optimiser, tuple(first.path_measures.values()), first.seen_samples)
         self._strengths = torch.zeros(runs, 1, dtype=dtype, device=self._device)
         tasks = range(len(scenario))
         coefficients = optimiser.coefficients(max(first.task_steps(task) for task in tasks))
@@ -187,7 +187,7 @@ class FastRuns:
         orders = torch.zeros(shape, dtype=torch.long, device=self._device)
         self._schedule = Schedule(
             orders,
-            torch.zeros_like(orders) if first.needs_second_batch else None,
+            torch.zeros_like(orders[..., : first.seen_samples]) if first.needs_second_batch else None,
             coefficients.to(self._device, dtype),
             torch.zeros(runs, longest, dtype=dtype, device=self._device),
         )
@@ -232,6 +232,7 @@ class FastRuns:
             ),
             self._clock,
             needs_own_gradient=first.needs_own_gradient,
+            seen_samples=first.seen_samples,
         )
 
     def _gradient_source(self, learners: Sequence[Learner], weights: Tensor, batches: Batches) -> GradientSource:
