@@ -95,7 +95,8 @@ def test_tables_have_a_column_of_them(paper):
         "SI(2048)": 70.23,
         "SOS(2048)": 74.85,
     }
-    assert "the authors' data bear" in report_of([ITEMS["table1"]], paper).lead.text.replace("own ", "")
+    said = "The authors' own data bear on 4 of them: 4 hold there, and 0 do not. Of 1 claims of our own"
+    assert said in report_of([ITEMS["table1"]], paper).lead.text
 
 
 @pytest.mark.parametrize("first", [1, 2])

@@ -96,10 +96,8 @@ def _in_authors_data(verdicts: Sequence[Verdict]) -> str:
     fail = sum(not each.authors_hold for each in known)
     both = [each for each in known if each.holds is not None]
     alike = sum(each.holds == each.authors_hold for each in both)
-    return (
-        f"The authors' own data bear on {len(known)} of them: {len(known) - fail} hold there, and {fail} do not. Where "
-        f"our runs have decided too, {alike} of {len(both)} come out alike."
-    )
+    said = f"The authors' own data bear on {len(known)} of them: {len(known) - fail} hold there, and {fail} do not."
+    return said + f" Where our runs have decided too, {alike} of {len(both)} come out alike." * bool(both)
 
 
 def _missing(items: Sequence[PaperItem], specs: Sequence[Spec], results: Results) -> tuple[tuple[Cell, ...], ...]:
