@@ -108,9 +108,8 @@ def _check_here(claim: Claim, results: Results) -> Verdict:
         found = claim.statistic(results)
     except NotMeasuredError as error:
         command = f"holdfast reproduce {claim.items[0]} --preset {results.preset.name}"
-        return verdict(
-            holds=None, statistic="", note=_noted(f"Not checked: {error}. Made by: {command}.", claim.remark)
-        )
+        note = _noted(f"Not checked: {error}. What makes its runs: {command}", claim.remark)
+        return verdict(holds=None, statistic="", note=note)
     scatter = "" if math.isnan(found.error) else f" ± {found.error:.2g}"
     runs = f"{found.count} run" + "s" * (found.count != 1)
     where = f"task {found.task}, " if isinstance(found, OnTask) else ""

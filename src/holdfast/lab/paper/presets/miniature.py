@@ -55,7 +55,7 @@ DIGITS = Preset(
                 ("SOS", "large batch, halves"): Chosen(10.0, reinitialise=False, settings={"alpha": 1.0}),
                 ("SOS", "large batch, α = 0"): Chosen(5.0, reinitialise=False),
                 ("SI", "a tenth of the rate"): Chosen(50.0, reinitialise=False),
-                ("SI", "torch's initial weights"): Chosen(5.0, reinitialise=False),
+                ("SI", "torch's initial weights"): Chosen(20.0, reinitialise=False),
                 ("SI", "SGD"): Chosen(50.0, reinitialise=False),
                 ("SIU", "SGD"): Chosen(100.0, reinitialise=False),
                 ("EWC", "diagonal"): Chosen(100.0, reinitialise=False),
