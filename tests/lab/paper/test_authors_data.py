@@ -139,5 +139,11 @@ def _drawn(panel, stars):
     return canvas.axes
 
 
+def test_a_report_without_any_run_says_what_they_say(paper):
+    report = report_of(list(ITEMS.values()), paper)
+    assert sum(bool(verdict.authors) for verdict in report.verdicts()) == len(authors_data.BY_CLAIM)
+    assert all("holdfast reproduce " in verdict.note for verdict in report.verdicts())
+
+
 def test_claims_of_our_own_have_none():
     assert all(claim.theirs is None for claim in OWN_CLAIMS.values())

@@ -53,7 +53,8 @@ def _of_long_training(preset: Preset) -> str:
 
 
 def _of_training_factors(preset: Preset) -> str:
-    usual, slow = (preset.spec("P-MNIST", "SI", v).settings.learning_rate for v in ("usual", "a tenth of the rate"))
+    usual = preset.spec("P-MNIST", "SI").settings.learning_rate
+    slow = preset.stages["P-MNIST"].variants["a tenth of the rate"]["learning_rate"]
     return (
         f"What the paper says that it tested, without numbers: SI with a learning rate of {slow:g} in place of "
         f"{usual:g}, and with weights and biases that begin as torch draws them for linear layers, in place of "
