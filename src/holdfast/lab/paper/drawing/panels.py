@@ -29,6 +29,7 @@ _MARKS: tuple[dict[str, Any], ...] = (
     {"marker": "D", "linestyle": "-.", "markerfacecolor": "none"},
     {"marker": "x", "linestyle": (0, (1, 3)), "markersize": 8},
 )
+_MANY_LINES = 5
 _REASON_WIDTH = 32
 """Characters in a line of why a panel is missing, so that it stays in its place."""
 _COLUMNS = ("panel", "series", "at", "mean", "error", "runs")
@@ -53,7 +54,7 @@ def panel_or_reason(title: str, make: Callable[[], Panel]) -> Panel:
 
     def draw(axes: Axes) -> None:
         axes.set_axis_off()
-        said = "\n".join(["not measured:", *textwrap.wrap(reason, _REASON_WIDTH)])
+        said = "\n".join(["not measured:", *textwrap.wrap(reason, _REASON_WIDTH, break_on_hyphens=False)])
         words = axes.text(0.5, 0.5, said, ha="center", va="center", transform=axes.transAxes)
         words.set_in_layout(False)  # or the panels beside it would make room for them
 
@@ -100,7 +101,8 @@ def correlations_over_tasks(
         axes.set_ylabel(y_label)
         # From 0, so that panels can be compared, and the legend has room below high ones.
         axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.04)
-        axes.legend(loc="best")
+        # Many entries in two columns, which leave the height to the lines.
+        axes.legend(loc="best", ncols=1 if len(found) < _MANY_LINES else 2)
 
     return Panel(title, draw, (*_rows(found), *_their_rows(beside)))
 
