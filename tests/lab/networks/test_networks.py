@@ -51,3 +51,17 @@ def test_a_generator_decides_the_weights():
         draws.append(network.body[0].weight.detach().clone())
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
+
+
+def test_without_a_bias_weights_begin_as_torch_draws_them():
+    """U(−1/√fan_in, 1/√fan_in) for weights and biases alike."""
+    network = mlp(400, (300,), 10, bias=None)
+    network.initialise(torch.Generator().manual_seed(0))
+    for layer, fan_in in ((network.body[0], 400), (network.heads[0], 300)):
+        for values in (layer.weight, layer.bias):
+            assert 0.7 * fan_in**-0.5 < float(values.detach().abs().max()) <= fan_in**-0.5
+    assert float(network.body[0].weight.detach().std()) == pytest.approx((3 * 400) ** -0.5, rel=0.02)
+    again = mlp(400, (300,), 10, bias=None)
+    again.initialise(torch.Generator().manual_seed(0))
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name])

@@ -26,7 +26,7 @@ def fixed(scenario):
 
 
 def test_those_that_are_built_in():
-    assert list(NETWORKS) == ["mlp", "mlp-batch-norm", "cnn"]
+    assert list(NETWORKS) == ["mlp", "mlp-batch-norm", "mlp-torch-init", "cnn"]
     rows, images = scenario(5), scenario(3, 32, 32)
     assert NETWORKS["MLP"].network(rows, (7,))(torch.rand(2, 5), 1).shape == (2, 3)
     assert NETWORKS["mlp"].network(images, (7, 6))(torch.rand(2, 3, 32, 32)).shape == (2, 3)
@@ -89,7 +89,8 @@ def test_widths_are_asked_of_those_that_take_them():
 
 def test_an_unknown_network_lists_the_near_ones():
     with pytest.raises(
-        ConfigurationError, match=r"No network is called 'mpl'. Did you mean 'mlp'\? There are mlp, mlp-batch-norm, cnn"
+        ConfigurationError,
+        match=r"No network is called 'mpl'. Did you mean 'mlp'\? There are mlp, mlp-batch-norm, mlp-torch-init, cnn",
     ):
         small_spec(network="mpl")
 

@@ -20,7 +20,11 @@ def tiny_preset(**changes):
     """Return the preset; ``changes`` are those of the stage that plays Permuted MNIST."""
     permuted, split = DIGITS.stages["P-MNIST"], DIGITS.stages["CIFAR"]
     sizes = {"seeds": 2, "samples": 20, "many_samples": 60, "path_steps": 4, "seeds_of": {}}
-    variants = {"large batch": _LARGE, "large batch, α = 0": {**_LARGE, **_NO_ALPHA}}
+    variants = {
+        "large batch": _LARGE,
+        "large batch, α = 0": {**_LARGE, **_NO_ALPHA},
+        "large batch, halves": {**_LARGE, "second_batch": "halves"},
+    }
     stages = {
         "P-MNIST": dataclasses.replace(
             permuted,

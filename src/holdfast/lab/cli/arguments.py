@@ -50,7 +50,10 @@ Trains = Annotated[
 Hidden = Annotated[str | None, _option(help="Widths of hidden layers, such as 100,100.", panel=_NETWORK)]
 Network = Annotated[
     str | None,
-    _option(help="mlp, mlp-batch-norm, cnn, or one that a file registers; the scenario's usual one.", panel=_NETWORK),
+    _option(
+        help="mlp, mlp-batch-norm, mlp-torch-init, cnn, or one that a file registers; the scenario's usual one.",
+        panel=_NETWORK,
+    ),
 ]
 Watch = Annotated[
     list[str] | None,

@@ -13,10 +13,11 @@ from holdfast.lab.networks.dropout import Dropout
 class MultiHead(nn.Module):
     """A body that all tasks share, and a head for each of them, or one for all.
 
-    Parameters are called ``body.*`` and ``heads.*``, so that ``protect="body.*"`` leaves heads out.
+    Parameters are called ``body.*`` and ``heads.*``, so that ``protect="body.*"`` leaves heads out. ``bias`` is where
+    biases begin, of weights that are drawn Glorot-uniformly; with ``None``, all begin as torch draws them.
     """
 
-    def __init__(self, body: nn.Module, features: int, classes: int, heads: int = 1, bias: float = 0.0) -> None:
+    def __init__(self, body: nn.Module, features: int, classes: int, heads: int = 1, bias: float | None = 0.0) -> None:
         super().__init__()
         self.body = body
         self.heads = nn.ModuleList(nn.Linear(features, classes) for _ in range(heads))
@@ -36,22 +37,25 @@ class MultiHead(nn.Module):
         initialise(self, self.bias, generator)
 
 
-def initialise(module: nn.Module, bias: float = 0.0, generator: torch.Generator | None = None) -> None:
+def initialise(module: nn.Module, bias: float | None = 0.0, generator: torch.Generator | None = None) -> None:
     """Draw a network's trained weights anew, as :func:`draw_weights` does."""
     take_weights(module, draw_weights(module, bias, generator))
 
 
-def draw_weights(module: nn.Module, bias: float = 0.0, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+def draw_weights(
+    module: nn.Module, bias: float | None = 0.0, generator: torch.Generator | None = None
+) -> dict[str, Tensor]:
     """Return new weights of a network, by name, and new buffers of layers that have them.
 
     Linear and convolutional layers are drawn Glorot-uniformly, the fans of a convolution counting its kernel, as in
-    TensorFlow and in torch; their biases are set. Other layers are reset as they reset themselves. What is frozen
-    stays. All is drawn on the CPU, so that a seed gives the same weights on every device.
+    TensorFlow and in torch; their biases are set. Other layers are reset as they reset themselves, and so are all where
+    ``bias`` is ``None``. What is frozen stays. All is drawn on the CPU, so that a seed gives the same weights on every
+    device.
     """
     drawn: dict[str, Tensor] = {}
     for path, layer in module.named_modules():
         own = dict(layer.named_parameters(recurse=False))
-        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d) and "weight" in own:
+        if bias is not None and isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d) and "weight" in own:
             weight = torch.empty_like(own["weight"], device="cpu", requires_grad=False)
             new = {"weight": nn.init.xavier_uniform_(weight, generator=generator)}
             if "bias" in own:
@@ -88,7 +92,11 @@ def _reset(layer: nn.Module, generator: torch.Generator | None) -> dict[str, Ten
 
 
 def mlp(
-    inputs: int = 784, hidden: Sequence[int] = (2000, 2000), classes: int = 10, heads: int = 1, bias: float = 0.1
+    inputs: int = 784,
+    hidden: Sequence[int] = (2000, 2000),
+    classes: int = 10,
+    heads: int = 1,
+    bias: float | None = 0.1,
 ) -> MultiHead:
     """Return the network of Permuted MNIST: fully connected, ReLU, biases that start at 0.1."""
     widths = [inputs, *hidden]

@@ -100,8 +100,17 @@ def register_network(name: str) -> Callable[[F], F]:
 
 def _mlp(scenario: Tasks, hidden: tuple[int, ...]) -> MultiHead:
     """Return fully connected layers, into which images go as rows of pixels."""
+    return _rows_of_pixels(scenario, hidden, bias=0.1)
+
+
+def _mlp_torch_init(scenario: Tasks, hidden: tuple[int, ...]) -> MultiHead:
+    """Return the same with weights and biases that begin as torch draws them for linear layers."""
+    return _rows_of_pixels(scenario, hidden, bias=None)
+
+
+def _rows_of_pixels(scenario: Tasks, hidden: tuple[int, ...], bias: float | None) -> MultiHead:
     shape = scenario.input_shape
-    made = mlp(math.prod(shape), hidden, scenario.classes, scenario.heads)
+    made = mlp(math.prod(shape), hidden, scenario.classes, scenario.heads, bias)
     if len(shape) > 1:
         made.body = nn.Sequential(nn.Flatten(), made.body)
     return made
@@ -129,5 +138,8 @@ def _cnn(scenario: Tasks) -> MultiHead:
 NETWORKS.register("mlp", NetworkKind(_mlp, "fully connected layers", takes_hidden=True))
 NETWORKS.register(
     "mlp-batch-norm", NetworkKind(_mlp_batch_norm, "fully connected layers with batch norm", takes_hidden=True)
+)
+NETWORKS.register(
+    "mlp-torch-init", NetworkKind(_mlp_torch_init, "fully connected layers as torch draws them", takes_hidden=True)
 )
 NETWORKS.register("cnn", NetworkKind(_cnn, "the paper's CNN", takes_hidden=False))

@@ -33,6 +33,7 @@ TABLE1 = (
 BESIDE_TABLE1 = (
     Algorithm("SOS(2048, α=0)", "SOS", "large batch, α = 0"),
     Algorithm("MAS-logits", "MAS-logits"),
+    Algorithm("MAS, c = 1000", "MAS", "MASX's strength", benchmarks=("CIFAR",)),
     Algorithm("MASX", "MASX"),
     Algorithm("fine-tune", "fine-tune"),
     Algorithm("L2", "L2", benchmarks=("P-MNIST",)),
@@ -44,6 +45,9 @@ BESIDE_TABLE1 = (
 )
 
 ELSEWHERE = (
+    Algorithm("SOS(2048, halves)", "SOS", "large batch, halves"),
+    Algorithm("SI, a tenth of the rate", "SI", "a tenth of the rate", benchmarks=("P-MNIST",)),
+    Algorithm("SI, torch's initial weights", "SI", "torch's initial weights", benchmarks=("P-MNIST",)),
     Algorithm("SI, long training", "SI", "long training", benchmarks=("P-MNIST",)),
     Algorithm("SI, SGD", "SI", "SGD", benchmarks=("P-MNIST",)),
     Algorithm("SIU, SGD", "SIU", "SGD", benchmarks=("P-MNIST",)),

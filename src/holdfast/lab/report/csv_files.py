@@ -32,9 +32,12 @@ def verdicts_table(verdicts: Sequence[Verdict]) -> Table:
     return Table(
         name="verdicts",
         caption="Every claim and whether it holds.",
-        columns=("name", "claim", "holds", "statistic", "threshold", "note"),
+        columns=("name", "claim", "holds", "statistic", "threshold", "note", "the authors' data", "holds there"),
         rows=tuple(
-            (each.name, each.claim, _ANSWERS[each.holds], each.statistic, each.threshold, each.note)
+            (
+                *(each.name, each.claim, _ANSWERS[each.holds], each.statistic, each.threshold, each.note),
+                *(each.authors, _ANSWERS[each.authors_hold] if each.authors else ""),
+            )
             for each in verdicts
         ),
     )

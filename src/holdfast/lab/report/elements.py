@@ -107,6 +107,10 @@ class Verdict:
     note: str = ""
     own: bool = False
     """Whether the claim is of those who report, and not of the work that the report is on; it is counted apart."""
+    authors: str = ""
+    """What the data of those who made the claim say, where they are known apart from what was written about them."""
+    authors_hold: bool | None = None
+    """Whether it holds there."""
 
     def __post_init__(self) -> None:
         if self.holds is None and not self.note:

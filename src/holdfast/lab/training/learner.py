@@ -25,6 +25,7 @@ from holdfast.lab.networks import MultiHead, draw_weights, give_generator, take_
 from holdfast.lab.scenarios import Samples, Scenario
 from holdfast.lab.training.batch_order import epoch_order, second_order, steps_per_epoch
 from holdfast.lab.training.bounds import check_unprotected, own_heads, together, training_sizes
+from holdfast.lab.training.halves import check_halves
 from holdfast.lab.training.modes import FEW, Modes, modes_of
 from holdfast.lab.training.observer import Observer
 from holdfast.lab.training.precision import check_precision, computing_in
@@ -131,6 +132,7 @@ class Learner:
         for hold in self.guard.holds:
             if isinstance(hold, BatchHold) and hold.forward is None:
                 hold.call_by(self._through_its_head if scenario.heads > 1 else self._as_trained)
+        check_halves(settings.second_batch, self.guard.measures.values())
         self.observers = dict(observers or {})
         self._drawn: dict[int, dict[str, Tensor]] = {}
         self.outcome = Outcome(untrained=self.accuracies())
@@ -143,12 +145,24 @@ class Learner:
     @property
     def needs_own_gradient(self) -> bool:
         """Whether measures need a gradient in evaluation mode beside the one that makes the step."""
+        if self.halves:
+            return True
         return self.modes.matter and any(measure.needs.gradient for measure in self.path_measures.values())
 
     @property
     def needs_second_batch(self) -> bool:
         """Whether some measure needs the gradient of a second, independent batch."""
         return any(measure.needs.independent for measure in self.path_measures.values())
+
+    @property
+    def halves(self) -> bool:
+        """Whether measures see the halves of a batch in place of two batches."""
+        return self.settings.second_batch == "halves"
+
+    @property
+    def seen_samples(self) -> int:
+        """How many samples each gradient has that measures see."""
+        return self.settings.batch_size // (2 if self.halves else 1)
 
     def samples(self, task: int) -> Samples:
         """Return a task's training samples; in joint training, those of all tasks before it too."""
@@ -189,7 +203,12 @@ class Learner:
         return self.settings.epochs_of(task) * self.epoch_steps(task)
 
     def order(self, task: int, epoch: int, *, second: bool = False) -> Tensor:
-        """Return the samples of each step of an epoch, or those of its second batches, ``[steps, batch_size]``."""
+        """Return the samples of each step of an epoch, or those of its second batches, ``[steps, batch_size]``.
+
+        Where halves serve, the second batch is the second half of the first.
+        """
+        if second and self.halves:
+            return self.order(task, epoch)[:, self.seen_samples :]
         draw = second_order if second else epoch_order
         return draw(self._sizes[task], self.settings.batch_size, seed=self.seed, task=task, epoch=epoch)
 

@@ -99,7 +99,8 @@ class PlainRun:
         # Importance is measured with the gradient of the task's loss without dropout, at the weights before the step.
         learner.model.eval()
         if learner.needs_own_gradient:
-            learner.guard.observe(learner.loss(x, y, task))
+            seen = learner.seen_samples
+            learner.guard.observe(learner.loss(x[:seen], y[:seen], task))
         if learner.needs_second_batch:
             independent = learner.loss(samples.x[second], samples.y[second], task)
             learner.guard.observe_independent(independent, samples=len(second))

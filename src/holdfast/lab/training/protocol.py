@@ -9,6 +9,7 @@ from torch import nn
 
 from holdfast.errors import ConfigurationError, shortened
 from holdfast.lab.training.bounds import Trains
+from holdfast.lab.training.halves import SecondBatch
 from holdfast.settings import added, choice
 
 _MOST = 10**9
@@ -37,6 +38,8 @@ class Settings:
             default.
         trains: ``"sequentially"``; or, as bounds, ``"jointly"``, each task together with all before it, or ``"anew"``,
             each by itself from new weights, and judged by the network that has learned it.
+        second_batch: where a measure needs a second gradient, ``"drawn"``, that of a batch drawn for it; or for SOS
+            ``"halves"``, both gradients from the halves of the step's own.
     """
 
     epochs: int = 20
@@ -48,6 +51,7 @@ class Settings:
     reinitialise: bool = False
     samples: int | None = None
     trains: Trains = added("sequentially")  # noqa: RUF009 (a field, as its docstring says)
+    second_batch: SecondBatch = added("drawn")  # noqa: RUF009 (likewise)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "later_epochs", "batch_size", "samples"):
@@ -64,6 +68,9 @@ class Settings:
         if self.optimizer not in ("adam", "adamw", "sgd"):
             raise ConfigurationError(f"optimizer={self.optimizer!r}: expected 'adam', 'adamw' or 'sgd'.")
         choice("trains", self.trains, get_args(Trains))
+        choice("second_batch", self.second_batch, get_args(SecondBatch))
+        if self.second_batch == "halves" and self.batch_size % 2:
+            raise ConfigurationError(f"batch_size={self.batch_size} in halves: expected an even number.")
         if self.trains == "anew":  # which is what the word says, so that it is one run whichever way it is asked for
             object.__setattr__(self, "reinitialise", True)
 

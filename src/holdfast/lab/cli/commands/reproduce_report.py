@@ -48,8 +48,13 @@ def report_reproduction(found: "Reproduction", *, as_json: bool, only_report: bo
 def _show(found: "Reproduction") -> None:
     console = results()
     if found.verdicts:
-        shown = table("claim", "verdict", "statistic", "threshold", wrap=("claim", "statistic", "threshold"))
+        # Whether it holds in the authors' own data, where any claim has some.
+        known = any(verdict.authors for verdict in found.verdicts)
+        columns = ("claim", "verdict", *("authors' data",) * known, "statistic", "threshold")
+        shown = table(*columns, wrap=("claim", "statistic", "threshold"))
         for verdict in found.verdicts:
-            shown.add_row(verdict.name, _ANSWERS[verdict.holds], verdict.statistic or verdict.note, verdict.threshold)
+            authors = _ANSWERS[verdict.authors_hold] if verdict.authors else ""
+            said = verdict.statistic or verdict.note
+            shown.add_row(verdict.name, _ANSWERS[verdict.holds], *(authors,) * known, said, verdict.threshold)
         console.print(shown)
     console.print(f"\nThe report: {found.index}", soft_wrap=True)

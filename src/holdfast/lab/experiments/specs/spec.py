@@ -20,6 +20,7 @@ from holdfast.lab.networks import NETWORKS, MultiHead
 from holdfast.lab.scenarios import Scenario
 from holdfast.lab.training.bounds import check_unprotected
 from holdfast.lab.training.fast.layer_holds import can_hold
+from holdfast.lab.training.halves import check_halves
 from holdfast.lab.training.observer import Observer
 from holdfast.lab.training.precision import Precision
 from holdfast.lab.training.protocol import Settings
@@ -115,6 +116,7 @@ class Spec:
             self._fill_in_form_and_holds()
             self._check_probes()
             check_unprotected(self.settings.trains, self.make_measure(), (*self.holds, *self.watch, *self.probes))
+            check_halves(self.settings.second_batch, [self.make_measure(), *self.make_watched().values()])
         if len(sources) > 1:
             raise ConfigurationError(
                 f"scenario={self.scenario!r}, network={self.network!r}, measure={self.measure!r}, form={self.form!r}, "

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
 from holdfast.lab.analysis.repetitions import Estimate
+from holdfast.lab.paper.authors_data import Theirs
 from holdfast.lab.paper.claims.differences import OnTask
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.report import Verdict
@@ -79,10 +80,26 @@ class Claim:
     """Whether it was written down when its runs had been seen, which is then said with it."""
     own: bool = False
     """Whether it is ours and not the paper's, which is then said with it; it is counted apart."""
+    remark: str = ""
+    """What else a reader has to know of the threshold."""
+    theirs: Theirs | None = None
+    """The statistic in the authors' own data, where they have it."""
 
 
 def check(claim: Claim, results: Results) -> Verdict:
-    """Return whether a claim holds."""
+    """Return whether a claim holds, here and in the authors' own data."""
+    verdict = _check_here(claim, results)
+    if claim.theirs is None:
+        return verdict
+    # One number without an error: it has to keep the bound, and cannot be asked to do so by several errors.
+    there = claim.bound.holds(Estimate(claim.theirs.value, 0.0, 1))
+    remark = f", {claim.theirs.remark}" * bool(claim.theirs.remark)
+    said = f"{claim.theirs}{remark}: {'holds' if there else 'does not hold'} ({claim.theirs.source})"
+    disagrees = "" if there else "The paper's text disagrees with its authors' own data."
+    return replace(verdict, authors=said, authors_hold=there, note=_noted(verdict.note, disagrees))
+
+
+def _check_here(claim: Claim, results: Results) -> Verdict:
     limit = claim.bound
     says = claim.says + " (Added when its runs had been seen.)" * claim.added_later
     says += " (Of our own, not the paper's.)" * claim.own
@@ -90,14 +107,20 @@ def check(claim: Claim, results: Results) -> Verdict:
     try:
         found = claim.statistic(results)
     except NotMeasuredError as error:
-        return verdict(holds=None, statistic="", note=f"Not checked: {error}.")
+        command = f"holdfast reproduce {claim.items[0]} --preset {results.preset.name}"
+        note = _noted(f"Not checked: {error}. What makes its runs: {command}", claim.remark)
+        return verdict(holds=None, statistic="", note=note)
     scatter = "" if math.isnan(found.error) else f" ± {found.error:.2g}"
     runs = f"{found.count} run" + "s" * (found.count != 1)
     where = f"task {found.task}, " if isinstance(found, OnTask) else ""
     statistic = f"{claim.measured_as}: {found.mean:.3g}{scatter} ({where}{runs})"
     if math.isnan(found.mean):
-        return verdict(holds=None, statistic=statistic, note="Not checked: it is not a number.")
+        return verdict(holds=None, statistic=statistic, note=_noted("Not checked: it is not a number.", claim.remark))
     if limit.errors and math.isnan(found.error):
-        note = "Not checked: a single run has no standard error."
+        note = _noted("Not checked: a single run has no standard error.", claim.remark)
         return verdict(holds=None, statistic=statistic, note=note)
-    return verdict(holds=limit.holds(found), statistic=statistic)
+    return verdict(holds=limit.holds(found), statistic=statistic, note=claim.remark)
+
+
+def _noted(*parts: str) -> str:
+    return " ".join(filter(None, parts))

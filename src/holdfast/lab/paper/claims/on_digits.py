@@ -107,7 +107,7 @@ EXPECTED_ON_DIGITS: dict[str, tuple[str, Bound]] = {
         "Importance by weight magnitude cannot compete on the permuted digits.",
         AtMost(85.0),
     ),
-    "protection-helps": (
+    "own-protection-helps": (
         "SI keeps what plain fine-tuning forgets (permuted digits).",
         AtLeast(0.0, errors=2),
     ),

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.lab.analysis.repetitions import Estimate, difference_in_errors
+from holdfast.lab.paper import authors_data
 from holdfast.lab.paper.algorithms import Algorithm
+from holdfast.lab.paper.authors_data import Theirs
 from holdfast.lab.paper.drawing.captions import found_strengths
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.paper.needed_runs import accuracy_runs
@@ -29,6 +31,8 @@ class AccuracyRow:
     paper: Published | None
     seconds: float | None
     """Of one run's training; runs side by side share their time."""
+    theirs: Theirs | None = None
+    """In the authors' own data, where they have it."""
 
     @property
     def difference(self) -> float | None:
@@ -48,7 +52,8 @@ def accuracy_row(results: Results, benchmark: Benchmark, algorithm: Algorithm) -
     except NotMeasuredError:
         ours = None
     seconds = statistics.mean(run.seconds for run in runs) if runs else None
-    return AccuracyRow(benchmark, algorithm.name, ours, ACCURACIES.get((benchmark, algorithm.name)), seconds)
+    place = benchmark, algorithm.name
+    return AccuracyRow(*place, ours, ACCURACIES.get(place), seconds, authors_data.ACCURACIES.get(place))
 
 
 def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequence[Algorithm]) -> Table:
@@ -59,8 +64,11 @@ def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequen
     compared = results.preset.follows_the_paper
     numbered = all(algorithm.experiment for algorithm in algorithms)
     columns = ["algorithm", *["No."] * numbered]
+    # A column of theirs alone where they have something to say, and of their own benchmarks.
+    known = {b for b in used for a in algorithms if compared and (b, a.name) in authors_data.ACCURACIES}
     for benchmark in used:
         columns += [stages[benchmark].title, f"paper, {PRESETS['paper'].stages[benchmark].title}"]
+        columns += [f"{authors_data.NAMED}, {stages[benchmark].title}"] * (benchmark in known)
         columns += [f"distance in errors, {stages[benchmark].title}"] * compared
         columns += [f"runs, {stages[benchmark].title}"]
     lines: list[tuple[Cell, ...]] = []
@@ -69,6 +77,7 @@ def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequen
         for benchmark in used:
             row = accuracy_row(results, benchmark, algorithm)
             cells += [_measured(row.ours), None if row.paper is None else row.paper.cell()]
+            cells += [None if row.theirs is None else row.theirs.cell(2)] * (benchmark in known)
             cells += [row.difference if row.difference is None else Measured(row.difference, decimals=1)] * compared
             cells += [None if row.ours is None else row.ours.count]
         lines.append(tuple(cells))

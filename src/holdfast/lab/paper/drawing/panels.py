@@ -1,6 +1,7 @@
 """Figures made of panels, each with the numbers that it shows; a panel whose runs are missing says so."""
 
 import itertools
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from holdfast.lab.analysis.repetitions import Estimate
+from holdfast.lab.paper import authors_data
 from holdfast.lab.paper.drawing.task_columns import Table as Measurements
 from holdfast.lab.paper.drawing.task_columns import correlations, each_task
 from holdfast.lab.paper.findings import NotMeasuredError, Results
@@ -27,6 +29,9 @@ _MARKS: tuple[dict[str, Any], ...] = (
     {"marker": "D", "linestyle": "-.", "markerfacecolor": "none"},
     {"marker": "x", "linestyle": (0, (1, 3)), "markersize": 8},
 )
+_MANY_LINES = 5
+_REASON_WIDTH = 32
+"""Characters in a line of why a panel is missing, so that it stays in its place."""
 _COLUMNS = ("panel", "series", "at", "mean", "error", "runs")
 
 
@@ -49,38 +54,89 @@ def panel_or_reason(title: str, make: Callable[[], Panel]) -> Panel:
 
     def draw(axes: Axes) -> None:
         axes.set_axis_off()
-        axes.text(0.5, 0.5, f"not measured:\n{reason}", ha="center", va="center", wrap=True, transform=axes.transAxes)
+        said = "\n".join(["not measured:", *textwrap.wrap(reason, _REASON_WIDTH, break_on_hyphens=False)])
+        words = axes.text(0.5, 0.5, said, ha="center", va="center", transform=axes.transAxes)
+        words.set_in_layout(False)  # or the panels beside it would make room for them
 
     return Panel(title, draw)
 
 
-def lines_over_tasks(title: str, series: Mapping[str, Measurements], *, y_label: str, first: int = 1) -> Panel:
-    """Return one line a series over the tasks from ``first`` on, with standard errors over the runs as bars."""
+def lines_over_tasks(
+    title: str,
+    series: Mapping[str, Measurements],
+    *,
+    y_label: str,
+    first: int = 1,
+    theirs: authors_data.Series | None = None,
+) -> Panel:
+    """Return one line a series over the tasks from ``first`` on, with standard errors over the runs as bars.
+
+    What the authors' own data say stands beside it as stars, from their first task on.
+    """
     found = {name: each_task(table) for name, table in series.items()}
+    beside = _from_task(theirs or {}, first)
 
     def draw(axes: Axes) -> None:
         _lines(axes, found, first)
+        _stars(axes, beside)
         axes.set_ylabel(y_label)
         low, high = axes.get_ylim()
         # From 0, so that heights can be compared; with room above for the legend.
         axes.set_ylim(min(0.0, low), high + 0.35 * (high - min(0.0, low)))
         axes.legend(loc="upper center", ncols=2)
 
-    return Panel(title, draw, _rows(found, first))
+    return Panel(title, draw, (*_rows(found, first), *_their_rows(beside)))
 
 
-def correlations_over_tasks(title: str, series: Mapping[str, Measurements], *, y_label: str) -> Panel:
+def correlations_over_tasks(
+    title: str, series: Mapping[str, Measurements], *, y_label: str, theirs: authors_data.Series | None = None
+) -> Panel:
     """Return one line of correlations a series, likewise."""
     found = {name: each_task(table) for name, table in series.items()}
+    beside = _from_task(theirs or {}, 1)
 
     def draw(axes: Axes) -> None:
         _lines(axes, found)
+        _stars(axes, beside)
         axes.set_ylabel(y_label)
         # From 0, so that panels can be compared, and the legend has room below high ones.
         axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.04)
-        axes.legend(loc="best")
+        # Many entries in two columns, which leave the height to the lines.
+        axes.legend(loc="best", ncols=1 if len(found) < _MANY_LINES else 2)
 
-    return Panel(title, draw, _rows(found))
+    return Panel(title, draw, (*_rows(found), *_their_rows(beside)))
+
+
+def authors_series(
+    results: Results, of: Mapping[Benchmark, authors_data.Series], benchmark: Benchmark
+) -> authors_data.Series:
+    """Return what the authors' own data say; nothing where their benchmarks are not played."""
+    return of.get(benchmark, {}) if results.preset.follows_the_paper else {}
+
+
+def _from_task(theirs: authors_data.Series, first: int) -> dict[str, dict[int, float]]:
+    return {
+        name: {task: value for task, value in enumerate(values, start=1) if task >= first}
+        for name, values in theirs.items()
+    }
+
+
+def _stars(axes: Axes, theirs: Mapping[str, Mapping[int, float]]) -> None:
+    """Draw the authors' data: their colours are the measures', and one entry of the legend serves for all."""
+    star: dict[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 7, "markeredgewidth": 0.6}
+    for name, values in theirs.items():
+        shade = colour(name.partition(",")[0])
+        axes.plot(list(values), list(values.values()), color=shade, markeredgecolor=ink(), **star)
+    if any(theirs.values()):
+        axes.plot([], [], color="none", markeredgecolor=ink(), label=authors_data.NAMED, **star)
+
+
+def _their_rows(theirs: Mapping[str, Mapping[int, float]]) -> tuple[tuple[Cell, ...], ...]:
+    return tuple(
+        (f"{name}, {authors_data.NAMED}", task, value, None, None)
+        for name, values in theirs.items()
+        for task, value in values.items()
+    )
 
 
 def _lines(axes: Axes, found: Mapping[str, Sequence[Estimate]], first: int = 1) -> None:
@@ -101,18 +157,30 @@ def _rows(found: Mapping[str, Sequence[Estimate]], first: int = 1) -> tuple[tupl
     )
 
 
-def bars(title: str, series: Mapping[str, NDArray[np.float64]], *, y_label: str) -> Panel:
-    """Return one bar a series: the mean of its runs, with the standard error."""
+def bars(
+    title: str,
+    series: Mapping[str, NDArray[np.float64]],
+    *,
+    y_label: str,
+    theirs: Mapping[str, float] | None = None,
+) -> Panel:
+    """Return one bar a series: the mean of its runs, with the standard error, and a star for the authors' own data."""
     found = {name: each_task(np.asarray(values).reshape(-1, 1))[0] for name, values in series.items()}
+    beside = {name: value for name, value in (theirs or {}).items() if name in found}
 
     def draw(axes: Axes) -> None:
         for place, (name, e) in enumerate(found.items()):
             error = 0.0 if np.isnan(e.error) else e.error
             axes.bar(place, e.mean, yerr=error, ecolor=ink(), color=colour(name), width=0.7)
+        _stars(axes, {name: {list(found).index(name): value} for name, value in beside.items()})
+        if beside:
+            axes.legend()
         axes.set_xticks(range(len(found)), [label(name).replace(" ", "\n", 1) for name in found])
         axes.set_ylabel(y_label)
 
-    return Panel(title, draw, tuple((name, None, e.mean, e.error, e.count) for name, e in found.items()))
+    rows = [(name, None, e.mean, e.error, e.count) for name, e in found.items()]
+    others = [(f"{name}, {authors_data.NAMED}", None, value, None, None) for name, value in beside.items()]
+    return Panel(title, draw, (*rows, *others))
 
 
 def cloud(
@@ -154,7 +222,13 @@ def figure_of(
 
 
 def correlation_panel(
-    results: Results, benchmark: Benchmark, measure: str, others: Sequence[str], *, called: str
+    results: Results,
+    benchmark: Benchmark,
+    measure: str,
+    others: Sequence[str],
+    *,
+    called: str,
+    theirs: authors_data.Series | None = None,
 ) -> Panel:
     """Return a line for each of the others; ``called`` is what the axis calls the measure."""
     title = results.preset.stages[benchmark].title
@@ -164,6 +238,7 @@ def correlation_panel(
             title,
             {name: correlations(results, benchmark, measure, name) for name in others},
             y_label=f"correlation with {called}",
+            theirs=theirs,
         ),
     )
 

@@ -12,7 +12,10 @@ from holdfast.lab.report import Cell, Report, Section, Table, Text, Verdict
 _TITLE = "Unifying Regularisation Methods for Continual Learning"
 _CLAIMS = (
     "What the paper says, as numbers that runs decide. Every threshold was written down before the runs that test it, "
-    "from the paper's own words, unless the claim says that it was added; one that does not hold is shown as such."
+    "from the paper's own words, unless the claim says that it was added; one that does not hold is shown as such. "
+    "Beside ours stand the authors' own data, where their public repository (freedbee/continual_regularisation) has "
+    "them: outputs of notebooks, and raw numbers in its history, most of one run. The same threshold decides them, "
+    "standard errors apart."
 )
 _CLAIMS_ON_DIGITS = (
     "The paper's claims that are expected to hold in miniature, with thresholds for digits: P-MNIST stands for the "
@@ -66,6 +69,7 @@ def _lead(specs: Sequence[Spec], verdicts: Sequence[Verdict], results: Results) 
     claims = [_tally(papers)] if papers else []
     if papers and results.preset.thresholds == "digits":
         claims.append(f"The paper makes {len(CLAIMS)} in all; the others are not expected at this size.")
+    claims += [_in_authors_data(papers)] if any(each.authors for each in papers) else []
     claims += [_tally(own, "claims of our own")] if own else []
     return Text(
         f"The experiments of Benzing's paper, run with holdfast. {results.preset.about}\n\n"
@@ -85,6 +89,15 @@ def _tally(verdicts: Sequence[Verdict], called: str = "claims") -> str:
     if not fail:
         return f"All {hold} {called} hold."
     return f"Of {len(verdicts)} {called} {hold} hold and {fail} do not."
+
+
+def _in_authors_data(verdicts: Sequence[Verdict]) -> str:
+    known = [each for each in verdicts if each.authors]
+    fail = sum(not each.authors_hold for each in known)
+    both = [each for each in known if each.holds is not None]
+    alike = sum(each.holds == each.authors_hold for each in both)
+    said = f"The authors' own data bear on {len(known)} of them: {len(known) - fail} hold there, and {fail} do not."
+    return said + f" Where our runs have decided too, {alike} of {len(both)} come out alike." * bool(both)
 
 
 def _missing(items: Sequence[PaperItem], specs: Sequence[Spec], results: Results) -> tuple[tuple[Cell, ...], ...]:
@@ -154,11 +167,15 @@ def _described(spec: Spec) -> str:
     later = "" if settings.later_epochs is None else f" and then {settings.later_epochs}"
     parts += [f"{spec.tasks} tasks", f"{settings.epochs}{later} epochs", f"batch {settings.batch_size}"]
     parts += [settings.optimizer] * (settings.optimizer != "adam")
+    parts += ["in halves"] * (settings.second_batch == "halves")
+    kind = spec.scenario_kind
+    parts += [f"rate {settings.learning_rate:g}"] * (settings.learning_rate != kind.protocol.settings.learning_rate)
+    parts += [f"network {spec.network}"] * (spec.network not in (None, kind.network))
     parts += [f"{spec.form}{_said(spec.form_settings)}"] * (spec.form != "diagonal")
     parts += [f"trained {settings.trains}"] * (settings.trains != "sequentially")
     parts += [f"{hold}{_said(spec.hold_settings.get(hold, {}))}" for hold in spec.holds]
     # Measures that watch have numbers of samples of their own.
-    usual = spec.scenario_kind.protocol.settings.samples
+    usual = kind.protocol.settings.samples
     parts += [f"{settings.samples} samples"] * (settings.samples not in (None, usual) and not spec.watch)
     parts += [f"watched by {', '.join(spec.watch)}"] if spec.watch else []
     return ", ".join(parts)

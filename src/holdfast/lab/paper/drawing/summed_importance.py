@@ -2,7 +2,8 @@
 
 import contextlib
 
-from holdfast.lab.paper.drawing.panels import Panel, bars, lines_over_tasks, panel_or_reason
+from holdfast.lab.paper import authors_data
+from holdfast.lab.paper.drawing.panels import Panel, authors_series, bars, lines_over_tasks, panel_or_reason
 from holdfast.lab.paper.drawing.task_columns import Table, full_paths, head_paths, loss_decreases, raw_sums
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.paper.presets import Benchmark
@@ -13,12 +14,14 @@ _Y_LABEL = "sum of importances, or of loss"
 def bars_of_sums(results: Results, benchmark: Benchmark, *, task: int) -> Panel:
     """Return the sums of one task as bars; the task is counted from 0."""
     title = f"{results.preset.stages[benchmark].title}, task {task + 1}"
-    return panel_or_reason(
-        title,
-        lambda: bars(
-            title, {name: table[:, task] for name, table in _sums(results, benchmark).items()}, y_label=_Y_LABEL
-        ),
-    )
+    theirs = authors_series(results, authors_data.SUMS, benchmark)
+
+    def make() -> Panel:
+        sums = {name: table[:, task] for name, table in _sums(results, benchmark).items()}
+        beside = {name: values[task] for name, values in theirs.items() if task < len(values)}
+        return bars(title, sums, y_label=_Y_LABEL, theirs=beside)
+
+    return panel_or_reason(title, make)
 
 
 def sums_over_tasks(results: Results, benchmark: Benchmark, *, first: int = 1) -> Panel:
@@ -27,7 +30,8 @@ def sums_over_tasks(results: Results, benchmark: Benchmark, *, first: int = 1) -
 
     def make() -> Panel:
         sums = {name: table[:, first - 1 :] for name, table in _sums(results, benchmark).items()}
-        return lines_over_tasks(title, sums, y_label=_Y_LABEL, first=first)
+        theirs = authors_series(results, authors_data.SUMS, benchmark)
+        return lines_over_tasks(title, sums, y_label=_Y_LABEL, first=first, theirs=theirs)
 
     return panel_or_reason(title, make)
 

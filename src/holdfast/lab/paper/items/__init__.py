@@ -31,6 +31,7 @@ ITEMS: dict[str, PaperItem] = {
         summed_importances.ITEM,
         sample_sizes.ITEM,
         gradient_noise.ITEM,
+        accuracies.TRAINING_FACTORS,
         accuracies.LONG_TRAINING,
         accuracies.SGD,
     )

@@ -38,7 +38,8 @@ _NOT_ON_DIGITS = (
 def _of_large_batches(preset: Preset) -> str:
     return (
         f"{large_batches(preset)} They have less noise. According to the paper SI lives on noise and loses accuracy; "
-        "SOS does not, if α corrects it." + _NOT_ON_DIGITS * (preset.thresholds == "digits")
+        "SOS does not, if α corrects it. With halves, the two gradients that α needs are those of one batch's halves, "
+        "and not of two batches." + _NOT_ON_DIGITS * (preset.thresholds == "digits")
     )
 
 
@@ -48,6 +49,17 @@ def _of_long_training(preset: Preset) -> str:
     return (
         f"SI with {long} epochs a task in place of {usual}{as_there}. Both have the same strength, since the paper "
         "gives none for longer training; a weaker hold may suit it better."
+    )
+
+
+def _of_training_factors(preset: Preset) -> str:
+    usual = preset.spec("P-MNIST", "SI").settings.learning_rate
+    slow = preset.stages["P-MNIST"].variants["a tenth of the rate"]["learning_rate"]
+    return (
+        f"What the paper says that it tested, without numbers: SI with a learning rate of {slow:g} in place of "
+        f"{usual:g}, and with weights and biases that begin as torch draws them for linear layers, in place of "
+        "Glorot-uniform ones. "
+        f"Both have strengths of their own. {preset.strengths}"
     )
 
 
@@ -63,7 +75,14 @@ BATCH_SIZE = _accuracy_item(
     "batch-size",
     "Large batches: SI and SOS",
     _of_large_batches,
-    ("SI", "SI(2048)", "SOS", "SOS(2048)", "SOS(2048, α=0)"),
+    ("SI", "SI(2048)", "SOS", "SOS(2048)", "SOS(2048, halves)", "SOS(2048, α=0)"),
+)
+TRAINING_FACTORS = _accuracy_item(
+    "training-factors",
+    "Appendix: the learning rate and the initial weights",
+    _of_training_factors,
+    ("SI", "SI, a tenth of the rate", "SI, torch's initial weights"),
+    benchmarks=("P-MNIST",),
 )
 LONG_TRAINING = _accuracy_item(
     "long-training",

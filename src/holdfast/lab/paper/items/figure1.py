@@ -4,8 +4,10 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from holdfast.lab.experiments import Spec
+from holdfast.lab.paper import authors_data
 from holdfast.lab.paper.drawing.panels import (
     Panel,
+    authors_series,
     correlations_over_tasks,
     figure_of,
     panel_or_reason,
@@ -32,6 +34,10 @@ _CAPTION = (
     "them, one point a weight, {points} random weights; on a straight line through the origin, one measure is a "
     "multiple of the other. SIU is shown before rescaling, with its negative side."
 )
+_THEIRS = (
+    " Stars: the authors' data. The sums are of one run; the correlations were read off their notebook's plot, five "
+    "runs, where SI, SIB and SIU are divided by the path length and not clamped."
+)
 
 
 def runs(preset: Preset) -> list[Spec]:
@@ -55,6 +61,7 @@ def draw(results: Results) -> Sequence[Item]:
         points=shown_weights(results, "P-MNIST"),
         weaker=f"c = {weaker:g} in place of {usual:g}",
     )
+    caption += _THEIRS * results.preset.follows_the_paper
     for control in CONTROLS:
         if not results.finished(control_runs(results.preset, control)):
             caption += f" Not measured yet: the control {control}."
@@ -72,7 +79,10 @@ def _correlations(results: Results, benchmark: Benchmark) -> Panel:
                 found[f"SI ({control})"] = control_correlations(results, control)
         return found
 
-    return panel_or_reason(title, lambda: correlations_over_tasks(title, series(), y_label="correlation with SOS"))
+    theirs = authors_series(results, authors_data.WITH_SOS, benchmark)
+    return panel_or_reason(
+        title, lambda: correlations_over_tasks(title, series(), y_label="correlation with SOS", theirs=theirs)
+    )
 
 
 ITEM = PaperItem("figure1", "Figure 1: SI, its bias and SOS", runs, draw)

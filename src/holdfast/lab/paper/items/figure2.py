@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 
 from holdfast.lab.experiments import Spec
-from holdfast.lab.paper.drawing.panels import correlation_panel, figure_of, scatter_panel, shown_weights
+from holdfast.lab.paper import authors_data
+from holdfast.lab.paper.drawing.panels import (
+    authors_series,
+    correlation_panel,
+    figure_of,
+    scatter_panel,
+    shown_weights,
+)
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.needed_runs import correlation_runs
@@ -15,6 +22,9 @@ _CAPTION = (
     "task, over all protected weights; bars are standard errors over {repetitions} repetitions. Right of it: MAS "
     "against AF and √Fisher in the first of them, one point a weight, {points} random weights; on a straight line "
     "through the origin, one measure is a multiple of the other."
+)
+_THEIRS = (
+    " Stars: the authors' data, 10,000 weights of one run on CIFAR, and what is printed of one on MNIST's first task."
 )
 
 
@@ -30,13 +40,21 @@ def draw(results: Results) -> Sequence[Item]:
         panel
         for benchmark in benchmarks
         for panel in (
-            correlation_panel(results, benchmark, "MAS", ("MASX", "AF", "sqrtFisher"), called="MAS"),
+            correlation_panel(
+                results,
+                benchmark,
+                "MAS",
+                ("MASX", "AF", "sqrtFisher"),
+                called="MAS",
+                theirs=authors_series(results, authors_data.WITH_MAS, benchmark),
+            ),
             scatter_panel(results, benchmark, "AF", "MAS"),
             scatter_panel(results, benchmark, "sqrtFisher", "MAS"),
         )
     ]
     points = " and ".join(dict.fromkeys(shown_weights(results, benchmark) for benchmark in benchmarks))
     caption = _CAPTION.format(repetitions=results.preset.repetitions, points=points)
+    caption += _THEIRS * results.preset.follows_the_paper
     return [figure_of("figure2", caption, panels, columns=3)]
 
 

@@ -24,6 +24,8 @@ def draw(results: Results) -> Sequence[Item]:
         f"They are standard errors over {preset.repetitions} repetitions. Right: the same without the first task, "
         "whose sums are much larger."
     )
+    if preset.follows_the_paper:
+        caption += " Stars: the authors' data, one run on each benchmark, of which MNIST's first task alone is left."
     panels = [sums_over_tasks(results, benchmark) for benchmark in BENCHMARKS]
     panels.append(sums_over_tasks(results, "CIFAR", first=2))
     return [figure_of("summed-importances", caption, panels, columns=3, size=(11.4, 3.4))]

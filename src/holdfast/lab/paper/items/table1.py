@@ -17,7 +17,10 @@ _CAPTION = (
     "beside the paper's, with its numbers of the experiments (No.): (1) and (3) explain why SI and MAS work, (2) shows "
     "what large batches do to SI and SOS. "
 )
-_DISTANCE = " The distance from the paper is in standard errors, those of both sides counted."
+_DISTANCE = (
+    " The distance from the paper is in standard errors, those of both sides counted. The authors' data are what their "
+    "public notebooks and summaries say of single runs, two of SI on P-MNIST."
+)
 _BESIDE = (
     "What the text says about further algorithms: MAS on logits, MASX, SOS with large batches and without α, no "
     "protection at all, all weights held equally (L2) or more with every task (L2-growing), weights held by their "

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from holdfast.lab.experiments import Spec
+from holdfast.lab.paper import authors_data
 from holdfast.lab.paper.drawing.task_columns import correlations, correlations_without_top, each_task
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.paper.item import PaperItem
@@ -12,6 +13,7 @@ from holdfast.lab.paper.published import WITHOUT_TOP
 from holdfast.lab.report import Cell, Item, Measured, Table, Text
 
 _COLUMNS = ("measure", "all weights", "without 1 %", "without 5 %", "paper, without 5 %")
+_THEIRS = {"0.01": f"{authors_data.NAMED}, without 1 %", "0.05": f"{authors_data.NAMED}, without 5 %"}
 
 
 def runs(preset: Preset) -> list[Spec]:
@@ -23,14 +25,19 @@ def draw(results: Results) -> Sequence[Item]:
     """Return a table with a line for each of SI, SIB and SIU."""
     title = results.preset.stages["CIFAR"].title
     try:
-        rows = [_row(results, name) for name in ("SI", "SIB", "SIU")]
+        rows = {name: _row(results, name) for name in ("SI", "SIB", "SIU")}
     except NotMeasuredError as error:
         return [Text(f"Not measured yet: {error}.")]
     caption = (
         f"Correlations with SOS on the first task of {title}, before rescaling: over all weights, and without those "
-        "with the highest SIU. In the paper, what is left is dominated by noise, and SIU loses its tie to SOS."
+        "with the highest SIU. In the paper, what is left is dominated by noise, and SIU loses its tie to SOS; for "
+        '1 % its results are "similar".'
     )
-    return [Table("without-top", caption, _COLUMNS, tuple(rows))]
+    if not results.preset.follows_the_paper:
+        return [Table("without-top", caption, _COLUMNS, tuple(rows.values()))]
+    caption += f" The authors' data have 10,000 weights of one run, {authors_data.SUM_OF_SIZES}."
+    both = [(*row, *(authors_data.WITHOUT_TOP[share][name].cell(3) for share in _THEIRS)) for name, row in rows.items()]
+    return [Table("without-top", caption, (*_COLUMNS, *_THEIRS.values()), tuple(both))]
 
 
 def _row(results: Results, name: str) -> tuple[Cell, ...]:

@@ -6,6 +6,8 @@ from holdfast.lab.paper.presets.preset import Preset, SearchPlan, Stage
 
 LARGE_BATCH = {"batch_size": 2048}
 NO_ALPHA = {"measure_settings": {"alpha": 0.0}}
+HALVES = {"second_batch": "halves"}
+TORCH_INIT = {"network": "mlp-torch-init"}
 
 # Beyond the diagonal the paper does not go: these choices are ours, and so are the searches' first strengths. With a
 # thousandth of the mean importance as damping, what no sample has shown is not quite free.
@@ -25,6 +27,9 @@ PERMUTED_MNIST = Stage(
     variants={
         "large batch": LARGE_BATCH,
         "large batch, α = 0": {**LARGE_BATCH, **NO_ALPHA},
+        "large batch, halves": {**LARGE_BATCH, **HALVES},
+        "a tenth of the rate": {"learning_rate": 0.0001},
+        "torch's initial weights": TORCH_INIT,
         "long training": {"epochs": 200},
         # The paper names no rate: of 0.01, 0.03 and 0.1, SI does best with this one on validation data.
         "SGD": {"optimizer": "sgd", "learning_rate": 0.03, "momentum": 0.9},
@@ -43,6 +48,9 @@ PERMUTED_MNIST = Stage(
         ("L2-growing", "usual"): SearchPlan(),
         ("magnitude", "usual"): SearchPlan(),
         ("SOS", "large batch, α = 0"): SearchPlan(),
+        # SI's importance shrinks with the rate, as its steps do.
+        ("SI", "a tenth of the rate"): SearchPlan(0.2, 20.0, seeds=ONE_SEED),
+        ("SI", "torch's initial weights"): SearchPlan(0.02, 2.0, seeds=ONE_SEED),
         ("SI", "SGD"): SearchPlan(),
         ("SIU", "SGD"): SearchPlan(),
         ("EWC", "diagonal"): SearchPlan(50.0, 2000.0),
@@ -62,6 +70,8 @@ SPLIT_CIFAR = Stage(
     variants={
         "large batch": LARGE_BATCH,
         "large batch, α = 0": {**LARGE_BATCH, **NO_ALPHA},
+        "large batch, halves": {**LARGE_BATCH, **HALVES},
+        "MASX's strength": {"strength": 1000.0},
         "no re-init": {"strength": 0.5, "reinitialise": False},
         "c = 0": {"strength": 0.0},
         "all tasks": {"tasks": 11},

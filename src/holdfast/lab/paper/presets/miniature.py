@@ -1,6 +1,6 @@
 """The paper in miniature, on digits that come along."""
 
-from holdfast.lab.paper.presets.as_published import KRONECKER, NO_ALPHA
+from holdfast.lab.paper.presets.as_published import HALVES, KRONECKER, NO_ALPHA, TORCH_INIT
 from holdfast.lab.paper.presets.form_variants import ONE_SEED, by_samples, in_two_forms, over_many_tasks
 from holdfast.lab.paper.presets.keeping_variants import choices, keeping, tries
 from holdfast.lab.paper.presets.preset import Chosen, Preset, Stage
@@ -33,6 +33,9 @@ DIGITS = Preset(
             variants={
                 "large batch": _PERMUTED_LARGE,
                 "large batch, α = 0": {**_PERMUTED_LARGE, **NO_ALPHA},
+                "large batch, halves": {**_PERMUTED_LARGE, **HALVES},
+                "a tenth of the rate": {"learning_rate": 0.0003},
+                "torch's initial weights": TORCH_INIT,
                 "long training": {"epochs": 15},
                 "SGD": {"optimizer": "sgd", "learning_rate": 0.03},
                 "noise": {"tasks": 1},
@@ -49,7 +52,10 @@ DIGITS = Preset(
             chosen={
                 ("SI", "large batch"): Chosen(5.0, reinitialise=False),
                 ("SOS", "large batch"): Chosen(10.0, reinitialise=False, settings={"alpha": 1.0}),
+                ("SOS", "large batch, halves"): Chosen(10.0, reinitialise=False, settings={"alpha": 1.0}),
                 ("SOS", "large batch, α = 0"): Chosen(5.0, reinitialise=False),
+                ("SI", "a tenth of the rate"): Chosen(50.0, reinitialise=False),
+                ("SI", "torch's initial weights"): Chosen(20.0, reinitialise=False),
                 ("SI", "SGD"): Chosen(50.0, reinitialise=False),
                 ("SIU", "SGD"): Chosen(100.0, reinitialise=False),
                 ("EWC", "diagonal"): Chosen(100.0, reinitialise=False),
@@ -76,6 +82,8 @@ DIGITS = Preset(
             variants={
                 "large batch": _SPLIT_LARGE,
                 "large batch, α = 0": {**_SPLIT_LARGE, **NO_ALPHA},
+                "large batch, halves": {**_SPLIT_LARGE, **HALVES},
+                "MASX's strength": {"strength": 1000.0},
                 "no re-init": {"strength": 2.0, "reinitialise": False},
                 "c = 0": {"strength": 0.0, "reinitialise": True},
                 "all tasks": {"tasks": 5},
@@ -91,6 +99,7 @@ DIGITS = Preset(
                 ("SI", "usual"): Chosen(100.0, reinitialise=True),
                 ("SI", "large batch"): Chosen(20.0, reinitialise=False),
                 ("SOS", "large batch"): Chosen(10.0, reinitialise=False, settings={"alpha": 1.0}),
+                ("SOS", "large batch, halves"): Chosen(10.0, reinitialise=False, settings={"alpha": 1.0}),
                 ("SOS", "large batch, α = 0"): Chosen(10.0, reinitialise=False),
                 ("EWC", "diagonal"): Chosen(100.0, reinitialise=False),
                 ("EWC", "rotated"): Chosen(20.0, reinitialise=False),

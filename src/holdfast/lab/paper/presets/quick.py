@@ -3,6 +3,7 @@
 import dataclasses
 
 from holdfast.lab.paper.presets.as_published import (
+    HALVES,
     KRONECKER,
     LARGE_BATCH,
     NO_ALPHA,
@@ -53,6 +54,9 @@ QUICK = Preset(
                 ("L2-growing", "usual"): Chosen(0.00005, reinitialise=False),
                 ("magnitude", "usual"): Chosen(0.002, reinitialise=False),
                 ("SOS", "large batch, α = 0"): Chosen(5.0, reinitialise=True),
+                # Of the order that SI's own strength has, at a tenth of the rate ten times as much.
+                ("SI", "a tenth of the rate"): Chosen(2.0, reinitialise=True),
+                ("SI", "torch's initial weights"): Chosen(0.2, reinitialise=True),
                 ("SI", "SGD"): Chosen(5.0, reinitialise=False),
                 ("SIU", "SGD"): Chosen(20.0, reinitialise=False),
                 **_FORMS,
@@ -67,6 +71,7 @@ QUICK = Preset(
                 **SPLIT_CIFAR.variants,
                 "large batch": {**LARGE_BATCH, "later_epochs": 50},
                 "large batch, α = 0": {**LARGE_BATCH, **NO_ALPHA, "later_epochs": 50},
+                "large batch, halves": {**LARGE_BATCH, **HALVES, "later_epochs": 50},
                 "jointly": {"trains": "jointly"},
                 "all tasks": {"tasks": 5},
             },

@@ -179,7 +179,7 @@ class FastRuns:
         self._kept = Kept(rows(), rows(), rows(), moments, states)
         self._start = rows()
         implicit = first.guard.implicit
-        self._update = Update(optimiser, tuple(first.path_measures.values()), settings.batch_size, implicit)
+        self._update = Update(optimiser, tuple(first.path_measures.values()), first.seen_samples, implicit)
         self._strengths = torch.zeros(runs, 1, dtype=dtype, device=self._device)
         tasks = range(len(scenario))
         coefficients = optimiser.coefficients(max(first.task_steps(task) for task in tasks))
@@ -188,7 +188,7 @@ class FastRuns:
         orders = torch.zeros(shape, dtype=torch.long, device=self._device)
         self._schedule = Schedule(
             orders,
-            torch.zeros_like(orders) if first.needs_second_batch else None,
+            torch.zeros_like(orders[..., : first.seen_samples]) if first.needs_second_batch else None,
             coefficients.to(self._device, dtype),
             torch.zeros(runs, longest, dtype=dtype, device=self._device),
         )
@@ -233,6 +233,7 @@ class FastRuns:
             ),
             self._clock,
             needs_own_gradient=first.needs_own_gradient,
+            seen_samples=first.seen_samples,
         )
 
     def _gradient_source(self, learners: Sequence[Learner], weights: Tensor, batches: Batches) -> GradientSource:

@@ -77,6 +77,7 @@ class Lane:
         clock: Clock,
         *,
         needs_own_gradient: bool,
+        seen_samples: int,
     ) -> None:
         """Take buffers ``[L, width]`` in ``kept``, 2c of each run in ``hold``, ``[L, 1]``, and which runs they are."""
         self.rows = rows
@@ -89,6 +90,7 @@ class Lane:
         self.schedule = schedule
         self.clock = clock
         self.needs_own_gradient = needs_own_gradient
+        self.seen_samples = seen_samples
         # On a CPU, one run's weights are updated parameter by parameter, in pieces; elsewhere in one kernel.
         self._in_pieces = kept.weights.device.type == "cpu" and len(hold) == 1
         self._update_joined = update_joined
@@ -103,7 +105,7 @@ class Lane:
         # Importance is measured with the gradient of the task's loss without dropout, at the weights before the step.
         measured = None
         if self.needs_own_gradient:
-            measured = self.gradients(schedule.orders, now, None, dropping=False)
+            measured = self.gradients(schedule.orders[..., : self.seen_samples], now, None, dropping=False)
         independent = None
         if schedule.second_orders is not None:
             independent = self.gradients(schedule.second_orders, now, None, dropping=False)
