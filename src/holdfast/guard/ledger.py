@@ -10,6 +10,7 @@ from torch import Tensor
 
 from holdfast.errors import ConfigurationError, NotFiniteError
 from holdfast.forms import Diagonal, DiagonalMatrix, Form, Matrix
+from holdfast.forms.damped import damped_by
 from holdfast.measures import Measure, PathMeasure, SampleMeasure
 from holdfast.measures.base import Finished, States
 from holdfast.tensors.in_words import amount, spread
@@ -151,6 +152,8 @@ class Ledger:
     """The same as the hold uses it: clamped at 0 where the measure leaves that to the end."""
     running: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """The running states by name, each by parameter."""
+    damping: float = 0.0
+    """The share of the mean importance of a weight that holds each beside its own."""
     weights: dict[str, float] = field(default_factory=dict)
     """Of totals that are averages: how many tasks each block's is the mean of, those before it decayed."""
 
@@ -302,6 +305,15 @@ class Ledger:
                 else matrix
                 for name, matrix in total.items()
             }
+        if self.damping:
+            self.held = self._damped(self.held)
+
+    def _damped(self, held: Mapping[str, Matrix]) -> dict[str, Matrix]:
+        """Return Q + λ with λ a share of the mean of all eigenvalues: weights of importance 0 are held a little too."""
+        weights = sum(omega.numel() for matrix in held.values() for omega in matrix.diagonal().values())
+        trace = sum(float(part) for part in whole_sums([matrix.trace() for matrix in held.values()]))
+        added = self.damping * trace / max(1, weights)
+        return {name: damped_by(matrix, added) for name, matrix in held.items()}
 
     def restart(self) -> None:
         """Forget the states of the task; the tensors themselves belong to whoever was given them."""

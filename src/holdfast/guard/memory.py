@@ -20,6 +20,8 @@ from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.selection import Selection
 from holdfast.holds import Held, Hold, Tilt
 from holdfast.holds.base import TaskData, TrainingCall
+from holdfast.retention import KeptSets, Tolerance
+from holdfast.retention.controller import Control
 from holdfast.tensors.names import named_modules, named_parameters
 from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
 from holdfast.tensors.storage import Storage
@@ -92,10 +94,18 @@ class Memory:
     told_of_norms: set[str] = field(default_factory=set)
     """The batch norms of which it was told that they cannot be folded."""
     frozen_statistics: FrozenStatistics = field(default_factory=FrozenStatistics)
+    kept: KeptSets = field(default_factory=KeptSets)
+    """Inputs by which it is seen what the model still knows."""
+    tolerance: Tolerance | None = None
+    """How much of that may be lost, which the strength follows."""
+    control: Control = field(default_factory=Control)
+    """Where following is at."""
     version: int = 0
     """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
 
     def __post_init__(self) -> None:
+        if self.tolerance is not None:
+            self.driving.damping = self.tolerance.damping
         self._largest: tuple[Mapping[str, Matrix], dict[str, float]] | None = None
         self._norms: tuple[int, dict[str, BatchNorm]] | None = None
         self._folding: tuple[int, Folding] | None = None
@@ -307,6 +317,8 @@ class Memory:
             "the steps of this task": self.steps,
             "the strength and the decay": (self.strength, self.decay),
             "where the hold is centred": (self.anchor_kind, self.gradient_term),
+            "the tolerance": None if self.tolerance is None else self.tolerance.nats,
+            "the kept sets": list(self.kept),
             "the holds": {hold.name: (hold.strength, hold.share, hold.settings()) for hold in self.holds},
         }
         totals: dict[str, list[Tensor]] = {}

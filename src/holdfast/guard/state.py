@@ -6,6 +6,7 @@ tensors ``total/MEASURE/BLOCK#TENSOR``, a hold that is not centred at its anchor
 ``hold/HOLD/TENSOR``.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,8 @@ from holdfast.guard.state_checks import (
 )
 from holdfast.guard.state_files import VERSION
 from holdfast.holds.base import Hold, states_kept
+from holdfast.retention import Tolerance
+from holdfast.retention.controller import Control
 from holdfast.tensors.sharding import is_sharded, like_parameter
 
 if TYPE_CHECKING:
@@ -72,6 +75,12 @@ def to_state(memory: Memory) -> dict[str, Any]:
         **_beside_the_usual(memory),
         "tensors": {},
     }
+    if memory.tolerance is not None:
+        state["tolerance"] = memory.tolerance.nats
+    if memory.kept:
+        state["kept"] = sorted(memory.kept)
+    if memory.control.trace:
+        state["control"] = memory.control.plain()
     if averages := _averages(memory):
         state["averages"] = averages
     state |= {key: sorted(kept) for key, kept in _noted(memory).items() if kept}
@@ -96,6 +105,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     """Take over a state, if it is whole and of this model and these measures."""
     check_values(state)
     _check_settings(memory, state)
+    tolerance, control = _followed(memory, state)
     tensors: Mapping[str, Tensor] = state["tensors"]
     parameters = parameters_of(memory, tensors, state["parameters"])
     _check_names(parameters, state)
@@ -132,6 +142,8 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     _load_holds(memory.holds, holds)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.steps = dict(state["steps"])
+    memory.tolerance, memory.control = tolerance, control
+    memory.kept.expected = frozenset(state.get("kept", ()))
     noted = (frozenset(state.get(key, ())) for key in _noted(memory))
     memory.left_frozen, memory.labels, task, memory.frozen_norms = noted
     memory.folded_norms = dict(state.get("folded_norms", {}))
@@ -328,6 +340,26 @@ def _check_settings(memory: Memory, state: Mapping[str, Any]) -> None:
             raise StateError(
                 f"The state was made with {what}={then}; this Consolidator has {what}={now}. Make one with the same."
             )
+
+
+def _followed(memory: Memory, state: Mapping[str, Any]) -> tuple[Tolerance | None, Control]:
+    """Return the tolerance of a state, and where following it was at; one that is silent leaves the guard's own."""
+    nats = state.get("tolerance")
+    if nats is not None and memory.tolerance is None:
+        raise StateError(
+            f"The state was made with tolerance={nats:g}, and this Consolidator has a strength. Make one with a "
+            "tolerance."
+        )
+    try:
+        control = Control.restored(state["control"]) if "control" in state else Control()
+        if nats is None or memory.tolerance is None:
+            return memory.tolerance, control
+        return dataclasses.replace(memory.tolerance, nats=nats), control
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"The state is damaged: what it says of its tolerance cannot be read ({type(error).__name__}: {error}). Use "
+            "another copy."
+        ) from error
 
 
 def _check_names(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from holdfast.tensors.storage import at_hand, widest_dtype
 
 def describe(memory: Memory, attached: Sequence[Optimizer]) -> str:
     """Return what there is to say about a guard; of a sharded model, this process's part."""
-    lines = [_what(memory), *_held(memory), *_beside(memory), _when(memory, attached)]
+    lines = [_what(memory), *_held(memory), *_beside(memory), *_kept(memory), _when(memory, attached)]
     return "\n  ".join(lines)
 
 
@@ -31,7 +31,27 @@ def _what(memory: Memory) -> str:
     changed = [f"{name}={value!r}" for name, value in vars(measure).items() if usual.get(name) != value]
     settings = f"{type(measure).__name__}({', '.join(changed)})"
     named = settings if type(measure).__name__ == memory.driver else f"{memory.driver}, {settings}"
-    return f"Consolidator of {type(memory.model).__name__}: {named}{form}, strength {memory.strength:g}"
+    return f"Consolidator of {type(memory.model).__name__}: {named}{form}, {_strength(memory)}"
+
+
+def _strength(memory: Memory) -> str:
+    if memory.tolerance is None:
+        return f"strength {memory.strength:g}"
+    now = "" if memory.control.log_start is None else f", strength {memory.strength:.3g} now"
+    return f"tolerance {memory.tolerance.nats:g} nats{now}"
+
+
+def _kept(memory: Memory) -> list[str]:
+    """Return how much is lost of what was kept, as it was last seen."""
+    if not memory.kept:
+        lacking = "none yet, and it takes some before the first held step"
+        return [] if memory.tolerance is None else [f"keeps inputs for its tolerance: {lacking}"]
+    sets = ", ".join(f"{each.name!r} ({each.samples} samples)" for each in memory.kept.values())
+    latest = memory.control.latest
+    if not latest:
+        return [f"keeps {sets}; not looked at in this task yet"]
+    worst = max(latest, key=lambda name: latest[name])
+    return [f"keeps {sets}; {latest[worst]:.3g} nats were lost of {worst!r} at the last look"]
 
 
 def _held(memory: Memory) -> list[str]:

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast.errors import NotFiniteError, OrderError
 from holdfast.guard.batch_norm.steady_maps import SteadyMaps
+from holdfast.guard.keeping.following import Following
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.moving_statistics import MovingStatistics
 from holdfast.guard.noticing.protection import Unheld
@@ -52,6 +53,7 @@ class StepWatcher:
         self.unheld = Unheld(memory)
         self.maps = SteadyMaps()
         self.calls = TrainingCalls()
+        self.following = Following(memory, self.calls)
         self._stability = Stability(memory)
         self._statistics = MovingStatistics(memory)
         self._overwriters = Overwriters()
@@ -69,7 +71,7 @@ class StepWatcher:
 
     def hook(self, optimizer: Optimizer, *, hold: bool) -> list[RemovableHandle]:
         """Watch an optimiser, and hold its steps back if ``hold``."""
-        if any(each.runs_model for each in self.memory.holds):
+        if any(each.runs_model for each in self.memory.holds) or self.memory.tolerance or self.memory.kept:
             self.calls.watch(self.memory.model)
         # A compiled step calls the hooks as they are: what they do differs from parameter to parameter, so tracing them
         # would compile each anew.
@@ -141,6 +143,7 @@ class StepWatcher:
         memory, owned, measures = self.memory, layout.owned, self.measures
         measures.check_step(owned)
         if hold:
+            self.following.before_step()
             self._stability.check(optimizer, owned)
             self._statistics.look()
             memory.head.look(memory.model, memory.labels if memory.strength and not memory.holds else ())
@@ -218,6 +221,7 @@ class StepWatcher:
         self.layouts.begin_task()
         if hold:
             self.unheld.begin_task()
+        self.following.begin_task()
         for each in self.memory.holds:
             each.begin_task(self.memory.held(self.memory.parameters))
 
@@ -271,6 +275,8 @@ class StepWatcher:
             for each in self.memory.holds:
                 each.after_step(self.memory.held(owned))
                 refuse_spoilt_weights(each, owned)
+        if stepping:
+            self.following.after_step(optimizer, owned)
         if self._handed is not None:
             self._handed.ended = True
         if closure_in(args, kwargs) is not None:
