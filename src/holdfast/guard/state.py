@@ -21,6 +21,7 @@ from holdfast.guard.distributed.ranks import ALONE
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import Memory, plain
 from holdfast.guard.noticing.new_classes import HeadGradients
+from holdfast.guard.noticing.telling import tell
 from holdfast.guard.state_checks import (
     check_completeness,
     check_dtype,
@@ -144,6 +145,11 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.steps = dict(state["steps"])
     memory.tolerance, memory.control = tolerance, control
     memory.kept.expected = frozenset(state.get("kept", ()))
+    if tolerance is not None and (missing := sorted(memory.kept.expected - memory.kept.keys())):
+        tell(
+            f"The state was saved with the kept set {missing[0]!r}, and it is not here: kept inputs are data, which no "
+            "guard's file carries. Load what guard.kept.save() wrote with guard.kept.load(path), best before this."
+        )
     noted = (frozenset(state.get(key, ())) for key in _noted(memory))
     memory.left_frozen, memory.labels, task, memory.frozen_norms = noted
     memory.folded_norms = dict(state.get("folded_norms", {}))

@@ -1,13 +1,15 @@
 r"""A strength that follows a tolerance.
 
-What is measured every few steps is KL(p_old‖p_new) on kept inputs; what is changed is log c, for strengths of use span
-six powers of ten. At rest, a weight is where the task's gradient and the pull cancel, at a distance ∝ 1/c, and the KL
-is quadratic in distances: its logarithm falls by up to two for each one that log c rises. So
+What is measured every few steps is KL(p_old‖p_new) on kept inputs; what is changed is log c, since strengths of use
+span six powers of ten. At rest, a weight is where the task's gradient and the pull cancel, at a distance ∝ 1/c, and the
+KL is quadratic in distances: its logarithm falls by up to two for each one that log c rises, and it takes many steps to
+do so. So
 
-.. math:: \log c \leftarrow \log c + k\,\Big(\log\frac{KL}{\tau} + d\,\log\frac{KL}{KL_\text{before}}\Big)
+.. math:: \log c \leftarrow \log c + k\,\log\frac{KL}{\tau},
 
-is integral control, with a look ahead: weights take many steps to follow c, and a KL that rises fast will have passed
-the tolerance τ before a slow integral has noticed.
+integral control alone. A proportional or a derivative part would answer the noise of a look at a hundred samples, which
+is large (a derivative was tried, and ended further from τ); the integral averages it. Nothing is scheduled: how long
+training will last is not known, and what is lost on the way does not count.
 """
 
 import math
@@ -37,7 +39,7 @@ class Tolerance:
 
     nats: float
     every: int | None = None
-    damping: float = 0.1
+    damping: float = 0.01
     start: float = 1.0
 
     def __post_init__(self) -> None:
@@ -72,12 +74,14 @@ class TracePoint(NamedTuple):
 
 
 GAIN = 0.3
-LEAD = 2.0
+"""k. With a KL ∝ c⁻² that follows at once, errors shrink by 1 − 2k a look; half of what is fastest, for it follows late."""
 ERROR = 2.0
+"""The largest error that counts, in log: at a task's beginning nothing is lost yet, and its logarithm is −∞."""
 RANGE = math.log(1e6)
 """How far log c may go from where it began, either way: what the error adds up to beyond that would have to be undone
 before c moves again."""
 TRACED = 1000
+"""Points of a trace that are kept, at most."""
 
 
 @dataclass
@@ -93,8 +97,6 @@ class Control:
     """Which chunk of each set is looked at next."""
     latest: dict[str, float] = field(default_factory=dict)
     """The KL of each set, as it was last seen."""
-    before: float | None = None
-    """log KL of the worst at the look before."""
     looks: int = 0
     at: int = -1
     """The step of the last look."""
@@ -115,18 +117,19 @@ class Control:
     def begin_task(self) -> None:
         """Forget what was seen of the task before; its strength is where the next one begins."""
         self.latest, self.cursors, self.trace = {}, {}, []
-        self.before, self.looks, self.at, self.most, self.every = None, 0, -1, 0.0, 0
+        self.looks, self.at, self.most, self.every = 0, -1, 0.0, 0
 
     def follow(self, tolerance: float, most: float = math.inf) -> float:
         """Return the strength after a look, which is to be no more than ``most``."""
+        error = math.log(max(self.worst, LEAST) / tolerance)
+        self.log_c += GAIN * min(max(error, -ERROR), ERROR)
+        return self.bounded(most)
+
+    def bounded(self, most: float = math.inf) -> float:
+        """Return the strength, within its range and no more than ``most``: what lies beyond is forgotten at once."""
         assert self.log_start is not None
-        now = math.log(max(self.worst, LEAST))
-        rise = 0.0 if self.before is None else now - self.before
-        self.before = now
-        error = now - math.log(tolerance) + LEAD * rise
-        moved = self.log_c + GAIN * min(max(error, -ERROR), ERROR)
         low, high = self.log_start - RANGE, min(self.log_start + RANGE, math.log(most))
-        self.log_c = max(min(moved, high), min(low, high))
+        self.log_c = max(min(self.log_c, high), min(low, high))
         return math.exp(self.log_c)
 
     def note(self, point: TracePoint) -> None:

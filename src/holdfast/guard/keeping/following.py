@@ -59,7 +59,7 @@ class Following:
         if self.controls:
             memory.kept.refuse_unless_complete()
 
-    def begin_task(self) -> None:
+    def begin_task(self, optimizer: Optimizer) -> None:
         """See where a task begins, before its first step, and with what strength."""
         memory, control = self.memory, self.memory.control
         if not memory.kept:
@@ -69,7 +69,7 @@ class Following:
         control.begin_task()
         if self.controls:
             control.begin(_first_strength(memory))
-            memory.strength = math.exp(control.log_c)
+            memory.strength = control.bounded(largest_strength(memory, optimizer, memory.parameters))
         found = look(memory)
         control.latest = {each.name: each.kl for each in found.sets}
         control.at = 0

@@ -185,7 +185,7 @@ class StepWatcher:
         """Return the layout that is given if it still fits, or a new one, with a look at what is not held in it."""
         first = not self.memory.steps
         if first:
-            self._begin_task(hold=hold)
+            self._begin_task(optimizer, hold=hold)
         if not first and layout is not None and self.layouts.get(optimizer) is layout:
             return layout
         self.layouts.take_in_new(optimizer)
@@ -216,12 +216,12 @@ class StepWatcher:
         found = {n: p for bundle in held for n, p in zip(bundle.names, bundle.parameters, strict=True)}
         return found | {name: layout.moved[name] for name in pulled}
 
-    def _begin_task(self, *, hold: bool) -> None:
+    def _begin_task(self, optimizer: Optimizer, *, hold: bool) -> None:
         """Look at the model again, and let holds look at its weights, before a task's first step."""
         self.layouts.begin_task()
         if hold:
             self.unheld.begin_task()
-        self.following.begin_task()
+        self.following.begin_task(optimizer)
         for each in self.memory.holds:
             each.begin_task(self.memory.held(self.memory.parameters))
 
