@@ -35,7 +35,9 @@ def test_all_that_a_matrix_can_is_that_of_the_sum(form):
         shapes = {name: omega.shape for name, omega in matrix.diagonal().items()}
         damped = damped_by(matrix, 0.3)
         assert isinstance(damped, DiagonalMatrix if form == "diagonal" else Damped)
-        q = as_dense(matrix.apply, shapes) + 0.3 * torch.eye(sum(shape.numel() for shape in shapes.values()))
+        q = as_dense(matrix.apply, shapes) + 0.3 * torch.eye(
+            sum(s.numel() for s in shapes.values()), dtype=torch.float64
+        )
         identity = torch.eye(len(q), dtype=q.dtype)
         close = {"rtol": 1e-9, "atol": 1e-10}
         torch.testing.assert_close(as_dense(damped.apply, shapes), q, **close)

@@ -1,5 +1,6 @@
 """What is kept for one measure: the total so far, and the running states of the current task."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -311,8 +312,7 @@ class Ledger:
     def _damped(self, held: Mapping[str, Matrix]) -> dict[str, Matrix]:
         """Return Q + λ with λ a share of the mean of all eigenvalues: weights of importance 0 are held a little too."""
         weights = sum(omega.numel() for matrix in held.values() for omega in matrix.diagonal().values())
-        trace = sum(float(part) for part in whole_sums([matrix.trace() for matrix in held.values()]))
-        added = self.damping * trace / max(1, weights)
+        added = self.damping * total_trace(held) / max(1, weights)
         return {name: damped_by(matrix, added) for name, matrix in held.items()}
 
     def restart(self) -> None:
@@ -321,6 +321,11 @@ class Ledger:
         self.running = {
             state: self.running.get(state, {}) if lifetime == "lasting" else {} for state, lifetime in lifetimes.items()
         }
+
+
+def total_trace(matrices: Mapping[str, Matrix]) -> float:
+    """Return the sum of all eigenvalues, to the last bit the same in whatever order a state was read."""
+    return math.fsum(map(float, whole_sums([matrices[name].trace() for name in sorted(matrices)])))
 
 
 def _check_measure(measure: Measure) -> None:

@@ -51,7 +51,9 @@ def _kept(memory: Memory) -> list[str]:
     if not latest:
         return [f"keeps {sets}; not looked at in this task yet"]
     worst = max(latest, key=lambda name: latest[name])
-    return [f"keeps {sets}; {latest[worst]:.3g} nats were lost of {worst!r} at the last look"]
+    beyond = memory.tolerance is not None and latest[worst] > memory.tolerance.nats
+    more = ", beyond the tolerance until consolidate() or pull_back()" if beyond else ""
+    return [f"keeps {sets}; {latest[worst]:.3g} nats were lost of {worst!r} at the last look{more}"]
 
 
 def _held(memory: Memory) -> list[str]:

@@ -5,11 +5,13 @@ span six powers of ten. At rest, a weight is where the task's gradient and the p
 KL is quadratic in distances: its logarithm falls by up to two for each one that log c rises, and it takes many steps to
 do so. So
 
-.. math:: \log c \leftarrow \log c + k\,\log\frac{KL}{\tau},
+.. math:: \log c \leftarrow \log c + k\,\log\frac{KL}{a\tau},
 
 integral control alone. A proportional or a derivative part would answer the noise of a look at a hundred samples, which
 is large (a derivative was tried, and ended further from τ); the integral averages it. Nothing is scheduled: how long
-training will last is not known, and what is lost on the way does not count.
+training will last is not known, and what is lost on the way does not count. a is above 1, since training ends with a
+search along the line to the anchor (``way_back.py``), which can take back what was lost too much, but not give what was
+not learned: on permuted digits more of the new task is learned for the same KL.
 """
 
 import math
@@ -75,6 +77,8 @@ class TracePoint(NamedTuple):
 
 GAIN = 0.3
 """k. With a KL ∝ c⁻² that follows at once, errors shrink by 1 − 2k a look; half of what is fastest, for it follows late."""
+AIM = 1.5
+"""a."""
 ERROR = 2.0
 """The largest error that counts, in log: at a task's beginning nothing is lost yet, and its logarithm is −∞."""
 RANGE = math.log(1e6)
@@ -121,7 +125,7 @@ class Control:
 
     def follow(self, tolerance: float, most: float = math.inf) -> float:
         """Return the strength after a look, which is to be no more than ``most``."""
-        error = math.log(max(self.worst, LEAST) / tolerance)
+        error = math.log(max(self.worst, LEAST) / (AIM * tolerance))
         self.log_c += GAIN * min(max(error, -ERROR), ERROR)
         return self.bounded(most)
 

@@ -49,7 +49,9 @@ def read(path: str | os.PathLike[str]) -> list[KeptSet]:
     """Read the sets of a file, or say why it has none."""
     if not Path(path).is_file():
         raise StateError(f"There is no file of kept inputs at {str(path)!r}. Give the path that kept.save() wrote.")
-    tensors, texts = read_tensors(path)
+    read_in, texts = read_tensors(path)
+    # In memory that is aligned as new tensors are: products of others may differ in their last bits.
+    tensors = {name: tensor.clone() for name, tensor in read_in.items()}
     about, checked = unsealed(texts.get(_KEY, "{}"), tensors, path)
     if not checked:
         raise StateError(f"{str(path)!r} is no file of kept inputs. Give one that guard.kept.save() wrote.")

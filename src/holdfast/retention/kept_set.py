@@ -223,7 +223,7 @@ def _taken(inputs: Iterable[Any], most: int) -> list[Batch]:
 
 def _as_given(batch: Batch) -> Any:
     """Return a batch as a user gives it, in memory of its own."""
-    inputs = tree_map(lambda leaf: leaf.detach().clone(), batch.inputs)
+    inputs = tree_map(lambda leaf: leaf.detach().clone(memory_format=torch.contiguous_format), batch.inputs)
     labels = None if batch.targets is None else batch.targets.detach().clone()
     if batch.named:
         return inputs if labels is None else {**inputs, "labels": labels}

@@ -17,9 +17,9 @@ KEPT = [batch(20, 40)]
 
 
 def new_task(seed):
-    """Samples of another task: the old ones' labels, changed."""
+    """Samples of another task, which knows one class alone."""
     x, y = batch(seed)
-    return x, (y + 1) % 3
+    return x, torch.zeros_like(y)
 
 
 def guarded(model, measure=None, kept=KEPT, **options):

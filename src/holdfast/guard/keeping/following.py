@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.forms.base import is_mean_of_squares
 from holdfast.guard.keeping.looking import look, refuse_unless_ranks_agree
+from holdfast.guard.ledger import total_trace
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.stability import largest_strength
 from holdfast.guard.noticing.telling import tell
@@ -24,7 +25,6 @@ from holdfast.guard.weight_average import evaluated_weights
 from holdfast.holds.quadratic import penalty_value
 from holdfast.retention.controller import TracePoint
 from holdfast.retention.kept_set import KeptSet
-from holdfast.tensors.sharding import whole_sums
 
 SHARE = 0.1
 """What looking may cost of a step's time."""
@@ -94,7 +94,7 @@ class Following:
             return
         control.at = steps
         # One set after the other, so that a look costs the same however many are kept.
-        names = list(memory.kept)
+        names = sorted(memory.kept)
         kept = memory.kept[names[control.looks % len(names)]]
         parts = part_of(kept, control.cursors.get(kept.name, 0))
         with evaluated_weights([optimizer]):
@@ -148,9 +148,9 @@ def numbers_in(inputs: Any) -> int:
 def _first_strength(memory: Memory) -> float:
     """Return the strength to begin with: some share of one over the mean importance of a weight."""
     assert memory.tolerance is not None
-    matrices = list(memory.driving.total.values())
-    trace = sum(float(part) for part in whole_sums([matrix.trace() for matrix in matrices]))
-    weights = sum(memory.anchor[name].numel() for matrix in matrices for name in matrix.block.parameters)
+    matrices = memory.driving.total
+    trace = total_trace(matrices)
+    weights = sum(memory.anchor[name].numel() for matrix in matrices.values() for name in matrix.block.parameters)
     if not trace > 0:
         raise ConfigurationError(
             f"tolerance={memory.tolerance.nats:g} with {memory.driver}, whose importances are 0 everywhere: there is "
