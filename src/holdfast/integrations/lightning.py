@@ -19,7 +19,9 @@ from holdfast.guard import Consolidator, TaskImportance
 from holdfast.integrations.callbacks import (
     TRAINED,
     GuardInCallback,
+    StopAt,
     checked_end,
+    end_within_tolerance,
     explaining,
     join_processes,
     refuse_endless_data,
@@ -57,6 +59,8 @@ class HoldfastCallback(Callback):
             ``(inputs, targets)`` or a mapping with ``"labels"``. Needed where batches have another form.
         forward: how the module is called while it is measured, ``forward(module, inputs)``; by default
             ``module(inputs)``, so by its ``forward``.
+        stop_at: stop training once more nats than that are lost of the worst set that ``guard.keep`` was given, at
+            three looks in a row; ``stop.stopped_at`` says what was lost then.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ import torch
 import holdfast
 from holdfast import Tolerance
 from holdfast.guard.keeping.following import part_of
+from holdfast.retention.controller import AIM
 from tests.guard.helpers import batch, loss, net, weights
 
 KEPT = [batch(20, 40)]
@@ -121,7 +122,7 @@ def test_training_ends_near_the_tolerance_and_never_beyond_it(form, nats):
     guard.attach(optimizer)
     learn(model, optimizer, 300)
     late = [point.kl for point in guard.trace if point.step > 200]
-    assert 0.5 * nats < math.exp(sum(map(math.log, late)) / len(late)) < 2 * nats
+    assert 0.5 * AIM * nats < math.exp(sum(map(math.log, late)) / len(late)) < 2 * AIM * nats
     found = guard.pull_back()
     assert found.outcome in ("within", "pulled back")
     assert found.was_touched

@@ -125,6 +125,8 @@ class Following:
         last = self.calls.last
         trained = numbers_in(None if last is None else (last.args, dict(last.kwargs)))
         trained = trained or 32 * some.numbers // some.size
+        if not any(hold.runs_model for hold in memory.holds):
+            self.calls.release()  # it is known for good, and remembering every call costs a little
         return max(memory.ranks.each(lambda: math.ceil(looked / (SHARE * STEP * trained))))
 
 
