@@ -38,7 +38,7 @@ from holdfast.guard.costs import Costs, costs_of
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
 from holdfast.guard.keeping.going_back import pull_back
-from holdfast.guard.keeping.looking import look
+from holdfast.guard.keeping.looking import look, refuse_unless_run_alike
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import AnchorKind, Memory
@@ -56,7 +56,7 @@ from holdfast.measures import Measure
 from holdfast.persample.batches import Forward
 from holdfast.retention import KeptSet, KeptSets, PulledBack, Retention, Tolerance, TracePoint
 from holdfast.retention.controller import checked_tolerance as checked_nats
-from holdfast.retention.kept_set import SAMPLES, keep
+from holdfast.retention.kept_set import SAMPLES, keep, taken
 from holdfast.seeding import undisturbed
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.storage import Storage
@@ -497,8 +497,10 @@ class Consolidator:
         """
         memory = self._memory
         chosen = memory.ranks.together(lambda: memory.kept.free_name(name))
+        batches = memory.ranks.together(lambda: taken(inputs, samples))
+        refuse_unless_run_alike(memory, len(batches))
         with evaluated_weights(self._attachment.attached()), self._attachment.watcher.calls.paused():
-            kept = memory.ranks.together(lambda: keep(memory.model, inputs, chosen, forward, samples))
+            kept = memory.ranks.together(lambda: keep(memory.model, batches, chosen, forward))
         memory.kept.add(kept)
         if self._attachment.attached():
             self._attachment.watcher.calls.watch(memory.model)

@@ -152,14 +152,10 @@ class KeptSet:
         )
 
 
-def keep(
-    model: nn.Module, inputs: Iterable[Any], name: str, forward: Forward | None, samples: int = SAMPLES
-) -> KeptSet:
+def keep(model: nn.Module, batches: Sequence[Batch], name: str, forward: Forward | None) -> KeptSet:
     """Return a set of some inputs, with the model's predictions now; the model stays as it is."""
-    most = whole_number("samples", samples, "a whole number of at least 1", least=1)
     if forward is not None and not callable(forward):
         raise ConfigurationError(f"forward={forward!r}: expected a function, forward(model, inputs).")
-    batches = _taken(inputs, most)
     reader, whose = _reader(model), f"the inputs of {name!r}"
     call = KeptInputs(forward or call_model)
     every = sum(batch.size for batch in batches)
@@ -198,11 +194,12 @@ def keep(
     return KeptSet(name, chunks, forward)
 
 
-def _taken(inputs: Iterable[Any], most: int) -> list[Batch]:
-    """Return the first samples of what is given, copied, in batches that are not too large."""
+def taken(inputs: Iterable[Any], samples: int) -> list[Batch]:
+    """Return the first samples of what is given, in batches that are not too large, on the CPU."""
+    most = whole_number("samples", samples, "a whole number of at least 1", least=1)
     given = [inputs] if isinstance(inputs, Tensor | Mapping) else check_batches(inputs)
     reader = BatchReader(torch.device("cpu"))
-    taken: list[Batch] = []
+    found: list[Batch] = []
     left = most
     for raw in given:
         batch = reader.read(raw)
@@ -212,13 +209,13 @@ def _taken(inputs: Iterable[Any], most: int) -> list[Batch]:
                 "out, and give it by forward=lambda model, inputs: ..."
             )
         batch = batch[: min(left, batch.size)]
-        taken += [batch[first : first + AT_ONCE] for first in range(0, batch.size, AT_ONCE)]
+        found += [batch[first : first + AT_ONCE] for first in range(0, batch.size, AT_ONCE)]
         left -= batch.size
         if not left:
             break
-    if not taken:
+    if not found:
         raise BatchError("No inputs to keep; expected a few hundred. Was an iterator used up before?")
-    return taken
+    return found
 
 
 def _as_given(batch: Batch) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from holdfast.errors import NotFiniteError, OrderError
+from holdfast.errors import BatchError, NotFiniteError, OrderError
 from holdfast.guard.memory import Memory
 from holdfast.persample.isolation.isolated import looked_at
 from holdfast.retention.predictions import Sums
@@ -43,6 +43,18 @@ def look(memory: Memory, parts: Mapping[str, Iterable[int]] | None = None) -> Re
                 "a NaN or an infinity. Training has diverged: restore an earlier checkpoint."
             )
     return found
+
+
+def refuse_unless_run_alike(memory: Memory, batches: int) -> None:
+    """Refuse inputs on which a sharded model would be run more often by one process than by others: all must take part."""
+    if memory.ranks.size == 1 or not any(map(is_sharded, memory.model.parameters())):
+        return
+    counts = memory.ranks.each(lambda: batches)
+    if len(set(counts)) > 1:
+        raise BatchError(
+            f"The processes give {counts} batches to be kept, with a sharded model: FSDP gathers parameters only where "
+            "all of them run alike. Give as many on each."
+        )
 
 
 def refuse_unless_ranks_agree(memory: Memory) -> None:
