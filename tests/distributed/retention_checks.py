@@ -87,7 +87,7 @@ def ddp_ranks_that_keep_other_sets_are_refused(here):
     guard.attach(optimizer)
     before = weights(model)
     loss(model, batch(0)).backward()
-    with pytest.raises(holdfast.ConfigurationError, match="ranks disagree on the kept sets.*the step was not taken"):
+    with pytest.raises(holdfast.ConfigurationError, match=r"ranks disagree on the kept sets.*the step was not taken"):
         optimizer.step()
     for name, value in model.named_parameters():
         assert torch.equal(value, before[name])

@@ -39,9 +39,7 @@ def of_text(nats=0.01, **options):
 
 def trainer(folder, model, callbacks, **changes):
     settings = arguments(folder, **{"max_steps": 12, **changes})
-    return Trainer(
-        model, settings, train_dataset=texts(8, 5), data_collator=default_data_collator, callbacks=callbacks
-    )
+    return Trainer(model, settings, train_dataset=texts(8, 5), data_collator=default_data_collator, callbacks=callbacks)
 
 
 @pytest.mark.parametrize("at_end", [True, False])
@@ -70,7 +68,7 @@ def test_a_trainer_stops_where_too_much_is_lost(tmp_path):
 def test_a_limit_that_is_none_is_refused(limit):
     _, guard = of_text()
     for kind in (HoldfastCallback, LightningCallback):
-        with pytest.raises(holdfast.ConfigurationError, match="stop_at=.*: expected a number of nats above 0"):
+        with pytest.raises(holdfast.ConfigurationError, match=r"stop_at=.*: expected a number of nats above 0"):
             kind(guard, stop_at=limit)
 
 

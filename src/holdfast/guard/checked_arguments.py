@@ -43,8 +43,8 @@ def checked_tolerance(
         )
     if anchor != "last":
         raise ConfigurationError(
-            f"tolerance={found.nats:g} with anchor={anchor!r}: the way back from too much loss leads to the last task's "
-            "own solution, and that is not where the hold is centred. Take anchor='last'."
+            f"tolerance={found.nats:g} with anchor={anchor!r}: the way back from too much loss leads to the last "
+            "task's own solution, and that is not where the hold is centred. Take anchor='last'."
         )
     if batch_norm == "fold":
         raise ConfigurationError(

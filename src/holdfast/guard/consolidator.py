@@ -211,7 +211,7 @@ class Consolidator:
 
     @property
     def kept(self) -> KeptSets:
-        """The sets of inputs that :meth:`keep` was given, by name; ``kept.save(path)`` writes them to their own file."""
+        """The sets of inputs that :meth:`keep` was given, by name; ``kept.save(path)`` writes a file of them alone."""
         return self._memory.kept
 
     @property
@@ -548,7 +548,7 @@ class Consolidator:
 
         If anything goes wrong, an exception is raised and nothing has changed.
 
-        Where there is a tolerance, weights first go back towards the anchor as far as it takes, as by :meth:`pull_back`.
+        Where there is a tolerance, weights first go back towards the anchor as far as it takes: :meth:`pull_back`.
 
         With several processes, each of them calls this, with batches of its own. An attached schedule-free optimiser
         is put into its eval mode meanwhile, so that what is measured and held are the weights that are evaluated.

@@ -363,8 +363,8 @@ def _followed(memory: Memory, state: Mapping[str, Any]) -> tuple[Tolerance | Non
         return dataclasses.replace(memory.tolerance, nats=nats), control
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(
-            f"The state is damaged: what it says of its tolerance cannot be read ({type(error).__name__}: {error}). Use "
-            "another copy."
+            f"The state is damaged: what it says of its tolerance cannot be read ({type(error).__name__}: {error}). "
+            "Use another copy."
         ) from error
 
 

@@ -55,8 +55,8 @@ class HoldfastCallback(TrainerCallback):
         consolidate_at_end: whether the end of training is the end of a task: ``True`` to consolidate then, with the
             training data where the measure looks at data; or the batches to do so with, such as a DataLoader.
         forward: how the model is called while it is measured, as in :meth:`holdfast.Consolidator.consolidate`.
-        stop_at: stop training once more nats than that are lost of the worst set that ``guard.keep`` was given, at three
-            looks in a row; ``stop.stopped_at`` says what was lost then.
+        stop_at: stop training once more nats than that are lost of the worst set that ``guard.keep`` was given, at
+            three looks in a row; ``stop.stopped_at`` says what was lost then.
     """
 
     def __init__(

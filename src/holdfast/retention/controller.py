@@ -155,5 +155,5 @@ class Control:
         given = dict(plain)
         pairs: dict[str, Sequence[Sequence[Any]]] = {name: given.pop(name) for name in ("cursors", "latest")}
         trace = [TracePoint(*point) for point in given.pop("trace")]
-        kept = {name: {str(key): value for key, value in rows} for name, rows in pairs.items()}
-        return cls(**given, **kept, trace=trace)
+        given |= {name: {str(key): value for key, value in rows} for name, rows in pairs.items()}
+        return cls(**given, trace=trace)

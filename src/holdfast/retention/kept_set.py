@@ -127,9 +127,9 @@ class KeptSet:
         expected = len(chunk.log_p) if chunk.places is None else int(chunk.places.max()) + 1
         if made.logits.shape[-1] != classes or rows < expected or (chunk.places is None and rows != expected):
             raise BatchError(
-                f"On {whose} the model now gives {rows} predictions over {made.logits.shape[-1]} classes, and {expected} "
-                f"over {classes} were kept. It was kept with another model or head: set guard.kept[{self.name!r}]"
-                ".forward to what gives the same outputs, keep the inputs anew, or guard.kept.drop(name)."
+                f"On {whose} the model now gives {rows} predictions over {made.logits.shape[-1]} classes, and "
+                f"{expected} over {classes} were kept. It was kept with another model or head: set "
+                f"guard.kept[{self.name!r}].forward to what gives the same outputs, keep the inputs anew, or guard.kept.drop(name)."
             )
         logits, labels = made.logits, made.labels
         if chunk.places is not None:

@@ -63,9 +63,9 @@ class KeptSets(Mapping[str, KeptSet]):
         """Refuse to go on without the sets that a state was saved with."""
         if missing := sorted(self.expected - self._sets.keys()):
             raise OrderError(
-                f"The state was saved with the kept set {missing[0]!r}, and it is not here: kept inputs are data, which "
-                "no guard's file carries. Load what guard.kept.save() wrote with guard.kept.load(path), keep the inputs "
-                f"with the model of then, or go on without: guard.kept.drop({missing[0]!r})."
+                f"The state was saved with the kept set {missing[0]!r}, and it is not here: kept inputs are data, "
+                "which no guard's file carries. Load what guard.kept.save() wrote with guard.kept.load(path), keep the "
+                f"inputs with the model of then, or go on without: guard.kept.drop({missing[0]!r})."
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:

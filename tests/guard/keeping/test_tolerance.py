@@ -72,13 +72,13 @@ def test_what_does_not_go_together_with_a_tolerance_is_refused(options, match):
     "settings", [{"every": 0}, {"every": 1.5}, {"damping": -1}, {"damping": math.nan}, {"start": 0}]
 )
 def test_settings_of_a_tolerance_that_make_no_sense_are_refused(settings):
-    with pytest.raises(holdfast.ConfigurationError, match=f"{next(iter(settings))}=.*: expected"):
+    with pytest.raises(holdfast.ConfigurationError, match=rf"{next(iter(settings))}=.*: expected"):
         Tolerance(0.1, **settings)
 
 
 def test_a_strength_that_follows_is_not_set_and_one_that_does_not_has_no_tolerance():
     guard = guarded(net())
-    with pytest.raises(holdfast.ConfigurationError, match="here it follows tolerance=0.05"):
+    with pytest.raises(holdfast.ConfigurationError, match=r"here it follows tolerance=0.05"):
         guard.strength = 3.0
     plain = holdfast.Consolidator(net(), "EWC")
     assert plain.tolerance is None
@@ -311,7 +311,7 @@ def test_states_with_and_without_a_tolerance():
     plain.consolidate([batch(9)])
     assert not {"tolerance", "control", "kept"} & plain.state_dict().keys()
     guard = guarded(net())
-    with pytest.raises(holdfast.StateError, match="The state was made with tolerance=0.05"):
+    with pytest.raises(holdfast.StateError, match=r"The state was made with tolerance=0.05"):
         plain.load_state_dict(guard.state_dict())
     fresh = holdfast.Consolidator(net(), holdfast.Fisher(), tolerance=0.3)
     fresh.load_state_dict(plain.state_dict())

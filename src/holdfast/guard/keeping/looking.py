@@ -46,7 +46,7 @@ def look(memory: Memory, parts: Mapping[str, Iterable[int]] | None = None) -> Re
 
 
 def refuse_unless_run_alike(memory: Memory, batches: int) -> None:
-    """Refuse inputs on which a sharded model would be run more often by one process than by others: all must take part."""
+    """Refuse inputs on which one process would run a sharded model more often than others: all must take part."""
     if memory.ranks.size == 1 or not any(map(is_sharded, memory.model.parameters())):
         return
     counts = memory.ranks.each(lambda: batches)
