@@ -225,7 +225,8 @@ def report(found: dict[str, Any]) -> str:
         f"`python -m benchmarks.tolerance`, torch {torch.__version__}. Permuted digits, two tasks of which the second "
         f"has {STEPS} steps of {BATCH}; EWC, diagonal; {seeds} seeds; {KEPT} digits are kept, and what is lost is "
         "judged by 497 others. Of a search the best accuracy on the second task among ten strengths that lose no more "
-        "(up to a tenth) on fresh digits than the run with the tolerance did; *pulled back*: each of the ten went back to the "
+        "(up to a tenth) on fresh digits than the run with the tolerance did; *pulled back*: each of the ten went "
+        "back to the "
         "tolerance after training. The search chooses by the data that judges, so that it is an upper bound."
     )
     summary = (

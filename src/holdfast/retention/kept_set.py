@@ -129,7 +129,8 @@ class KeptSet:
             raise BatchError(
                 f"On {whose} the model now gives {rows} predictions over {made.logits.shape[-1]} classes, and "
                 f"{expected} over {classes} were kept. It was kept with another model or head: set "
-                f"guard.kept[{self.name!r}].forward to what gives the same outputs, keep the inputs anew, or guard.kept.drop(name)."
+                f"guard.kept[{self.name!r}].forward to what gives the same outputs, keep the inputs anew, or "
+                "guard.kept.drop(name)."
             )
         logits, labels = made.logits, made.labels
         if chunk.places is not None:

@@ -46,7 +46,8 @@ class PulledBack:
             return (
                 f"The tolerance of {self.tolerance:g} nats cannot be met: {self.kl:.3g} are lost, "
                 f"{self.nearest[1]:.3g} at the nearest point of the way back to the anchor (share "
-                f"{self.nearest[0]:g}); nothing was moved. What is not protected, such as a head or running statistics, has changed, or the outputs had changed "
+                f"{self.nearest[0]:g}); nothing was moved. What is not protected, such as a head or running "
+                "statistics, has changed, or the outputs had changed "
                 "before training began."
             )
         if self.outcome == "pulled back":

@@ -79,7 +79,8 @@ class Following:
                 f"Before the first step of this task, predictions on the kept set {found.worst.name!r} differ by "
                 f"{found.kl:.3g} nats from those that were kept, and the tolerance is {found.tolerance:g}. Weights "
                 "were changed since, as by a head that was initialised anew, or earlier tasks have used it up: keep "
-                "the inputs anew with the model of now (guard.kept.drop(name), guard.keep(inputs, name)), or allow more."
+                "the inputs anew with the model of now (guard.kept.drop(name), guard.keep(inputs, name)), or allow "
+                "more."
             )
 
     def after_step(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
