@@ -108,7 +108,8 @@ class Following:
             assert memory.tolerance is not None
             if control.log_start is None:  # inputs were first kept in the middle of a task
                 control.begin(_first_strength(memory))
-            memory.strength = control.follow(memory.tolerance.nats, largest_strength(memory, optimizer, owned))
+            aim = memory.tolerance.aim * memory.tolerance.nats
+            memory.strength = control.follow(aim, largest_strength(memory, optimizer, owned))
         self._note(steps)
 
     def _note(self, step: int) -> None:
