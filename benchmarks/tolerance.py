@@ -233,7 +233,8 @@ def report(found: dict[str, Any]) -> str:
         f"{sum(within)} of {len(runs)} runs end within 20 % of the tolerance on fresh digits. Watching cost "
         f"{100 * (ratio - 1):.0f} % of a held step ({watched['held']:.2f} s and {watched['held and watched']:.2f} s of "
         f"the processor for {STEPS} steps). What is lost at the end of training is {min(predicted):.0f} to "
-        f"{max(predicted):.0f} times what the diagonal predicts to second order."
+        f"{max(predicted):.0f} times what the diagonal predicts to second order. The controller's settings (gain, "
+        "damping, aim) were chosen on these digits and seeds."
     )
     return "\n".join(["# A tolerance in the place of a strength", "", setting, "", *table(found), "", summary, ""])
 

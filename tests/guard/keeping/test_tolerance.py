@@ -172,7 +172,7 @@ def test_sgd_is_not_given_a_strength_that_it_cannot_bear():
         warnings.simplefilter("error", holdfast.HoldfastWarning)  # that the strength is too much
         learn(model, optimizer, 60)
     most = max(float(omega.max()) for omega in guard.importance.values())
-    assert 2 * guard.strength * most == pytest.approx(0.1 * 2 * 1.9 / 0.1)
+    assert 2 * guard.strength * most == pytest.approx(0.5 * 2 * 1.9 / 0.1)
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 

@@ -20,9 +20,6 @@ from torch.optim import SGD, Optimizer
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
 
-WELL_BORNE = 0.1
-"""The part of SGD's bound up to which a strength that follows a tolerance may go."""
-
 
 class Stability:
     """Checks the steps of SGD, anew whenever the strength, Ω or the learning rate have changed."""
@@ -82,10 +79,9 @@ class Stability:
 
 
 def largest_strength(memory: Memory, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> float:
-    """Return a strength that an optimiser bears well, a tenth of what would make it diverge; those without a bound any.
+    """Return the strength up to which an optimiser is stable by itself, half of it for the task's own curvature.
 
-    Near the bound every step overshoots, and gradients' noise is carried far: on permuted digits ten times as much was
-    lost at half of it as at a tenth.
+    Those that have no such bound bear any.
     """
     stepping = next((o for o in (optimizer, *vars(optimizer).values()) if _is_sgd(o)), None)
     names = {id(parameter): name for name, parameter in owned.items()}
@@ -97,7 +93,7 @@ def largest_strength(memory: Memory, optimizer: Optimizer, owned: Mapping[str, n
             bound = largest_curvature(
                 float(group["lr"]), group["momentum"], group["dampening"], nesterov=group["nesterov"]
             )
-            most = min(most, max(WELL_BORNE * (bound - group["weight_decay"]) / (2 * omega), 1e-38))
+            most = min(most, max(0.5 * (bound - group["weight_decay"]) / (2 * omega), 1e-38))
     return most
 
 
