@@ -45,6 +45,7 @@ from holdfast.own_text import OwnText, write_text
 from holdfast.persample.engine import SampleAccumulator, SampleImportance, sample_importance
 from holdfast.persample.phi import ABSOLUTE, SQUARE
 from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
+from holdfast.retention import KeptSet, PulledBack, Retention, Tolerance
 
 __all__ = [
     "ABSOLUTE",
@@ -70,6 +71,7 @@ __all__ = [
     "Hold",
     "HoldfastError",
     "HoldfastWarning",
+    "KeptSet",
     "Kronecker",
     "LogLikelihood",
     "LowRank",
@@ -86,8 +88,10 @@ __all__ = [
     "PosteriorPrecision",
     "Projection",
     "ProtectError",
+    "PulledBack",
     "Replay",
     "Reservoir",
+    "Retention",
     "Ring",
     "RootFisher",
     "Rotated",
@@ -98,6 +102,7 @@ __all__ = [
     "StateError",
     "StoreError",
     "TaskImportance",
+    "Tolerance",
     "WeightMeasure",
     "averaged_weights",
     "choose_share",

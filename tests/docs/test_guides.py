@@ -61,6 +61,16 @@ def test_merging(tmp_path, monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) > 10
 
 
+def test_how_much_may_be_lost(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    scope = run_page("guides/tolerance.md")
+    printed = capsys.readouterr().out
+    assert "beyond the tolerance of 0.05" in printed and "within the tolerance of 0.05" in printed
+    assert scope["guard"].retention().is_within and scope["again"].tolerance == 0.05
+    assert scope["again"].retention() == scope["guard"].retention()
+    assert scope["logged"]["holdfast/kl/old"] <= 0.05
+
+
 def test_everything_that_keeps(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     scope = run_page("guides/keeping.md")

@@ -4,7 +4,10 @@ The guard has the weights before at hand, as its anchor. arXiv 2109.01903; on on
 penalty, and adds to any of them.
 """
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.guard.memory import Memory
@@ -17,14 +20,20 @@ from holdfast.tensors.storage import at_hand, running_dtype
 def average_with_anchor(memory: Memory, share: float) -> None:
     """Move all held weights to θ* + share·(θ − θ*), in place, or none of them."""
     share = checked_share("share", share, "a number from 0 (all that was learned since is undone) to 1 (nothing is)")
+    held = checked_way(memory, "average()")
+    move_to(memory, held, held, share)
+
+
+def checked_way(memory: Memory, call: str) -> dict[str, nn.Parameter]:
+    """Return the weights that have an anchor to go back to, or refuse a way that there is not."""
     if not memory.anchor:
         raise OrderError(
-            "average() before the first consolidate(): there are no weights from before to go back to. Consolidate "
+            f"{call} before the first consolidate(): there are no weights from before to go back to. Consolidate "
             "what the model knew before it is trained; of two models by themselves, use holdfast.merge."
         )
     if memory.folding.pairs:
         raise ConfigurationError(
-            "average() with batch_norm='fold': the anchor is of folded weights, which a mean of weights and statistics "
+            f"{call} with batch_norm='fold': the anchor is of folded weights, which a mean of weights and statistics "
             "is not. Take batch_norm='freeze', or average state dicts with holdfast.merge."
         )
     memory.refresh()  # which refuses weights of another shape than they were consolidated with
@@ -32,10 +41,16 @@ def average_with_anchor(memory: Memory, share: float) -> None:
     for name, parameter in held.items():
         if not is_finite(parameter):
             raise ConfigurationError(
-                f"The weights {name!r} are not finite, so nothing was averaged. Training has diverged: restore an "
+                f"The weights {name!r} are not finite, so nothing was moved. Training has diverged: restore an "
                 "earlier checkpoint."
             )
+    return held
+
+
+@torch.no_grad()
+def move_to(memory: Memory, held: Mapping[str, nn.Parameter], own: Mapping[str, Tensor], share: float) -> None:
+    """Put weights at θ* + share·(θ − θ*), with θ as given, which may be themselves."""
     for name, parameter in held.items():
         dtype = running_dtype(parameter)
         before = at_hand(memory.anchor[name], parameter).to(dtype)
-        parameter.copy_(torch.lerp(before, parameter.to(dtype), share))
+        parameter.copy_(torch.lerp(before, own[name].to(dtype), share))

@@ -14,12 +14,39 @@ from holdfast.holds import Hold
 from holdfast.holds import hold as hold_by_name
 from holdfast.measures import Measure
 from holdfast.measures import measure as measure_by_name
+from holdfast.retention import Tolerance
 from holdfast.settings import number
 
 
 def device_with_number(given: torch.device | str) -> torch.device:
     """Return a device with its number, as tensors name theirs."""
     return torch.empty(0, device=given).device
+
+
+def checked_tolerance(
+    given: object, strengths: Mapping[str, object], anchor: AnchorKind, batch_norm: str | None
+) -> Tolerance | None:
+    """Return how much may be lost, or refuse what does not go together with it."""
+    if given is None:
+        return None
+    found = given if isinstance(given, Tolerance) else Tolerance(given)  # type: ignore[arg-type]
+    for name, strength in strengths.items():
+        if strength is not None:
+            raise ConfigurationError(
+                f"{name}={strength!r} and tolerance={found.nats:g}: the strength follows the tolerance. Give one of "
+                "them."
+            )
+    if anchor != "last":
+        raise ConfigurationError(
+            f"tolerance={found.nats:g} with anchor={anchor!r}: the way back from too much loss leads to the last "
+            "task's own solution, and that is not where the hold is centred. Take anchor='last'."
+        )
+    if batch_norm == "fold":
+        raise ConfigurationError(
+            f"tolerance={found.nats:g} with batch_norm='fold': the way back from too much loss leads to weights, and "
+            "the anchor is of folded ones. Take batch_norm='freeze'."
+        )
+    return found
 
 
 def checked_decay(value: float) -> float:

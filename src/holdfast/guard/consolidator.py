@@ -1,5 +1,6 @@
 """The two lines that a user adds to a training loop."""
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,15 +30,19 @@ from holdfast.guard.checked_arguments import (
     checked_batch_norm,
     checked_decay,
     checked_implicit,
+    checked_tolerance,
     device_with_number,
     named_measures,
 )
 from holdfast.guard.costs import Costs, costs_of
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
+from holdfast.guard.keeping.going_back import pull_back
+from holdfast.guard.keeping.looking import look, refuse_unless_run_alike
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import AnchorKind, Memory
+from holdfast.guard.noticing.telling import tell
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.state import blank_state, from_state, to_state
 from holdfast.guard.steps.attachment import Attachment
@@ -50,6 +55,9 @@ from holdfast.holds.base import TaskData, states_kept
 from holdfast.holds.quadratic import penalty_value
 from holdfast.measures import FineTune, Measure
 from holdfast.persample.batches import Forward
+from holdfast.retention import KeptSet, KeptSets, PulledBack, Retention, Tolerance, TracePoint
+from holdfast.retention.controller import checked_tolerance as checked_nats
+from holdfast.retention.kept_set import SAMPLES, keep, taken
 from holdfast.seeding import undisturbed
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.storage import Storage
@@ -57,10 +65,6 @@ from holdfast.tensors.storage import Storage
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.metadata import Metadata
-
-
-_USUAL_STRENGTH = float("1.0")
-"""By itself, and not only by its value, so that it can be told whether a strength was given."""
 
 
 class Consolidator:
@@ -80,15 +84,18 @@ class Consolidator:
     Args:
         model: the network.
         measure: how importance is measured, a measure or its name in :func:`holdfast.measures`.
-        strength: the c of the penalty. What is right depends on the measure: search on a grid 1, 2, 5, 10, …. Also
-            one for each of some patterns of parameters' names, ``{"body.*": 5.0, "*": 1.0}``, of which the first that
-            matches counts; the parameters of one matrix (in forms other than the diagonal, a layer's weight and bias)
-            have one.
+        strength: the c of the penalty, 1 by default. What is right depends on the measure: search on a grid 1, 2, 5,
+            10, …; or say how much may be lost, by a tolerance. Also one for each of some patterns of parameters' names,
+            ``{"body.*": 5.0, "*": 1.0}``, of which the first that matches counts; the parameters of one matrix (in
+            forms other than the diagonal, a layer's weight and bias) have one.
         protect: glob patterns, a predicate ``(name, parameter) -> bool``, or parameters; by default every trainable
             parameter. Leave out heads that belong to one task.
-        relative_strength: s, instead of a strength: c is s times the p weights that the first consolidation protects by
-            the trace of their importance, and stays so. Its unit is the mean importance of a weight, which differs
-            between measures far more than the s that is best does.
+        relative_strength: s, in the place of a strength: c is s times the p weights that the first consolidation
+            protects by the trace of their importance, and stays so. Its unit is the mean importance of a weight, which
+            differs between measures far more than the s that is best does.
+        tolerance: how much may be lost, in the place of a strength: the largest KL(p_old‖p_new) at the end of
+            training, in nats a sample or token, on inputs that :meth:`keep` was given, for the worst set of them. The
+            strength follows it; a :class:`~holdfast.Tolerance` says how.
         form: in which space importance is kept, a form or its name: ``"diagonal"``, one number a weight;
             ``"rotated"``, the same in each layer's own coordinates; ``"kronecker"``, a product of two factors for each
             layer. :meth:`cost` says what it takes.
@@ -122,10 +129,11 @@ class Consolidator:
         self,
         model: nn.Module,
         measure: Measure | str,
-        strength: float | Mapping[str, float] = _USUAL_STRENGTH,
+        strength: float | Mapping[str, float] | None = None,
         protect: Protect = None,
         *,
         relative_strength: float | None = None,
+        tolerance: float | Tolerance | None = None,
         form: Form | str = "diagonal",
         holds: Sequence[Hold | str] = (),
         decay: float = 1.0,
@@ -157,7 +165,8 @@ class Consolidator:
             ledgers[name] = Ledger(watching, storage=storage)
         others = as_holds(holds)
         relative = self._checked_relative(relative_strength, strength, driver)
-        c = 0.0 if relative is not None else checked_strength(strength)
+        c = 0.0 if relative is not None else checked_strength(1.0 if strength is None else strength)
+        strengths = {"strength": strength, "relative_strength": relative_strength}
         patterns = PatternStrengths(c) if isinstance(c, dict) else None
         ledgers[driver.name].strengths = patterns
         self._memory = Memory(
@@ -176,6 +185,7 @@ class Consolidator:
             from_scratch=from_scratch,
             batch_norm=checked_batch_norm(batch_norm, ledgers, others),
             implicit=checked_implicit(implicit, ledgers[driver.name].form, batch_norm),
+            tolerance=checked_tolerance(tolerance, strengths, anchor, batch_norm),
         )
         self._attachment = Attachment(self._memory)
 
@@ -194,7 +204,7 @@ class Consolidator:
         """The strength c of the penalty, or those by patterns of names; may be set at any time, as either.
 
         With a relative strength it is 0, and nothing is held, until the first consolidation finds it; to set it is to
-        do without that relative one from now on.
+        do without that relative one from now on. Where it follows a tolerance it cannot be set.
         """
         memory = self._memory
         strengths = memory.driving.strengths
@@ -202,6 +212,11 @@ class Consolidator:
 
     @strength.setter
     def strength(self, value: float | Mapping[str, float]) -> None:
+        if self._memory.tolerance is not None:
+            raise ConfigurationError(
+                f"strength={value!r}: here it follows tolerance={self._memory.tolerance.nats:g}. Set guard.tolerance, "
+                "or make a Consolidator with a strength."
+            )
         c = checked_strength(value)
         if isinstance(c, dict):
             strengths = PatternStrengths(c)
@@ -216,6 +231,34 @@ class Consolidator:
     def relative_strength(self) -> float | None:
         """s, by which the first consolidation finds the strength, or has found it; ``None`` for a given strength."""
         return self._memory.relative_strength
+
+    @property
+    def tolerance(self) -> float | None:
+        """How much may be lost, in nats a sample or token, where that was said; may be set to another at any time."""
+        return None if self._memory.tolerance is None else self._memory.tolerance.nats
+
+    @tolerance.setter
+    def tolerance(self, value: float) -> None:
+        if self._memory.tolerance is None:
+            raise ConfigurationError(
+                f"tolerance={value!r} for a Consolidator that was made with a strength. Make one with a tolerance."
+            )
+        self._memory.tolerance = dataclasses.replace(self._memory.tolerance, nats=value)
+
+    @property
+    def kept(self) -> KeptSets:
+        """The sets of inputs that :meth:`keep` was given, by name; ``kept.save(path)`` writes a file of them alone."""
+        return self._memory.kept
+
+    @property
+    def trace(self) -> tuple[TracePoint, ...]:
+        """What was seen of the kept inputs in this task, look by look, with the strength from then on."""
+        return tuple(self._memory.control.trace)
+
+    @property
+    def last_seen(self) -> dict[str, float]:
+        """KL(p_old‖p_new) of each kept set as it was last seen in training: nothing is run for it."""
+        return dict(self._memory.control.latest)
 
     @property
     def form(self) -> Form:
@@ -267,7 +310,7 @@ class Consolidator:
 
     @property
     def matrices(self) -> dict[str, Matrix]:
-        """Q of every block of parameters that holds the model, by the block's name; whatever the strengths."""
+        """Q of every block that holds the model, by its name, as measured: whatever the strengths and a tolerance add."""
         return dict(self._memory.driving.measured)
 
     @property
@@ -467,6 +510,76 @@ class Consolidator:
         memory.start = dict(record.start)
         memory.steps = dict.fromkeys(memory.parameters, record.steps) if record.steps else {}
 
+    # What is left of what was known
+
+    @torch.inference_mode(mode=False)
+    def keep(
+        self,
+        inputs: Iterable[Any],
+        name: str | None = None,
+        *,
+        forward: Forward | None = None,
+        samples: int = SAMPLES,
+    ) -> KeptSet:
+        """Keep some inputs, with what the model says of them now, to see by them how much is lost from now on.
+
+        Give others than the model was trained on, or than importance is measured from: of those it loses least. While
+        optimisers are attached, some of them are looked at every few steps, at about a tenth of a step's cost.
+
+        Args:
+            inputs: batches, as for :meth:`consolidate`, of which labels are not needed; a single batch may be a tensor
+                or a mapping. With several processes, each gives its own.
+            name: what the set is called; by default a number.
+            forward: how the model is called, ``forward(model, inputs)``, returning logits ``[N, ..., C]``: through the
+                head that these inputs belong to, where there are several.
+            samples: how many are kept, the first ones: a few hundred will do.
+
+        Returns:
+            The set. Predictions are kept in 32 bits, or in 16 where they are many, as a language model's are.
+        """
+        memory = self._memory
+        chosen = memory.ranks.together(lambda: memory.kept.free_name(name))
+        batches = memory.ranks.together(lambda: taken(inputs, samples))
+        refuse_unless_run_alike(memory, len(batches))
+        with evaluated_weights(self._attachment.attached()), self._attachment.watcher.calls.paused():
+            kept = memory.ranks.together(lambda: keep(memory.model, batches, chosen, forward))
+        memory.kept.add(kept)
+        if self._attachment.attached():
+            self._attachment.watcher.calls.watch(memory.model)
+        return kept
+
+    @torch.inference_mode(mode=False)
+    def retention(self) -> Retention:
+        """Return what is left of what was kept: KL(p_old‖p_new), and the loss then and now where there are labels.
+
+        >>> print(guard.retention())
+
+        With several processes, each of them calls this.
+        """
+        with evaluated_weights(self._attachment.attached()), self._attachment.watcher.calls.paused():
+            return look(self._memory)
+
+    @torch.inference_mode(mode=False)
+    def pull_back(self, tolerance: float | None = None) -> PulledBack:
+        """Move the weights back towards the anchor, just so far that no kept set has lost more than a tolerance.
+
+        :meth:`consolidate` does so first where the guard has a tolerance. What is not protected stays as it is; if the
+        tolerance cannot be met, everything does, and a warning says so. With several processes, each of them calls
+        this.
+
+        Args:
+            tolerance: in nats a sample or token; by default the guard's own.
+        """
+        own = self.tolerance if tolerance is None else checked_nats(tolerance)
+        if own is None:
+            raise ConfigurationError("pull_back() without a tolerance: give one, guard.pull_back(0.02).")
+        refuse_between_averages(self._attachment.attached())
+        with self._attachment.watcher.calls.paused():
+            found = pull_back(self._memory, own)
+        if found.outcome == "cannot be met":
+            tell(str(found))
+        return found
+
     # Tasks
 
     @torch.inference_mode(mode=False)  # what is kept has to serve in training, wherever this is called
@@ -476,6 +589,8 @@ class Consolidator:
         """End a task: fold its importance into the total, and make the current weights the anchor.
 
         If anything goes wrong, an exception is raised and nothing has changed.
+
+        Where there is a tolerance, weights first go back towards the anchor as far as it takes: :meth:`pull_back`.
 
         With several processes, each of them calls this, with batches of its own. An attached schedule-free optimiser
         is put into its eval mode meanwhile, so that what is measured and held are the weights that are evaluated.
@@ -492,14 +607,19 @@ class Consolidator:
             What each measure found for this task, by the measure's name. Its tensors may be the guard's own: clone
             what you want to change.
         """
-        if share is None:
+        goes_back = self._goes_back
+        if share is None and not goes_back:
             with evaluated_weights(self._attachment.attached()):
                 return self._consolidated(batches, forward)
         self._memory.refresh()
         kept = [(parameter, parameter.detach().clone()) for parameter in self._memory.parameters.values()]
-        self.average(share)
         try:
-            return self.consolidate(batches, forward=forward)
+            if share is not None:
+                self.average(share)
+            if goes_back:
+                self.pull_back()
+            with evaluated_weights(self._attachment.attached()):
+                return self._consolidated(batches, forward)
         except BaseException:
             with torch.no_grad():
                 for parameter, before in kept:
@@ -688,7 +808,7 @@ class Consolidator:
     def _checked_relative(relative: float | None, strength: object, driver: Measure) -> float | None:
         if relative is None:
             return None
-        if strength is not _USUAL_STRENGTH:
+        if strength is not None:
             raise ConfigurationError(
                 f"strength={strength!r} and relative_strength={relative!r}: expected one of both. The relative one "
                 "finds the strength at the first consolidation."
@@ -709,6 +829,12 @@ class Consolidator:
         relative, parameters = memory.relative_strength, memory.parameters
         # The first rank's to the last bit, by which ranks are compared.
         return memory.ranks.each(lambda: strength_from(relative, matrices, parameters, silent))[0]
+
+    @property
+    def _goes_back(self) -> bool:
+        """Whether a task ends with a tolerance to be met."""
+        memory = self._memory
+        return memory.tolerance is not None and bool(memory.anchor and memory.kept and memory.steps)
 
     def _settle_norms(self) -> None:
         """Let batch norms be as they are to be from now on."""

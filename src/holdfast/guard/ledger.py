@@ -10,7 +10,8 @@ from torch import Tensor
 
 from holdfast.errors import ConfigurationError, NotFiniteError
 from holdfast.forms import Diagonal, DiagonalMatrix, Form, Matrix
-from holdfast.guard.strengths import PatternStrengths
+from holdfast.forms.damped import damped_by
+from holdfast.guard.strengths import PatternStrengths, total_trace
 from holdfast.measures import Measure, PathMeasure, SampleMeasure
 from holdfast.measures.base import Finished, States
 from holdfast.tensors.in_words import amount, spread
@@ -149,10 +150,12 @@ class Ledger:
     total: dict[str, Matrix] = field(default_factory=dict)
     """Q of every block so far, by the block's name."""
     held: dict[str, Matrix] = field(default_factory=dict)
-    """The same as the hold uses it: clamped at 0 where the measure leaves that to the end, and weaker where patterns
-    say so, so that c·Q is right everywhere with the largest c."""
+    """The same as the hold uses it: clamped at 0 where the measure leaves that to the end, damped where that is asked
+    for, and weaker where patterns say so, so that c·Q is right everywhere with the largest c."""
     running: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """The running states by name, each by parameter."""
+    damping: float = 0.0
+    """The share of the mean importance of a weight that holds each beside its own."""
     weights: dict[str, float] = field(default_factory=dict)
     """Of totals that are averages: how many tasks each block's is the mean of, those before it decayed."""
     strengths: PatternStrengths | None = None
@@ -167,7 +170,7 @@ class Ledger:
     @property
     def measured(self) -> dict[str, Matrix]:
         """Q of every block as it was measured, whatever the strengths; none below 0."""
-        return self.held if self.strengths is None else self._clamped(self.total)
+        return self._clamped(self.total) if self.strengths is not None or self.damping else self.held
 
     @property
     def diagonal(self) -> dict[str, Tensor]:
@@ -307,11 +310,13 @@ class Ledger:
 
     def as_held(self, total: dict[str, Matrix]) -> dict[str, Matrix]:
         """Return a total as the hold uses it."""
-        clamped = self._clamped(total)
+        found = self._clamped(total)
+        if self.damping:
+            found = self._damped(found)
         if self.strengths is None:
-            return clamped
+            return found
         factors = {name: self.strengths.factor(matrix.block.parameters) for name, matrix in total.items()}
-        return {name: m if factors[name] == 1 else m.scaled(factors[name]) for name, m in clamped.items()}
+        return {name: m if factors[name] == 1 else m.scaled(factors[name]) for name, m in found.items()}
 
     def _clamped(self, total: dict[str, Matrix]) -> dict[str, Matrix]:
         if not self.measure.clamps_total:
@@ -320,6 +325,12 @@ class Ledger:
             name: matrix.mapped(lambda tensor: tensor.clamp(min=0)) if isinstance(matrix, DiagonalMatrix) else matrix
             for name, matrix in total.items()
         }
+
+    def _damped(self, held: Mapping[str, Matrix]) -> dict[str, Matrix]:
+        """Return Q + λ with λ a share of the mean of all eigenvalues: weights of importance 0 are held a little too."""
+        weights = sum(omega.numel() for matrix in held.values() for omega in matrix.diagonal().values())
+        added = self.damping * total_trace(held) / max(1, weights)
+        return {name: damped_by(matrix, added) for name, matrix in held.items()}
 
     def restart(self) -> None:
         """Forget the states of the task; the tensors themselves belong to whoever was given them."""

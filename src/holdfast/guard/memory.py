@@ -21,6 +21,8 @@ from holdfast.guard.selection import Selection
 from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds import Held, Hold, Tilt
 from holdfast.holds.base import TaskData, TrainingCall
+from holdfast.retention import KeptSets, Tolerance
+from holdfast.retention.controller import Control
 from holdfast.tensors.names import named_modules, named_parameters
 from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
 from holdfast.tensors.storage import Storage
@@ -98,10 +100,18 @@ class Memory:
     frozen_statistics: FrozenStatistics = field(default_factory=FrozenStatistics)
     implicit: bool = False
     """Whether the quadratic hold acts after the step, implicitly, instead of joining the gradient."""
+    kept: KeptSets = field(default_factory=KeptSets)
+    """Inputs by which it is seen what the model still knows."""
+    tolerance: Tolerance | None = None
+    """How much of that may be lost, which the strength follows."""
+    control: Control = field(default_factory=Control)
+    """Where following is at."""
     version: int = 0
     """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
 
     def __post_init__(self) -> None:
+        if self.tolerance is not None:
+            self.driving.damping = self.tolerance.damping
         self._largest: tuple[Mapping[str, Matrix], dict[str, float]] | None = None
         self._norms: tuple[int, dict[str, BatchNorm]] | None = None
         self._folding: tuple[int, Folding] | None = None
@@ -363,6 +373,8 @@ class Memory:
             "the strength as it was given": self.said_strength,
             "where the hold is centred": (self.anchor_kind, self.gradient_term),
             "whether the hold is implicit": self.implicit,
+            "the tolerance": None if self.tolerance is None else self.tolerance.nats,
+            "the kept sets": list(self.kept),
             "the holds": {hold.name: (hold.strength, hold.share, hold.settings()) for hold in self.holds},
         }
         totals: dict[str, list[Tensor]] = {}

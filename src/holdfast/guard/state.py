@@ -6,6 +6,7 @@ tensors ``total/MEASURE/BLOCK#TENSOR``, a hold that is not centred at its anchor
 ``hold/HOLD/TENSOR``.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,7 @@ from holdfast.guard.distributed.ranks import ALONE
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import Memory, plain
 from holdfast.guard.noticing.new_classes import HeadGradients
+from holdfast.guard.noticing.telling import tell
 from holdfast.guard.state_checks import (
     check_completeness,
     check_dtype,
@@ -30,6 +32,8 @@ from holdfast.guard.state_checks import (
 from holdfast.guard.state_files import VERSION
 from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds.base import Hold, states_kept
+from holdfast.retention import Tolerance
+from holdfast.retention.controller import Control
 from holdfast.tensors.sharding import is_sharded, like_parameter
 
 if TYPE_CHECKING:
@@ -74,10 +78,7 @@ def to_state(memory: Memory) -> dict[str, Any]:
         **_beside_the_usual(memory),
         "tensors": {},
     }
-    if memory.driving.strengths is not None:
-        state["strengths"] = [[pattern, c] for pattern, c in memory.driving.strengths.given.items()]
-    if memory.relative_strength is not None:
-        state["relative_strength"] = memory.relative_strength
+    state |= _how_strong(memory)
     if averages := _averages(memory):
         state["averages"] = averages
     state |= {key: sorted(kept) for key, kept in _noted(memory).items() if kept}
@@ -102,6 +103,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     """Take over a state, if it is whole and of this model and these measures."""
     check_values(state)
     _check_settings(memory, state)
+    tolerance, control = _followed(memory, state)
     tensors: Mapping[str, Tensor] = state["tensors"]
     parameters = parameters_of(memory, tensors, state["parameters"])
     _check_names(parameters, state)
@@ -141,6 +143,13 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.relative_strength, memory.driving.strengths = state.get("relative_strength"), strengths
     memory.steps = dict(state["steps"])
+    memory.tolerance, memory.control = tolerance, control
+    memory.kept.expected = frozenset(state.get("kept", ()))
+    if tolerance is not None and (missing := sorted(memory.kept.expected - memory.kept.keys())):
+        tell(
+            f"The state was saved with the kept set {missing[0]!r}, and it is not here: kept inputs are data, which no "
+            "guard's file carries. Load what guard.kept.save() wrote with guard.kept.load(path), best before this."
+        )
     noted = (frozenset(state.get(key, ())) for key in _noted(memory))
     memory.left_frozen, memory.labels, task, memory.frozen_norms = noted
     memory.folded_norms = dict(state.get("folded_norms", {}))
@@ -304,6 +313,22 @@ def _beside_the_usual(memory: Memory) -> dict[str, Any]:
     return {what: given for what, given in here.items() if given != _USUAL[what]}
 
 
+def _how_strong(memory: Memory) -> dict[str, Any]:
+    """Return what the strength is by, where that is more than one number."""
+    here: dict[str, Any] = {}
+    if memory.driving.strengths is not None:
+        here["strengths"] = [[pattern, c] for pattern, c in memory.driving.strengths.given.items()]
+    if memory.relative_strength is not None:
+        here["relative_strength"] = memory.relative_strength
+    if memory.tolerance is not None:
+        here["tolerance"] = memory.tolerance.nats
+    if memory.kept:
+        here["kept"] = sorted(memory.kept)
+    if memory.control.trace:
+        here["control"] = memory.control.plain()
+    return here
+
+
 def _noted(memory: Memory) -> dict[str, frozenset[Any]]:
     """Return what was noted of the tasks so far, by which it can be told what is not held."""
     return {
@@ -338,6 +363,26 @@ def _check_settings(memory: Memory, state: Mapping[str, Any]) -> None:
             raise StateError(
                 f"The state was made with {what}={then}; this Consolidator has {what}={now}. Make one with the same."
             )
+
+
+def _followed(memory: Memory, state: Mapping[str, Any]) -> tuple[Tolerance | None, Control]:
+    """Return the tolerance of a state, and where following it was at; one that is silent leaves the guard's own."""
+    nats = state.get("tolerance")
+    if nats is not None and memory.tolerance is None:
+        raise StateError(
+            f"The state was made with tolerance={nats:g}, and this Consolidator has a strength. Make one with a "
+            "tolerance."
+        )
+    try:
+        control = Control.restored(state["control"]) if "control" in state else Control()
+        if nats is None or memory.tolerance is None:
+            return memory.tolerance, control
+        return dataclasses.replace(memory.tolerance, nats=nats), control
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"The state is damaged: what it says of its tolerance cannot be read ({type(error).__name__}: {error}). "
+            "Use another copy."
+        ) from error
 
 
 def _check_names(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:

@@ -205,5 +205,8 @@ _FIT: dict[str, tuple[Callable[[object], bool], str]] = {
     "frozen_norms": _NAMES,
     "labels": _LABELS,
     "labels_of_task": _LABELS,
+    "tolerance": (lambda value: _is_number(value) and value > 0, "a number of nats above 0"),  # type: ignore[operator]
+    "kept": (_are_distinct, "each name once"),
+    "control": (_maps(lambda value: value is None or isinstance(value, int | float | list)), "plain values by name"),
     "folded_norms": (_maps(lambda value: isinstance(value, str)), "layers by batch norm"),
 }

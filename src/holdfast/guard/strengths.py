@@ -4,6 +4,7 @@ A *relative* strength s is c in units of the mean importance of a weight, :math:
 p weights and the Q of the first consolidation: the mean curvature of the hold is then 2s, whatever the measure's unit.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -109,6 +110,11 @@ def checked_relative_strength(value: object) -> float:
     return float(number("relative_strength", value, expected, lambda s: 0 < s <= LARGEST))
 
 
+def total_trace(matrices: Mapping[str, Matrix]) -> float:
+    """Return the sum of all eigenvalues, to the last bit the same in whatever order a state was read."""
+    return math.fsum(map(float, whole_sums([matrices[name].trace() for name in sorted(matrices)])))
+
+
 def strength_from(
     relative: float, matrices: Mapping[str, Matrix], parameters: Mapping[str, Tensor], silent: Collection[str]
 ) -> float:
@@ -122,7 +128,7 @@ def strength_from(
     """
     own = {name for matrix in matrices.values() for name in matrix.block.parameters} - set(silent)
     p = sum(parameters[name].numel() for name in own)
-    trace = sum(map(float, whole_sums([matrix.trace() for matrix in matrices.values()])))
+    trace = total_trace(matrices)
     c = relative * p / trace if trace > 0 else 0.0
     if not 0 < c <= LARGEST:
         raise NotFiniteError(

@@ -21,7 +21,7 @@ from holdfast.tensors.storage import at_hand, widest_dtype
 
 def describe(memory: Memory, attached: Sequence[Optimizer]) -> str:
     """Return what there is to say about a guard; of a sharded model, this process's part."""
-    lines = [_what(memory), *_held(memory), *_beside(memory), _when(memory, attached)]
+    lines = [_what(memory), *_held(memory), *_beside(memory), *_kept(memory), _when(memory, attached)]
     return "\n  ".join(lines)
 
 
@@ -38,6 +38,9 @@ def _what(memory: Memory) -> str:
 
 def _how_strongly(memory: Memory) -> str:
     strengths, relative = memory.driving.strengths, memory.relative_strength
+    if memory.tolerance is not None:
+        now = "" if memory.control.log_start is None else f", strength {memory.strength:.3g} now"
+        return f"tolerance {memory.tolerance.nats:g} nats{now}"
     if relative is not None and not memory.strength:
         return f"relative strength {relative:g}, of which the first consolidation makes a strength"
     if relative is not None:
@@ -45,6 +48,21 @@ def _how_strongly(memory: Memory) -> str:
     if strengths is None:
         return f"strength {memory.strength:g}"
     return "strength " + ", ".join(f"{c:g} for {name!r}" for name, c in strengths.times(memory.strength).items())
+
+
+def _kept(memory: Memory) -> list[str]:
+    """Return how much is lost of what was kept, as it was last seen."""
+    if not memory.kept:
+        lacking = "none yet, and it takes some before the first held step"
+        return [] if memory.tolerance is None else [f"keeps inputs for its tolerance: {lacking}"]
+    sets = ", ".join(f"{each.name!r} ({each.samples} samples)" for each in memory.kept.values())
+    latest = memory.control.latest
+    if not latest:
+        return [f"keeps {sets}; not looked at in this task yet"]
+    worst = max(latest, key=lambda name: latest[name])
+    beyond = memory.tolerance is not None and latest[worst] > memory.tolerance.nats
+    more = ", beyond the tolerance until consolidate() or pull_back()" if beyond else ""
+    return [f"keeps {sets}; {latest[worst]:.3g} nats were lost of {worst!r} at the last look{more}"]
 
 
 def _held(memory: Memory) -> list[str]:

@@ -22,7 +22,7 @@ from holdfast.holds.batch_sources import Drawn, Source
 from holdfast.holds.buffers import Buffer
 from holdfast.holds.old_model import OldModel, evaluated
 from holdfast.persample.batches import Batch
-from holdfast.persample.scores.positions import IGNORED
+from holdfast.persample.scores.positions import counted_positions
 from holdfast.settings import choice, number
 from holdfast.tensors.divergence import divergence, mean_over
 
@@ -153,7 +153,7 @@ class Distillation(BatchHold):
                 f"Outputs of shape {tuple(new.shape)} where the old model had {tuple(old.shape)}; expected the same. "
                 "Name the outputs that both have: forward=lambda model, inputs: ..."
             )
-        return moved(old, new, _counted(batch, new), self.match, self.temperature)
+        return moved(old, new, counted_positions(batch, new), self.match, self.temperature)
 
     def _before(self, held: Held, batch: Batch, task: int) -> Tensor:
         with self.old.in_place(held.model), torch.no_grad():
@@ -225,16 +225,6 @@ def moved(old: Tensor, new: Tensor, counted: Tensor | None, match: Match, temper
         return temperature**2 * divergence(old, new, counted, temperature)
     wide = torch.promote_types(new.dtype, torch.float32)
     return mean_over((new.to(wide) - old.detach().to(new.device, wide)).square().mean(-1), counted)
-
-
-def _counted(batch: Batch, outputs: Tensor) -> Tensor | None:
-    """Return which positions of the outputs count: those with a label, or else those that are not masked out."""
-    shape = outputs.shape[:-1]
-    labels = batch.labels_for(outputs)
-    if labels is not None and labels.shape == shape and not labels.is_floating_point():
-        return labels != IGNORED
-    mask = batch.inputs.get("attention_mask") if isinstance(batch.inputs, Mapping) else None
-    return mask.bool() if isinstance(mask, Tensor) and mask.shape == shape else None
 
 
 def _has_tensors(argument: object) -> bool:

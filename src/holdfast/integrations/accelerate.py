@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import MissingExtraError, StateError
 from holdfast.guard import Consolidator
-from holdfast.integrations.callbacks import STATE_NAME, checked_guard, join_processes
+from holdfast.integrations.callbacks import STATE_NAME, checked_guard, join_processes, statistics
 
 try:
     from accelerate.accelerator import Accelerator
@@ -22,6 +22,17 @@ except ImportError as error:
     raise MissingExtraError(
         "A guard in an Accelerate loop needs accelerate, which is not installed: pip install 'holdfast[huggingface]'"
     ) from error
+
+
+def log_guard(accelerator: Accelerator, guard: Consolidator, step: int | None = None) -> None:
+    """Give an accelerator's trackers the penalty, importances, and what was last seen of kept inputs.
+
+    Args:
+        accelerator: whose ``init_trackers`` was called.
+        guard: the Consolidator; every process calls this.
+        step: of the training.
+    """
+    accelerator.log(statistics(checked_guard(guard)), step=step)
 
 
 _prepared: WeakKeyDictionary[Accelerator, list[Consolidator]] = WeakKeyDictionary()

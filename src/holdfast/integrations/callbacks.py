@@ -12,6 +12,7 @@ from holdfast.guard import Consolidator
 from holdfast.guard.distributed.ranks import is_one_of_several
 from holdfast.measures import SampleMeasure
 from holdfast.persample.batches import check_batches
+from holdfast.settings import number
 from holdfast.tensors.sharding import whole_maxima, whole_sums
 
 
@@ -145,7 +146,8 @@ def statistics(guard: Consolidator) -> dict[str, float]:
     """Return the penalty, the mean and the largest total importance of a weight (0 at first), and the tasks so far.
 
     For a sharded model they are those of all its parts, and every process has to ask for them at the same time. Holds
-    that run the model on batches of their own have a line each, of this process's last step: nothing is run for a log.
+    that run the model on batches of their own have a line each, of this process's last step, and kept sets what was
+    lost at the last look, with the strength where that follows it: nothing is run for a log.
     """
     with torch.no_grad():
         penalty = float(guard.penalty(batches=False))
@@ -160,4 +162,65 @@ def statistics(guard: Consolidator) -> dict[str, float]:
         "holdfast/importance_max": max(map(float, whole_maxima(importance)), default=0.0),
         "holdfast/tasks": float(guard.tasks),
         **held,
+        **seen(guard),
     }
+
+
+def seen(guard: Consolidator) -> dict[str, float]:
+    """Return KL(p_old‖p_new) of the worst kept set and of each as they were last seen in training, and the strength."""
+    latest = guard.last_seen
+    if not latest:
+        return {}
+    strength = guard.strength
+    largest = max(strength.values()) if isinstance(strength, dict) else strength
+    found = {"holdfast/kl": max(latest.values()), "holdfast/strength": largest}
+    return found | {f"holdfast/kl/{name}": kl for name, kl in latest.items()}
+
+
+def checked_limit(given: float | None) -> float | None:
+    """Return how much may be lost before training stops, or say what was expected."""
+    expected = "a number of nats above 0, or None to go on whatever is lost"
+    return None if given is None else float(number("stop_at", given, expected, lambda nats: nats > 0))
+
+
+class StopAt:
+    """Stops training once more is lost of the worst kept set than a limit, at as many looks in a row as are set.
+
+    A single look sees a part of the set alone, and training passes through peaks.
+    """
+
+    def __init__(self, limit: float | None) -> None:
+        self.limit = checked_limit(limit)
+        self.stopped_at: float | None = None
+        """What was lost when training was stopped, if it was."""
+        self._seen, self._beyond = -1, 0
+
+    def begin(self, guard: Consolidator) -> None:
+        """Look out from now on; refuse a limit on what nobody has kept."""
+        self._seen, self._beyond, self.stopped_at = -1, 0, None
+        if self.limit is not None and not guard.kept:
+            raise OrderError(
+                f"stop_at={self.limit:g} and no inputs to measure it on. Call guard.keep(inputs) before training."
+            )
+
+    def is_beyond(self, guard: Consolidator) -> bool:
+        """Whether training is to stop now."""
+        trace = guard.trace
+        if self.limit is None or not trace or trace[-1].step == self._seen:
+            return False
+        self._seen = trace[-1].step
+        self._beyond = self._beyond + 1 if trace[-1].kl > self.limit else 0
+        if self._beyond < IN_A_ROW:
+            return False
+        self.stopped_at = trace[-1].kl
+        return True
+
+
+IN_A_ROW = 3
+"""Looks beyond a limit after which training stops."""
+
+
+def end_within_tolerance(guard: Consolidator) -> None:
+    """Go back as far as a tolerance asks for, where training ends and no task does; consolidating does so itself."""
+    if guard.tolerance is not None and guard.anchor and guard.kept and guard.path.steps:
+        guard.pull_back()

@@ -18,7 +18,9 @@ from holdfast.guard.measuring import REHEARSED
 from holdfast.integrations.callbacks import (
     TRAINED,
     GuardInCallback,
+    StopAt,
     checked_end,
+    end_within_tolerance,
     explaining,
     join_processes,
     refuse_endless_data,
@@ -53,6 +55,8 @@ class HoldfastCallback(TrainerCallback):
         consolidate_at_end: whether the end of training is the end of a task: ``True`` to consolidate then, with the
             training data where the measure looks at data; or the batches to do so with, such as a DataLoader.
         forward: how the model is called while it is measured, as in :meth:`holdfast.Consolidator.consolidate`.
+        stop_at: stop training once more nats than that are lost of the worst set that ``guard.keep`` was given, at
+            three looks in a row; ``stop.stopped_at`` says what was lost then.
     """
 
     def __init__(
@@ -60,7 +64,10 @@ class HoldfastCallback(TrainerCallback):
         guard: Consolidator | Callable[[nn.Module], Consolidator],
         consolidate_at_end: bool | Iterable[Any] = True,
         forward: Forward | None = None,
+        *,
+        stop_at: float | None = None,
     ) -> None:
+        self.stop = StopAt(stop_at)
         self._source = GuardInCallback(guard)
         self._to_rehearse = False
         self.consolidate_at_end = checked_end(consolidate_at_end)
@@ -96,12 +103,15 @@ class HoldfastCallback(TrainerCallback):
             vars(state)["holdfast_guard"] = guard
             begin_run(state)
         join_processes(guard)
+        self.stop.begin(guard)
         optimizer: Optimizer = kwargs["optimizer"]
         guard.attach(optimizer)
         self._to_rehearse = self.consolidate_at_end is not False and bool(sample_limits(guard))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Rehearse the end after the first step, rather than find out hours later that nothing can be measured."""
+        """Rehearse the end after the first step, rather than find out hours later, and stop where too much is lost."""
+        if self.stop.is_beyond(self.guard):
+            control.should_training_stop = True
         if not self._to_rehearse:
             return
         self._to_rehearse = False
@@ -130,6 +140,7 @@ class HoldfastCallback(TrainerCallback):
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self._go_back_to_best(state)
         if self.consolidate_at_end is False or self.guard.path.steps == 0:
+            end_within_tolerance(self.guard)
             return
         batches = kwargs["train_dataloader"] if self.consolidate_at_end is True else self.consolidate_at_end
         with explaining(_HOW_TO_MEASURE, TRAINED):

@@ -19,7 +19,9 @@ from holdfast.guard import Consolidator, TaskImportance
 from holdfast.integrations.callbacks import (
     TRAINED,
     GuardInCallback,
+    StopAt,
     checked_end,
+    end_within_tolerance,
     explaining,
     join_processes,
     refuse_endless_data,
@@ -57,6 +59,8 @@ class HoldfastCallback(Callback):
             ``(inputs, targets)`` or a mapping with ``"labels"``. Needed where batches have another form.
         forward: how the module is called while it is measured, ``forward(module, inputs)``; by default
             ``module(inputs)``, so by its ``forward``.
+        stop_at: stop training once more nats than that are lost of the worst set that ``guard.keep`` was given, at
+            three looks in a row; ``stop.stopped_at`` says what was lost then.
     """
 
     def __init__(
@@ -66,8 +70,10 @@ class HoldfastCallback(Callback):
         *,
         prepare: Callable[[Any], Any] | None = None,
         forward: Forward | None = None,
+        stop_at: float | None = None,
     ) -> None:
         super().__init__()
+        self.stop = StopAt(stop_at)
         self._source = GuardInCallback(guard)
         self._restored: Mapping[str, Any] | None = None
         self._only_evaluating = False
@@ -126,6 +132,7 @@ class HoldfastCallback(Callback):
             guard.load_state_dict(self._restored)
             self._restored = None
         guard.detach()
+        self.stop.begin(guard)
         join_processes(guard)
         guard.refresh()
         self._to_rehearse = self.consolidate_at_end is True and bool(sample_limits(guard))
@@ -158,6 +165,8 @@ class HoldfastCallback(Callback):
             self._to_rehearse, first, self._first_batch = False, self._first_batch, None
             with explaining(_REHEARSED, _HOW_TO_MEASURE):
                 self.guard.rehearse([first if self.prepare is None else self.prepare(first)], forward=self.forward)
+        if self.stop.is_beyond(self.guard):
+            trainer.should_stop = True
         often: int = getattr(trainer, "log_every_n_steps", 0)
         if often and trainer.global_step % often == 0:
             pl_module.log_dict(statistics(self.guard), on_step=True, on_epoch=False)
@@ -167,6 +176,8 @@ class HoldfastCallback(Callback):
         if self.consolidate_at_end is not False and self.guard.path.steps:
             with explaining(_HOW_TO_MEASURE, TRAINED):
                 self.consolidate(trainer, None if self.consolidate_at_end is True else self.consolidate_at_end)
+        elif self.consolidate_at_end is False:
+            end_within_tolerance(self.guard)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Notice a checkpoint that knows nothing of the guard, and one that is loaded for its weights alone.

@@ -123,16 +123,16 @@ class Ranks:
             averaged.append(self.add_up(own).div_(self.size) if somewhere else None)
         return averaged
 
-    def refuse_unless_equal(self, facts: Mapping[str, Any]) -> None:
-        """Raise on every rank unless all of them know the same facts, given by what they are called."""
+    def refuse_unless_equal(self, facts: Mapping[str, Any], so: str = "nothing was consolidated") -> None:
+        """Raise on every rank unless all of them know the same facts, given by what they are called; ``so`` follows."""
         known = self.each(lambda: dict(facts))
         for what in facts:
             for rank, other in enumerate(known):
                 if other[what] != known[0][what]:
                     one, two = _difference(known[0][what], other[what])
                     raise ConfigurationError(
-                        f"The ranks disagree on {what}: rank 0 has {one} and rank {rank} has {two}, so nothing was "
-                        "consolidated. Every rank has to make the same Consolidator, load the same state and make the "
+                        f"The ranks disagree on {what}: rank 0 has {one} and rank {rank} has {two}, so {so}. "
+                        "Every rank has to make the same Consolidator, load the same state and make the "
                         "same calls."
                     )
 

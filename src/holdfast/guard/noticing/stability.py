@@ -87,6 +87,27 @@ class Stability:
         )
 
 
+def largest_strength(memory: Memory, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> float:
+    """Return the strength up to which an optimiser is stable by itself, half of it for the task's own curvature.
+
+    Those that have no such bound bear any, and so does an implicit hold.
+    """
+    if memory.implicit:
+        return math.inf
+    stepping = next((o for o in (optimizer, *vars(optimizer).values()) if _is_sgd(o)), None)
+    names = {id(parameter): name for name, parameter in owned.items()}
+    most = math.inf
+    for group in [] if stepping is None else stepping.param_groups:
+        held = {names[id(p)] for p in group["params"] if id(p) in names} & memory.largest_importance.keys()
+        omega = max((memory.largest_importance[name] for name in held), default=0.0)
+        if omega > 0 and float(group["lr"]) > 0:
+            bound = largest_curvature(
+                float(group["lr"]), group["momentum"], group["dampening"], nesterov=group["nesterov"]
+            )
+            most = min(most, max(0.5 * (bound - group["weight_decay"]) / (2 * omega), 1e-38))
+    return most
+
+
 def _is_sgd(optimizer: object) -> TypeGuard[SGD]:
     return isinstance(optimizer, SGD)
 

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast.errors import NotFiniteError, OrderError
 from holdfast.guard.batch_norm.steady_maps import SteadyMaps
+from holdfast.guard.keeping.following import Following
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.moving_statistics import MovingStatistics
 from holdfast.guard.noticing.protection import Unheld
@@ -54,6 +55,7 @@ class StepWatcher:
         self.maps = SteadyMaps()
         self.calls = TrainingCalls()
         self.implicit = ImplicitPull(memory)
+        self.following = Following(memory, self.calls)
         self._stability = Stability(memory)
         self._statistics = MovingStatistics(memory)
         self._overwriters = Overwriters()
@@ -71,7 +73,7 @@ class StepWatcher:
 
     def hook(self, optimizer: Optimizer, *, hold: bool) -> list[RemovableHandle]:
         """Watch an optimiser, and hold its steps back if ``hold``."""
-        if any(each.runs_model for each in self.memory.holds):
+        if any(each.runs_model for each in self.memory.holds) or self.memory.tolerance or self.memory.kept:
             self.calls.watch(self.memory.model)
         # A compiled step calls the hooks as they are: what they do differs from parameter to parameter, so tracing them
         # would compile each anew.
@@ -143,6 +145,7 @@ class StepWatcher:
         memory, owned, measures = self.memory, layout.owned, self.measures
         measures.check_step(owned)
         if hold:
+            self.following.before_step()
             self._stability.check(optimizer, owned)
             self._statistics.look()
             memory.head.look(memory.model, memory.labels if memory.strength and not memory.holds else ())
@@ -186,7 +189,7 @@ class StepWatcher:
         """Return the layout that is given if it still fits, or a new one, with a look at what is not held in it."""
         first = not self.memory.steps
         if first:
-            self._begin_task(hold=hold)
+            self._begin_task(optimizer, hold=hold)
         if not first and layout is not None and self.layouts.get(optimizer) is layout:
             return layout
         self.layouts.take_in_new(optimizer)
@@ -217,11 +220,12 @@ class StepWatcher:
         found = {n: p for bundle in held for n, p in zip(bundle.names, bundle.parameters, strict=True)}
         return found | {name: layout.moved[name] for name in pulled}
 
-    def _begin_task(self, *, hold: bool) -> None:
+    def _begin_task(self, optimizer: Optimizer, *, hold: bool) -> None:
         """Look at the model again, and let holds look at its weights, before a task's first step."""
         self.layouts.begin_task()
         if hold:
             self.unheld.begin_task()
+        self.following.begin_task(optimizer)
         for each in self.memory.holds:
             each.begin_task(self.memory.held(self.memory.parameters))
 
@@ -277,6 +281,8 @@ class StepWatcher:
             for each in self.memory.holds:
                 each.after_step(self.memory.held(owned))
                 refuse_spoilt_weights(each, owned)
+        if stepping:
+            self.following.after_step(optimizer, owned)
         if self._handed is not None:
             self._handed.ended = True
         if closure_in(args, kwargs) is not None:

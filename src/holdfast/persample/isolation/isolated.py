@@ -26,30 +26,44 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
     """Put ``model`` in eval mode with gradients for ``parameters``, and restore everything afterwards."""
     parameters = list(parameters)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(looked_at(model, parameters))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(undisturbed())  # the random states of the CPU, Python's and numpy's too
-        stack.enter_context(_random_state_kept(parameters))
-        # Autocast would round to 16 bits what is measured, a compiled model hides its layers, and a fused attention
-        # hides its backward pass from vmap.
-        stack.enter_context(autocast_off(model))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(renormed_rows_put_back())
-        stack.enter_context(_without_caches(model))
+        # A fused attention hides its backward pass from vmap.
         stack.enter_context(reentrant_checkpoints_opened())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(whole_products())
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(without_cudnn())
         # Where torch has no batched form of an operation it runs it in a loop, and says so: nothing to act on here.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        stack.callback(_restore_modes, [(module, module.training) for module in model.modules()])
-        stack.callback(_restore_buffers, [_Buffer(*place) for place in _buffers(model)])
         stack.callback(_restore_requirements, [(parameter, parameter.requires_grad) for parameter in parameters])
-        _to_eval_mode(model)
         for parameter in parameters:
             parameter.requires_grad_(True)
+        yield
+
+
+@contextlib.contextmanager
+def looked_at(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Put ``model`` in eval mode for whoever only wants its outputs, and restore everything afterwards.
+
+    Args:
+        model: the network.
+        parameters: some that say on which devices it draws random numbers.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(undisturbed())  # the random states of the CPU, Python's and numpy's too
+        stack.enter_context(_random_state_kept(parameters))
+        # Autocast would round to 16 bits what is measured, and a compiled model hides its layers.
+        stack.enter_context(autocast_off(model))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(renormed_rows_put_back())
+        stack.enter_context(_without_caches(model))
+        stack.enter_context(whole_products())
+        stack.callback(_restore_modes, [(module, module.training) for module in model.modules()])
+        stack.callback(_restore_buffers, [_Buffer(*place) for place in _buffers(model)])
+        _to_eval_mode(model)
         yield
 
 

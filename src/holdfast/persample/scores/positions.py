@@ -1,11 +1,12 @@
 """Outputs as positions, each with its classes: ``[N, P, C]``, and the targets that belong to them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from holdfast.persample.batches import Batch
 from holdfast.persample.scores.softmax import PIECE
 
 IGNORED = -100
@@ -35,3 +36,13 @@ def position_pieces(z: Tensor, rows: int = 1) -> Iterator[slice]:
     across = max(1, PIECE // max(1, rows * len(z) * z.shape[-1]))
     for first in range(0, z.shape[1], across):
         yield slice(first, first + across)
+
+
+def counted_positions(batch: Batch, outputs: Tensor) -> Tensor | None:
+    """Return which positions of the outputs count: those with a label, or else those that are not masked out."""
+    shape = outputs.shape[:-1]
+    labels = batch.labels_for(outputs)
+    if labels is not None and labels.shape == shape and not labels.is_floating_point():
+        return labels != IGNORED
+    mask = batch.inputs.get("attention_mask") if isinstance(batch.inputs, Mapping) else None
+    return mask.bool() if isinstance(mask, Tensor) and mask.shape == shape else None

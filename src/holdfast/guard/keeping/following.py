@@ -1,0 +1,172 @@
+"""The strength that follows a tolerance: a look at kept inputs every few steps, and what is made of it.
+
+Which inputs are looked at, and when, depends on sizes and the number of the step alone, never on a clock, so that a run
+that was stopped goes on with the same strengths.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten
+
+from holdfast.errors import ConfigurationError, OrderError
+from holdfast.forms.base import is_mean_of_squares
+from holdfast.guard.keeping.looking import look, refuse_unless_ranks_agree
+from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.stability import largest_strength
+from holdfast.guard.noticing.telling import tell
+from holdfast.guard.steps.training_calls import TrainingCalls
+from holdfast.guard.strengths import total_trace
+from holdfast.guard.weight_average import evaluated_weights
+from holdfast.holds.quadratic import penalty_value
+from holdfast.retention.controller import TracePoint
+from holdfast.retention.kept_set import KeptSet
+
+SHARE = 0.1
+"""What looking may cost of a step's time."""
+STEP = 3.0
+"""What a step costs, in forward passes of its batch: the backward pass is two."""
+PREDICTIONS, SAMPLES = 128, 8
+"""How many of a set are looked at together, at least: of a language model's tokens those of several samples."""
+
+
+class Following:
+    """Looks at kept inputs while a model is trained, and lets the strength follow if there is a tolerance."""
+
+    def __init__(self, memory: Memory, calls: TrainingCalls) -> None:
+        self.memory = memory
+        self.calls = calls
+
+    @property
+    def controls(self) -> bool:
+        """Whether there is a strength to be controlled."""
+        return self.memory.tolerance is not None and bool(self.memory.anchor)
+
+    def before_step(self) -> None:
+        """Refuse a held step without inputs that the tolerance could be measured on."""
+        memory = self.memory
+        if self.controls and not memory.kept and not memory.kept.expected:
+            assert memory.tolerance is not None
+            raise OrderError(
+                f"tolerance={memory.tolerance.nats:g} and no inputs to measure it on. Before training goes on, call "
+                "guard.keep(inputs) with a few hundred inputs of what the model is to keep: without labels will do, "
+                "and others than it was trained on or measured with."
+            )
+        if self.controls:
+            memory.kept.refuse_unless_complete()
+
+    def begin_task(self, optimizer: Optimizer) -> None:
+        """See where a task begins, before its first step, and with what strength."""
+        memory, control = self.memory, self.memory.control
+        if not memory.kept:
+            return
+        self.before_step()
+        refuse_unless_ranks_agree(memory)
+        control.begin_task()
+        if self.controls:
+            control.begin(_first_strength(memory))
+            memory.strength = control.bounded(largest_strength(memory, optimizer, memory.parameters))
+        found = look(memory)
+        control.latest = {each.name: each.kl for each in found.sets}
+        control.at = 0
+        self._note(0)
+        if self.controls and not found.is_within:
+            tell(
+                f"Before the first step of this task, predictions on the kept set {found.worst.name!r} differ by "
+                f"{found.kl:.3g} nats from those that were kept, and the tolerance is {found.tolerance:g}. Weights "
+                "were changed since, as by a head that was initialised anew, or earlier tasks have used it up: keep "
+                "the inputs anew with the model of now (guard.kept.drop(name), guard.keep(inputs, name)), or allow "
+                "more."
+            )
+
+    def after_step(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
+        """Look, if it is time to, and let the strength follow."""
+        memory, control = self.memory, self.memory.control
+        steps = max(memory.steps.values(), default=0)
+        if not memory.kept or steps == control.at:
+            return
+        if not control.every:
+            control.every = self._decided()
+        if steps % control.every:
+            return
+        control.at = steps
+        # One set after the other, so that a look costs the same however many are kept.
+        names = sorted(memory.kept)
+        kept = memory.kept[names[control.looks % len(names)]]
+        parts = part_of(kept, control.cursors.get(kept.name, 0))
+        with evaluated_weights([optimizer]):
+            found = look(memory, {kept.name: parts})
+        control.cursors[kept.name] = (parts[-1] + 1) % len(kept.chunks)
+        control.latest = {name: kl for name, kl in control.latest.items() if name in memory.kept}
+        control.latest[kept.name] = found.kl
+        control.looks += 1
+        if self.controls:
+            assert memory.tolerance is not None
+            if control.log_start is None:  # inputs were first kept in the middle of a task
+                control.begin(_first_strength(memory))
+            aim = memory.tolerance.aim * memory.tolerance.nats
+            memory.strength = control.follow(aim, largest_strength(memory, optimizer, owned))
+        self._note(steps)
+
+    def _note(self, step: int) -> None:
+        control = self.memory.control
+        control.most = max(control.most, control.worst)
+        control.note(TracePoint(step, control.worst, self.memory.strength, predicted(self.memory)))
+
+    def _decided(self) -> int:
+        """Return after how many steps to look, as often as costs allow, the same on all ranks."""
+        memory = self.memory
+        if memory.tolerance is not None and memory.tolerance.every is not None:
+            return memory.tolerance.every
+        looked = max(sum(kept.chunks[n].numbers for n in part_of(kept, 0)) for kept in memory.kept.values())
+        some = next(iter(memory.kept.values())).chunks[0]
+        last = self.calls.last
+        trained = numbers_in(None if last is None else (last.args, dict(last.kwargs)))
+        trained = trained or 32 * some.numbers // some.size
+        if not any(hold.runs_model for hold in memory.holds):
+            self.calls.release()  # it is known for good, and remembering every call costs a little
+        return max(memory.ranks.each(lambda: math.ceil(looked / (SHARE * STEP * trained))))
+
+
+def part_of(kept: KeptSet, cursor: int) -> list[int]:
+    """Return the chunks of a set that are looked at together, from one on; the last part may be shorter."""
+    found: list[int] = []
+    rows = samples = 0
+    for number in range(cursor % len(kept.chunks), len(kept.chunks)):
+        found.append(number)
+        rows, samples = rows + len(kept.chunks[number].log_p), samples + kept.chunks[number].size
+        if rows >= PREDICTIONS and samples >= SAMPLES:
+            break
+    return found
+
+
+def numbers_in(inputs: Any) -> int:
+    """Return how many numbers a model's inputs are."""
+    return max((leaf.numel() for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)), default=0)
+
+
+def _first_strength(memory: Memory) -> float:
+    """Return the strength to begin with: some share of one over the mean importance of a weight."""
+    assert memory.tolerance is not None
+    matrices = memory.driving.total
+    trace = total_trace(matrices)
+    weights = sum(memory.anchor[name].numel() for matrix in matrices.values() for name in matrix.block.parameters)
+    if not trace > 0:
+        raise ConfigurationError(
+            f"tolerance={memory.tolerance.nats:g} with {memory.driver}, whose importances are 0 everywhere: there is "
+            "nothing whose strength could follow it. Take a measure that holds weights, such as Fisher()."
+        )
+    return memory.tolerance.start * weights / trace
+
+
+@torch.no_grad()
+def predicted(memory: Memory) -> float | None:
+    """Return the KL that the importance predicts to second order, ½⟨D, Q(D)⟩, where it is one of squared gradients."""
+    if not memory.anchor or not is_mean_of_squares(memory.driving.measure):
+        return None
+    coordinates = memory.folding.coordinates(memory.parameters)
+    return float(penalty_value(coordinates, memory.driving.total, memory.anchor, 0.5))

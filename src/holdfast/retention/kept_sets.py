@@ -1,0 +1,77 @@
+"""All sets of inputs that a guard keeps, by name, and the file that they have."""
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+
+from holdfast.errors import ConfigurationError, OrderError
+from holdfast.retention.kept_files import read, write
+from holdfast.retention.kept_set import KeptSet
+
+
+class KeptSets(Mapping[str, KeptSet]):
+    """All sets that are kept, by name."""
+
+    def __init__(self) -> None:
+        self._sets: dict[str, KeptSet] = {}
+        self.expected: frozenset[str] = frozenset()
+        """Those that a state was saved with, which are to be there before its run goes on."""
+
+    def __getitem__(self, name: str) -> KeptSet:
+        if name not in self._sets:
+            there = ", ".join(map(repr, self._sets)) or "none"
+            raise ConfigurationError(f"No set was kept by the name {name!r}; there are {there}.")
+        return self._sets[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sets
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sets)
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    def __repr__(self) -> str:
+        return f"KeptSets({', '.join(map(repr, self._sets.values())) or 'none'})"
+
+    def free_name(self, name: str | None) -> str:
+        """Return a name that is not taken: the one given, or the next number's."""
+        if name is None:
+            return next(n for n in (f"set {k}" for k in itertools.count(1)) if n not in self._sets)
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ConfigurationError(f"name={name!r}: expected a text without '/', by which the set is reported.")
+        if name in self._sets:
+            raise ConfigurationError(
+                f"A set is kept by the name {name!r} already. Give another name, or let go of it first: "
+                f"guard.kept.drop({name!r})."
+            )
+        return name
+
+    def add(self, kept: KeptSet) -> None:
+        """Take in a set."""
+        self._sets[self.free_name(kept.name)] = kept
+
+    def drop(self, name: str) -> None:
+        """Let go of a set: it is neither reported nor part of a tolerance any more."""
+        if name not in self.expected:
+            self[name]
+        self._sets.pop(name, None)
+        self.expected -= {name}
+
+    def refuse_unless_complete(self) -> None:
+        """Refuse to go on without the sets that a state was saved with."""
+        if missing := sorted(self.expected - self._sets.keys()):
+            raise OrderError(
+                f"The state was saved with the kept set {missing[0]!r}, and it is not here: kept inputs are data, "
+                "which no guard's file carries. Load what guard.kept.save() wrote with guard.kept.load(path), keep the "
+                f"inputs with the model of then, or go on without: guard.kept.drop({missing[0]!r})."
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all sets to a safetensors file, inputs and all, whole or not at all: data, so keep it safe."""
+        write(path, self._sets)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take over the sets of a file that :meth:`save` wrote, in the place of those of the same names."""
+        self._sets |= {kept.name: kept for kept in read(path)}

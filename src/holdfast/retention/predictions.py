@@ -1,0 +1,161 @@
+"""A model's predictions on kept inputs: read from its outputs, and compared with what they were.
+
+Outputs are logits ``[N, ..., C]``, the classes last. What is compared is every sample or, where outputs have several
+positions as a language model's have, every token that counts: one with a label, or one that is no padding.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.errors import BatchError, ConfigurationError, NotFiniteError
+from holdfast.persample.batches import Batch, Forward
+from holdfast.persample.scores import IGNORED, problem_type
+from holdfast.persample.scores.output_reading import SHARED_OUT
+from holdfast.persample.scores.positions import counted_positions
+from holdfast.persample.scores.softmax import PIECE
+from holdfast.tensors.divergence import divergence
+from holdfast.tensors.storage import widest_dtype
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Logits of all positions as rows, with what tells which of them count."""
+
+    logits: Tensor
+    """``[rows, C]``."""
+    counted: Tensor | None
+    """Which rows count; ``None`` for all."""
+    labels: Tensor | None
+    """The class of each row, −100 where there is none; ``None`` without labels."""
+    per: str
+    """What a row is: a sample, or a token."""
+
+
+@dataclass
+class Sums:
+    """Sums over positions, which several batches and processes add up."""
+
+    kl: float = 0.0
+    agreed: float = 0.0
+    rows: int = 0
+    loss: float = 0.0
+    loss_then: float = 0.0
+    """The same labels' loss when the inputs were kept."""
+    labelled: int = 0
+
+    def __add__(self, other: "Sums") -> "Sums":
+        mine, theirs = vars(self), vars(other)
+        return Sums(**{name: mine[name] + theirs[name] for name in mine})
+
+
+def predictions(model: nn.Module, batch: Batch, forward: Forward, whose: str, *, said: bool = False) -> Predictions:
+    """Return what a model says of a batch, or refuse outputs that are no logits.
+
+    Args:
+        model: the network.
+        batch: as the model's family has them.
+        forward: how it is called.
+        whose: the inputs in words, for messages.
+        said: whether a user has said how it is called, and so where classes lie.
+    """
+    outputs: Any = forward(model, batch.inputs)
+    labels = batch.labels_for(outputs) if isinstance(outputs, Tensor) and outputs.ndim > 1 else None
+    _refuse_others(model, batch, outputs, labels, whose, said=said)
+    rows = outputs.flatten(0, -2)
+    counted = counted_positions(batch, outputs)
+    classes = labels is not None and labels.shape == outputs.shape[:-1] and not labels.is_floating_point()
+    return Predictions(
+        rows,
+        None if counted is None or bool(counted.all()) else counted.reshape(-1),
+        labels.reshape(-1) if classes and labels is not None else None,
+        "sample" if outputs.ndim == 2 else "token",
+    )
+
+
+def _refuse_others(
+    model: nn.Module, batch: Batch, outputs: Any, labels: Tensor | None, whose: str, *, said: bool
+) -> None:
+    """Refuse what the KL of a softmax would be no measure of."""
+    shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    if not isinstance(outputs, Tensor) or outputs.ndim < 2 or not outputs.is_floating_point() or not len(outputs):
+        raise BatchError(
+            f"On {whose} the model gives {shape}; expected logits [N, ..., C], a row a sample. Say how it is called: "
+            "forward=lambda model, inputs: ..."
+        )
+    if len(outputs) != batch.size:
+        raise BatchError(f"On {whose} the model gives {shape} for {batch.size} samples; expected a row for each.")
+    if outputs.shape[-1] == 1 or problem_type(model, batch.targets) in ("regression", "multi_label_classification"):
+        raise ConfigurationError(f"On {whose} the model gives {shape}. {_NO_CLASSES}")
+    if labels is not None and labels.is_floating_point() and labels.shape == outputs.shape:
+        raise ConfigurationError(f"{whose.capitalize()} has targets like the outputs {shape}. {_NO_CLASSES}")
+    second = outputs.ndim > 2 and labels is not None and labels.shape == (len(outputs), *outputs.shape[2:])
+    if (second and labels is not None and labels.shape != outputs.shape[:-1]) or (
+        outputs.ndim > 3 and labels is None and not said
+    ):
+        raise ConfigurationError(
+            f"On {whose} the model gives {shape}, in which classes may lie second, as image models have them; expected "
+            "them last: forward=lambda model, inputs: model(inputs).movedim(1, -1), or without movedim where they are."
+        )
+
+
+_NO_CLASSES = (
+    "That is no choice between classes, whose change a KL of the softmax could measure. For labels that are each 0 or "
+    "1, give forward= that returns both logits of each: torch.stack([torch.zeros_like(z), z], -1). Of regressions "
+    "there is no such measure here."
+)
+
+
+def kept_log_probabilities(rows: Tensor, whose: str) -> Tensor:
+    """Return log p of logits that are to be kept, in the most precise type, or refuse what is none."""
+    found = torch.cat([rows[piece].to(widest_dtype(rows.device)).log_softmax(-1) for piece in _pieces(rows)])
+    if bool(found.isnan().any()):
+        raise NotFiniteError(
+            f"On {whose} the model's outputs hold a NaN or an infinity, so nothing was kept. Look at the inputs, and "
+            "whether training has diverged."
+        )
+    likely = rows.detach().float()
+    if bool((likely >= 0).all()) and bool(((likely.sum(-1) - 1).abs() < SHARED_OUT).all()):
+        raise ConfigurationError(
+            f"On {whose} the model's outputs are within 0..1 and sum to 1: probabilities, it seems, and not the logits "
+            "that a softmax takes. Give forward=lambda model, inputs: model(inputs).log(), or leave out the last "
+            "softmax."
+        )
+    return found
+
+
+def compared(old: Tensor, new: Tensor, labels: Tensor | None) -> Sums:
+    """Return sums of how far predictions have moved: of log p as it was, and of the same rows' logits now."""
+    sums = Sums()
+    wide = widest_dtype(new.device)
+    for piece in _pieces(new):
+        then, now = old[piece].to(new.device, wide), new[piece].to(wide)
+        sums.kl += float(divergence(then, now)) * len(now)
+        sums.agreed += float((then.argmax(-1) == now.argmax(-1)).sum())
+        sums.rows += len(now)
+    found, count = summed_loss(new, labels)
+    sums.loss, sums.labelled = found, count
+    return sums
+
+
+def summed_loss(logits: Tensor, labels: Tensor | None) -> tuple[float, int]:
+    """Return the sum of −log p of the labels, and how many there are."""
+    if labels is None or not len(logits):
+        return 0.0, 0
+    wide = widest_dtype(logits.device)
+    parts = [
+        F.cross_entropy(logits[piece].to(wide), labels[piece].to(logits.device), ignore_index=IGNORED, reduction="sum")
+        for piece in _pieces(logits)
+    ]
+    return float(torch.stack(parts).sum()), int((labels != IGNORED).sum())
+
+
+def _pieces(rows: Tensor) -> Iterator[slice]:
+    """Yield runs of rows whose softmax is small."""
+    across = max(1, PIECE // max(1, rows.shape[-1]))
+    for first in range(0, len(rows), across):
+        yield slice(first, first + across)

@@ -1,0 +1,70 @@
+"""What a model still knows of what was kept, as users are told."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SetRetention:
+    """What is left of one kept set."""
+
+    name: str
+    kl: float
+    """KL(p_old‖p_new), in nats a sample or token."""
+    agreement: float
+    """The part of predictions whose most likely class is still the same."""
+    per: str
+    """What a prediction is of: ``"sample"`` or ``"token"``."""
+    count: int
+    """How many predictions were compared, over all processes."""
+    loss_then: float | None = None
+    """The mean loss when the set was kept, where it has labels."""
+    loss_now: float | None = None
+    """That of now."""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What is left of all kept sets."""
+
+    sets: tuple[SetRetention, ...]
+    tolerance: float | None = None
+    """How much may be lost, where that was said."""
+
+    @property
+    def worst(self) -> SetRetention:
+        """The set that has lost most."""
+        return max(self.sets, key=lambda each: each.kl)
+
+    @property
+    def kl(self) -> float:
+        """The KL of the worst set."""
+        return self.worst.kl
+
+    @property
+    def is_within(self) -> bool:
+        """Whether no set has lost more than the tolerance; without one, nothing is too much."""
+        return self.tolerance is None or self.kl <= self.tolerance
+
+    def __getitem__(self, name: str) -> SetRetention:
+        return next(each for each in self.sets if each.name == name)
+
+    def to_dict(self, prefix: str = "holdfast/") -> dict[str, float]:
+        """Return all of it as numbers by name, for loggers."""
+        found = {"kl": self.kl, "agreement": min(each.agreement for each in self.sets)}
+        for each in self.sets:
+            found |= {f"kl/{each.name}": each.kl, f"agreement/{each.name}": each.agreement}
+            if each.loss_now is not None and each.loss_then is not None:
+                found |= {f"loss/{each.name}": each.loss_now, f"loss_then/{each.name}": each.loss_then}
+        return {f"{prefix}{name}": value for name, value in found.items()}
+
+    def __str__(self) -> str:
+        wide = max(len("kept set"), *(len(each.name) for each in self.sets))
+        lines = [f"{'kept set':{wide}}  {'KL, nats':>14}  {'same class':>10}  {'loss then':>9}  {'now':>9}"]
+        for each in self.sets:
+            losses = [f"{loss:9.4g}" if loss is not None else f"{'–':>9}" for loss in (each.loss_then, each.loss_now)]
+            kl = f"{each.kl:.4g} / {each.per}"
+            lines.append(f"{each.name:{wide}}  {kl:>14}  {each.agreement:10.1%}  {losses[0]}  {losses[1]}")
+        if self.tolerance is not None:
+            said = "within" if self.is_within else "beyond"
+            lines.append(f"worst: {self.worst.name}, {said} the tolerance of {self.tolerance:g}")
+        return "\n".join(lines)

@@ -1,0 +1,95 @@
+"""The way back to the anchor: the furthest point along it that is within a tolerance.
+
+What is lost along a straight line need not rise steadily, so whatever is chosen has been measured; but it mostly does,
+and halving finds the last point within to a thousandth of the way.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+HALVINGS = 10
+GRID = (0.25, 0.5, 0.75)
+"""Where else a point is looked for if the anchor itself is beyond the tolerance."""
+
+Outcome = Literal["within", "pulled back", "cannot be met"]
+
+
+@dataclass(frozen=True)
+class PulledBack:
+    """Where a search along the line to the anchor ended."""
+
+    outcome: Outcome
+    """``"within"``: nothing was moved; ``"pulled back"``; or ``"cannot be met"``, also at the anchor, and then nothing
+    was moved either."""
+    share: float
+    """How much of the way from the anchor is left: 1 for all of it."""
+    kl: float
+    """KL(p_old‖p_new) of the worst kept set there, in nats a sample or token."""
+    kl_before: float
+    """The same before."""
+    tolerance: float
+    nearest: tuple[float, float] | None = None
+    """If it cannot be met: the share at which least is lost, and how much that is."""
+    most_during_training: float | None = None
+    """The largest KL that was seen in training since the last task ended, where any was."""
+
+    @property
+    def was_touched(self) -> bool:
+        """Whether the tolerance was reached at all, in training or at its end; if not, a larger one changes nothing."""
+        return max(self.kl_before, self.most_during_training or 0.0) > 0.5 * self.tolerance
+
+    def __str__(self) -> str:
+        if self.outcome == "cannot be met":
+            assert self.nearest is not None
+            return (
+                f"The tolerance of {self.tolerance:g} nats cannot be met: {self.kl:.3g} are lost, "
+                f"{self.nearest[1]:.3g} at the nearest point of the way back to the anchor (share "
+                f"{self.nearest[0]:g}); nothing was moved. What is not protected, such as a head or running "
+                "statistics, has changed, or the outputs had changed "
+                "before training began."
+            )
+        if self.outcome == "pulled back":
+            return (
+                f"Pulled back to {self.share:.3f} of the way from the anchor: {self.kl:.3g} nats are lost in place of "
+                f"{self.kl_before:.3g}, with a tolerance of {self.tolerance:g}."
+            )
+        never = "" if self.was_touched else "; it was never touched, so that it held nothing back"
+        return f"{self.kl:.3g} nats are lost, within the tolerance of {self.tolerance:g}{never}."
+
+
+def furthest_within(
+    lost_at: Callable[[float], float], tolerance: float, most_during_training: float | None = None
+) -> PulledBack:
+    """Return the furthest share of a way at which no more is lost than a tolerance, as far as halving finds it.
+
+    Args:
+        lost_at: measures what is lost at a share, from 0, the anchor, to 1.
+        tolerance: how much may be.
+        most_during_training: to be reported beside it.
+    """
+    before = lost_at(1.0)
+    if before <= tolerance:
+        return PulledBack("within", 1.0, before, before, tolerance, None, most_during_training)
+    found = {0.0: lost_at(0.0)}
+    if found[0.0] > tolerance:
+        found |= {share: lost_at(share) for share in GRID}
+        within = [share for share in GRID if found[share] <= tolerance]
+        if not within:
+            found[1.0] = before
+            nearest = min(found, key=lambda share: (found[share], -share))
+            kept = nearest, found[nearest]
+            return PulledBack("cannot be met", 1.0, before, before, tolerance, kept, most_during_training)
+        low = max(within)
+    else:
+        low = 0.0
+    high = min([share for share in found if share > low and found[share] > tolerance], default=1.0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        found[middle] = lost_at(middle)
+        if found[middle] <= tolerance and not math.isnan(found[middle]):
+            low = middle
+        else:
+            high = middle
+    return PulledBack("pulled back", low, found[low], before, tolerance, None, most_during_training)

@@ -1,0 +1,482 @@
+"""A strength that follows a tolerance, in a guard: what it ends at, what it refuses, and how it goes on."""
+
+import copy
+import math
+import re
+import warnings
+
+import pytest
+import torch
+
+import holdfast
+from holdfast import Tolerance
+from holdfast.guard.keeping.following import part_of
+from tests.guard.helpers import batch, loss, net, weights
+
+KEPT = [batch(20, 40)]
+
+
+def new_task(seed):
+    """Samples of another task, which knows one class alone."""
+    x, y = batch(seed)
+    return x, torch.zeros_like(y)
+
+
+def guarded(model, measure=None, kept=KEPT, **options):
+    options = {"tolerance": Tolerance(0.05, every=2)} | options
+    guard = holdfast.Consolidator(model, measure or holdfast.Fisher(), **options)
+    guard.consolidate([batch(9)])
+    if kept:
+        guard.keep(kept, "old")
+    return guard
+
+
+def learn(model, optimizer, steps, start=0):
+    for seed in range(start, start + steps):
+        optimizer.zero_grad()
+        loss(model, new_task(seed)).backward()
+        optimizer.step()
+
+
+def adam(model, rate=0.01):
+    return torch.optim.Adam(model.parameters(), rate)
+
+
+@pytest.mark.parametrize("given", [0, -1, math.nan, math.inf, "much", True, [0.1]])
+def test_a_tolerance_that_is_none_is_refused(given):
+    with pytest.raises(holdfast.ConfigurationError, match=r"tolerance=.*: expected a number of nats above 0"):
+        holdfast.Consolidator(net(), "EWC", tolerance=given)
+    guard = guarded(net())
+    with pytest.raises(holdfast.ConfigurationError, match="nats above 0"):
+        guard.tolerance = given
+    with pytest.raises(holdfast.ConfigurationError, match="nats above 0"):
+        guard.pull_back(given)
+    assert guard.tolerance == 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"strength": 1.0}, "the strength follows the tolerance"),
+        ({"anchor": "mean"}, "Take anchor='last'"),
+        ({"batch_norm": "fold"}, "Take batch_norm='freeze'"),
+    ],
+)
+def test_what_does_not_go_together_with_a_tolerance_is_refused(options, match):
+    with pytest.raises(holdfast.ConfigurationError, match=match):
+        holdfast.Consolidator(net(), "EWC", tolerance=0.1, **options)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"every": 0}, {"every": 1.5}, {"damping": -1}, {"damping": math.nan}, {"start": 0}]
+)
+def test_settings_of_a_tolerance_that_make_no_sense_are_refused(settings):
+    with pytest.raises(holdfast.ConfigurationError, match=rf"{next(iter(settings))}=.*: expected"):
+        Tolerance(0.1, **settings)
+
+
+def test_a_strength_that_follows_is_not_set_and_one_that_does_not_has_no_tolerance():
+    guard = guarded(net())
+    with pytest.raises(holdfast.ConfigurationError, match=r"here it follows tolerance=0.05"):
+        guard.strength = 3.0
+    plain = holdfast.Consolidator(net(), "EWC")
+    assert plain.tolerance is None
+    assert plain.strength == 1.0
+    with pytest.raises(holdfast.ConfigurationError, match="made with a strength"):
+        plain.tolerance = 0.1
+    with pytest.raises(holdfast.ConfigurationError, match="without a tolerance"):
+        plain.pull_back()
+
+
+def test_a_held_step_without_kept_inputs_is_refused_with_what_to_do_and_not_taken():
+    model = net()
+    guard = guarded(model, kept=None)
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    before = weights(model)
+    loss(model, new_task(0)).backward()
+    with pytest.raises(holdfast.OrderError, match=re.escape("tolerance=0.05 and no inputs to measure it on")):
+        optimizer.step()
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    guard.keep(KEPT)
+    optimizer.step()
+    assert guard.path.steps == 1
+
+
+def test_nothing_is_needed_before_the_first_consolidation():
+    model = net()
+    guard = holdfast.Consolidator(model, "EWC", tolerance=0.1, from_scratch=True)
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 2)
+    assert guard.trace == ()
+
+
+@pytest.mark.parametrize("form", ["diagonal", "rotated"])
+@pytest.mark.parametrize("nats", [0.02, 0.2])
+def test_training_ends_near_the_tolerance_and_never_beyond_it(form, nats):
+    model = net()
+    guard = guarded(model, form=form, tolerance=Tolerance(nats, every=2))
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 300)
+    late = [point.kl for point in guard.trace if point.step > 200]
+    assert 0.75 * nats < math.exp(sum(map(math.log, late)) / len(late)) < 3 * nats
+    found = guard.pull_back()
+    assert found.outcome in ("within", "pulled back")
+    assert found.was_touched
+    assert guard.retention().kl == found.kl <= nats
+    assert guard.retention().is_within
+
+
+def test_without_a_guard_more_would_be_lost():
+    model = net()
+    guard = holdfast.Consolidator(model, "fine-tune")
+    guard.keep(KEPT)
+    learn(model, adam(model), 300)
+    assert guard.retention().kl > 0.5
+
+
+def held(guard):
+    """Return Ω as the hold has it, which is damped; ``guard.importance`` is as it was measured."""
+    return {name: matrix.diagonal()[name] for name, matrix in guard._memory.driving.held.items()}
+
+
+def test_the_strength_begins_at_one_over_the_mean_importance_and_omega_is_damped():
+    model = net()
+    undamped = holdfast.Consolidator(copy.deepcopy(model), holdfast.Fisher())
+    undamped.consolidate([batch(9)])
+    guard = guarded(model, tolerance=Tolerance(0.05, every=1000, damping=0.25, start=3.0))
+    every = torch.cat([omega.reshape(-1) for omega in undamped.importance.values()])
+    for name, omega in held(guard).items():
+        assert torch.equal(guard.importance[name], undamped.importance[name])
+        torch.testing.assert_close(omega, undamped.importance[name] + 0.25 * every.mean(), rtol=1e-12, atol=0)
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 1)
+    assert guard.strength == pytest.approx(3.0 / float(every.mean()), rel=1e-12)
+    guard.consolidate([batch(9)])
+    undamped.consolidate([batch(9)])
+    assert guard.tasks == 2
+
+
+def test_only_a_tolerance_damps():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=2.0)
+    guard.consolidate([batch(9)])
+    assert guard.matrices.keys() == guard.importance.keys()
+    ledger = guard._memory.driving
+    assert ledger.held is ledger.total
+
+
+def test_sgd_is_not_given_a_strength_that_it_cannot_bear():
+    model = net()
+    guard = guarded(model, tolerance=Tolerance(1e-4, every=1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    guard.attach(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", holdfast.HoldfastWarning)  # that the strength is too much
+        learn(model, optimizer, 60)
+    most = max(float(omega.max()) for omega in held(guard).values())
+    assert 2 * guard.strength * most == pytest.approx(0.5 * 2 * 1.9 / 0.1)
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_a_tolerance_that_cannot_be_met_is_told_of_and_nothing_is_moved():
+    model = net()
+    guard = guarded(model, protect="0.*")
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 100)
+    before = weights(model)
+    with pytest.warns(holdfast.HoldfastWarning, match=r"cannot be met: .* are lost, .* at the nearest point"):
+        found = guard.pull_back(1e-6)
+    assert found.outcome == "cannot be met"
+    assert found.nearest is not None
+    assert found.nearest[1] <= found.kl == found.kl_before
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+def test_what_begins_broken_is_told_of_before_the_first_step():
+    model = net()
+    guard = guarded(model)
+    with torch.no_grad():
+        model[2].weight.normal_(std=3.0, generator=torch.Generator().manual_seed(1))
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    with pytest.warns(
+        holdfast.HoldfastWarning, match="Before the first step of this task, predictions on the kept set"
+    ):
+        learn(model, optimizer, 1)
+    assert guard.trace[0].step == 0
+    assert guard.trace[0].kl > guard.tolerance
+
+
+def test_a_tolerance_that_is_never_touched_is_said_to_be():
+    model = net()
+    guard = guarded(model, tolerance=Tolerance(50.0, every=2))
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 20)
+    assert guard.strength < math.exp(guard._memory.control.log_start)
+    found = guard.pull_back()
+    assert (found.outcome, found.was_touched) == ("within", False)
+    assert "never touched" in str(found)
+
+
+def test_consolidate_goes_back_first_or_leaves_everything_as_it_was():
+    model = net()
+    guard = guarded(model, tolerance=Tolerance(0.01, every=1000, start=1e-6))
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 60)
+    assert guard.retention().kl > 0.01
+    before = weights(model)
+    with pytest.raises(holdfast.BatchError):
+        guard.consolidate([])
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    guard.consolidate([batch(9)])
+    assert 0.0095 < guard.retention().kl <= 0.01
+    for name, parameter in model.named_parameters():
+        assert torch.equal(guard.anchor[name], parameter)
+
+
+def test_the_way_back_is_the_line_to_the_anchor():
+    model = net()
+    guard = guarded(model, tolerance=Tolerance(0.01, every=1000, start=1e-6))
+    anchor = {name: tensor.clone() for name, tensor in guard.anchor.items()}
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 60)
+    end = weights(model)
+    found = guard.pull_back()
+    assert 0 < found.share < 1
+    for name, parameter in model.named_parameters():
+        expected = anchor[name] + found.share * (end[name] - anchor[name])
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("at", [7, 8])
+def test_a_run_that_was_stopped_in_the_middle_of_a_task_goes_on_bit_for_bit(tmp_path, at):
+    """The kept inputs come from their own file, and all else from the guard's."""
+    chunks = [batch(20 + k, 40) for k in range(4)]
+
+    def started():
+        model = net()
+        guard = guarded(model, kept=chunks)
+        guard.keep([batch(30, 50)], "other")
+        optimizer = torch.optim.SGD(model.parameters(), 0.02)
+        guard.attach(optimizer)
+        return model, guard, optimizer
+
+    model, guard, optimizer = started()
+    learn(model, optimizer, at)
+    guard.save(tmp_path / "guard")
+    guard.kept.save(tmp_path / "kept")
+    torch.save(model.state_dict(), tmp_path / "model")
+    learn(model, optimizer, 13, start=at)
+
+    other = net(seed=3)
+    other.load_state_dict(torch.load(tmp_path / "model"))
+    again = holdfast.Consolidator(other, holdfast.Fisher(), tolerance=Tolerance(0.05, every=2))
+    again.kept.load(tmp_path / "kept")
+    again.load(tmp_path / "guard")
+    opt = torch.optim.SGD(other.parameters(), 0.02)
+    again.attach(opt)
+    learn(other, opt, 13, start=at)
+    assert again.strength == guard.strength
+    assert again.trace == guard.trace
+    assert len(guard.trace) == 11
+    for name, parameter in other.named_parameters():
+        assert torch.equal(parameter, dict(model.named_parameters())[name])
+    assert again.retention() == guard.retention()
+
+
+def test_a_state_says_that_it_needs_its_kept_inputs(tmp_path):
+    model = net()
+    guard = guarded(model)
+    guard.save(tmp_path / "guard")
+    again = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.05)
+    with pytest.warns(holdfast.HoldfastWarning, match="kept inputs are data, which no guard's file carries"):
+        again.load(tmp_path / "guard")
+    optimizer = adam(model)
+    again.attach(optimizer)
+    loss(model, new_task(0)).backward()
+    with pytest.raises(holdfast.OrderError, match="saved with the kept set 'old', and it is not here"):
+        optimizer.step()
+    again.keep(KEPT, "another")
+    with pytest.raises(holdfast.OrderError, match="saved with the kept set 'old'"):
+        optimizer.step()
+    again.kept.drop("old")
+    optimizer.step()
+
+
+def test_states_with_and_without_a_tolerance():
+    plain = holdfast.Consolidator(net(), holdfast.Fisher(), strength=2.0)
+    plain.consolidate([batch(9)])
+    assert not {"tolerance", "control", "kept"} & plain.state_dict().keys()
+    guard = guarded(net())
+    with pytest.raises(holdfast.StateError, match=r"The state was made with tolerance=0.05"):
+        plain.load_state_dict(guard.state_dict())
+    fresh = holdfast.Consolidator(net(), holdfast.Fisher(), tolerance=0.3)
+    fresh.load_state_dict(plain.state_dict())
+    assert fresh.tolerance == 0.3
+    for name, omega in held(fresh).items():
+        assert bool((omega > plain.importance[name]).all())  # damped by what is loaded too
+    with pytest.warns(holdfast.HoldfastWarning, match="kept inputs"):
+        fresh.load_state_dict(guard.state_dict())
+    assert fresh.tolerance == 0.05
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"tolerance": 0},
+        {"tolerance": "0.1"},
+        {"kept": ["a", "a"]},
+        {"control": {"log_c": "x"}},
+        {"control": {"trace": 3}},
+        {"control": []},
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(damage):
+    model = net()
+    guard = guarded(model)
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 4)
+    state = guard.state_dict()
+    strength, trace = guard.strength, guard.trace
+    with pytest.raises(holdfast.StateError, match="damaged"):
+        guard.load_state_dict({**state, **damage})
+    assert (guard.strength, guard.trace) == (strength, trace)
+
+
+def test_traces_have_the_second_order_prediction_beside_what_is_measured():
+    model = net()
+    guard = guarded(model)
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 4)
+    point = guard.trace[-1]
+    assert point.step == 4
+    assert point.strength == guard.strength
+    undamped = guard._memory.driving.total
+    half = 0.5 * sum(
+        float((undamped[name].omega * (parameter.detach() - guard.anchor[name]).square()).sum())
+        for name, parameter in model.named_parameters()
+    )
+    assert point.predicted == pytest.approx(half, rel=1e-10)
+    assert point.kl == pytest.approx(guard.retention().kl, rel=1e-10)  # all of the set is one part
+    assert guard.last_seen == {"old": point.kl}
+    other = guarded(net(), measure="L2")
+    optimizer = adam(other._memory.model)
+    other.attach(optimizer)
+    learn(other._memory.model, optimizer, 2)
+    assert other.trace[-1].predicted is None
+
+
+def test_looking_changes_nothing_of_training_and_happens_without_a_tolerance_too():
+    models = [net(), net()]
+    for model, kept in zip(models, (True, False), strict=True):
+        guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=3.0)
+        guard.consolidate([batch(9)])
+        if kept:
+            guard.keep(KEPT)
+        optimizer = adam(model)
+        guard.attach(optimizer)
+        torch.manual_seed(0)
+        learn(model, optimizer, 30)
+        assert bool(guard.trace) is kept
+        if kept:
+            assert [point.step for point in guard.trace] == [0, 17]  # 40 / (0.1 · 3 · 8)
+            assert {point.strength for point in guard.trace} == {3.0}
+    for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_sets_are_looked_at_in_turn_and_the_worst_counts():
+    model = net()
+    guard = guarded(model)
+    guard.keep([batch(31, 40)], "other")
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 2)
+    first = guard.last_seen
+    learn(model, optimizer, 2, start=2)
+    second = guard.last_seen
+    assert first["old"] == second["old"]
+    assert first["other"] < second["other"]
+    assert guard.trace[-1].kl == max(second.values())
+
+
+def test_parts_of_a_set_have_enough_predictions():
+    guard = holdfast.Consolidator(net(), "L2")
+    kept = guard.keep([batch(seed, 50) for seed in range(6)])
+    assert [part_of(kept, cursor) for cursor in (0, 3, 5)] == [[0, 1, 2], [3, 4, 5], [5]]
+
+
+def test_several_optimisers_that_take_turns_look_once():
+    model = net()
+    guard = guarded(model)
+    optimizers = [torch.optim.Adam(part.parameters(), 0.01) for part in (model[0], model[2])]
+    guard.attach(*optimizers)
+    for seed in range(4):
+        model.zero_grad()
+        loss(model, new_task(seed)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert [point.step for point in guard.trace] == [0, 2, 4]
+
+
+def test_a_measure_without_importance_has_no_strength_to_follow():
+    model = net()
+    guard = holdfast.Consolidator(model, "fine-tune", tolerance=0.1)
+    guard.consolidate()
+    guard.keep(KEPT)
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    loss(model, new_task(0)).backward()
+    with pytest.raises(holdfast.ConfigurationError, match="importances are 0 everywhere"):
+        optimizer.step()
+
+
+def test_a_guard_says_what_is_kept_and_lost():
+    model = net()
+    guard = guarded(model, kept=None)
+    assert "tolerance 0.05 nats" in repr(guard)
+    assert "none yet, and it takes some before the first held step" in repr(guard)
+    guard.keep(KEPT, "old")
+    assert "keeps 'old' (40 samples); not looked at in this task yet" in repr(guard)
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 2)
+    assert "strength" in repr(guard)
+    assert re.search(r"[\d.e-]+ nats were lost of 'old' at the last look", repr(guard))
+
+
+def test_a_copy_goes_on_by_itself():
+    model = net()
+    guard = guarded(model)
+    twin = copy.deepcopy({"model": model, "guard": guard})
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    assert guard.retention().kl > 0.01
+    assert twin["guard"].retention().kl == pytest.approx(0, abs=1e-14)
+
+
+def test_a_step_with_a_closure_is_looked_at_once():
+    model = net()
+    guard = guarded(model)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3)
+    guard.attach(optimizer)
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(model, new_task(0))
+        value.backward()
+        return value
+
+    for _ in range(4):
+        optimizer.step(closure)
+    assert [point.step for point in guard.trace] == [0, 2, 4]

@@ -1,0 +1,153 @@
+"""Tolerances, and what is lost of kept inputs, in every trainer."""
+
+import csv
+
+import pytest
+import torch
+from accelerate import Accelerator
+from lightning.pytorch.loggers import CSVLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
+from transformers import Trainer, default_data_collator
+
+import holdfast
+from holdfast import Tolerance
+from holdfast.integrations.accelerate import log_guard, prepare_guard
+from holdfast.integrations.huggingface import HoldfastCallback
+from holdfast.integrations.lightning import HoldfastCallback as LightningCallback
+from tests.integrations import test_accelerate, test_lightning
+from tests.integrations.test_accelerate import settings_of_ones_own  # noqa: F401 (a fixture)
+from tests.integrations.test_huggingface import Seen, arguments, model_without_dropout, proxy, texts, weights
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*number of training batches"),
+]
+
+LOGGED = {"holdfast/kl", "holdfast/kl/old", "holdfast/strength"}
+
+
+def of_text(nats=0.01, **options):
+    """A language model and its guard, which keeps some old text."""
+    model = model_without_dropout()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=Tolerance(nats, every=1, **options))
+    guard.consolidate(proxy())
+    guard.keep(list(DataLoader(texts(12, seed=40), batch_size=4)), "old")
+    return model, guard
+
+
+def trainer(folder, model, callbacks, **changes):
+    settings = arguments(folder, **{"max_steps": 12, **changes})
+    return Trainer(model, settings, train_dataset=texts(8, 5), data_collator=default_data_collator, callbacks=callbacks)
+
+
+@pytest.mark.parametrize("at_end", [True, False])
+def test_a_trainer_logs_what_is_lost_and_ends_within_the_tolerance(tmp_path, at_end):
+    model, guard = of_text(0.003, start=1e-4)
+    seen = Seen()
+    trainer(tmp_path, model, [HoldfastCallback(guard, consolidate_at_end=at_end), seen]).train()
+    logs = [log for log in seen.logs if "loss" in log]
+    assert all(log.keys() >= LOGGED for log in logs)
+    assert logs[-1]["holdfast/kl"] > 0.003
+    assert 0.0025 < guard.retention().kl <= 0.003
+    assert guard.tasks == 1 + at_end
+
+
+def test_a_trainer_stops_where_too_much_is_lost(tmp_path):
+    model, guard = of_text(10.0)
+    callback = HoldfastCallback(guard, consolidate_at_end=False, stop_at=0.01)
+    run = trainer(tmp_path, model, [callback], max_steps=60)
+    run.train()
+    beyond = [point.step for point in guard.trace if point.kl > 0.01]
+    assert run.state.global_step == beyond[2] < 60
+    assert callback.stop.stopped_at == guard.trace[-1].kl > 0.01
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan"), "x"])
+def test_a_limit_that_is_none_is_refused(limit):
+    _, guard = of_text()
+    for kind in (HoldfastCallback, LightningCallback):
+        with pytest.raises(holdfast.ConfigurationError, match=r"stop_at=.*: expected a number of nats above 0"):
+            kind(guard, stop_at=limit)
+
+
+def test_a_limit_without_kept_inputs_is_refused(tmp_path):
+    model, guard = of_text()
+    guard.kept.drop("old")
+    with pytest.raises(holdfast.OrderError, match=r"stop_at=0.1 and no inputs to measure it on"):
+        trainer(tmp_path, model, [HoldfastCallback(guard, stop_at=0.1)]).train()
+
+
+def test_a_resumed_trainer_goes_on_with_the_controls_state(tmp_path):
+    """A script that is started again keeps its inputs with the model of before, and then resumes."""
+    ends = []
+    for folder in ("whole", "parts"):
+        model, guard = of_text()
+        run = trainer(tmp_path / folder, model, [HoldfastCallback(guard, False)], save_strategy="steps", save_steps=5)
+        run.train()
+        if folder == "parts":
+            model, guard = of_text()
+            run = trainer(tmp_path / folder, model, [HoldfastCallback(guard, False)])
+            run.train(resume_from_checkpoint=str(tmp_path / folder / "checkpoint-5"))
+        ends.append((weights(model), guard.strength, guard.trace))
+    assert ends[0][1:] == ends[1][1:]
+    for name, value in ends[0][0].items():
+        assert torch.equal(value, ends[1][0][name]), name
+
+
+def of_module(nats, **options):
+    module = test_lightning.make_module()
+    guard = holdfast.Consolidator(module, holdfast.Fisher(), tolerance=Tolerance(nats, every=1, **options))
+    guard.consolidate(test_lightning.loader(0))
+    guard.keep(test_lightning.loader(7), "old")
+    return module, guard
+
+
+def changed(seed):
+    """A loader of another task."""
+    x, y = test_lightning.loader(seed).dataset.tensors
+    return DataLoader(torch.utils.data.TensorDataset(x, (y + 1) % 3), batch_size=4)
+
+
+@pytest.mark.parametrize("at_end", [True, False])
+def test_lightning_logs_what_is_lost_and_ends_within_the_tolerance(tmp_path, at_end):
+    module, guard = of_module(0.005, start=1e-4)
+    callback = LightningCallback(guard, consolidate_at_end=at_end)
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    test_lightning.trainer(callbacks=[callback], logger=logger, log_every_n_steps=2).fit(module, changed(1))
+    with (tmp_path / "lightning_logs/version_0/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0].keys() >= LOGGED
+    assert float(rows[1]["holdfast/kl"]) > 0
+    assert 0.004 < guard.retention().kl <= 0.005
+    assert guard.tasks == 1 + at_end
+
+
+def test_lightning_stops_where_too_much_is_lost():
+    module, guard = of_module(10.0)
+    callback = LightningCallback(guard, consolidate_at_end=False, stop_at=0.002)
+    fit = test_lightning.trainer(callbacks=[callback], max_epochs=20, min_epochs=0)
+    fit.fit(module, changed(1))
+    assert callback.stop.stopped_at is not None
+    assert fit.global_step == guard.trace[-1].step < 20 * 6
+
+
+def test_an_accelerators_trackers_and_tensorboard_see_it(tmp_path):
+    accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
+    accelerator.init_trackers("run")
+    model = test_accelerate.net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    data = DataLoader(test_accelerate.data(), batch_size=4)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, data)
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=Tolerance(0.01, every=1))
+    guard.consolidate([test_accelerate.data().tensors])
+    guard.keep([test_accelerate.data(8).tensors], "old")
+    prepare_guard(accelerator, guard, optimizer)
+    test_accelerate.epoch(accelerator, model, optimizer, loader)
+    log_guard(accelerator, guard, step=4)
+    accelerator.end_training()
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) >= LOGGED
+    assert events.Scalars("holdfast/kl")[0].value == pytest.approx(guard.trace[-1].kl)

@@ -1,0 +1,55 @@
+"""The furthest point of the way back to the anchor that is within a tolerance."""
+
+import pytest
+
+from holdfast.retention.way_back import HALVINGS, furthest_within
+
+
+def counted(function):
+    """Return a function, and the list of what it was asked."""
+    asked = []
+
+    def lost_at(share):
+        asked.append(share)
+        return function(share)
+
+    return lost_at, asked
+
+
+def test_within_moves_nothing_and_asks_once():
+    lost_at, asked = counted(lambda share: 0.01 * share**2)
+    found = furthest_within(lost_at, 0.02)
+    assert (found.outcome, found.share, found.kl, asked) == ("within", 1.0, 0.01, [1.0])
+
+
+def test_a_parabola_is_cut_where_it_meets_the_tolerance():
+    lost_at, asked = counted(lambda share: share**2)
+    found = furthest_within(lost_at, 0.25)
+    assert found.outcome == "pulled back"
+    assert 0.5 - 2**-HALVINGS <= found.share <= 0.5
+    assert found.kl == found.share**2 <= 0.25
+    assert found.kl_before == 1.0
+    assert len(asked) == 2 + HALVINGS
+    assert found.share in asked
+
+
+def test_what_is_lost_at_the_anchor_already_is_said_with_the_nearest_point():
+    found = furthest_within(lambda share: 0.5 + (share - 0.25) ** 2, 0.1)
+    assert (found.outcome, found.share, found.kl) == ("cannot be met", 1.0, 0.5 + 0.75**2)
+    assert found.nearest == (0.25, 0.5)
+    assert "cannot be met" in str(found)
+    assert "share 0.25" in str(found)
+
+
+def test_a_point_within_is_found_between_an_anchor_and_an_end_that_are_not():
+    found = furthest_within(lambda share: (share - 0.5) ** 2, 0.04)
+    assert found.outcome == "pulled back"
+    assert found.share == pytest.approx(0.7, abs=2**-HALVINGS)
+    assert found.kl <= 0.04
+
+
+@pytest.mark.parametrize(("most", "touched"), [(None, False), (0.001, False), (0.011, True)])
+def test_it_is_said_whether_the_tolerance_was_ever_touched(most, touched):
+    found = furthest_within(lambda share: 0.001, 0.02, most)
+    assert found.was_touched is touched
+    assert ("never touched" in str(found)) is not touched
