@@ -310,7 +310,7 @@ class Consolidator:
 
     @property
     def matrices(self) -> dict[str, Matrix]:
-        """Q of every block that holds the model, by its name, as measured: whatever the strengths and a tolerance add."""
+        """Q of every block that holds the model, by its name: as measured, whatever strengths and damping add."""
         return dict(self._memory.driving.measured)
 
     @property

@@ -12,7 +12,7 @@ from holdfast.guard import Consolidator
 from holdfast.guard.distributed.ranks import is_one_of_several
 from holdfast.measures import SampleMeasure
 from holdfast.persample.batches import check_batches
-from holdfast.settings import number
+from holdfast.settings import checked_share, number
 from holdfast.tensors.sharding import whole_maxima, whole_sums
 
 
@@ -177,6 +177,12 @@ def seen(guard: Consolidator) -> dict[str, float]:
     return found | {f"holdfast/kl/{name}": kl for name, kl in latest.items()}
 
 
+def checked_share_at_end(given: float | None) -> float | None:
+    """Return the share of what training has moved that weights keep when it ends, or say what was expected."""
+    expected = "a number from 0 (all that was learned is undone) to 1 (nothing is), or None for all of it"
+    return None if given is None else checked_share("share", given, expected)
+
+
 def checked_limit(given: float | None) -> float | None:
     """Return how much may be lost before training stops, or say what was expected."""
     expected = "a number of nats above 0, or None to go on whatever is lost"
@@ -220,7 +226,12 @@ IN_A_ROW = 3
 """Looks beyond a limit after which training stops."""
 
 
-def end_within_tolerance(guard: Consolidator) -> None:
-    """Go back as far as a tolerance asks for, where training ends and no task does; consolidating does so itself."""
+def end_within_tolerance(guard: Consolidator, share: float | None) -> None:
+    """Go back by a share, and as far as a tolerance asks for, where training ends and no task does.
+
+    Consolidating does so itself.
+    """
+    if share is not None:
+        guard.average(share)
     if guard.tolerance is not None and guard.anchor and guard.kept and guard.path.steps:
         guard.pull_back()

@@ -20,6 +20,7 @@ from holdfast.integrations.callbacks import (
     GuardInCallback,
     StopAt,
     checked_end,
+    checked_share_at_end,
     end_within_tolerance,
     explaining,
     join_processes,
@@ -57,6 +58,8 @@ class HoldfastCallback(TrainerCallback):
         forward: how the model is called while it is measured, as in :meth:`holdfast.Consolidator.consolidate`.
         stop_at: stop training once more nats than that are lost of the worst set that ``guard.keep`` was given, at
             three looks in a row; ``stop.stopped_at`` says what was lost then.
+        share: of the way from the anchor to where training has ended, that weights keep when it ends, as by
+            :meth:`holdfast.Consolidator.average`. In a first task, which has no anchor, they keep all.
     """
 
     def __init__(
@@ -66,8 +69,10 @@ class HoldfastCallback(TrainerCallback):
         forward: Forward | None = None,
         *,
         stop_at: float | None = None,
+        share: float | None = None,
     ) -> None:
         self.stop = StopAt(stop_at)
+        self.share = checked_share_at_end(share)
         self._source = GuardInCallback(guard)
         self._to_rehearse = False
         self.consolidate_at_end = checked_end(consolidate_at_end)
@@ -139,12 +144,13 @@ class HoldfastCallback(TrainerCallback):
         """End the task, if there was one, with the weights that the Trainer ends with."""
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self._go_back_to_best(state)
+        share = self.share if self.guard.tasks and self.guard.path.steps else None
         if self.consolidate_at_end is False or self.guard.path.steps == 0:
-            end_within_tolerance(self.guard)
+            end_within_tolerance(self.guard, share)
             return
         batches = kwargs["train_dataloader"] if self.consolidate_at_end is True else self.consolidate_at_end
         with explaining(_HOW_TO_MEASURE, TRAINED):
-            self.guard.consolidate(batches, forward=self.forward)
+            self.guard.consolidate(batches, forward=self.forward, share=share)
 
     def _first_batches(self, training: Any) -> list[Any]:
         """Return a first batch of what the end will measure with; none where it cannot be had beside training."""

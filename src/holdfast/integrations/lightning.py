@@ -21,6 +21,7 @@ from holdfast.integrations.callbacks import (
     GuardInCallback,
     StopAt,
     checked_end,
+    checked_share_at_end,
     end_within_tolerance,
     explaining,
     join_processes,
@@ -61,6 +62,8 @@ class HoldfastCallback(Callback):
             ``module(inputs)``, so by its ``forward``.
         stop_at: stop training once more nats than that are lost of the worst set that ``guard.keep`` was given, at
             three looks in a row; ``stop.stopped_at`` says what was lost then.
+        share: of the way from the anchor to where training has ended, that weights keep when it ends, as by
+            :meth:`holdfast.Consolidator.average`. In a first task, which has no anchor, they keep all.
     """
 
     def __init__(
@@ -71,9 +74,11 @@ class HoldfastCallback(Callback):
         prepare: Callable[[Any], Any] | None = None,
         forward: Forward | None = None,
         stop_at: float | None = None,
+        share: float | None = None,
     ) -> None:
         super().__init__()
         self.stop = StopAt(stop_at)
+        self.share = checked_share_at_end(share)
         self._source = GuardInCallback(guard)
         self._restored: Mapping[str, Any] | None = None
         self._only_evaluating = False
@@ -89,12 +94,15 @@ class HoldfastCallback(Callback):
         """The Consolidator; one that a function makes is there from the start of training on."""
         return self._source.guard
 
-    def consolidate(self, trainer: Trainer, batches: Iterable[Any] | None = None) -> dict[str, TaskImportance]:
+    def consolidate(
+        self, trainer: Trainer, batches: Iterable[Any] | None = None, *, share: float | None = None
+    ) -> dict[str, TaskImportance]:
         """End a task now: for tasks that end within a fit, or after one with ``consolidate_at_end=False``.
 
         Args:
             trainer: the Trainer, which knows how batches come to the device.
             batches: the data to measure with; by default the training data of the fit.
+            share: of the way from the anchor, that weights keep; by default all of it.
 
         Returns:
             What each measure found for this task, by the measure's name.
@@ -105,7 +113,7 @@ class HoldfastCallback(Callback):
                 "batches: consolidate(trainer, batches)."
             )
         with undisturbed():  # training may go on after this
-            found = self.guard.consolidate(self._batches(trainer, batches), forward=self.forward)
+            found = self.guard.consolidate(self._batches(trainer, batches), forward=self.forward, share=share)
         for logger in trainer.loggers:
             logger.log_metrics(statistics(self.guard), step=trainer.global_step)
         return found
@@ -173,11 +181,13 @@ class HoldfastCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the task, unless no step was taken since the last one ended."""
+        share = self.share if self.guard.tasks and self.guard.path.steps else None
         if self.consolidate_at_end is not False and self.guard.path.steps:
+            batches = None if self.consolidate_at_end is True else self.consolidate_at_end
             with explaining(_HOW_TO_MEASURE, TRAINED):
-                self.consolidate(trainer, None if self.consolidate_at_end is True else self.consolidate_at_end)
+                self.consolidate(trainer, batches, share=share)
         elif self.consolidate_at_end is False:
-            end_within_tolerance(self.guard)
+            end_within_tolerance(self.guard, share)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Notice a checkpoint that knows nothing of the guard, and one that is loaded for its weights alone.
