@@ -58,7 +58,10 @@ def test_a_trainer_stops_where_too_much_is_lost(tmp_path):
     model, guard = of_text(10.0)
     callback = HoldfastCallback(guard, consolidate_at_end=False, stop_at=0.01)
     run = trainer(tmp_path, model, [callback], max_steps=60)
-    run.train()
+    with pytest.warns(holdfast.HoldfastWarning) as told:
+        run.train()
+    assert "stop_at=0.01 with tolerance=10: " in str(told[0].message)
+    assert f"Training stops at step {run.state.global_step} of the task: " in str(told[1].message)
     beyond = [point.step for point in guard.trace if point.kl > 0.01]
     assert run.state.global_step == beyond[2] < 60
     assert callback.stop.stopped_at == guard.trace[-1].kl > 0.01
@@ -128,7 +131,10 @@ def test_lightning_stops_where_too_much_is_lost():
     module, guard = of_module(10.0)
     callback = LightningCallback(guard, consolidate_at_end=False, stop_at=0.002)
     fit = test_lightning.trainer(callbacks=[callback], max_epochs=20, min_epochs=0)
-    fit.fit(module, changed(1))
+    with pytest.warns(holdfast.HoldfastWarning) as told:
+        fit.fit(module, changed(1))
+    own = [str(each.message) for each in told if each.category is holdfast.HoldfastWarning]
+    assert [message[:16] for message in own] == ["stop_at=0.002 wi", "Training stops a"]
     assert callback.stop.stopped_at is not None
     assert fit.global_step == guard.trace[-1].step < 20 * 6
 

@@ -312,6 +312,21 @@ def test_a_look_with_another_model_is_refused_in_words():
         guard.retention()
 
 
+def test_inputs_that_the_model_cannot_be_called_with_are_refused_in_words():
+    guard = guarded(net())
+    with pytest.raises(holdfast.BatchError, match=r"failed on the inputs of 'wide' \(RuntimeError: mat1 .*nothing was"):
+        guard.keep([torch.randn(10, 99, dtype=torch.float64)], "wide")
+    assert not guard.kept
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
+def test_what_is_no_classifier_is_not_kept_as_one(likelihood):
+    guard = holdfast.Consolidator(net(), holdfast.Fisher(likelihood=likelihood))
+    with pytest.raises(holdfast.ConfigurationError, match=f"likelihood='{likelihood}'.*no choice between classes"):
+        guard.keep([batch(0)[0]])
+    assert not guard.kept
+
+
 def test_a_model_that_has_diverged_is_told_of():
     model = net()
     guard = guarded(model)

@@ -12,7 +12,7 @@ from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import AnchorKind
 from holdfast.holds import Hold
 from holdfast.holds import hold as hold_by_name
-from holdfast.measures import Measure
+from holdfast.measures import FineTune, Measure
 from holdfast.measures import measure as measure_by_name
 from holdfast.retention import Tolerance
 from holdfast.settings import number
@@ -24,7 +24,7 @@ def device_with_number(given: torch.device | str) -> torch.device:
 
 
 def checked_tolerance(
-    given: object, strengths: Mapping[str, object], anchor: AnchorKind, batch_norm: str | None
+    given: object, strengths: Mapping[str, object], driver: Measure, anchor: AnchorKind, batch_norm: str | None
 ) -> Tolerance | None:
     """Return how much may be lost, or refuse what does not go together with it."""
     if given is None:
@@ -36,6 +36,11 @@ def checked_tolerance(
                 f"{name}={strength!r} and tolerance={found.nats:g}: the strength follows the tolerance. Give one of "
                 "them."
             )
+    if isinstance(driver, FineTune):
+        raise ConfigurationError(
+            f"tolerance={found.nats:g} with {driver.name}, which finds no importance whose strength could follow it. "
+            "Take a measure that holds weights, such as Fisher()."
+        )
     if anchor != "last":
         raise ConfigurationError(
             f"tolerance={found.nats:g} with anchor={anchor!r}: the way back from too much loss leads to the last "
@@ -78,14 +83,20 @@ def checked_batch_norm(value: str | None, ledgers: Mapping[str, Ledger], holds: 
     return value
 
 
-def checked_implicit(value: object, form: Form, batch_norm: str | None) -> bool:
-    """Return whether the hold is implicit, or refuse what cannot be."""
+def checked_implicit(value: object, form: Form, batch_norm: str | None, *, leans: bool) -> bool:
+    """Return whether the hold is implicit, or refuse what cannot be; ``leans`` is whether the hold does."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"implicit={value!r}: expected True or False.")
     if value and batch_norm == "fold":
         raise ConfigurationError(
             "implicit=True with batch_norm='fold', whose hold is on products of the weights: no step that a weight "
             "takes is one of theirs. Take batch_norm='freeze', or leave implicit out."
+        )
+    if value and leans and not form.elementwise:
+        raise ConfigurationError(
+            f"implicit=True in the form {form.name!r} with anchor='mean', by which the hold leans: along directions of "
+            "no importance rounding alone makes it lean too, and a large strength drives weights away. Take "
+            "anchor='last', the form 'diagonal', or leave implicit out."
         )
     if value and getattr(form, "keeps_every_task", False):
         raise ConfigurationError(

@@ -38,10 +38,10 @@ from holdfast.guard.costs import Costs, costs_of
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
 from holdfast.guard.keeping.going_back import pull_back
-from holdfast.guard.keeping.looking import look, refuse_unless_run_alike
+from holdfast.guard.keeping.looking import look, refuse_unless_classes, refuse_unless_run_alike
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
-from holdfast.guard.memory import AnchorKind, Memory
+from holdfast.guard.memory import AnchorKind, Memory, leans
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.state import blank_state, from_state, to_state
@@ -184,10 +184,17 @@ class Consolidator:
             relative_strength=relative,
             from_scratch=from_scratch,
             batch_norm=checked_batch_norm(batch_norm, ledgers, others),
-            implicit=checked_implicit(implicit, ledgers[driver.name].form, batch_norm),
-            tolerance=checked_tolerance(tolerance, strengths, anchor, batch_norm),
+            implicit=checked_implicit(
+                implicit,
+                ledgers[driver.name].form,
+                batch_norm,
+                leans=leans(ledgers[driver.name].form, anchor, gradient_term=gradient_term),
+            ),
+            tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
         )
         self._attachment = Attachment(self._memory)
+        self.pulled_back: PulledBack | None = None
+        """How far weights last went back to meet a tolerance, by :meth:`pull_back` or where a task ended."""
 
     def __repr__(self) -> str:
         return describe(self._memory, self._attachment.attached())
@@ -538,7 +545,9 @@ class Consolidator:
             The set. Predictions are kept in 32 bits, or in 16 where they are many, as a language model's are.
         """
         memory = self._memory
+        refuse_unless_classes(memory)
         chosen = memory.ranks.together(lambda: memory.kept.free_name(name))
+        memory.kept.refuse_in_place_of_expected(chosen, in_a_task=bool(memory.steps))
         batches = memory.ranks.together(lambda: taken(inputs, samples))
         refuse_unless_run_alike(memory, len(batches))
         with evaluated_weights(self._attachment.attached()), self._attachment.watcher.calls.paused():
@@ -576,8 +585,9 @@ class Consolidator:
         refuse_between_averages(self._attachment.attached())
         with self._attachment.watcher.calls.paused():
             found = pull_back(self._memory, own)
-        if found.outcome == "cannot be met":
+        if found.outcome == "cannot be met" or found.is_undone:
             tell(str(found))
+        self.pulled_back = found
         return found
 
     # Tasks
@@ -608,6 +618,7 @@ class Consolidator:
             what you want to change.
         """
         goes_back = self._goes_back
+        self._tell_of_what_nothing_held()
         if share is None and not goes_back:
             with evaluated_weights(self._attachment.attached()):
                 return self._consolidated(batches, forward)
@@ -830,11 +841,25 @@ class Consolidator:
         # The first rank's to the last bit, by which ranks are compared.
         return memory.ranks.each(lambda: strength_from(relative, matrices, parameters, silent))[0]
 
+    def _tell_of_what_nothing_held(self) -> None:
+        """Say so if a tolerance was passed in a task in which there was no anchor to go back to."""
+        memory = self._memory
+        if memory.tolerance is None or memory.anchor or not (memory.kept and memory.steps):
+            return
+        found = self.retention()
+        if not found.is_within:
+            tell(
+                f"{found.kl:.3g} nats are lost of the kept set {found.worst.name!r}, and the tolerance is "
+                f"{found.tolerance:g}: nothing was held in this task, and there are no weights from before to go back "
+                "to. Call guard.consolidate(old_batches) before training starts."
+            )
+
     @property
     def _goes_back(self) -> bool:
         """Whether a task ends with a tolerance to be met."""
         memory = self._memory
-        return memory.tolerance is not None and bool(memory.anchor and memory.kept and memory.steps)
+        expected = memory.kept or memory.kept.expected  # without those that a state was saved with it is refused
+        return memory.tolerance is not None and bool(memory.anchor and expected and memory.steps)
 
     def _settle_norms(self) -> None:
         """Let batch norms be as they are to be from now on."""

@@ -173,6 +173,8 @@ class Memory:
         """Refuse strengths by pattern that do not fit what is protected."""
         strengths.check_used(self.parameters.keys() | self.frozen.keys())
         self._check_blocks(strengths, self.parameters)
+        for pair in self.folding.pairs.values():
+            strengths.check_together(pair.names.values(), "with batch_norm='fold' they are held as one")
 
     def _check_blocks(self, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
         """Refuse a parameter without a strength, and a block with several."""
@@ -353,6 +355,8 @@ class Memory:
                 for block in [key for key, matrix in matrices.items() if name in matrix.block.parameters]:
                     del matrices[block]
                     ledger.weights.pop(block, None)
+            if ledger.damping:  # by the mean of what is left
+                ledger.settle(ledger.total)
         for hold in self.holds:
             hold.forget(name)
         self.steps.pop(name, None)

@@ -144,8 +144,9 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.relative_strength, memory.driving.strengths = state.get("relative_strength"), strengths
     memory.steps = dict(state["steps"])
     memory.tolerance, memory.control = tolerance, control
-    memory.kept.expected = frozenset(state.get("kept", ()))
-    if tolerance is not None and (missing := sorted(memory.kept.expected - memory.kept.keys())):
+    memory.driving.damping = 0.0 if tolerance is None else tolerance.damping
+    memory.kept.expected = {name: list(marks) for name, marks in state.get("kept", ())}
+    if tolerance is not None and (missing := sorted(memory.kept.expected.keys() - memory.kept.keys())):
         tell(
             f"The state was saved with the kept set {missing[0]!r}, and it is not here: kept inputs are data, which no "
             "guard's file carries. Load what guard.kept.save() wrote with guard.kept.load(path), best before this."
@@ -321,9 +322,9 @@ def _how_strong(memory: Memory) -> dict[str, Any]:
     if memory.relative_strength is not None:
         here["relative_strength"] = memory.relative_strength
     if memory.tolerance is not None:
-        here["tolerance"] = memory.tolerance.nats
-    if memory.kept:
-        here["kept"] = sorted(memory.kept)
+        here["tolerance"] = dataclasses.asdict(memory.tolerance)
+    if marks := memory.kept.marks:
+        here["kept"] = [[name, marked] for name, marked in marks.items()]
     if memory.control.trace:
         here["control"] = memory.control.plain()
     return here
@@ -367,17 +368,21 @@ def _check_settings(memory: Memory, state: Mapping[str, Any]) -> None:
 
 def _followed(memory: Memory, state: Mapping[str, Any]) -> tuple[Tolerance | None, Control]:
     """Return the tolerance of a state, and where following it was at; one that is silent leaves the guard's own."""
-    nats = state.get("tolerance")
-    if nats is not None and memory.tolerance is None:
+    given = state.get("tolerance")
+    if given is not None and memory.tolerance is None:
         raise StateError(
-            f"The state was made with tolerance={nats:g}, and this Consolidator has a strength. Make one with a "
-            "tolerance."
+            f"The state was made with tolerance={given['nats']:g}, and this Consolidator has a strength. Make one with "
+            "a tolerance."
         )
+    for key, said in {"strengths": "strengths by pattern", "relative_strength": "a relative strength"}.items():
+        if memory.tolerance is not None and key in state:
+            raise StateError(
+                f"The state was made with {said}, and this Consolidator has tolerance={memory.tolerance.nats:g}. Make "
+                "one as it was made."
+            )
     try:
         control = Control.restored(state["control"]) if "control" in state else Control()
-        if nats is None or memory.tolerance is None:
-            return memory.tolerance, control
-        return dataclasses.replace(memory.tolerance, nats=nats), control
+        return memory.tolerance if given is None else Tolerance(**given), control
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(
             f"The state is damaged: what it says of its tolerance cannot be read ({type(error).__name__}: {error}). "

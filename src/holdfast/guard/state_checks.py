@@ -192,6 +192,21 @@ def _shown(value: object) -> str:
 
 _NAMES = _are_names, "a list of names"
 _LABELS = _are_labels, "a list of whole numbers"
+
+
+def _is_tolerance(value: Any) -> bool:
+    return isinstance(value, Mapping) and _is_number(value.get("nats")) and value["nats"] > 0
+
+
+def _are_marked(value: Any) -> bool:
+    """Whether these are pairs of a name, each once, and numbers."""
+    if not isinstance(value, list | tuple) or not all(isinstance(p, list | tuple) and len(p) == 2 for p in value):
+        return False
+    names = [name for name, _ in value]
+    marked = all(isinstance(marks, list | tuple) and all(map(_is_number, marks)) for _, marks in value)
+    return marked and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+
+
 _FIT: dict[str, tuple[Callable[[object], bool], str]] = {
     "tasks": (_is_count, "a whole number, 0 or more"),
     "tensor_count": (_is_count, "a whole number, 0 or more"),
@@ -205,8 +220,8 @@ _FIT: dict[str, tuple[Callable[[object], bool], str]] = {
     "frozen_norms": _NAMES,
     "labels": _LABELS,
     "labels_of_task": _LABELS,
-    "tolerance": (lambda value: _is_number(value) and value > 0, "a number of nats above 0"),  # type: ignore[operator]
-    "kept": (_are_distinct, "each name once"),
+    "tolerance": (_is_tolerance, "its nats, a number above 0, and how it is followed"),
+    "kept": (_are_marked, "each name once, with numbers"),
     "control": (_maps(lambda value: value is None or isinstance(value, int | float | list)), "plain values by name"),
     "folded_norms": (_maps(lambda value: isinstance(value, str)), "layers by batch norm"),
 }

@@ -68,18 +68,20 @@ class PatternStrengths:
     def check_used(self, names: Collection[str]) -> None:
         """Refuse a pattern that matches none of the names, or that comes after one that matches all it could."""
         patterns = list(self.given)
-        for place, pattern in enumerate(patterns):
-            if not any(fnmatchcase(name, pattern) for name in names):
+        first = {name: first_match(patterns, name) for name in names}
+        for pattern in patterns:
+            matched = [name for name in names if fnmatchcase(name, pattern)]
+            if not matched:
                 some = ", ".join(map(repr, sorted(names)[:3]))
                 raise ConfigurationError(
                     f"strength[{pattern!r}] matches no protected parameter, which are {some}"
                     f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}. A pattern has to match a whole name: "
                     "correct it, or leave it out."
                 )
-            before = first_match(patterns[:place], pattern)
-            if before is not None:
+            if pattern not in first.values():
+                before = ", ".join(repr(each) for each in patterns if each in {first[name] for name in matched})
                 raise ConfigurationError(
-                    f"strength[{pattern!r}] comes after {before!r}, which matches all that it does, and the first "
+                    f"strength[{pattern!r}] comes after {before}, which matches all that it does, and the first "
                     f"pattern counts. Give {pattern!r} before it."
                 )
 

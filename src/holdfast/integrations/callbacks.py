@@ -2,12 +2,13 @@
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 
-from holdfast.errors import BatchError, ConfigurationError, OrderError
+from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, OrderError
 from holdfast.guard import Consolidator
 from holdfast.guard.distributed.ranks import is_one_of_several
 from holdfast.measures import SampleMeasure
@@ -208,6 +209,14 @@ class StopAt:
             raise OrderError(
                 f"stop_at={self.limit:g} and no inputs to measure it on. Call guard.keep(inputs) before training."
             )
+        if self.limit is not None and guard.tolerance is not None and self.limit <= guard.tolerance:
+            warnings.warn(
+                f"stop_at={self.limit:g} with tolerance={guard.tolerance:g}: training may come to the tolerance, and a "
+                "little past it, before it goes back at the end, so that this stops it long before. A limit of three "
+                "times the tolerance is for what goes wrong.",
+                HoldfastWarning,
+                stacklevel=2,
+            )
 
     def is_beyond(self, guard: Consolidator) -> bool:
         """Whether training is to stop now."""
@@ -218,6 +227,14 @@ class StopAt:
         self._beyond = self._beyond + 1 if trace[-1].kl > self.limit else 0
         if self._beyond < IN_A_ROW:
             return False
+        if self.stopped_at is None:
+            warnings.warn(
+                f"Training stops at step {trace[-1].step} of the task: {trace[-1].kl:.3g} nats are lost of what was "
+                f"kept, at {IN_A_ROW} looks in a row more than stop_at={self.limit:g}. guard.pull_back({self.limit:g}) "
+                "goes back to where no more is.",
+                HoldfastWarning,
+                stacklevel=2,
+            )
         self.stopped_at = trace[-1].kl
         return True
 

@@ -87,6 +87,8 @@ ERROR = 2.0
 RANGE = math.log(1e6)
 """How far log c may go from where it began, either way: what the error adds up to beyond that would have to be undone
 before c moves again."""
+LARGEST = 1e37
+"""Of a strength: 2c has to fit into a single-precision number, with room for rounding."""
 TRACED = 1000
 """Points of a trace that are kept, at most."""
 
@@ -135,7 +137,7 @@ class Control:
     def bounded(self, most: float = math.inf) -> float:
         """Return the strength, within its range and no more than ``most``: what lies beyond is forgotten at once."""
         assert self.log_start is not None
-        low, high = self.log_start - RANGE, min(self.log_start + RANGE, math.log(most))
+        low, high = self.log_start - RANGE, min(self.log_start + RANGE, math.log(min(most, LARGEST)))
         self.log_c = max(min(self.log_c, high), min(low, high))
         return math.exp(self.log_c)
 

@@ -16,7 +16,7 @@ from holdfast.errors import BatchError, ConfigurationError, HoldfastError, Order
 from holdfast.persample.batches import Batch, BatchReader, Forward, call_model, check_batches
 from holdfast.persample.isolation.isolated import looked_at
 from holdfast.persample.isolation.kept_inputs import KeptInputs
-from holdfast.retention.predictions import Sums, compared, kept_log_probabilities, predictions, summed_loss
+from holdfast.retention.predictions import Predictions, Sums, compared, kept_log_probabilities, predictions, summed_loss
 from holdfast.retention.report import SetRetention
 from holdfast.seeding import generator_for
 from holdfast.settings import whole_number
@@ -24,6 +24,8 @@ from holdfast.tensors.sharding import reshard
 
 SAMPLES = 500
 """How many samples are kept of what is given."""
+MARKED, APART = 32, 0.01
+"""How many predictions mark a set, and how far apart they may be, in nats, to be of the same one."""
 AT_ONCE = 128
 """Samples that go through the model together, at most; a batch that is given smaller stays so."""
 FULL_NUMBERS = 2**26
@@ -98,7 +100,7 @@ class KeptSet:
     def sums(self, model: nn.Module, chunks: Iterable[int] | None = None) -> Sums:
         """Return how far a model's predictions are from those that were kept, on all or on some of the chunks.
 
-        The model has to be in the state that :func:`~holdfast.persample.isolation.isolated.looked_at` puts it in.
+        The model has to be in the state that ``looked_at`` puts it in.
         """
         if self.forward is None and self.forward_is_lost:
             raise OrderError(
@@ -140,6 +142,18 @@ class KeptSet:
         sums.loss_then = chunk.loss
         return sums
 
+    @property
+    def marks(self) -> list[float]:
+        """A few of its predictions, by which another set, or the same inputs kept with another model, is told apart."""
+        rows = torch.cat([chunk.log_p[:MARKED].double() for chunk in self.chunks[:MARKED]])[:MARKED]
+        return [float(value) for value in rows.max(-1).values]
+
+    def is_as(self, marks: Sequence[float]) -> bool:
+        """Whether predictions are those that others were made of, but for what rounding and another device change."""
+        own = torch.tensor(self.marks, dtype=torch.float64)
+        theirs = torch.tensor(list(marks), dtype=torch.float64)
+        return own.shape == theirs.shape and float((own - theirs).square().mean().sqrt()) <= APART
+
     def seen_as(self, sums: Sums) -> SetRetention:
         """Return what sums over all processes come to."""
         return SetRetention(
@@ -164,7 +178,7 @@ def keep(model: nn.Module, batches: Sequence[Batch], name: str, forward: Forward
     with looked_at(model, model.parameters()):
         for number, batch in enumerate(batches):
             given = _as_given(batch)
-            made = predictions(model, reader.read(given), call, whose, said=forward is not None)
+            made = _made(model, reader.read(given), call, whose, said=forward is not None)
             places = None if made.counted is None else made.counted.nonzero().flatten()
             classes = made.logits.shape[-1]
             allowed = max(1, MOST_NUMBERS * batch.size // (every * classes))
@@ -179,8 +193,8 @@ def keep(model: nn.Module, batches: Sequence[Batch], name: str, forward: Forward
             labels = (
                 made.labels if places is None or made.labels is None else made.labels[places.to(made.labels.device)]
             )
-            bits = torch.float16 if every * count // batch.size * classes > FULL_NUMBERS else made.logits.dtype
-            bits = torch.float32 if bits is not torch.float16 and bits.itemsize < 4 else bits
+            own = made.logits.dtype if made.logits.dtype.itemsize >= 4 else torch.float32
+            bits = torch.float16 if every * count // batch.size * classes > FULL_NUMBERS else own
             kept = None if places is None else places.cpu()
             loss = summed_loss(rows, labels)
             chunks.append(Chunk(given, batch.size, log_p.to(bits).cpu(), kept, made.per, *loss))
@@ -193,6 +207,19 @@ def keep(model: nn.Module, batches: Sequence[Batch], name: str, forward: Forward
     for chunk in chunks:
         chunk.log_p = chunk.log_p.to(bits)
     return KeptSet(name, chunks, forward)
+
+
+def _made(model: nn.Module, batch: Batch, call: Forward, whose: str, *, said: bool) -> Predictions:
+    """Return what a model says of a batch; one that it cannot be called with is refused in words."""
+    try:
+        return predictions(model, batch, call, whose, said=said)
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
+        if isinstance(error, HoldfastError | torch.OutOfMemoryError):
+            raise
+        raise BatchError(
+            f"The model failed on {whose} ({type(error).__name__}: {error}), so nothing was kept. Give inputs as it "
+            "takes them, or say how it is called: forward=lambda model, inputs: ..."
+        ) from error
 
 
 def taken(inputs: Iterable[Any], samples: int) -> list[Batch]:

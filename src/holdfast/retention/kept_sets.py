@@ -14,8 +14,8 @@ class KeptSets(Mapping[str, KeptSet]):
 
     def __init__(self) -> None:
         self._sets: dict[str, KeptSet] = {}
-        self.expected: frozenset[str] = frozenset()
-        """Those that a state was saved with, which are to be there before its run goes on."""
+        self.expected: dict[str, list[float]] = {}
+        """Those that a state was saved with, by their marks, which are to be there before its run goes on."""
 
     def __getitem__(self, name: str) -> KeptSet:
         if name not in self._sets:
@@ -38,7 +38,8 @@ class KeptSets(Mapping[str, KeptSet]):
     def free_name(self, name: str | None) -> str:
         """Return a name that is not taken: the one given, or the next number's."""
         if name is None:
-            return next(n for n in (f"set {k}" for k in itertools.count(1)) if n not in self._sets)
+            taken = self._sets.keys() | self.expected.keys()
+            return next(n for n in (f"set {k}" for k in itertools.count(1)) if n not in taken)
         if not isinstance(name, str) or not name or "/" in name:
             raise ConfigurationError(f"name={name!r}: expected a text without '/', by which the set is reported.")
         if name in self._sets:
@@ -57,16 +58,40 @@ class KeptSets(Mapping[str, KeptSet]):
         if name not in self.expected:
             self[name]
         self._sets.pop(name, None)
-        self.expected -= {name}
+        self.expected.pop(name, None)
 
     def refuse_unless_complete(self) -> None:
         """Refuse to go on without the sets that a state was saved with."""
-        if missing := sorted(self.expected - self._sets.keys()):
+        if missing := sorted(self.expected.keys() - self._sets.keys()):
             raise OrderError(
                 f"The state was saved with the kept set {missing[0]!r}, and it is not here: kept inputs are data, "
                 "which no guard's file carries. Load what guard.kept.save() wrote with guard.kept.load(path), keep the "
                 f"inputs with the model of then, or go on without: guard.kept.drop({missing[0]!r})."
             )
+
+        for name, marks in self.expected.items():
+            if not self._sets[name].is_as(marks):
+                raise OrderError(
+                    f"The state was saved with a kept set {name!r} of other predictions than the one here: it was kept "
+                    "with another model, such as a half-trained one, or has other inputs. Load what guard.kept.save() "
+                    "wrote with guard.kept.load(path), or keep the inputs with the model of then before its weights "
+                    f"are replaced; to count from here on, guard.kept.drop({name!r}) and keep them anew."
+                )
+
+    def refuse_in_place_of_expected(self, name: str, *, in_a_task: bool) -> None:
+        """Refuse to keep anew, in the middle of a task, what a state was saved with: that is from before the task."""
+        if in_a_task and name in self.expected and name not in self._sets:
+            raise OrderError(
+                f"The state was saved in the middle of a task with the kept set {name!r}, which holds what the model "
+                "said before that task; kept now, it would be what a half-trained model says. Load what "
+                "guard.kept.save() wrote with guard.kept.load(path), or keep the inputs with the model of then before "
+                f"the guard's state is loaded; to count from here on, guard.kept.drop({name!r}) first."
+            )
+
+    @property
+    def marks(self) -> dict[str, list[float]]:
+        """Marks of all sets that are kept, and of those that are still expected."""
+        return self.expected | {name: kept.marks for name, kept in sorted(self._sets.items())}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all sets to a safetensors file, inputs and all, whole or not at all: data, so keep it safe."""

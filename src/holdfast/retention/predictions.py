@@ -90,9 +90,9 @@ def _refuse_others(
     if len(outputs) != batch.size:
         raise BatchError(f"On {whose} the model gives {shape} for {batch.size} samples; expected a row for each.")
     if outputs.shape[-1] == 1 or problem_type(model, batch.targets) in ("regression", "multi_label_classification"):
-        raise ConfigurationError(f"On {whose} the model gives {shape}. {_NO_CLASSES}")
+        raise ConfigurationError(f"On {whose} the model gives {shape}. {NO_CLASSES}")
     if labels is not None and labels.is_floating_point() and labels.shape == outputs.shape:
-        raise ConfigurationError(f"{whose.capitalize()} has targets like the outputs {shape}. {_NO_CLASSES}")
+        raise ConfigurationError(f"{whose.capitalize()} have targets like the outputs {shape}. {NO_CLASSES}")
     second = outputs.ndim > 2 and labels is not None and labels.shape == (len(outputs), *outputs.shape[2:])
     if (second and labels is not None and labels.shape != outputs.shape[:-1]) or (
         outputs.ndim > 3 and labels is None and not said
@@ -103,7 +103,7 @@ def _refuse_others(
         )
 
 
-_NO_CLASSES = (
+NO_CLASSES = (
     "That is no choice between classes, whose change a KL of the softmax could measure. For labels that are each 0 or "
     "1, give forward= that returns both logits of each: torch.stack([torch.zeros_like(z), z], -1). Of regressions "
     "there is no such measure here."
@@ -146,12 +146,24 @@ def summed_loss(logits: Tensor, labels: Tensor | None) -> tuple[float, int]:
     """Return the sum of −log p of the labels, and how many there are."""
     if labels is None or not len(logits):
         return 0.0, 0
+    _refuse_other_classes(labels, logits.shape[-1])
     wide = widest_dtype(logits.device)
     parts = [
         F.cross_entropy(logits[piece].to(wide), labels[piece].to(logits.device), ignore_index=IGNORED, reduction="sum")
         for piece in _pieces(logits)
     ]
     return float(torch.stack(parts).sum()), int((labels != IGNORED).sum())
+
+
+def _refuse_other_classes(labels: Tensor, classes: int) -> None:
+    counted = labels[labels != IGNORED]
+    strange = counted[(counted < 0) | (counted >= classes)]
+    if len(strange):
+        raise BatchError(
+            f"A label {int(strange[0])} among the kept inputs, and the model has {classes} classes; expected labels "
+            f"from 0 to {classes - 1}, or {IGNORED} for none. They are only reported by: leave them out, or correct "
+            "them."
+        )
 
 
 def _pieces(rows: Tensor) -> Iterator[slice]:

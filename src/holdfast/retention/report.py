@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from holdfast.errors import ConfigurationError
+
 
 @dataclass(frozen=True)
 class SetRetention:
@@ -46,7 +48,10 @@ class Retention:
         return self.tolerance is None or self.kl <= self.tolerance
 
     def __getitem__(self, name: str) -> SetRetention:
-        return next(each for each in self.sets if each.name == name)
+        found = {each.name: each for each in self.sets}
+        if name not in found:
+            raise ConfigurationError(f"No set was kept by the name {name!r}; there are {', '.join(map(repr, found))}.")
+        return found[name]
 
     def to_dict(self, prefix: str = "holdfast/") -> dict[str, float]:
         """Return all of it as numbers by name, for loggers."""

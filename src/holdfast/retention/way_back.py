@@ -13,6 +13,13 @@ HALVINGS = 10
 GRID = (0.25, 0.5, 0.75)
 """Where else a point is looked for if the anchor itself is beyond the tolerance."""
 
+LITTLE = 0.05
+"""A share of the way that is next to nothing."""
+_UNDONE = (
+    "So nearly all that was learned is undone: the tolerance is too small for this task, or earlier ones have used it "
+    "up. Allow more, or keep the inputs anew before a task."
+)
+
 Outcome = Literal["within", "pulled back", "cannot be met"]
 
 
@@ -40,6 +47,11 @@ class PulledBack:
         """Whether the tolerance was reached at all, in training or at its end; if not, a larger one changes nothing."""
         return max(self.kl_before, self.most_during_training or 0.0) > 0.5 * self.tolerance
 
+    @property
+    def is_undone(self) -> bool:
+        """Whether next to nothing is left of what was learned."""
+        return self.outcome == "pulled back" and self.share < LITTLE
+
     def __str__(self) -> str:
         if self.outcome == "cannot be met":
             assert self.nearest is not None
@@ -47,15 +59,16 @@ class PulledBack:
                 f"The tolerance of {self.tolerance:g} nats cannot be met: {self.kl:.3g} are lost, "
                 f"{self.nearest[1]:.3g} at the nearest point of the way back to the anchor (share "
                 f"{self.nearest[0]:g}); nothing was moved. What is not protected, such as a head or running "
-                "statistics, has changed, or the outputs had changed "
-                "before training began."
+                "statistics, has changed, or the outputs had changed before training began, as where earlier tasks "
+                "have used up the tolerance."
             )
         if self.outcome == "pulled back":
+            undone = f" {_UNDONE}" if self.is_undone else ""
             return (
                 f"Pulled back to {self.share:.3f} of the way from the anchor: {self.kl:.3g} nats are lost in place of "
-                f"{self.kl_before:.3g}, with a tolerance of {self.tolerance:g}."
+                f"{self.kl_before:.3g}, with a tolerance of {self.tolerance:g}.{undone}"
             )
-        never = "" if self.was_touched else "; it was never touched, so that it held nothing back"
+        never = "" if self.was_touched else "; training never came near it, so that it held nothing back"
         return f"{self.kl:.3g} nats are lost, within the tolerance of {self.tolerance:g}{never}."
 
 

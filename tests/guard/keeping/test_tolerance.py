@@ -221,7 +221,7 @@ def test_a_tolerance_that_is_never_touched_is_said_to_be():
     assert guard.strength < math.exp(guard._memory.control.log_start)
     found = guard.pull_back()
     assert (found.outcome, found.was_touched) == ("within", False)
-    assert "never touched" in str(found)
+    assert "never came near it" in str(found)
 
 
 def test_consolidate_goes_back_first_or_leaves_everything_as_it_was():
@@ -430,15 +430,77 @@ def test_several_optimisers_that_take_turns_look_once():
 
 
 def test_a_measure_without_importance_has_no_strength_to_follow():
+    with pytest.raises(holdfast.ConfigurationError, match="fine-tune, which finds no importance whose strength"):
+        holdfast.Consolidator(net(), "fine-tune", tolerance=0.1)
     model = net()
-    guard = holdfast.Consolidator(model, "fine-tune", tolerance=0.1)
+    guard = guarded(model, holdfast.Magnitude())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
     guard.consolidate()
-    guard.keep(KEPT)
+    assert guard.tasks == 2
+
+
+def test_with_several_optimisers_the_strength_is_what_all_of_them_bear():
+    model = net()
+    guard = guarded(model, tolerance=Tolerance(1e-6, every=1))
+    first, second = torch.optim.Adam(model[0].parameters(), lr=1e-2), torch.optim.SGD(model[2].parameters(), lr=1.0)
+    guard.attach(first, second)
+    for seed in range(60):
+        first.zero_grad()
+        second.zero_grad()
+        loss(model, new_task(seed)).backward()
+        first.step()
+        second.step()
+    most = max(float(omega.max()) for name, omega in held(guard).items() if name.startswith("2."))
+    assert 2 * guard.strength * most <= 0.5 * 2 / 1.0 + 1e-9
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_a_rate_that_rises_takes_the_strength_down_at_once():
+    model = net()
+    guard = guarded(model, tolerance=Tolerance(0.05, every=1000, start=100.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 3))
+    guard.attach(optimizer)
+    for seed in range(20):
+        optimizer.zero_grad()
+        loss(model, new_task(seed)).backward()
+        optimizer.step()
+        rates.step()
+    most = max(float(omega.max()) for omega in held(guard).values())
+    assert 2 * guard.strength * most <= 0.5 * 2 / 0.5 + 1e-9
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_a_set_of_other_predictions_than_a_state_was_saved_with_is_refused():
+    model = net()
+    guard = guarded(model)
     optimizer = adam(model)
     guard.attach(optimizer)
-    loss(model, new_task(0)).backward()
-    with pytest.raises(holdfast.ConfigurationError, match="importances are 0 everywhere"):
-        optimizer.step()
+    learn(model, optimizer, 40)
+    state = guard.state_dict()
+    again = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.05)
+    again.keep(KEPT, "old")  # what the half-trained model says
+    again.load_state_dict(state)
+    again.attach(optimizer := adam(model))
+    with pytest.raises(holdfast.OrderError, match="of other predictions than the one here"):
+        learn(model, optimizer, 1)
+    with pytest.raises(holdfast.OrderError, match="of other predictions than the one here"):
+        again.consolidate([batch(9)])
+
+
+def test_a_state_brings_how_its_tolerance_is_followed_and_no_strengths_beside_one():
+    guard = guarded(net(), tolerance=Tolerance(0.05, every=2, damping=1.0, aim=2.0))
+    again = holdfast.Consolidator(net(), holdfast.Fisher(), tolerance=0.3)
+    again.kept.add(guard.kept["old"])
+    again.load_state_dict(guard.state_dict())
+    assert torch.equal(held(again)["0.weight"], held(guard)["0.weight"])
+    for options in ({"strength": {"0.*": 0.0, "*": 3.0}}, {"relative_strength": 0.1}):
+        other = holdfast.Consolidator(net(), holdfast.Fisher(), **options)
+        other.consolidate([batch(9)])
+        with pytest.raises(holdfast.StateError, match=r"The state was made with .* has tolerance=0.05"):
+            again.load_state_dict(other.state_dict())
 
 
 def test_a_guard_says_what_is_kept_and_lost():
@@ -480,3 +542,49 @@ def test_a_step_with_a_closure_is_looked_at_once():
     for _ in range(4):
         optimizer.step(closure)
     assert [point.step for point in guard.trace] == [0, 2, 4]
+
+
+def test_a_tolerance_that_is_used_up_is_told_of_before_the_next_task_and_after_it():
+    model = net()
+    guard = guarded(model)
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 100)
+    guard.consolidate([batch(9)])
+    assert guard.pulled_back.outcome == "pulled back" and guard.last_seen == {"old": guard.retention().kl}
+    assert "beyond the tolerance" not in str(guard)
+    with pytest.warns(holdfast.HoldfastWarning, match=r"leaves nothing, or next to it, to this task"):
+        learn(model, optimizer, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", holdfast.HoldfastWarning)
+        learn(model, optimizer, 100)
+    with pytest.warns(holdfast.HoldfastWarning, match=r"nearly all that was learned is undone"):
+        found = guard.pull_back()
+    assert found.is_undone and found is guard.pulled_back
+
+
+def test_a_first_task_that_nothing_held_is_told_of():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.001, from_scratch=True)
+    guard.keep([batch(5)], "old")
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 50)
+    with pytest.warns(holdfast.HoldfastWarning, match=r"nats are lost of the kept set 'old'.*nothing was held"):
+        guard.consolidate([batch(9)])
+    assert guard.tasks == 1
+
+
+def test_what_a_state_was_saved_with_is_not_kept_anew_in_the_middle_of_its_task():
+    model = net()
+    guard = guarded(model)
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 5)
+    again = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.05)
+    with pytest.warns(holdfast.HoldfastWarning, match="saved with the kept set 'old'"):
+        again.load_state_dict(guard.state_dict())
+    with pytest.raises(holdfast.OrderError, match="what a half-trained model says"):
+        again.keep([batch(5)], "old")
+    again.kept.drop("old")
+    again.keep([batch(5)], "old")  # asked for

@@ -30,6 +30,8 @@ SHARE = 0.1
 """What looking may cost of a step's time."""
 STEP = 3.0
 """What a step costs, in forward passes of its batch: the backward pass is two."""
+USED = 0.8
+"""The part of a tolerance that may be used up before a task begins without a word of it."""
 PREDICTIONS, SAMPLES = 128, 8
 """How many of a set are looked at together, at least: of a language model's tokens those of several samples."""
 
@@ -40,13 +42,33 @@ class Following:
     def __init__(self, memory: Memory, calls: TrainingCalls) -> None:
         self.memory = memory
         self.calls = calls
+        self._bounds: dict[int, tuple[object, float]] = {}
+        """The largest strength that each optimiser bears, with what that was found by."""
 
     @property
     def controls(self) -> bool:
         """Whether there is a strength to be controlled."""
         return self.memory.tolerance is not None and bool(self.memory.anchor)
 
-    def before_step(self) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Keep the strength within what the optimiser bears at its rate of now."""
+        self.refuse_without_inputs()
+        if self.controls and self.memory.control.log_start is not None:
+            self.memory.strength = self.memory.control.bounded(self._bearable(optimizer))
+
+    def _bearable(self, optimizer: Optimizer) -> float:
+        """Return the largest strength that all optimisers bear which were seen so far."""
+        memory = self.memory
+        rates = [
+            tuple(group.get(k) for k in ("lr", "momentum", "dampening", "nesterov", "weight_decay"))
+            for group in optimizer.param_groups
+        ]
+        found_by = (id(memory.driving.held), memory.version, str(rates))
+        if self._bounds.get(id(optimizer), (None, 0.0))[0] != found_by:
+            self._bounds[id(optimizer)] = found_by, largest_strength(memory, optimizer, memory.parameters)
+        return min(bound for _, bound in self._bounds.values())
+
+    def refuse_without_inputs(self) -> None:
         """Refuse a held step without inputs that the tolerance could be measured on."""
         memory = self.memory
         if self.controls and not memory.kept and not memory.kept.expected:
@@ -64,23 +86,23 @@ class Following:
         memory, control = self.memory, self.memory.control
         if not memory.kept:
             return
-        self.before_step()
+        self.refuse_without_inputs()
         refuse_unless_ranks_agree(memory)
         control.begin_task()
         if self.controls:
             control.begin(_first_strength(memory))
-            memory.strength = control.bounded(largest_strength(memory, optimizer, memory.parameters))
+            memory.strength = control.bounded(self._bearable(optimizer))
         found = look(memory)
         control.latest = {each.name: each.kl for each in found.sets}
         control.at = 0
         self._note(0)
-        if self.controls and not found.is_within:
+        if memory.tolerance is not None and self.controls and found.kl > USED * memory.tolerance.nats:
             tell(
                 f"Before the first step of this task, predictions on the kept set {found.worst.name!r} differ by "
-                f"{found.kl:.3g} nats from those that were kept, and the tolerance is {found.tolerance:g}. Weights "
-                "were changed since, as by a head that was initialised anew, or earlier tasks have used it up: keep "
-                "the inputs anew with the model of now (guard.kept.drop(name), guard.keep(inputs, name)), or allow "
-                "more."
+                f"{found.kl:.3g} nats from those that were kept, and the tolerance is {found.tolerance:g}: it leaves "
+                "nothing, or next to it, to this task. Earlier tasks have used it up, or weights were changed since, "
+                "as by a head that was initialised anew. Keep the inputs anew with the model of now "
+                "(guard.kept.drop(name), guard.keep(inputs, name)), or allow more, guard.tolerance = ...."
             )
 
     def after_step(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
@@ -109,7 +131,7 @@ class Following:
             if control.log_start is None:  # inputs were first kept in the middle of a task
                 control.begin(_first_strength(memory))
             aim = memory.tolerance.aim * memory.tolerance.nats
-            memory.strength = control.follow(aim, largest_strength(memory, optimizer, owned))
+            memory.strength = control.follow(aim, self._bearable(optimizer))
         self._note(steps)
 
     def _note(self, step: int) -> None:

@@ -16,9 +16,9 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
     If that cannot be met, or anything goes wrong, they stay where they are.
     """
     held = checked_way(memory, "pull_back()")
+    memory.kept.refuse_unless_complete()
     if not memory.kept:
         look(memory)  # says that there are none
-    memory.kept.refuse_unless_complete()
     own: dict[str, Tensor] = {name: parameter.detach().clone() for name, parameter in held.items()}
 
     def lost_at(share: float) -> float:
@@ -32,4 +32,5 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
         share = found.share
     finally:
         move_to(memory, held, own, share)
+    memory.control.latest = {each.name: each.kl for each in look(memory).sets}
     return found

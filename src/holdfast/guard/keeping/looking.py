@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
-from holdfast.errors import BatchError, NotFiniteError, OrderError
+from holdfast.errors import BatchError, ConfigurationError, NotFiniteError, OrderError
 from holdfast.guard.memory import Memory
 from holdfast.persample.isolation.isolated import looked_at
-from holdfast.retention.predictions import Sums
+from holdfast.retention.predictions import NO_CLASSES, Sums
 from holdfast.retention.report import Retention
 from holdfast.tensors.sharding import is_sharded, reshard
 
@@ -66,3 +66,11 @@ def refuse_unless_ranks_agree(memory: Memory) -> None:
     tolerance = None if memory.tolerance is None else memory.tolerance.nats
     facts = {"the kept sets": kept, "the tolerance": tolerance, "the strength": memory.strength}
     memory.ranks.refuse_unless_equal(facts, so="the step was not taken")
+
+
+def refuse_unless_classes(memory: Memory) -> None:
+    """Refuse to keep inputs of a model that a measure was told to be no classifier: the KL would be of a softmax."""
+    for name, ledger in memory.ledgers.items():
+        likelihood = getattr(ledger.measure, "likelihood", None)
+        if likelihood in ("gaussian", "bernoulli"):
+            raise ConfigurationError(f"keep() beside {name} with likelihood={likelihood!r}. {NO_CLASSES}")

@@ -23,20 +23,22 @@ class ImplicitPull:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
 
-    def begin(
-        self, optimizer: Optimizer, bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter], *, hold: bool
-    ) -> None:
-        """Look at a step that is about to be taken, or refuse it while nothing has changed.
+    def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter], *, hold: bool) -> None:
+        """Refuse a step whose pull could not be found, while nothing has changed."""
+        if not hold or not self.memory.pulled_after:
+            return
+        for matrix in self.memory.driving.held.values():
+            if not isinstance(matrix, DiagonalMatrix):
+                self._refuse_unless_equally_far(optimizer, matrix, owned)
+
+    def begin(self, bundles: Sequence[Bundle], *, hold: bool) -> None:
+        """Look at a step that is about to be taken.
 
         What has no gradient of the task's is moved too, by the pull alone, so it is handed a gradient of 0.
         """
         if not hold or not self.memory.pulled_after:
             return
-        matrices = self.memory.driving.held.values()
-        held = {name for matrix in matrices for name in matrix.block.parameters}
-        for matrix in matrices:
-            if not isinstance(matrix, DiagonalMatrix):
-                self._refuse_unless_equally_far(optimizer, matrix, owned)
+        held = {name for matrix in self.memory.driving.held.values() for name in matrix.block.parameters}
         for bundle in bundles:
             for i, (name, parameter) in enumerate(zip(bundle.names, bundle.parameters, strict=True)):
                 if name in held and parameter.grad is None:
@@ -100,7 +102,7 @@ class ImplicitPull:
         matrix = memory.driving.held[name]
         assert isinstance(matrix, DiagonalMatrix)
         omega, anchor = at_hand(matrix.omega, parameter), at_hand(memory.anchor[name], parameter)
-        tilt = at_hand(memory.tilt[name], parameter) if name in memory.tilt else None
+        tilt = self._leaning(name, parameter) if name in memory.tilt else None
         self._walk(parameter.detach(), omega, anchor, reach, reach.kept, tilt)
 
     def _walk(
@@ -132,4 +134,10 @@ class ImplicitPull:
         tilt = self.memory.tilt
         if not tilt.keys() & d.keys():
             return None
-        return {n: at_hand(tilt[n], x).to(x.dtype) if n in tilt else torch.zeros_like(x) for n, x in d.items()}
+        return {n: self._leaning(n, x).to(x.dtype) if n in tilt else torch.zeros_like(x) for n, x in d.items()}
+
+    def _leaning(self, name: str, like: Tensor) -> Tensor:
+        """Return r of a parameter, by as much less as its strength is less than the largest: Q is so already."""
+        strengths = self.memory.driving.strengths
+        own = at_hand(self.memory.tilt[name], like)
+        return own if strengths is None else own * strengths.factor([name])

@@ -123,6 +123,9 @@ def check_reach(optimizer: Optimizer, form: Form) -> None:
             "layer by a rate of its own: there are no coordinates in which the pull could be found. Use SGD, the form "
             "'diagonal', or Consolidator(..., implicit=False), which such an optimiser bears at any strength."
         )
+    if _reader(optimizer) is _sgd:
+        for group in optimizer.param_groups:
+            _sgd(group, {}, 1.0)  # refuses a momentum that never settles
 
 
 def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], Reach]:

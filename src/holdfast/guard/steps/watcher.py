@@ -144,8 +144,9 @@ class StepWatcher:
         layout = self._laid_out(optimizer, layout, hold=hold)
         memory, owned, measures = self.memory, layout.owned, self.measures
         measures.check_step(owned)
+        self.implicit.check(optimizer, owned, hold=hold)
         if hold:
-            self.following.before_step()
+            self.following.before_step(optimizer)
             self._stability.check(optimizer, owned)
             self._statistics.look()
             memory.head.look(memory.model, memory.labels if memory.strength and not memory.holds else ())
@@ -170,7 +171,7 @@ class StepWatcher:
             measures.before_step(bundle, strength, sums)
             if beginning is not None and measures.waiting:
                 bundle.moved_from(beginning.weights)
-        self.implicit.begin(optimizer, bundles, owned, hold=pulled_after)
+        self.implicit.begin(bundles, hold=pulled_after)
         self._stepping = bundles
         if measures.waiting and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)

@@ -68,7 +68,14 @@ Probes = Annotated[
         panel=_NETWORK,
     ),
 ]
-Form = Annotated[str | None, _option("--form", help="How importance is kept: diagonal.", panel=_NETWORK)]
+Form = Annotated[
+    str | None,
+    _option(
+        "--form",
+        help="How importance is kept: diagonal, rotated, kronecker, …; each wants a strength of its own.",
+        panel=_NETWORK,
+    ),
+]
 Holds = Annotated[
     list[str] | None,
     _option(

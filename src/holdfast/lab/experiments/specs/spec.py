@@ -335,7 +335,8 @@ class Spec:
                 "could be relative to. Leave it out."
             )
         checked_anchor(self.anchor, protecting, gradient_term=self.gradient_term)
-        checked_implicit(self.implicit, made, self.batch_norm)
+        leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
+        checked_implicit(self.implicit, made, self.batch_norm, leans=leaning)
         if self.implicit and not made.elementwise and self.settings.optimizer != "sgd":
             raise ConfigurationError(
                 f"implicit=True in the form {made} with optimizer={self.settings.optimizer!r}, which moves each weight "
