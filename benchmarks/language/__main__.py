@@ -27,11 +27,7 @@ def _prepare(options: argparse.Namespace) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     settings = REHEARSAL if options.rehearse else Settings()
-    settings = with_forms(settings) if options.forms else settings
-    if options.seeds:
-        settings = dataclasses.replace(settings, seeds=tuple(options.seeds))
-    device = Device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    text = corpus.load(options.corpus)
+    settings, device, text = _begun(options, with_forms(settings) if options.forms else settings)
     lines = options.results / LINES
     done = study.run(settings, text.to(device.device), device, lines, options.work, options.seconds)
     learned = study.read(lines)
@@ -41,12 +37,16 @@ def _run(options: argparse.Namespace) -> None:
     print(f"{len(learned)} lessons; " + ("done" if done else "time is up: the same command goes on"), flush=True)
 
 
-def _recipes(options: argparse.Namespace) -> None:
-    settings = recipes.study_settings(REHEARSAL if options.rehearse else Settings())
+def _begun(options: argparse.Namespace, settings: Settings) -> tuple[Settings, Device, corpus.Corpus]:
+    """Return the settings with the seeds that were asked for, where to run, and the text."""
     if options.seeds:
         settings = dataclasses.replace(settings, seeds=tuple(options.seeds))
-    device = Device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    text = corpus.load(options.corpus)
+    return settings, Device(torch.device("cuda" if torch.cuda.is_available() else "cpu")), corpus.load(options.corpus)
+
+
+def _recipes(options: argparse.Namespace) -> None:
+    settings = recipes.study_settings(REHEARSAL if options.rehearse else Settings())
+    settings, device, text = _begun(options, settings)
     lines = options.results / RECIPE_LINES
     done = recipes.run(settings, text.to(device.device), device, lines, options.work, options.seconds)
     looked = recipes.read(lines)

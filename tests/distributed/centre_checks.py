@@ -15,8 +15,13 @@ from tests.guard.helpers import batch, loss, net
 
 
 def learned(model, rank=0, size=1, **settings):
-    """Two tasks of two steps, and two steps of a third."""
+    """A guard that is centred at the mean, after two tasks and a half."""
     guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.5, anchor="mean", from_scratch=True, **settings)
+    return taught(guard, model, rank, size)
+
+
+def taught(guard, model, rank=0, size=1):
+    """Two tasks of two steps, and two steps of a third."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for task in range(3):

@@ -9,9 +9,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from tests.distributed.problem import SIZE, share, whole
+from tests.distributed.centre_checks import taught
+from tests.distributed.problem import whole
 from tests.distributed.processes import everyones
-from tests.guard.helpers import batch, loss, net
+from tests.guard.helpers import batch, net
 
 EACH = [
     {"strength": {"0.*": 5.0, "*.bias": 0.25, "*": 1.0}},
@@ -21,18 +22,8 @@ EACH = [
 
 
 def learned(model, rank=0, size=1, **settings):
-    """Two tasks of two steps, and two steps of a third."""
-    guard = holdfast.Consolidator(model, "EWC", from_scratch=True, **settings)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard.attach(optimizer)
-    for task in range(3):
-        for seed in range(10 * task, 10 * task + 2):
-            optimizer.zero_grad()
-            loss(model, share(batch(seed, SIZE), rank, size)).backward()
-            optimizer.step()
-        if task < 2:
-            guard.consolidate([share(batch(100 + task, SIZE), rank, size)])
-    return guard
+    """A guard with these strengths, after two tasks and a half."""
+    return taught(holdfast.Consolidator(model, "EWC", from_scratch=True, **settings), model, rank, size)
 
 
 def check(here, model, settings):

@@ -56,7 +56,7 @@ from holdfast.holds.quadratic import penalty_value
 from holdfast.measures import FineTune, Measure
 from holdfast.persample.batches import Forward
 from holdfast.retention import KeptSet, KeptSets, PulledBack, Retention, Tolerance, TracePoint
-from holdfast.retention.controller import checked_tolerance as checked_nats
+from holdfast.retention.controller import checked_nats
 from holdfast.retention.kept_set import SAMPLES, keep, taken
 from holdfast.seeding import undisturbed
 from holdfast.tensors.finite import is_finite
@@ -648,10 +648,7 @@ class Consolidator:
         for finding in found.values():
             finding.matrices = norms.silenced(finding.matrices)
         if memory.driving.strengths is not None:
-            for pair in norms.folding.pairs.values():
-                memory.driving.strengths.check_together(
-                    pair.names.values(), "with batch_norm='fold' they are held as one"
-                )
+            norms.folding.check_strengths(memory.driving.strengths)
         totals = memory.ranks.together(lambda: self._new_totals(found))
         strength = self._strength_found(found[memory.driver], norms.folding.silent)
         anchor = memory.ranks.together(lambda: new_anchor(memory, found[memory.driver], norms.folding))

@@ -173,8 +173,7 @@ class Memory:
         """Refuse strengths by pattern that do not fit what is protected."""
         strengths.check_used(self.parameters.keys() | self.frozen.keys())
         self._check_blocks(strengths, self.parameters)
-        for pair in self.folding.pairs.values():
-            strengths.check_together(pair.names.values(), "with batch_norm='fold' they are held as one")
+        self.folding.check_strengths(strengths)
 
     def _check_blocks(self, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
         """Refuse a parameter without a strength, and a block with several."""

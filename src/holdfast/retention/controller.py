@@ -49,7 +49,7 @@ class Tolerance:
 
     def __post_init__(self) -> None:
         checks = {
-            "nats": checked_tolerance(self.nats),
+            "nats": checked_nats(self.nats),
             "damping": float(number("damping", self.damping, "a number of at least 0", lambda given: given >= 0)),
             "start": float(number("start", self.start, "a number above 0", lambda given: given > 0)),
             "aim": float(number("aim", self.aim, "a number of at least 1", lambda given: given >= 1)),
@@ -60,7 +60,7 @@ class Tolerance:
             object.__setattr__(self, name, value)
 
 
-def checked_tolerance(given: object) -> float:
+def checked_nats(given: object) -> float:
     """Return a tolerance, or say what was expected."""
     expected = "a number of nats above 0, such as 0.02; to keep all that can be, give a large strength instead"
     return float(number("tolerance", given, expected, lambda nats: nats > 0))

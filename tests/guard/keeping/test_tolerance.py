@@ -457,6 +457,21 @@ def test_with_several_optimisers_the_strength_is_what_all_of_them_bear():
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
+def test_the_bound_of_an_earlier_tasks_optimiser_does_not_count():
+    model = net()
+    guard = guarded(model, tolerance=Tolerance(1e-6, every=1))
+    ends = []
+    for optimizer in (torch.optim.SGD(model.parameters(), lr=0.5), torch.optim.SGD(model.parameters(), lr=0.005)):
+        guard.attach(optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", holdfast.HoldfastWarning)  # that the tolerance is used up
+            learn(model, optimizer, 40)
+            ends.append(guard.strength)
+            guard.consolidate([batch(9)])
+        guard.detach()
+    assert ends[1] > 2 * ends[0]
+
+
 def test_a_rate_that_rises_takes_the_strength_down_at_once():
     model = net()
     guard = guarded(model, tolerance=Tolerance(0.05, every=1000, start=100.0))

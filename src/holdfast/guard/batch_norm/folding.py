@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from holdfast.guard.distributed.ranks import Ranks
+from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds import Held, Quadratic, Tilt
 from holdfast.tensors.storage import running_dtype
 
@@ -175,6 +176,11 @@ class Folding:
         """The names of all parameters that are part of one."""
         self.silent = {name for pair in pairs.values() for name in pair.silent}
         """Of those, the names in whose place nothing is held."""
+
+    def check_strengths(self, strengths: PatternStrengths) -> None:
+        """Refuse strengths by pattern that differ within a pair."""
+        for pair in self.pairs.values():
+            strengths.check_together(pair.names.values(), "with batch_norm='fold' they are held as one")
 
     @classmethod
     def of(

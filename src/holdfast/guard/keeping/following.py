@@ -7,6 +7,7 @@ that was stopped goes on with the same strengths.
 import math
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from holdfast.errors import ConfigurationError, OrderError
 from holdfast.forms.base import is_mean_of_squares
 from holdfast.guard.keeping.looking import look, refuse_unless_ranks_agree
 from holdfast.guard.memory import Memory
-from holdfast.guard.noticing.stability import largest_strength
+from holdfast.guard.noticing.stability import largest_strength, sgd_rates
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.guard.strengths import total_trace
@@ -42,8 +43,8 @@ class Following:
     def __init__(self, memory: Memory, calls: TrainingCalls) -> None:
         self.memory = memory
         self.calls = calls
-        self._bounds: dict[int, tuple[object, float]] = {}
-        """The largest strength that each optimiser bears, with what that was found by."""
+        self._bounds: WeakKeyDictionary[Optimizer, tuple[object, float]] = WeakKeyDictionary()
+        """The largest strength that each optimiser of this task bears, with what that was found by."""
 
     @property
     def controls(self) -> bool:
@@ -58,14 +59,11 @@ class Following:
 
     def _bearable(self, optimizer: Optimizer) -> float:
         """Return the largest strength that all optimisers bear which were seen so far."""
-        memory = self.memory
-        rates = [
-            tuple(group.get(k) for k in ("lr", "momentum", "dampening", "nesterov", "weight_decay"))
-            for group in optimizer.param_groups
-        ]
-        found_by = (id(memory.driving.held), memory.version, str(rates))
-        if self._bounds.get(id(optimizer), (None, 0.0))[0] != found_by:
-            self._bounds[id(optimizer)] = found_by, largest_strength(memory, optimizer, memory.parameters)
+        found_by = (self.memory.version, sgd_rates(optimizer))
+        known = self._bounds.get(optimizer)
+        if known is None or known[0] != found_by:
+            bound = largest_strength(self.memory, optimizer, self.memory.parameters)
+            self._bounds[optimizer] = found_by, bound
         return min(bound for _, bound in self._bounds.values())
 
     def refuse_without_inputs(self) -> None:
@@ -89,6 +87,7 @@ class Following:
         self.refuse_without_inputs()
         refuse_unless_ranks_agree(memory)
         control.begin_task()
+        self._bounds.clear()  # those of earlier tasks' optimisers do not count any more
         if self.controls:
             control.begin(_first_strength(memory))
             memory.strength = control.bounded(self._bearable(optimizer))

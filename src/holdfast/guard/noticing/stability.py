@@ -44,12 +44,9 @@ class Stability:
         memory = self.memory
         if not memory.anchor or not memory.strength or memory.implicit:
             return
-        # SAM and its like have one inside, of the same groups.
-        stepping = next((o for o in (optimizer, *vars(optimizer).values()) if _is_sgd(o)), None)
-        if stepping is None:
+        groups, rates = sgd_groups(optimizer), sgd_rates(optimizer)
+        if not groups:
             return
-        groups = stepping.param_groups
-        rates = [(float(g["lr"]), g["momentum"], g["dampening"], g["nesterov"], g["weight_decay"]) for g in groups]
         known = (memory.version, memory.strength, rates)
         if self._checked.get(optimizer) == known:
             return
@@ -87,6 +84,20 @@ class Stability:
         )
 
 
+def sgd_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the groups that SGD moves: an optimiser's own, or, of SAM and its like, those of the one inside."""
+    stepping = next((o for o in (optimizer, *vars(optimizer).values()) if _is_sgd(o)), None)
+    return [] if stepping is None else stepping.param_groups
+
+
+def sgd_rates(optimizer: Optimizer) -> list[tuple[Any, ...]]:
+    """Return what SGD's bound depends on, group by group."""
+    return [
+        (float(group["lr"]), group["momentum"], group["dampening"], group["nesterov"], group["weight_decay"])
+        for group in sgd_groups(optimizer)
+    ]
+
+
 def largest_strength(memory: Memory, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> float:
     """Return the strength up to which an optimiser is stable by itself, half of it for the task's own curvature.
 
@@ -94,10 +105,9 @@ def largest_strength(memory: Memory, optimizer: Optimizer, owned: Mapping[str, n
     """
     if memory.implicit:
         return math.inf
-    stepping = next((o for o in (optimizer, *vars(optimizer).values()) if _is_sgd(o)), None)
     names = {id(parameter): name for name, parameter in owned.items()}
     most = math.inf
-    for group in [] if stepping is None else stepping.param_groups:
+    for group in sgd_groups(optimizer):
         held = {names[id(p)] for p in group["params"] if id(p) in names} & memory.largest_importance.keys()
         omega = max((memory.largest_importance[name] for name in held), default=0.0)
         if omega > 0 and float(group["lr"]) > 0:
