@@ -9,7 +9,7 @@ import torch
 from benchmarks.language import corpus, recipe_report, recipes, report, study
 from benchmarks.language.english import new_model
 from benchmarks.language.frontier import points
-from benchmarks.language.settings import REHEARSAL, Settings, with_forms
+from benchmarks.language.settings import REHEARSAL, Settings
 from benchmarks.language.training import Device
 
 LINES = "language.jsonl"
@@ -26,8 +26,7 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    settings = REHEARSAL if options.rehearse else Settings()
-    settings, device, text = _begun(options, with_forms(settings) if options.forms else settings)
+    settings, device, text = _begun(options, REHEARSAL if options.rehearse else Settings())
     lines = options.results / LINES
     done = study.run(settings, text.to(device.device), device, lines, options.work, options.seconds)
     learned = study.read(lines)
@@ -48,7 +47,9 @@ def _recipes(options: argparse.Namespace) -> None:
     settings = recipes.study_settings(REHEARSAL if options.rehearse else Settings())
     settings, device, text = _begun(options, settings)
     lines = options.results / RECIPE_LINES
-    done = recipes.run(settings, text.to(device.device), device, lines, options.work, options.seconds)
+    first, *others = recipes.RECIPES
+    asked = [first, *(recipe for recipe in others if not options.only or recipe.name in options.only)]
+    done = recipes.run(settings, text.to(device.device), device, lines, options.work, options.seconds, asked)
     looked = recipes.read(lines)
     if looked:
         print(recipe_report.write(options.results, looked, text.digest()))
@@ -56,13 +57,17 @@ def _recipes(options: argparse.Namespace) -> None:
 
 
 def _plot(options: argparse.Namespace) -> None:
-    learned = study.read(options.results / LINES)
-    if not learned:
-        raise SystemExit(f"There is nothing to draw in {options.results / LINES}. First: {report.COMMAND}")
-    from benchmarks.language import plot  # noqa: PLC0415 (the machine that runs the study need not be able to draw)
+    learned, looked = study.read(options.results / LINES), recipes.read(options.results / RECIPE_LINES)
+    if not learned and not looked:
+        raise SystemExit(f"There is nothing to draw in {options.results}. First: {report.COMMAND}")
+    from benchmarks.language import plot, recipe_plot  # noqa: PLC0415 (the machine that runs them need not draw)
 
-    plot.draw(points(learned), options.picture)
-    print(options.picture)
+    if learned:
+        plot.draw(points(learned), options.pictures / "english-to-python.png")
+        print(options.pictures / "english-to-python.png")
+    if looked:
+        recipe_plot.draw(looked, options.pictures / "recipes.png")
+        print(options.pictures / "recipes.png")
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -72,7 +77,6 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     prepare.add_argument("corpus", type=Path, help="the file to write")
     prepare.add_argument("--packages", type=Path, default=Path("build/packages"), help="(default: %(default)s)")
     run = commands.add_parser("run", help="learn and teach; what is finished is not run again")
-    run.add_argument("--forms", action="store_true", help="EWC in its forms, by networks of seeds of their own")
     cook = commands.add_parser("recipes", help="guards, old and own text, merging, and all of them together")
     for command in (run, cook):
         command.add_argument("corpus", type=Path)
@@ -81,9 +85,13 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
         command.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after so many")
         command.add_argument("--rehearse", action="store_true", help="at a size for a CPU; give --results of its own")
-    draw = commands.add_parser("plot", help="draw the frontier")
+    names = [recipe.name for recipe in recipes.RECIPES]
+    cook.add_argument(
+        "--only", nargs="+", metavar="recipe", choices=names, help="and fine-tuning, beside which they are"
+    )
+    draw = commands.add_parser("plot", help="draw what was found")
     draw.add_argument("--results", type=Path, default=Path("results"), help="where the lines are")
-    draw.add_argument("--picture", type=Path, default=Path("docs/_static/english-to-python.png"))
+    draw.add_argument("--pictures", type=Path, default=Path("docs/_static"), help="the folder (default: %(default)s)")
     return parser.parse_args(arguments)
 
 

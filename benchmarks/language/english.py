@@ -37,7 +37,7 @@ def new_guard(model: GPT, way: str, name: str, settings: Settings) -> Consolidat
 
 
 def _new_guards(model: GPT, way: str, settings: Settings) -> dict[str, Consolidator]:
-    """Return one for every measure that has to look at English; EWC's other forms can do so later."""
+    """Return one for every measure that has to look at English."""
     return {name: new_guard(model, way, name, settings) for name in MEASURES if name in settings.compared[way]}
 
 
@@ -125,14 +125,6 @@ def learn_english(settings: Settings, corpus: Corpus, device: Device, seed: int,
     (folder / "complete").touch()
 
 
-def measure_form(name: str, settings: Settings, corpus: Corpus, seed: int, taught: Taught) -> None:
-    """Let EWC look at English in one of its forms, unless it has: when it is wanted, in case time is up before."""
-    if name in FORMS and not (taught.guards / f"full-{name}.safetensors").exists():
-        taught.restart()
-        taught.ready = name, new_guard(taught.model, "full", name, settings)
-        _consolidate("full", dict([taught.ready]), settings, corpus, seed, taught.guards)
-
-
 def start_python(settings: Settings, device: Device, seed: int, folder: Path, way: str) -> Taught:
     """Return the network as it was after English, with an adapter if it goes on with one."""
     model = new_model(settings, device, seed)
@@ -199,7 +191,7 @@ def _consolidate(
 
 def kind_of(settings: Settings) -> str:
     """Return a name for the settings that make a network and its guards what they are."""
-    later = ("python_steps", "python_rate", "windows", "strengths", "form_strengths", "unguarded", "compared", "seeds")
+    later = ("python_steps", "python_rate", "windows", "strengths", "unguarded", "compared", "seeds")
     kept = {name: value for name, value in asdict(settings).items() if name not in later}
     looked = {way: [name for name in MEASURES if name in names] for way, names in settings.compared.items()}
     if looked != {way: list(MEASURES) for way in WAYS}:  # as it was when the first networks were named

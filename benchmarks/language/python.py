@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.language.corpus import LANGUAGES, Corpus
-from benchmarks.language.english import Taught, measure_form, weights_of
+from benchmarks.language.english import Taught, weights_of
 from benchmarks.language.settings import UNGUARDED, Settings
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule
 
@@ -73,7 +73,6 @@ def lessons(settings: Settings, seed: int, way: str, network: str) -> Iterator[L
 
 def teach(lesson: Lesson, settings: Settings, corpus: Corpus, device: Device, taught: Taught) -> Learned:
     """Teach Python; every lesson of a seed sees the same batches in the same order."""
-    measure_form(lesson.measure, settings, corpus, lesson.seed, taught)
     device.synchronise()
     began = time.perf_counter()
     taught.restart()

@@ -26,7 +26,7 @@ from holdfast.forms import Matrix
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Of the trained weights in the average with those before."""
 PIECES = 512
-"""How many the model writes itself, each as long as its context."""
+"""How many the model writes itself, each as long as its context, and of English where that is replayed."""
 OLD = 1 / 8
 """The share of a step that is old or own text, where nothing else is said: four pieces beside the 32."""
 
@@ -110,6 +110,8 @@ class Looked:
     after: dict[str, dict[str, list[float]]]
     """By the share of the trained weights."""
     seconds: float
+    machine: str
+    """What it ran on."""
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> "Looked":
@@ -237,7 +239,8 @@ class Kitchen:
             self.model.load_state_dict(holdfast.merge(self.taught.start, trained, share, by=by))
             after[str(share)] = self.losses()
         self.device.synchronise()
-        return Looked(trial, self.seed, self.taught.network, self.before, after, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return Looked(trial, self.seed, self.taught.network, self.before, after, seconds, self.device.name)
 
     def _forms_of_both(self, form: Form | str, trained: dict[str, Tensor]) -> list[Mapping[str, Matrix]]:
         """Return what each network weighs its weights with, on its own language."""

@@ -9,20 +9,17 @@ from pathlib import Path
 from benchmarks.harness import surroundings
 from benchmarks.language.frontier import Mean, Point, lost_at_share, points
 from benchmarks.language.python import FINE_TUNE, Learned
-from benchmarks.language.settings import DAMPING, FORMS, WAYS, Settings, methods
+from benchmarks.language.settings import WAYS, Settings, methods
 
 TITLE = "English, then Python: what is lost and what is gained"
 COMMAND = "python -m benchmarks.language run english-python.npz"
 SHARES = (0.5, 0.75, 0.9)
-BASES = {"L2": "L2", "EWC": "EWC's diagonal", "averaged": "averaging"}
-"""What others are compared with, seed by seed: with L2 all that its networks were taught with, forms with the rest."""
 NAMES = {"full": "All weights trained", "lora": "A LoRA adapter trained"}
 
 
 def write(folder: Path, learned: Sequence[Learned], settings: Settings, corpus: str, parameters: int) -> None:
     """Write ``language.md`` and ``language.json``."""
-    ran = f"{COMMAND}, then with --forms" if any(found.lesson.measure in FORMS for found in learned) else COMMAND
-    where = {**surroundings("gpu-language"), "command": ran, "corpus": f"sha256 {corpus}"}
+    where = {**surroundings("gpu-language"), "command": COMMAND, "corpus": f"sha256 {corpus}"}
     where["versions"] = ", ".join(where["versions"].split(", ")[:2])  # of the packages that took part
     found = points(learned)
     document = {**where, "title": TITLE, "settings": asdict(settings), "points": [asdict(point) for point in found]}
@@ -57,11 +54,6 @@ def _notes(learned: Sequence[Learned], settings: Settings, parameters: int) -> l
             "the learning rate (slower), of the fine-tuned weights in the average with those before (averaged), or of "
             "English text in each batch (replay)."
         ),
-        (
-            "EWC is the diagonal; rotated and Kronecker are the same Fisher in other forms, of the same drawn labels, "
-            f"damped by {DAMPING:g} of the mean. By position, each position's gradient is squared "
-            "(sharing='expand') and not a sample's. They were run with --forms, by networks of their own."
-        ),
         f"A lesson took {statistics.median(found.seconds for found in learned):.1f} s (median), with its evaluations.",
     ]
 
@@ -88,15 +80,13 @@ def _at_equal_gain(learned: Sequence[Learned], way: str) -> list[str]:
         "English lost at equal gain, read off each seed's straight lines between neighbouring points:",
         *_by_share(names, rows),
     ]
-    for base, said in BASES.items():
-        others = [name for name in names if name != base and (name in FORMS) == (base != "L2")]
-        if base not in names or not others:
-            continue
+    others = [name for name in names if name != "L2"]
+    if "L2" in names and others:
         less = [
-            (f"{share:.0%}", [_cell(_less(found[base], found[name])) for name in others])
+            (f"{share:.0%}", [_cell(_less(found["L2"], found[name])) for name in others])
             for share, found in lost.items()
         ]
-        lines += ["", f"Lost with {said} less lost with the others there, seed by seed (above 0: they keep more):"]
+        lines += ["", "Lost with L2 less lost with the others there, seed by seed (above 0: they keep more):"]
         lines += _by_share(others, less)
     return lines
 

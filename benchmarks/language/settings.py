@@ -1,6 +1,6 @@
 """How large, how long and how strong: every number of the study."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from holdfast.forms import Form, Kronecker, Rotated
 
@@ -11,8 +11,7 @@ FORMS: dict[str, Form] = {
     "rotated": Rotated(damping=DAMPING, precision="tf32"),
     "Kronecker": Kronecker(damping=DAMPING),
 }
-"""EWC in other forms than the diagonal, of the same labels drawn for the same English. On a card that other runs
-shared, a lesson took 32 s with a rotated hold in float32, and 8 to 12 s without one."""
+"""EWC in other forms than the diagonal, of the same labels drawn for the same English."""
 ADAPTER_MEASURES = (*MEASURES, "L2 of B")
 """L2 holds both factors of an adapter, the others B alone: so does this one, to tell importance from leaving A free."""
 UNGUARDED = ("shorter", "slower", "averaged", "replay")
@@ -26,7 +25,7 @@ WAYS = ("full", "lora")
 
 def methods(way: str) -> tuple[str, ...]:
     """Return everything that is compared in one way, besides fine-tuning."""
-    return (*((*MEASURES, *FORMS) if way == "full" else ADAPTER_MEASURES), *UNGUARDED)
+    return (*(MEASURES if way == "full" else ADAPTER_MEASURES), *UNGUARDED)
 
 
 def _measures() -> dict[str, tuple[str, ...]]:
@@ -66,8 +65,6 @@ class Settings:
 
     strengths: tuple[float, ...] = (1e-3, 1e-2, 5e-2, 0.3, 3.0, 30.0)
     """Relative, the same for all measures: a coarser grid would let a method look worse between its points."""
-    form_strengths: tuple[float, ...] = (1e-4, 1e-3, 3e-3, 1e-2, 5e-2, 0.5)
-    """As many for the forms other than the diagonal, which need less of it."""
     unguarded: dict[str, tuple[float, ...]] = field(
         default_factory=lambda: {
             "shorter": (0.5, 0.25, 0.1, 0.05),
@@ -83,20 +80,7 @@ class Settings:
 
     def strengths_of(self, method: str) -> tuple[float, ...]:
         """Return what a method is run with: strengths, or shares where there is no guard."""
-        if method in UNGUARDED:
-            return self.unguarded[method]
-        return self.form_strengths if method in FORMS else self.strengths
-
-
-def with_forms(settings: Settings) -> Settings:
-    """Return the study of EWC's forms, in order of worth, with networks of its own.
-
-    A network that learns English again is another one, so that what is compared with the forms is run with them: the
-    diagonal, and averaging, the best without a guard that needs no English.
-    """
-    first, *others = FORMS
-    seeds = tuple(seed + 3 for seed in settings.seeds)
-    return replace(settings, compared={"full": ("averaged", first, "EWC", *others)}, seeds=seeds)
+        return self.unguarded[method] if method in UNGUARDED else self.strengths
 
 
 REHEARSAL = Settings(
@@ -114,7 +98,6 @@ REHEARSAL = Settings(
     python_batch=8,
     windows=16,
     strengths=(1e-2, 1e1),
-    form_strengths=(1e-3, 1e0),
     unguarded={"shorter": (0.5,), "slower": (0.3,), "averaged": (0.5,), "replay": (0.25,)},
     seeds=(0,),
 )

@@ -31,6 +31,12 @@ class Device:
             torch._dynamo.config.fail_on_recompile_limit_hit = True
             self._call = torch.compile(_call, dynamic=False)
 
+    @property
+    def name(self) -> str:
+        """What it is, with the version of torch."""
+        card = torch.cuda.get_device_name(self.device) if self.on_gpu else "CPU"
+        return f"{card}, torch {torch.__version__}"
+
     def loss(self, model: GPT, text: Tensor) -> Tensor:
         """Return the mean loss, in nats a byte, of predicting each byte of ``[N, T + 1]`` from those before."""
         with self._precision():

@@ -12,12 +12,12 @@ import torch
 import holdfast
 from benchmarks.language import __main__ as command
 from benchmarks.language import corpus, plot, reading, report, study
-from benchmarks.language.english import is_learned, kind_of, learn_english, start_python, weights_of
+from benchmarks.language.english import is_learned, kind_of, learn_english, new_guard, start_python, weights_of
 from benchmarks.language.frontier import lost_at_share, points
 from benchmarks.language.gpt import GPT
 from benchmarks.language.lora import adapt
 from benchmarks.language.python import FINE_TUNE, Learned, Lesson
-from benchmarks.language.settings import ADAPTER_MEASURES, FORMS, MEASURES, Settings, with_forms
+from benchmarks.language.settings import ADAPTER_MEASURES, FORMS, MEASURES, Settings
 from benchmarks.language.sources import Source
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule
 from holdfast.forms import DiagonalMatrix, Rotated, RotatedMatrix
@@ -41,7 +41,6 @@ TINY = Settings(
     python_rate={"full": 1e-2, "lora": 3e-2},
     windows=8,
     strengths=(1e-9, 1e2),
-    form_strengths=(1e-9, 1e2),
     unguarded={"shorter": (0.5,), "slower": (0.1,), "averaged": (0.25, 1.0), "replay": (0.5,)},
     seeds=(0,),
 )
@@ -74,18 +73,6 @@ def learned(text, cpu, folder):
         assert study.run(TINY, text, cpu, folder / "language.jsonl", folder / "work", seconds=1e9)
     assert "no layer rule" not in told.getvalue() and told.getvalue().count("bits a byte") == 30
     return study.read(folder / "language.jsonl")
-
-
-@pytest.fixture(scope="module")
-def formed(learned, text, cpu, folder):
-    """Every lesson of the study of forms, in a file of its own that begins with those of the other."""
-    lines = folder / "forms.jsonl"
-    lines.write_bytes((folder / "language.jsonl").read_bytes())
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
-        assert study.run(with_forms(TINY), text, cpu, lines, folder / "work", seconds=1e9)
-    assert "no layer rule" not in told.getvalue()
-    return study.read(lines)[len(learned) :]
 
 
 def test_every_method_strength_and_way_is_run(learned):
@@ -185,41 +172,22 @@ def test_an_adapter_changes_nothing_at_first_and_only_b_is_important(learned, te
 
 def test_networks_keep_the_names_that_they_were_published_with():
     assert kind_of(Settings()) == "a547aa8b"
-    assert kind_of(dataclasses.replace(Settings(), form_strengths=(1.0,))) == "a547aa8b"
-    forms = with_forms(Settings())
-    assert kind_of(forms) != "a547aa8b"  # has other guards beside it
-    assert kind_of(dataclasses.replace(forms, compared={"full": ("EWC", "rotated")})) == kind_of(forms)
+    assert kind_of(dataclasses.replace(Settings(), strengths=(1.0,))) == "a547aa8b"
+    fewer = dataclasses.replace(Settings(), compared={"full": ()})
+    assert kind_of(fewer) == "bdc3b903"  # has no guards beside it
 
 
-def test_forms_are_run_by_networks_of_their_own_beside_what_they_are_compared_with(formed):
-    assert {found.lesson.seed for found in formed} == {3} and {found.lesson.way for found in formed} == {"full"}
-    order = list(dict.fromkeys(found.lesson.measure for found in formed))
-    assert order[:4] == [FINE_TUNE, "averaged", "rotated by position", "EWC"]
-    assert set(order[4:]) == set(FORMS) - {"rotated by position"}
-    assert len(formed) == 1 + 2 + 2 * (1 + len(FORMS))
-    here = {(found.lesson.measure, found.lesson.strength): found for found in formed}
-    free = here[FINE_TUNE, 0.0]
-    for name in FORMS:
-        weak, strong = (here[name, strength] for strength in TINY.form_strengths)
-        assert weak.python[-1] == pytest.approx(free.python[-1], abs=1e-3)
-        assert strong.gained < 0.7 * free.gained
-        assert strong.lost < free.lost
-
-
-def test_the_form_is_all_that_differs(formed, cpu, folder):
+def test_the_form_is_all_that_differs(learned, text, cpu, folder):
     """A rotation leaves the sum of squares as it is, so that of the same labels and samples the traces are the same."""
-    settings = with_forms(TINY)
-    taught = start_python(settings, cpu, 3, folder / "work" / "seed-3", "full")
-    guards = {name: taught.guard("full", name, 3.0, settings) for name in ("EWC", *FORMS)}
-    assert len({id(guard) for guard in guards.values()}) == len(guards)
-    assert taught.guard("full", "Kronecker", 3.0, settings) is guards["Kronecker"]
-    trace = {name: sum(float(matrix.trace()) for matrix in guard.matrices.values()) for name, guard in guards.items()}
-    weights = sum(parameter.numel() for parameter in taught.model.parameters())
+    taught = start_python(TINY, cpu, 0, folder / "work" / "seed-0", "full")
+    samples = next(batches(text.of("english", "train"), 1, 64, TINY.context, 0, "measured"))[:4, :-1]
+    trace = {}
+    for name in ("EWC", *FORMS):
+        guard = new_guard(taught.model, "full", name, TINY)
+        guard.consolidate([samples])
+        trace[name] = sum(float(matrix.trace()) for matrix in guard.matrices.values())
     assert trace["rotated"] == pytest.approx(1.001 * trace["EWC"], rel=1e-5)
     assert trace["rotated by position"] != pytest.approx(1.001 * trace["EWC"], rel=1e-3)
-    for name, guard in guards.items():
-        assert guard.strength * trace[name] / weights == pytest.approx(3.0, rel=1e-4), name
-        assert all(torch.equal(guard.anchor[key], taught.start[key]) for key in taught.start)
 
 
 def test_of_a_gpt_layers_are_rotated_with_their_biases_and_norms_are_not():
@@ -255,26 +223,13 @@ def test_of_a_gpt_layers_are_rotated_with_their_biases_and_norms_are_not():
         torch.testing.assert_close(matrix.s, expected, rtol=1e-10, atol=1e-14)
 
 
-def test_the_report_compares_forms_with_the_diagonal_and_with_averaging(learned, formed, tmp_path):
-    report.write(tmp_path, [*learned, *formed], with_forms(TINY), "abc", 12345)
-    said = (tmp_path / "language.md").read_text()
-    full, adapted = said.split("## A LoRA adapter trained")
-    for name in FORMS:
-        assert full.count(f"| {name} | ") >= len(TINY.form_strengths) and f"| {name} |" not in adapted
-    assert full.count("Lost with EWC's diagonal less") == full.count("Lost with averaging less") == 1
-    assert adapted.count("Lost with") == 1  # L2
-    plot.draw(points([*learned, *formed]), tmp_path / "with.png")
-    plot.draw(points(learned), tmp_path / "without.png")
-    assert (tmp_path / "with.png").read_bytes() != (tmp_path / "without.png").read_bytes()
-
-
 def test_the_report_and_the_picture(learned, folder, capsys):
     report.write(folder, learned, TINY, "abc", 12345)
     said = (folder / "language.md").read_text()
     assert said.count("| fine-tune |  |") == 2 and "sha256 abc" in said and "English lost at equal gain" in said
     assert len(json.loads((folder / "language.json").read_text())["points"]) == len(learned)
-    command.main(["plot", "--results", str(folder), "--picture", str(folder / "p.png")])
-    picture = (folder / "p.png").read_bytes()
+    command.main(["plot", "--results", str(folder), "--pictures", str(folder)])
+    picture = (folder / "english-to-python.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
     plot.draw(points(learned), folder / "again.png")
     assert (folder / "again.png").read_bytes() == picture

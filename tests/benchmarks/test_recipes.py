@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.language import corpus, recipe_report, recipes
+from benchmarks.language import corpus, recipe_plot, recipe_report, recipes
 from benchmarks.language.recipes import OLD, RECIPES, SHARES, Looked, Recipe, Trial
 from benchmarks.language.settings import REHEARSAL
 from benchmarks.language.training import Device
@@ -85,17 +85,17 @@ def made(name, strength, english, python):
         }
         for share in SHARES
     }
-    return Looked(Trial(name, strength, 0.0), 0, "network", before, after, 1.0)
+    return Looked(Trial(name, strength, 0.0), 0, "network", before, after, 1.0, "CPU")
 
 
 def test_one_half_chooses_and_the_other_is_reported():
     looked = [
         made("fine-tuning", 0.0, [0.5, 0.5], [2.0, 2.0]),
-        made("rotated", 1e-3, [0.10, 0.30], [2.0, 2.0]),  # the best by the half that chooses
-        made("rotated", 3e-3, [0.20, 0.10], [2.0, 2.0]),
+        made("rotated", 1e-3, [0.10, 0.30], [2.0, 2.0]),  # the best by the first half
+        made("rotated", 3e-3, [0.20, 0.10], [2.0, 2.0]),  # by the second
     ]
     assert recipe_report.lost(looked, 0, "fine-tuning", 0.9, averaged=True) == pytest.approx(0.45)
-    assert recipe_report.lost(looked, 0, "rotated", 0.9, averaged=True) == pytest.approx(0.27)
+    assert recipe_report.lost(looked, 0, "rotated", 0.9, averaged=True) == pytest.approx(0.9 * (0.30 + 0.20) / 2)
     assert recipe_report.lost(looked, 0, "EWC", 0.9, averaged=True) is None
     assert recipe_report.lost(looked, 0, "fine-tuning", 0.9, averaged=False) is None  # a point is no line
 
@@ -106,7 +106,14 @@ def test_without_averaging_the_line_goes_through_the_strengths():
         made("rotated", 1e-3, [0.30, 0.40], [2.0, 2.0]),
         made("rotated", 1e-2, [0.10, 0.20], [1.6, 1.6]),
     ]
-    assert recipe_report.lost(looked, 0, "rotated", 0.9, averaged=False) == pytest.approx(0.3)
+    assert recipe_report.lost(looked, 0, "rotated", 0.9, averaged=False) == pytest.approx(0.25)
     assert recipe_report.lost(looked, 0, "rotated", 0.5, averaged=False) is None
     page = recipe_report.page(looked, "abc")
-    assert "| rotated | 0.300 |" in page and "| EWC |" not in page
+    assert "Not run to their end: rotated;" in page and "| rotated | 0.001 | 0 | 1.000 | 0.350 | 1 |" in page
+    whole = [*looked, made("rotated", 3e-3, [0.3, 0.3], [1.9, 1.9]), made("rotated", 3e-2, [0.1, 0.1], [1.0, 1.0])]
+    assert "| rotated | 0.250 |" in recipe_report.page(whole, "abc")
+
+
+def test_recipes_are_drawn(looked, tmp_path):
+    recipe_plot.draw(looked, tmp_path / "recipes.png")
+    assert (tmp_path / "recipes.png").read_bytes().startswith(b"\x89PNG")
