@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.retention.kept_files import read, write
@@ -22,6 +23,10 @@ class KeptSets(Mapping[str, KeptSet]):
             there = ", ".join(map(repr, self._sets)) or "none"
             raise ConfigurationError(f"No set was kept by the name {name!r}; there are {there}.")
         return self._sets[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a set, or what is given in its place where none was kept by that name."""
+        return self._sets.get(name, default)
 
     def __contains__(self, name: object) -> bool:
         return name in self._sets
