@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.errors import ConfigurationError, OrderError
-from holdfast.retention.kept_files import read, write
+from holdfast.retention.kept_files import put_together, read, taken_apart, write
 from holdfast.retention.kept_set import KeptSet
 
 
@@ -106,3 +106,13 @@ class KeptSets(Mapping[str, KeptSet]):
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take over the sets of a file that :meth:`save` wrote, in the place of those of the same names."""
         self._sets |= {kept.name: kept for kept in read(path)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all sets as plain values and tensors, inputs and all, for a checkpoint that may hold data."""
+        about, tensors = taken_apart(self._sets)
+        return {"sets": about, "tensors": tensors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the sets of :meth:`state_dict`, in the place of those of the same names."""
+        tensors = {name: tensor.clone() for name, tensor in state["tensors"].items()}  # as new ones lie in memory
+        self._sets |= {kept.name: kept for kept in put_together(state["sets"], tensors)}

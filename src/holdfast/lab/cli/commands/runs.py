@@ -107,6 +107,9 @@ def _print_entry(entry: "Entry", status: str, observations: Sequence[str]) -> No
         console.print(_figures(entry.result))
         console.print("\nAccuracy in % on every task, after learning each", style="bold")
         console.print(_matrix(entry.result))
+        if any(noted.sets for noted in entry.result.retention):
+            console.print("\nWhat is left of the tasks before, after learning each", style="bold")
+            console.print(_retention(entry.result))
     if observations:
         said = f"\nObservations, for Store.observations({entry.id!r}): {', '.join(observations)}"
         console.print(said, soft_wrap=True)
@@ -189,6 +192,10 @@ def _figures(result: "Result") -> Table:
     shown = pairs()
     for name, value in result.metrics.items():
         shown.add_row(name.replace("_", " "), percent(value))
+    if result.found_strength is not None:
+        shown.add_row("strength found", f"{result.found_strength:.4g}")
+    if result.worst_kl is not None:
+        shown.add_row("lost at most", f"{result.worst_kl:.3g} nats a sample")
     shown.add_row("training time", duration(result.training_seconds))
     shown.add_row("runs side by side", str(result.side_by_side))
     shown.add_row("resumed", f"{result.resumed} times")
@@ -205,4 +212,20 @@ def _matrix(result: "Result") -> Table:
     for learned, row in enumerate(result.matrix):
         cells = (Text(f"{100 * a:.1f}", style="dim" if task > learned else "") for task, a in enumerate(row))
         shown.add_row(tasks[learned], *cells)
+    return shown
+
+
+def _retention(result: "Result") -> Table:
+    """Return what was lost of each task after each later one, in nats, and by which strength they were held."""
+    named = [each.name for each in result.retention[-1].sets]
+    columns = ["c", *(f"KL of {name}" for name in named), "worst loss then", "now"]
+    shown = table("learned", *columns, right=tuple(columns))
+    for noted in result.retention:
+        if not noted.sets:
+            continue
+        kls = {each.name: f"{each.kl:.3g}" for each in noted.sets}
+        worst = max(noted.sets, key=lambda each: each.kl)
+        losses = (f"{loss:.3g}" if loss is not None else "-" for loss in (worst.loss_then, worst.loss_now))
+        c = "-" if noted.strength is None else f"{noted.strength:.3g}"
+        shown.add_row(f"task {noted.task + 1}", c, *(kls.get(name, "") for name in named), *losses)
     return shown

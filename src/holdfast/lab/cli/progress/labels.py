@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.lab.experiments import Spec
     from holdfast.lab.training.progress import Outcome
+    from holdfast.lab.training.retention import Seen
 
 Label = Callable[[Sequence["Spec"]], str]
 """Gives a name to a run, or to several that train together."""
@@ -35,10 +36,29 @@ def _measure_in_its_form(spec: "Spec") -> str:
 
 def label_in_search(specs: "Sequence[Spec]") -> str:
     """Return a name for runs that may differ in strength alone, such as ``SI seed 1000 re-init, c = 0.1 … 5``."""
-    strengths = list(dict.fromkeys(f"{spec.strength:g}" for spec in specs))
+    relative = specs[0].relative_strength is not None
+    strengths = list(dict.fromkeys(f"{spec.relative_strength if relative else spec.strength:g}" for spec in specs))
     shown = strengths[0] if len(strengths) == 1 else f"{strengths[0]} … {strengths[-1]}"
     reinit = " re-init" if specs[0].settings.reinitialise else ""
-    return f"{label_of_group(specs)}{reinit}, c = {shown}"
+    return f"{label_of_group(specs)}{reinit}, {'s' if relative else 'c'} = {shown}"
+
+
+def held(seen: "Sequence[Seen]") -> str:
+    """Return how runs are held at the moment, and what the one that has lost most has lost; nothing if that is known.
+
+    >>> held([Seen(3.2, {"task 1": 0.031}, 0.05)])
+    '0.031 of 0.05 nats lost, c = 3.2'
+    """
+    parts = []
+    lost = [each for each in seen if each.worst is not None]
+    if lost:
+        worst = max(lost, key=lambda each: each.worst or 0.0)
+        of = "" if worst.tolerance is None else f" of {worst.tolerance:g}"
+        parts.append(f"{worst.worst:.2g}{of} nats lost")
+    strengths = sorted({each.strength for each in seen if each.strength})
+    if strengths:
+        parts.append(f"c = {' … '.join(f'{c:.3g}' for c in dict.fromkeys((strengths[0], strengths[-1])))}")
+    return ", ".join(parts)
 
 
 def percent(share: float) -> str:
