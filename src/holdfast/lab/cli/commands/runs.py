@@ -40,7 +40,7 @@ def list_runs(
 
     Beside each, or beneath it, stands all in which it is not as usual for its scenario and measure.
     """
-    folder = _existing_folder(store)
+    folder = existing_folder(store)
     every = told_apart(rows_in(folder), folder)
     rows = chosen(every, measure, scenario, where)
     if as_json:
@@ -63,8 +63,8 @@ def show_run(
     as_json: Json = False,
 ) -> None:
     """Show all that is known of one run."""
-    place = _existing(store)
-    found = _find(place, id)
+    place = existing_store(store)
+    found = find_run(place, id)
     entry = place.entry(found)
     status = status_told_apart(entry.status, place.run_folder(found))
     observations, damage = _observed(place, found)
@@ -140,7 +140,7 @@ def compare_runs(
     with loading():
         from holdfast.lab.cli.commands.comparison import compare, print_comparison  # noqa: PLC0415
 
-    folder = _existing_folder(store)
+    folder = existing_folder(store)
     every = rows_in(folder)
     # A result that is whole counts, whatever has become of the files beside it.
     finished = [row for row in every if row.figures is not None]
@@ -157,7 +157,8 @@ def compare_runs(
     complain(row.damage for row in every)
 
 
-def _existing_folder(given: Path) -> Path:
+def existing_folder(given: Path) -> Path:
+    """Return the folder of a store that is there."""
     folder = user_path(given)
     try:
         found = folder.is_dir()
@@ -171,14 +172,15 @@ def _existing_folder(given: Path) -> Path:
     return folder
 
 
-def _existing(folder: Path) -> "Store":
+def existing_store(folder: Path) -> "Store":
+    """Return a store that is there."""
     with loading():
         from holdfast.lab.experiments import Store  # noqa: PLC0415
 
-    return Store(_existing_folder(folder))
+    return Store(existing_folder(folder))
 
 
-def _find(store: "Store", start: str) -> str:
+def find_run(store: "Store", start: str) -> str:
     """Return the id that begins like this."""
     found = [name for name in store.ids() if name.startswith(start.lower())]
     if len(found) == 1:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from holdfast.lab.experiments.specs.method_names import method_name
+
 if TYPE_CHECKING:
     from holdfast.lab.experiments import Spec
     from holdfast.lab.training.progress import Outcome
@@ -17,21 +19,12 @@ Label = Callable[[Sequence["Spec"]], str]
 
 def label_of_group(specs: "Sequence[Spec]") -> str:
     """Return a name for runs that train together, such as ``SI, rotated EWC seeds 0-2``."""
-    measures = ", ".join(dict.fromkeys(_measure_in_its_form(spec) for spec in specs))
+    measures = ", ".join(dict.fromkeys(method_name(spec) for spec in specs))
     seeds = sorted({spec.seed for spec in specs})
     if len(seeds) == 1:
         return f"{measures} seed {seeds[0]}"
     in_a_row = seeds == list(range(seeds[0], seeds[-1] + 1))
     return f"{measures} seeds {f'{seeds[0]}-{seeds[-1]}' if in_a_row else ', '.join(map(str, seeds))}"
-
-
-def _measure_in_its_form(spec: "Spec") -> str:
-    """Return what protects a run: its measure in its form, the holds beside it, or that it is a bound."""
-    if spec.settings.trains != "sequentially":
-        return f"{spec.measure} {spec.settings.trains}"
-    measure = spec.measure if spec.form == "diagonal" else f"{spec.form} {spec.measure}"
-    measure = f"implicit {measure}" if spec.implicit else measure
-    return " + ".join([measure, *spec.holds])
 
 
 def label_in_search(specs: "Sequence[Spec]") -> str:
