@@ -8,7 +8,7 @@ import torch
 
 from holdfast import Tolerance
 from holdfast.errors import ConfigurationError
-from holdfast.lab.scenarios.set_aside import set_aside
+from holdfast.lab.scenarios.kept_samples import set_aside
 from holdfast.lab.training import FastRuns, PlainRun, Settings
 from holdfast.lab.training.retention import TRACED, TaskRetention
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario

@@ -62,7 +62,7 @@ class Learner:
         relative_strength: s, of which the first task makes the strength, instead of the one that is given.
         tolerance: how much may be lost of any task by the end of the last, in nats a sample, instead of a strength;
             each task after the first may use an equal part of it. It is measured on samples that the scenario has set
-            aside, which are kept of each task in any case (:func:`~holdfast.lab.scenarios.set_aside.set_aside`).
+            aside, which are kept of each task in any case (:func:`~holdfast.lab.scenarios.set_aside`).
     """
 
     def __init__(

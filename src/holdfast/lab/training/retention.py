@@ -1,6 +1,6 @@
 """How strongly a run is held, and what is left of the tasks that it learned before: what it notes after each task.
 
-What is left is told by training samples of each task that were set aside (:mod:`holdfast.lab.scenarios.set_aside`),
+What is left is told by training samples of each task that were set aside (:func:`~holdfast.lab.scenarios.set_aside`),
 with the network's predictions when that task had been learned.
 """
 

@@ -35,7 +35,8 @@ def plot_runs(results: Sequence[Result], path: str | os.PathLike[str], what: Seq
     Args:
         results: the runs.
         path: a PNG, PDF or SVG file, by its ending.
-        what: some of :data:`WHAT`; by default all that these runs have something to show for.
+        what: some of ``"accuracy"``, ``"forgetting"``, ``"trade-off"``, ``"strength"``, ``"following"`` and
+            ``"matrix"``; by default all that these runs have something to show for.
     """
     target = user_path(path)
     kind = target.suffix.lower().removeprefix(".")

@@ -17,7 +17,7 @@ from holdfast.lab.experiments.specs.source_files import told_in_a_line
 from holdfast.lab.experiments.specs.usual_protocols import Protocol, protocol_of
 from holdfast.lab.networks import NETWORKS
 from holdfast.lab.scenarios import Scenario, permuted, split, split_cifar
-from holdfast.lab.scenarios.set_aside import split_once
+from holdfast.lab.scenarios.kept_samples import split_once
 from holdfast.lab.scenarios.tasks import hold_out
 from holdfast.lab.training.protocol import Settings
 from holdfast.registry import Registry, registering

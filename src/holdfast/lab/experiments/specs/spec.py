@@ -18,7 +18,7 @@ from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKin
 from holdfast.lab.experiments.specs.source_files import is_source_digest, missing_source, told_in_a_line
 from holdfast.lab.networks import NETWORKS, MultiHead
 from holdfast.lab.scenarios import Scenario
-from holdfast.lab.scenarios.set_aside import set_aside
+from holdfast.lab.scenarios.kept_samples import set_aside
 from holdfast.lab.training.bounds import check_unprotected
 from holdfast.lab.training.fast.layer_holds import can_hold
 from holdfast.lab.training.halves import check_halves

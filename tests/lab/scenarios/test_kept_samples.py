@@ -5,7 +5,7 @@ import torch
 
 from holdfast.errors import ConfigurationError
 from holdfast.lab.scenarios import Samples, scenario_of
-from holdfast.lab.scenarios.set_aside import set_aside
+from holdfast.lab.scenarios.kept_samples import set_aside
 from holdfast.lab.scenarios.tasks import Scenario, Task
 
 
