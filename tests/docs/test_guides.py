@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from tests.docs.pages import DOCS, blocks, page, run_page
 
 TESTS = Path(__file__).parents[1]
@@ -28,6 +29,15 @@ def test_ones_own_loop(tmp_path, monkeypatch):
     assert scope["ewc"].tasks == 2
     assert not any(name.startswith("heads") for name in scope["ewc"].importance)
     assert min(omega.sum() for omega in scope["halved"].importance.values()) > 0
+
+
+def test_choosing(capsys):
+    scope = run_page("guides/choosing.md")
+    guard, shown = scope["guard"], capsys.readouterr().out
+    assert guard.retention().is_within and guard.form.name == "rotated"
+    assert "kept set" in shown and "within the tolerance of 0.1" in shown
+    for way in ("what_to_try_first", "what_a_search_found"):
+        holdfast.Consolidator(scope["model"], holdfast.Fisher(), form="rotated", **scope[way])
 
 
 def test_beyond_the_diagonal(capsys):

@@ -340,3 +340,12 @@ def test_a_model_that_has_diverged_is_told_of():
 def test_retention_without_anything_kept_says_what_to_do():
     with pytest.raises(holdfast.OrderError, match=r"Call guard.keep\(inputs\)"):
         guarded(net()).retention()
+
+
+def test_a_set_that_is_not_there_is_asked_for_as_of_any_mapping():
+    guard = guarded(net())
+    kept = guard.keep(batch(20)[0], "old")
+    assert guard.kept.get("old") is kept
+    assert guard.kept.get("new") is None and guard.kept.get("new", kept) is kept
+    with pytest.raises(holdfast.ConfigurationError, match="there are 'old'"):
+        guard.kept["new"]

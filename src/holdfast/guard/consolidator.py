@@ -372,6 +372,7 @@ class Consolidator:
             batches: whether the losses of holds that run the model on batches of their own are part of it.
         """
         memory = self._memory
+        self._attachment.watcher.following.refuse_without_inputs()  # there is no strength that it could be of
         coordinates = memory.folding.coordinates(memory.parameters)
         value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
         for hold in memory.beside_the_quadratic:

@@ -7,6 +7,7 @@ p weights and the Q of the first consolidation: the mean curvature of the hold i
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -117,26 +118,43 @@ def total_trace(matrices: Mapping[str, Matrix]) -> float:
     return math.fsum(map(float, whole_sums([matrices[name].trace() for name in sorted(matrices)])))
 
 
+class Importance(NamedTuple):
+    """How much importance there is, and of how many weights."""
+
+    weights: int
+    """p."""
+    trace: float
+
+    @classmethod
+    def of(
+        cls, matrices: Mapping[str, Matrix], parameters: Mapping[str, Tensor], silent: Collection[str] = ()
+    ) -> "Importance":
+        """Return that of all blocks together. Of sharded parameters, all processes have to ask.
+
+        Args:
+            matrices: Q of every block.
+            parameters: the weights that they are of.
+            silent: the names of parameters in whose place nothing is held.
+        """
+        own = {name for matrix in matrices.values() for name in matrix.block.parameters} - set(silent)
+        return cls(sum(parameters[name].numel() for name in own), total_trace(matrices))
+
+    def strength(self, relative: float) -> float:
+        """Return c = s·p/trace; 0 where there is no importance to be relative to."""
+        return relative * self.weights / self.trace if self.trace > 0 else 0.0
+
+
 def strength_from(
     relative: float, matrices: Mapping[str, Matrix], parameters: Mapping[str, Tensor], silent: Collection[str]
 ) -> float:
-    """Return c = s·p/trace, or refuse a trace that gives none. Of sharded parameters, all processes have to ask.
-
-    Args:
-        relative: s.
-        matrices: Q of every block as the first consolidation found it.
-        parameters: the weights that they are of.
-        silent: the names of parameters in whose place nothing is held.
-    """
-    own = {name for matrix in matrices.values() for name in matrix.block.parameters} - set(silent)
-    p = sum(parameters[name].numel() for name in own)
-    trace = total_trace(matrices)
-    c = relative * p / trace if trace > 0 else 0.0
+    """Return the strength that a relative one becomes, or refuse a trace that gives none; see :class:`Importance`."""
+    found = Importance.of(matrices, parameters, silent)
+    c = found.strength(relative)
     if not 0 < c <= LARGEST:
         raise NotFiniteError(
-            f"relative_strength={relative:g}: the importances of the {p:,} protected weights add up to {trace:g}, so "
-            "there is no strength s·p/trace from 0 to 1e38, and nothing was consolidated. Look at what was "
-            "consolidated (outputs that do not depend on the protected parameters, steps that moved nothing, "
+            f"relative_strength={relative:g}: the importances of the {found.weights:,} protected weights add up to "
+            f"{found.trace:g}, so there is no strength s·p/trace from 0 to 1e38, and nothing was consolidated. Look at "
+            "what was consolidated (outputs that do not depend on the protected parameters, steps that moved nothing, "
             "overflow), or give strength= instead."
         )
     return c

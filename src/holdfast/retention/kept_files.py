@@ -1,7 +1,7 @@
 """Files of kept inputs with their predictions: safetensors, and either whole or absent."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,12 @@ def write(path: str | os.PathLike[str], sets: Mapping[str, KeptSet]) -> None:
     """Write sets to a file."""
     if not Path(path).parent.is_dir() or Path(path).is_dir():
         raise StateError(f"No kept inputs can be written to {str(path)!r}: expected a file in a folder that is there.")
+    about, tensors = taken_apart(sets)
+    write_tensors(path, tensors, {_KEY: sealed({"sets": about}, tensors)})
+
+
+def taken_apart(sets: Mapping[str, KeptSet]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Return sets as plain values, and tensors by name: what they are written as."""
     tensors: dict[str, Tensor] = {}
     about = []
     for number, kept in enumerate(sets.values()):
@@ -42,7 +48,7 @@ def write(path: str | os.PathLike[str], sets: Mapping[str, KeptSet]) -> None:
             )
         lost = kept.forward is not None or kept.forward_is_lost
         about.append({"name": kept.name, "forward": lost, "chunks": chunks})
-    write_tensors(path, tensors, {_KEY: sealed({"sets": about}, tensors)})
+    return about, tensors
 
 
 def read(path: str | os.PathLike[str]) -> list[KeptSet]:
@@ -56,14 +62,15 @@ def read(path: str | os.PathLike[str]) -> list[KeptSet]:
     if not checked:
         raise StateError(f"{str(path)!r} is no file of kept inputs. Give one that guard.kept.save() wrote.")
     try:
-        return list(_sets(about["sets"], tensors))
+        return list(put_together(about["sets"], tensors))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise StateError(
             f"{str(path)!r} is no whole file of kept inputs ({type(error).__name__}: {error}). Use another copy."
         ) from error
 
 
-def _sets(about: list[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> Iterator[KeptSet]:
+def put_together(about: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> Iterator[KeptSet]:
+    """Go through the sets that :func:`taken_apart` was given."""
     for number, told in enumerate(about):
         chunks = []
         for place, part in enumerate(told["chunks"]):

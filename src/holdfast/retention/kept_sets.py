@@ -3,9 +3,10 @@
 import itertools
 import os
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from holdfast.errors import ConfigurationError, OrderError
-from holdfast.retention.kept_files import read, write
+from holdfast.retention.kept_files import put_together, read, taken_apart, write
 from holdfast.retention.kept_set import KeptSet
 
 
@@ -22,6 +23,10 @@ class KeptSets(Mapping[str, KeptSet]):
             there = ", ".join(map(repr, self._sets)) or "none"
             raise ConfigurationError(f"No set was kept by the name {name!r}; there are {there}.")
         return self._sets[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a set, or what is given in its place where none was kept by that name."""
+        return self._sets.get(name, default)
 
     def __contains__(self, name: object) -> bool:
         return name in self._sets
@@ -101,3 +106,13 @@ class KeptSets(Mapping[str, KeptSet]):
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take over the sets of a file that :meth:`save` wrote, in the place of those of the same names."""
         self._sets |= {kept.name: kept for kept in read(path)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all sets as plain values and tensors, inputs and all, for a checkpoint that may hold data."""
+        about, tensors = taken_apart(self._sets)
+        return {"sets": about, "tensors": tensors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the sets of :meth:`state_dict`, in the place of those of the same names."""
+        tensors = {name: tensor.clone() for name, tensor in state["tensors"].items()}  # as new ones lie in memory
+        self._sets |= {kept.name: kept for kept in put_together(state["sets"], tensors)}

@@ -103,6 +103,20 @@ def test_a_held_step_without_kept_inputs_is_refused_with_what_to_do_and_not_take
     assert guard.path.steps == 1
 
 
+def test_steps_that_are_not_held_need_no_kept_inputs_and_a_penalty_does():
+    model = net()
+    guard = guarded(model, kept=None)
+    optimizer = adam(model)
+    guard.attach(optimizer, hold=False)
+    learn(model, optimizer, 2)
+    assert guard.path.steps == 2 and guard.trace == ()
+    with pytest.raises(holdfast.OrderError, match=re.escape("tolerance=0.05 and no inputs to measure it on")):
+        guard.penalty()  # of no strength at all
+    guard.keep(KEPT)
+    learn(model, optimizer, 2)
+    assert guard.penalty() > 0 and guard.trace[-1].strength == guard.strength
+
+
 def test_nothing_is_needed_before_the_first_consolidation():
     model = net()
     guard = holdfast.Consolidator(model, "EWC", tolerance=0.1, from_scratch=True)

@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 
 from holdfast.lab.cli.progress.json_lines import plain
-from holdfast.lab.cli.progress.labels import duration, label_in_search, label_of_group
+from holdfast.lab.cli.progress.labels import duration, held, label_in_search, label_of_group
 from holdfast.lab.cli.progress.lines import Lines, line_of
 from holdfast.lab.cli.progress.live import LiveDisplay
 from holdfast.lab.experiments import CheckpointRejected, RunFailed, RunFinished, RunProgress, RunSkipped, RunStarted
 from holdfast.lab.training.progress import Outcome, Progress
+from holdfast.lab.training.retention import Seen
 from tests.lab.cli.small import small_spec, small_store
 
 
@@ -157,3 +158,15 @@ def test_groups_have_short_names():
 
 def test_times_are_easy_to_read():
     assert [duration(s) for s in (8.12, 187.4, 3765)] == ["8.1 s", "3:07", "1:02:45"]
+
+
+def test_how_runs_are_held_is_shown_where_it_is_not_known_before():
+    console = terminal(200)
+    seen = (Seen(3.2, {"task 1": 0.031, "task 2": 0.01}, 0.05), Seen(12.0, {"task 1": 0.02}, 0.05))
+    event = RunProgress((SPEC, small_spec(seed=1)), Progress(0, 2, 10, 22, 1, 1.0, seen=seen), (Outcome([0.1]),) * 2)
+    with LiveDisplay(console, runs=2) as display:
+        display(event)
+        display._live.refresh()
+    assert "0.031 of 0.05 nats lost, c = 3.2 … 12" in console.file.getvalue()
+    assert held([Seen(None, {})]) == "" and held([Seen(0.0, {"task 1": 0.5})]) == "0.5 nats lost"
+    assert plain(event)["strengths"] == [3.2, 12.0] and plain(event)["lost"][1] == {"task 1": 0.02}

@@ -1,7 +1,7 @@
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.lab.cli.options import seeds_of, settings_of_measures, specs_of, widths_of
+from holdfast.lab.cli.options import form_and_holds, seeds_of, settings_of_measures, specs_of, widths_of
 from holdfast.lab.experiments import paper_spec
 
 
@@ -193,5 +193,29 @@ def test_relative_strengths_go_by_measure_too():
     ],
 )
 def test_strengths_and_holds_in_the_wrong_place(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        specs(**given)
+
+
+def test_a_tolerance_is_for_what_protects_and_all_runs_learn_from_the_same_samples():
+    first, second = specs(measures=["EWC", "fine-tune"], tolerance=0.1, tolerance_settings={"aim": 2.0})
+    assert first == paper_spec("permuted-digits", "EWC", tolerance=0.1, tolerance_settings={"aim": 2.0})
+    assert second == paper_spec("permuted-digits", "fine-tune", kept=300)
+    assert [spec.kept for spec in specs(measures=["EWC", "fine-tune"], tolerance=0.1, kept=50)] == [50, 50]
+    beside = form_and_holds(None, (), ["tolerance.aim=2", "damping=0.1"], tolerance=0.1)
+    assert beside.fields == {"tolerance": 0.1, "tolerance_settings": {"aim": 2}} and beside.left == ["damping=0.1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tolerance": 0.1, "strengths": ["5"]}, "--tolerance 0.1 beside a strength for SI: expected one or the other"),
+        ({"tolerance": 0.1, "relative_strengths": ["5"]}, "--tolerance 0.1 beside a strength for SI"),
+        ({"tolerance": 0.1, "measures": ["fine-tune"]}, "fine-tune protects nothing; try --kept"),
+        ({"assignments": ["tolerance=2"]}, "expected --tolerance 2"),
+        ({"assignments": ["tolerance.aim=2"]}, "expected --tolerance NATS beside it"),
+    ],
+)
+def test_tolerances_that_make_no_sense(given, message):
     with pytest.raises(ConfigurationError, match=message):
         specs(**given)

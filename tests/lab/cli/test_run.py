@@ -217,3 +217,46 @@ def test_a_store_that_cannot_be_written(run, tmp_path):
     shown = run("permuted-digits", store=tmp_path / "file" / "store")
     assert shown.exit_code == 4
     assert "could not be written" in shown.stderr
+
+
+def test_a_tolerance_is_asked_for_and_what_is_lost_is_told_everywhere(call, run, tmp_path):
+    asked = ("-m", "EWC", "-m", "fine-tune", "--tolerance", "0.05", "--kept", "100", "--set", "tolerance.aim=2")
+    small = [option for option in OPTIONS if option not in ("--engine", "plain")]
+    shown = run("permuted-digits", *asked, options=small)
+    assert shown.exit_code == 0, shown.stderr
+    store = Store(tmp_path / "store")
+    held, unheld = (entry.result for entry in store.entries())
+    assert (held.spec.tolerance, held.spec.kept, held.spec.engine) == (0.05, 100, "plain")
+    assert dict(held.spec.tolerance_settings) == {"aim": 2} and (unheld.spec.kept, unheld.spec.engine) == (100, "fast")
+    last = next(line for line in shown.stderr.splitlines() if line.startswith("EWC seed 0: task 2/2"))
+    assert f"{held.worst_kl:.2g} of 0.05 nats lost, c = {held.found_strength:.3g}" in last
+    assert f"{unheld.worst_kl:.2g} nats lost" in shown.stderr
+    assert "nats lost" in shown.stdout  # the column of the table
+    listed = call("runs", "list", "--store", store.folder).stdout
+    assert f"{held.found_strength:.3g}" in listed and f"{held.worst_kl:.2g}" in listed and "tolerance 0.05" in listed
+    rows = [json.loads(line) for line in call("runs", "list", "--json", "--store", store.folder).stdout.splitlines()]
+    assert rows[0]["found_strength"] == held.found_strength and rows[0]["worst_kl"] == held.worst_kl
+    one = call("runs", "show", held.spec.id, "--store", store.folder).stdout
+    assert f"strength found     {held.found_strength:.4g}" in one and "KL of task 1" in one
+    assert f"lost at most       {held.worst_kl:.3g} nats a sample" in one
+
+
+def test_machines_are_told_of_strengths_that_are_found_and_of_what_is_lost(run, tmp_path):
+    told = events(run("permuted-digits", "-m", "EWC", "--relative-strength", "0.03", "--kept", "80", "--json"))
+    (result,) = Store(tmp_path / "store").results()
+    progress = [event for event in told if event["event"] == "progress"]
+    assert progress[0]["strengths"] == [None] and progress[0]["lost"] == [{}]
+    assert progress[-1]["strengths"] == [result.found_strength]
+    assert progress[-1]["lost"] == [{"task 1": result.worst_kl}]
+    (finished,) = [event for event in told if event["event"] == "finished"]
+    assert finished["relative_strength"] == 0.03
+    assert [noted["strength"] for noted in finished["retention"]] == [result.found_strength] * 2
+    assert finished["retention"][1]["sets"][0]["kl"] == result.worst_kl
+    usual = events(run("permuted-digits", "-m", "EWC", "--json"))
+    assert not any({"strengths", "lost", "retention"} & set(event) for event in usual)
+
+
+def test_more_kept_than_half_of_a_task_is_refused_before_anything_runs(run, tmp_path):
+    refused = run("split-digits", "-m", "EWC", "--tolerance", "0.1", options=("--device", "cpu"))
+    assert refused.exit_code == 2 and "expected at most half of them, such as kept=55" in refused.stderr
+    assert not (tmp_path / "store" / "runs").exists()

@@ -150,3 +150,26 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_choice(call, tmp_
     assert json.loads(again.stdout.splitlines()[0])["resumed"]
     whole = last_event(call(*arguments, tmp_path / "whole"))
     assert last_event(again) == {**whole, "store": str(tmp_path / "stopped")}
+
+
+def test_relative_strengths_are_searched_for(find, tmp_path):
+    asked = (
+        "--relative-strength",
+        "--from",
+        "0.01",
+        "--to",
+        "0.02",
+        "--seeds",
+        "1",
+        "--search-seeds",
+        "1",
+        "--no-reinit",
+    )
+    shown = find("permuted-digits", "-m", "EWC", *asked)
+    assert shown.exit_code == 0, shown.stderr
+    _, header, *lines = shown.stdout.splitlines()
+    assert header.split()[0] == "s" and any(line.startswith("s = ") for line in lines)
+    assert "EWC seed 1000, s = 0.01" in shown.stderr
+    tried = {result.spec.relative_strength for result in Store(tmp_path / "store").results()}
+    assert {0.01, 0.02} <= tried and None not in tried
+    assert last_event(find("permuted-digits", "-m", "EWC", *asked, "--json"))["choice"]["relative_strength"] in tried

@@ -57,3 +57,19 @@ def test_without_tensorboard_it_says_which_extra(tmp_path):
     assert done.returncode == 2
     assert "pip install 'holdfast[tensorboard]'" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "s").exists()
+
+
+def test_a_run_with_a_tolerance_leaves_what_is_lost_and_the_strength_as_it_goes(call, tmp_path):
+    command = ["run", "permuted-digits", "-m", "EWC", "--tolerance", "0.05", "--kept", "100", *OPTIONS]
+    assert call(*command, "--store", tmp_path / "store", "--tensorboard", tmp_path / "log").exit_code == 0
+    (result,) = Store(tmp_path / "store").results()
+    (folder,) = (tmp_path / "log").iterdir()
+    scalars = read(folder)
+    last = result.retention[-1]
+    assert scalars["kept/strength"] == pytest.approx({2: last.strength})
+    assert scalars["kept/kl/task 1"] == pytest.approx({2: last.kl})
+    assert scalars["kept/loss_now/task 1"] == pytest.approx({2: last.sets[0].loss_now})
+    assert scalars["kept/share of the way"] == pytest.approx({2: last.share})
+    (step,) = scalars["strength/task 2"]
+    assert scalars["strength/task 2"] == pytest.approx({step: last.trace[-1].strength})
+    assert scalars["lost/task 2/of task 1"] == pytest.approx({step: last.trace[-1].kl})

@@ -18,6 +18,13 @@ def small_spec(seed=0, *, epochs=2, optimizer="adam", learning_rate=0.03, **chan
     return Spec("permuted-digits", seed=seed, **usual | changes)
 
 
+def following_spec(**changes):
+    """The same with a tolerance, from which weights that are drawn anew would leave nothing."""
+    settings = Settings(epochs=3, batch_size=256, learning_rate=0.03, samples=50)
+    usual = {"strength": 0.0, "measure": "EWC", "tolerance": 0.05, "kept": 60, "engine": "plain", "settings": settings}
+    return small_spec(**usual | changes)
+
+
 def result_of(spec, accuracy):
     """A result that nobody trained for, with the same accuracy everywhere."""
     row = (accuracy,) * spec.tasks

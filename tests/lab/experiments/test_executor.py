@@ -20,7 +20,7 @@ from holdfast.lab.experiments import (
 )
 from holdfast.lab.experiments.running import job
 from holdfast.lab.experiments.running.engines import start_engine
-from tests.lab.experiments.helpers import StopAfter, same_result, small_spec
+from tests.lab.experiments.helpers import StopAfter, following_spec, same_result, small_spec
 
 
 @pytest.fixture
@@ -372,3 +372,14 @@ def test_a_group_that_is_out_of_memory_is_tried_again_in_halves(store, monkeypat
     summary = execute([small_spec(i) for i in range(5)], store, side_by_side=5)
     assert sizes == [5, 2, 3, 1, 2]
     assert len(summary.finished) == 5 and summary.failed == []
+
+
+@pytest.mark.parametrize("stop_after", [3, 5])
+def test_a_run_with_a_tolerance_that_was_stopped_goes_on_exactly_from_its_files(store, tmp_path, stop_after):
+    spec = following_spec()
+    stop = StopAfter(stop_after)
+    assert execute(spec, store, device="cpu", on_event=stop.on_event, stop=stop).interrupted
+    execute(spec, store, device="cpu")
+    execute(spec, tmp_path / "whole", device="cpu")
+    again, whole = store.get(spec), Store(tmp_path / "whole").get(spec)
+    assert again.resumed == 1 and same_result(again, whole) and again.retention == whole.retention

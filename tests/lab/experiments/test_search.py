@@ -342,3 +342,27 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(store, measure, opt
     with pytest.raises(ConfigurationError, match=message):
         search("permuted-digits", measure, store, run=refuse, **options)
     assert store.ids() == []
+
+
+def test_a_search_over_relative_strengths(store):
+    def run(specs, store):
+        assert all(spec.strength == 0 for spec in specs)
+        return of_relative(specs, store)
+
+    def of_relative(specs, store):
+        for spec in specs:
+            claim = store.claim(spec)
+            claim.finish(result_of(spec, 0.9 - abs(math.log10(spec.relative_strength / 0.02)) / 10))
+            claim.release()
+        return Summary()
+
+    found = search("permuted-digits", "EWC", store, relative=True, reinitialise=False, run=run, **TINY)
+    assert found.choice.strength == 0.02 and found.choice.relative
+    assert found.why.startswith("s = 0.02 without re-initialisation is the best of")
+    assert {point.strength for point in found.points} >= {0.0001, 0.001, 0.01, 0.1, 1.0, 10.0}
+    assert found.test.to_dict()["relative_strength"] == 0.02 and "strength" not in found.test.to_dict()
+
+
+def test_a_tolerance_has_no_strength_to_be_searched_for(store):
+    with pytest.raises(ConfigurationError, match="search was given tolerance, which it decides itself"):
+        search("permuted-digits", "EWC", store, tolerance=0.1, **TINY)

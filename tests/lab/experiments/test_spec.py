@@ -8,6 +8,7 @@ import torch
 
 from holdfast.errors import ConfigurationError
 from holdfast.holds import Hold, register_hold
+from holdfast.lab.data import digits_dataset
 from holdfast.lab.experiments import Spec, paper_spec
 from holdfast.lab.experiments.specs.spec_fields import fields_of
 from holdfast.lab.scenarios import Samples, scenario_of
@@ -292,3 +293,54 @@ class TestFormsAndHolds:
         assert len({usual.id, mean.id, sola.id}) == 3
         again = Spec.from_dict(json.loads(json.dumps(sola.to_dict())))
         assert again == sola and fields_of(again)["anchor"] == "mean" and fields_of(again)["gradient_term"] is True
+
+
+def test_a_tolerance_comes_with_kept_samples_and_the_plain_engine_and_is_left_out_of_other_names():
+    spec = paper_spec("permuted-mnist", "SI", tolerance=0.1, seed=3)
+    assert (spec.strength, spec.kept, spec.engine, spec.settings.reinitialise) == (0.0, 300, "plain", False)
+    assert paper_spec("permuted-mnist", "SI", tolerance=0.1, seed=3, kept=300) == spec
+    assert Spec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    followed = dataclasses.replace(spec, tolerance_settings={"aim": 2.0})
+    assert followed.make_tolerance().aim == 2.0 and fields_of(followed)["tolerance.aim"] == 2.0
+    assert Spec.from_dict(json.loads(json.dumps(followed.to_dict()))) == followed
+    assert fields_of(spec)["strength"] is None
+    names = {
+        each.id for each in (spec, followed, dataclasses.replace(spec, kept=200), paper_spec("permuted-mnist", "SI"))
+    }
+    assert len(names) == 4
+    usual = Spec("split-digits", "SI").to_dict()
+    assert not {"tolerance", "tolerance_settings", "kept"} & set(usual)
+    watching = Spec("split-digits", "SI", kept=40)
+    assert watching.engine == "fast" and watching.to_dict()["kept"] == 40
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tolerance": 0.0}, "nats above 0"),
+        ({"tolerance": float("nan")}, "nats above 0"),
+        ({"tolerance": 0.1, "strength": 2.0}, "strength=2.0 and tolerance=0.1: expected one of both"),
+        ({"tolerance": 0.1, "relative_strength": 2.0}, "relative_strength=2.0 and tolerance=0.1"),
+        ({"tolerance": 0.1, "engine": "fast"}, "engine='fast' with tolerance=0.1"),
+        ({"tolerance": 0.1, "measure": "fine-tune"}, "which finds no importance whose strength could follow it"),
+        ({"tolerance": 0.1, "anchor": "mean"}, "Take anchor='last'"),
+        ({"tolerance": 0.1, "batch_norm": "fold"}, "Take batch_norm='freeze'"),
+        ({"tolerance": 0.1, "tolerance_settings": {"aims": 2}}, "expected settings of holdfast.Tolerance"),
+        ({"tolerance": 0.1, "tolerance_settings": {"aim": 0.5}}, "aim=0.5: expected a number of at least 1"),
+        ({"tolerance_settings": {"aim": 2}}, "without a tolerance"),
+        ({"kept": -1}, "kept=-1: expected a whole number"),
+        ({"kept": True}, "kept=True: expected a whole number"),
+        ({"measure": "fine-tune", "kept": 10, "settings": Settings(trains="anew")}, "by which nothing is to be kept"),
+    ],
+)
+def test_tolerances_and_kept_samples_that_make_no_sense(change, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Spec("permuted-digits", **{"measure": "EWC", "engine": "plain"} | change)
+
+
+def test_kept_samples_are_set_aside_in_the_scenario_of_a_spec():
+    data = {"digits": digits_dataset()}
+    whole, aside = (Spec("split-digits", "SI", kept=kept).make_scenario(data) for kept in (0, 40))
+    assert not whole.keeps and aside.keeps
+    for task, before in zip(aside.tasks, whole.tasks, strict=True):
+        assert len(task.stored_train) == len(before.stored_train) - 40

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.errors import ConfigurationError, DamagedError, HoldfastWarning, MissingExtraError, StoreError
 from holdfast.lab.experiments import Failure, Result, Store, execute
-from tests.lab.experiments.helpers import small_spec
+from tests.lab.experiments.helpers import following_spec, small_spec
 
 
 def make_result(spec, last=0.75):
@@ -284,3 +284,19 @@ def test_without_pandas_the_extra_is_named(store, monkeypatch):
     monkeypatch.delitem(sys.modules, "holdfast.lab.experiments.store.frames", raising=False)
     with pytest.raises(MissingExtraError, match=r"pip install 'holdfast\[experiments\]'"):
         store.frame()
+
+
+def test_what_a_run_noted_of_how_it_was_held_comes_back(store):
+    usual, relative, following = small_spec(), small_spec(strength=0.0, relative_strength=0.3), following_spec()
+    execute([usual, relative, following], store, device="cpu")
+    plain, found, followed = (store.get(spec) for spec in (usual, relative, following))
+    assert plain.retention == () and "retention" not in plain.to_dict()
+    assert (plain.found_strength, plain.worst_kl) == (None, None)
+    assert found.found_strength > 0 and found.worst_kl is None
+    assert [noted.strength for noted in found.retention] == [found.found_strength] * 3
+    assert followed.found_strength == followed.retention[-1].strength == followed.retention[-1].trace[-1].strength
+    assert 0 < followed.worst_kl <= 0.05 and [len(noted.sets) for noted in followed.retention] == [0, 1, 2]
+    assert Result.from_dict(json.loads(json.dumps(followed.to_dict()))) == followed
+    frame = store.frame().set_index("id")
+    assert frame.found_strength[relative.id] == found.found_strength and pd.isna(frame.found_strength[usual.id])
+    assert frame.worst_kl[following.id] == followed.worst_kl

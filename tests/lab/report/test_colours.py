@@ -5,9 +5,10 @@ from itertools import combinations
 import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 
 from holdfast.lab.report import colour, ink, label
+from holdfast.lab.report.colours import told_apart
 from holdfast.lab.report.style import style
 
 SHOWN_TOGETHER = (
@@ -80,3 +81,32 @@ def test_the_style_ends_with_its_context():
     with style("dark"):
         assert dict(mpl.rcParams) != before
     assert dict(mpl.rcParams) == before
+
+
+METHODS = (
+    *("SI", "rotated EWC", "EWC", "EWC with a tolerance", "fine-tune", "EWC + replay", "posterior", "kronecker EWC"),
+    *("MAS", "rotated MAS"),
+)
+
+
+def test_methods_that_are_drawn_together_have_colours_that_can_be_told_apart():
+    found = told_apart(METHODS)
+    assert len(set(found.values())) == len(METHODS)
+    for a, b in combinations(METHODS, 2):
+        assert np.linalg.norm(lab(linear(found[a])) - lab(linear(found[b]))) > 18, (a, b)
+    assert all(contrast(shade, "white") > 2.5 for shade in found.values())
+
+
+def test_a_method_has_its_own_colour_whoever_is_drawn_first():
+    with style("light"):
+        own = {
+            name: to_hex(mpl.rcParams["axes.prop_cycle"].by_key()["color"][int(colour(name)[1:])])
+            for name in ("SI", "EWC")
+        }
+    for order in (METHODS, METHODS[::-1]):
+        found = told_apart(order)
+        assert list(found) == list(order) and found == told_apart(METHODS)
+        assert (found["SI"], found["EWC"]) == (own["SI"], own["EWC"])
+    assert (
+        told_apart(["rotated EWC"])["rotated EWC"] == "#0a7fa8" and told_apart(["fine-tune"])["fine-tune"] == "#9a9a9a"
+    )

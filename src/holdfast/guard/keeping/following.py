@@ -21,7 +21,7 @@ from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.stability import largest_strength, sgd_rates
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.training_calls import TrainingCalls
-from holdfast.guard.strengths import total_trace
+from holdfast.guard.strengths import Importance
 from holdfast.guard.weight_average import evaluated_weights
 from holdfast.holds.quadratic import penalty_value
 from holdfast.retention.controller import TracePoint
@@ -171,17 +171,15 @@ def numbers_in(inputs: Any) -> int:
 
 
 def _first_strength(memory: Memory) -> float:
-    """Return the strength to begin with: some share of one over the mean importance of a weight."""
+    """Return the strength to begin with: a relative one, of all that was found so far."""
     assert memory.tolerance is not None
-    matrices = memory.driving.total
-    trace = total_trace(matrices)
-    weights = sum(memory.anchor[name].numel() for matrix in matrices.values() for name in matrix.block.parameters)
-    if not trace > 0:
+    strength = Importance.of(memory.driving.total, memory.anchor).strength(memory.tolerance.start)
+    if not strength > 0:
         raise ConfigurationError(
             f"tolerance={memory.tolerance.nats:g} with {memory.driver}, whose importances are 0 everywhere: there is "
             "nothing whose strength could follow it. Take a measure that holds weights, such as Fisher()."
         )
-    return memory.tolerance.start * weights / trace
+    return strength
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ import holdfast
 from holdfast.lab.cli.commands import data, runs
 from holdfast.lab.cli.commands.measures import measures
 from holdfast.lab.cli.commands.merge import merge
+from holdfast.lab.cli.commands.plot import plot_chosen
 from holdfast.lab.cli.commands.reproduce import reproduce
 from holdfast.lab.cli.commands.run import run
 from holdfast.lab.cli.commands.search import search
@@ -43,6 +44,7 @@ def _options(
 app.command(epilog=MEANINGS)(run)
 app.command(epilog=MEANINGS)(search)
 app.command(epilog=MEANINGS)(reproduce)
+runs.app.command("plot")(plot_chosen)
 app.add_typer(runs.app, name="runs")
 app.command()(measures)
 app.command(epilog=MEANINGS)(merge)

@@ -96,6 +96,22 @@ Implicit = Annotated[
     bool,
     _option("--implicit", help="Hold after each step instead of in it, safe at any strength.", panel=_NETWORK),
 ]
+ToleratedLoss = Annotated[
+    float | None,
+    _option(
+        "--tolerance",
+        help="In place of a strength: how much may be lost of any task, in nats a sample (KL), such as 0.1.",
+        panel=_NETWORK,
+    ),
+]
+Kept = Annotated[
+    int | None,
+    _option(
+        "--kept",
+        help="Training samples of each task to set aside, by which to see what is left of it; 300 with --tolerance.",
+        panel=_NETWORK,
+    ),
+]
 BatchNorm = Annotated[
     str | None,
     _option(
@@ -108,8 +124,8 @@ Assignments = Annotated[
     list[str] | None,
     _option(
         "--set",
-        help="A measure's setting: damping=0.01 or SIU.damping=0.01; of the form or a hold: form.NAME=VALUE or "
-        "HOLD.NAME=VALUE; may be repeated.",
+        help="A measure's setting: damping=0.01 or SIU.damping=0.01; of the form, a hold or the tolerance: "
+        "form.NAME=VALUE, HOLD.NAME=VALUE or tolerance.NAME=VALUE; may be repeated.",
         panel=_NETWORK,
     ),
 ]

@@ -10,12 +10,17 @@ from holdfast.errors import ConfigurationError, shortened
 from holdfast.forms import FORMS
 from holdfast.holds import HOLDS
 from holdfast.lab.experiments import SCENARIOS, Spec, paper_spec
+from holdfast.lab.experiments.specs.spec import USUAL_KEPT
 from holdfast.registry import find_name, simplified
 
 _DIGITS_OF_WIDTHS = 9
 _NOTHING = "fine-tune"
 """The measure that protects nothing."""
-_STRENGTHS = {"strength": "--strength", "relative_strength": "--relative-strength"}
+_STRENGTHS = {
+    "strength": "--strength",
+    "relative_strength": "--relative-strength",
+    "tolerance": "--tolerance",
+}
 """What has options of its own."""
 
 
@@ -55,6 +60,16 @@ def specs_of(
             "strength at the end of the first task."
         )
     asked = asked_for(changes)
+    tolerance: dict[str, Any] = {n: asked.pop(n) for n in ("tolerance", "tolerance_settings") if n in asked}
+    if tolerance and (strong := [*strength, *relative]):
+        raise ConfigurationError(
+            f"--tolerance {tolerance['tolerance']:g} beside a strength for {strong[0]}: expected one or the other. The "
+            "strength follows the tolerance."
+        )
+    if tolerance and set(measures) == {_NOTHING}:
+        raise ConfigurationError(f"--tolerance {tolerance['tolerance']:g}: {_NOTHING} protects nothing; try --kept.")
+    if tolerance:  # of all runs, so that they learn from the same samples
+        asked.setdefault("kept", USUAL_KEPT)
     found = []
     for measure in measures:
         # A measure that protects need not be watched as well.
@@ -68,6 +83,8 @@ def specs_of(
             own["strength"] = strength[measure]
         if measure in relative:
             own["relative_strength"] = relative[measure]
+        if measure != _NOTHING:
+            own |= tolerance
         found += [paper_spec(scenario, measure, seed=seed, **own, **asked) for seed in seeds]
     return found
 
@@ -129,6 +146,8 @@ def settings_of_measures(
                 f"--set {assignment}: {measure} is a hold, and these runs have none of that name; expected "
                 f"--hold {holds[simplified(measure)]} beside it."
             )
+        if simplified(measure) == "tolerance":
+            raise ConfigurationError(f"--set {assignment} without a tolerance; expected --tolerance NATS beside it.")
         if setting in _STRENGTHS:
             of_it = f"{measure}={value}" if measure else value
             raise ConfigurationError(
@@ -153,13 +172,15 @@ class FormAndHolds(NamedTuple):
     """The settings that are of measures."""
 
 
-def form_and_holds(form: str | None, holds: Sequence[str], assignments: Sequence[str]) -> FormAndHolds:
-    """Return the form and the holds that were asked for, with those of the settings that are theirs.
+def form_and_holds(
+    form: str | None, holds: Sequence[str], assignments: Sequence[str], tolerance: float | None = None
+) -> FormAndHolds:
+    """Return the form, the holds and the tolerance that were asked for, with those of the settings that are theirs.
 
     ``form.damping=0.1`` is of the form, and ``asymmetric.factor=2`` of the hold of that name.
     """
     chosen = list(dict.fromkeys(find_name("hold", name, HOLDS) for name in holds))
-    places = {simplified(name): name for name in (*chosen, "form")}
+    places = {simplified(name): name for name in (*chosen, "form", *(["tolerance"] if tolerance is not None else []))}
     settings: dict[str, dict[str, Any]] = {name: {} for name in places.values()}
     left = []
     for assignment in assignments:
@@ -174,6 +195,8 @@ def form_and_holds(form: str | None, holds: Sequence[str], assignments: Sequence
         fields["form"] = find_name("form", form or "diagonal", FORMS)
     if settings["form"]:
         fields["form_settings"] = settings["form"]
+    if tolerance is not None:
+        fields["tolerance"], fields["tolerance_settings"] = tolerance, settings["tolerance"]
     if chosen:
         fields["holds"] = tuple(chosen)
         fields["hold_settings"] = {name: settings[name] for name in chosen if settings[name]}

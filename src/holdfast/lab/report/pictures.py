@@ -37,12 +37,13 @@ class Pictures:
 
 def render(figure: Figure) -> Pictures:
     """Draw a figure once for each colour scheme."""
-    light = _drawn(figure, "light", ("svg", "png", "pdf"))
-    dark = _drawn(figure, "dark", ("svg",))
+    light = drawn(figure, "light", ("svg", "png", "pdf"))
+    dark = drawn(figure, "dark", ("svg",))
     return Pictures(files=light, dark_svg=dark["svg"])
 
 
-def _drawn(figure: Figure, scheme: Scheme, kinds: tuple[str, ...]) -> dict[str, bytes]:
+def drawn(figure: Figure, scheme: Scheme, kinds: tuple[str, ...]) -> dict[str, bytes]:
+    """Draw a figure in one colour scheme, as files by their endings."""
     with style(scheme):
         canvas = Canvas(figsize=figure.size)
         figure.draw(canvas)

@@ -71,13 +71,16 @@ class Task:
     stored_validation: Samples | None = None
     head: int = 0
     transform: Callable[[Tensor], Tensor] = field(default=_as_they_are)
+    stored_kept: Samples | None = None
+    """Those that were set aside from training, to see by them later what is left of the task."""
 
     def __repr__(self) -> str:
         kept = self.stored_validation
         validation = "" if kept is None else f", {len(kept):,} to choose settings by"
         head = f", head {self.head}" if self.head else ""
+        aside = "" if self.stored_kept is None else f", {len(self.stored_kept):,} set aside"
         return (
-            f"Task({self.name!r}: {len(self.stored_train):,} samples to learn from{validation}, "
+            f"Task({self.name!r}: {len(self.stored_train):,} samples to learn from{aside}{validation}, "
             f"{len(self.stored_test):,} to be judged by{head})"
         )
 
@@ -96,6 +99,12 @@ class Task:
         """The samples to choose settings by, if any were kept back."""
         kept = self.stored_validation
         return None if kept is None else Samples(self.transform(kept.x), kept.y)
+
+    @property
+    def kept(self) -> Samples | None:
+        """The samples that were set aside, if any were."""
+        aside = self.stored_kept
+        return None if aside is None else Samples(self.transform(aside.x), aside.y)
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,6 +137,11 @@ class Scenario:
         """The shape of one input."""
         return tuple(self.tasks[0].stored_train.x.shape[1:])
 
+    @property
+    def keeps(self) -> bool:
+        """Whether samples of all tasks were set aside from training."""
+        return all(task.stored_kept is not None for task in self.tasks)
+
     def __len__(self) -> int:
         return len(self.tasks)
 
@@ -146,6 +160,7 @@ class Scenario:
                 stored_train=once(task.stored_train),
                 stored_test=once(task.stored_test),
                 stored_validation=None if task.stored_validation is None else once(task.stored_validation),
+                stored_kept=None if task.stored_kept is None else once(task.stored_kept),
             )
             for task in self.tasks
         )

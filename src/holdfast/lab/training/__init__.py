@@ -6,5 +6,17 @@ from holdfast.lab.training.observer import Observer
 from holdfast.lab.training.plain_run import PlainRun
 from holdfast.lab.training.progress import Engine, Outcome, Progress
 from holdfast.lab.training.protocol import Settings
+from holdfast.lab.training.retention import Seen, TaskRetention
 
-__all__ = ["Engine", "FastRuns", "Learner", "Observer", "Outcome", "PlainRun", "Progress", "Settings"]
+__all__ = [
+    "Engine",
+    "FastRuns",
+    "Learner",
+    "Observer",
+    "Outcome",
+    "PlainRun",
+    "Progress",
+    "Seen",
+    "Settings",
+    "TaskRetention",
+]

@@ -9,6 +9,7 @@ import copy
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -31,7 +32,9 @@ from holdfast.lab.training.observer import Observer
 from holdfast.lab.training.precision import check_precision, computing_in
 from holdfast.lab.training.progress import Outcome, Progress
 from holdfast.lab.training.protocol import Settings
+from holdfast.lab.training.retention import Seen, TaskRetention, noted, strength_of
 from holdfast.measures import Measure, PathMeasure
+from holdfast.retention import Tolerance
 from holdfast.seeding import generator_for
 
 
@@ -57,6 +60,9 @@ class Learner:
         batch_norm: what becomes of batch norms' running statistics, as for :class:`holdfast.Consolidator`.
         implicit: whether the hold is applied after each step; see there.
         relative_strength: s, of which the first task makes the strength, instead of the one that is given.
+        tolerance: how much may be lost of any task by the end of the last, in nats a sample, instead of a strength;
+            each task after the first may use an equal part of it. It is measured on samples that the scenario has set
+            aside, which are kept of each task in any case (:func:`~holdfast.lab.scenarios.set_aside`).
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class Learner:
         batch_norm: str | None = None,
         implicit: bool = False,
         relative_strength: float | None = None,
+        tolerance: Tolerance | None = None,
     ) -> None:
         self.settings = settings
         self.seed = seed
@@ -115,6 +122,10 @@ class Learner:
         how_strongly: dict[str, Any] = {"strength": strength}
         if relative_strength is not None:
             how_strongly = {"relative_strength": relative_strength}
+        if tolerance is not None:
+            how_strongly = {"tolerance": tolerance}
+            _check_set_aside(tolerance, scenario)
+        self._tolerance = tolerance
         self.guard = Consolidator(
             self.model,
             measure,
@@ -213,12 +224,40 @@ class Learner:
         return draw(self._sizes[task], self.settings.batch_size, seed=self.seed, task=task, epoch=epoch)
 
     def progress(
-        self, task: int, step: int, started: float, losses: tuple[float, ...], *, learned: bool = False
+        self,
+        task: int,
+        step: int,
+        started: float,
+        losses: tuple[float, ...],
+        *,
+        learned: bool = False,
+        together: Sequence["Learner"] = (),
     ) -> Progress:
-        """Return where an engine stands that began a task at ``started``, as ``time.perf_counter()`` had it."""
+        """Return where an engine stands that began a task at ``started``, as ``time.perf_counter()`` had it.
+
+        Where several runs train together, these are all of them.
+        """
         tasks, epochs = len(self.scenario), self.settings.epochs_of(task)
         seconds = time.perf_counter() - started
-        return Progress(task, tasks, step, self.task_steps(task), epochs, seconds, losses, learned)
+        runs = (together or (self,)) if self.notes_retention else ()
+        # A task that was learned is told of when the next has begun, by which more may be lost.
+        seen = tuple(
+            each.outcome.retention[-1].seen if learned and each.outcome.retention else each.seen for each in runs
+        )
+        return Progress(task, tasks, step, self.task_steps(task), epochs, seconds, losses, learned, seen)
+
+    @property
+    def notes_retention(self) -> bool:
+        """Whether there is more to say of how it is held than a strength that was given."""
+        guard = self.guard
+        return guard.relative_strength is not None or guard.tolerance is not None or self.scenario.keeps
+
+    @property
+    def seen(self) -> Seen:
+        """How it is held, and what it has lost by the last look: in training, or where the last task ended."""
+        guard, last = self.guard, self.outcome.retention[-1:]
+        lost = guard.last_seen or (last[0].seen.lost if last else {})
+        return Seen(strength_of(guard), lost, guard.tolerance)
 
     def begin_task(self, task: int) -> None:
         """Draw the weights anew where the settings say so."""
@@ -229,6 +268,8 @@ class Learner:
                 statistics = dict(self._redrawn.named_buffers())
                 drawn = {name: value for name, value in drawn.items() if name not in statistics}
             take_weights(self._redrawn, drawn)
+        if self._tolerance is not None and task:  # an equal part for each task that can lose anything
+            self.guard.tolerance = self._tolerance.nats * task / (len(self.scenario) - 1)
         for observer in self.observers.values():
             observer.task_begun(self, task)
 
@@ -244,14 +285,24 @@ class Learner:
 
     def end_task(self, task: int) -> None:
         """Measure what the task was worth, hold it from now on, and see how well every task is done now."""
-        head = self.scenario.tasks[task].head
+        head, trace = self.scenario.tasks[task].head, self.guard.trace
         found = self.guard.consolidate(self._measured(task), forward=lambda model, x: model(x, head))
+        if self.notes_retention:
+            self.outcome.retention.append(noted(self.guard, task, trace))
+            self._keep(task)
         for observer in self.observers.values():
             observer.task_ended(self, task, found)
         accuracies = self.accuracies()
         if task and self.settings.trains == "anew":  # the networks of earlier tasks are as they were
             accuracies[:task] = self.outcome.matrix[-1][:task]
         self.outcome.matrix.append(accuracies)
+
+    def _keep(self, task: int) -> None:
+        """Keep what was set aside of a task, with the predictions of the network that has just learned it."""
+        aside = self.scenario.tasks[task].kept
+        if aside is not None:
+            forward = partial(self._through_its_head, task=task)
+            self.guard.keep([(aside.x, aside.y)], name_of(task), forward=forward, samples=len(aside))
 
     def wanted_steps(self, task: int) -> list[int]:
         """Return the steps of a task that some observer wants to see."""
@@ -324,16 +375,23 @@ class Learner:
             "failure": self.outcome.failure,
             "observers": copied(self.observations),
             **({"buffers": kept} if kept else {}),
+            **({"retention": [noted.to_dict() for noted in self.outcome.retention]} if self.notes_retention else {}),
+            **({"kept": copied(self.guard.kept.state_dict())} if self.guard.kept else {}),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.model.load_state_dict(state["model"])
+        if "kept" in state:  # before the guard, whose own state leaves them out and asks for them
+            self.guard.kept.load_state_dict(state["kept"])
+            for task in range(len(state["matrix"])):
+                self.guard.kept[name_of(task)].forward = partial(self._through_its_head, task=task)
         self.guard.load_state_dict(state["guard"])
         for name, buffer in self._buffers.items():
             buffer.load_state_dict(state["buffers"][name])
         self.dropout.set_state(state["dropout"].cpu())
-        self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"])
+        retention = [TaskRetention.from_dict(noted) for noted in state.get("retention", ())]
+        self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"], retention)
         for name, observer in self.observers.items():
             observer.load_state(copied(state["observers"][name]))
 
@@ -353,6 +411,11 @@ class Learner:
         return list(zip(samples.x[chosen].split(size), samples.y[chosen].split(size), strict=True))
 
 
+def name_of(task: int) -> str:
+    """Return what the kept inputs of a task are called, as people count."""
+    return f"task {task + 1}"
+
+
 def task_loss(logits: Tensor, y: Tensor) -> Tensor:
     """Return the mean cross-entropy; a softmax in 16 bits would lose what training needs near its end."""
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), y)
@@ -368,6 +431,14 @@ def copied(state: Any) -> Any:
         case list() | tuple():
             return type(state)(copied(value) for value in state)
     return state
+
+
+def _check_set_aside(tolerance: Tolerance, scenario: Scenario) -> None:
+    if not scenario.keeps:
+        raise ConfigurationError(
+            f"tolerance={tolerance.nats:g} for a scenario that has set no samples aside to measure it on; expected "
+            "one that has, set_aside(scenario, 300, seed=0)."
+        )
 
 
 def _check_network(model: MultiHead, scenario: Scenario) -> None:

@@ -28,6 +28,12 @@ def forgetting(matrix: Matrix) -> float:
     return statistics.mean(drops) if drops else math.nan
 
 
+def learned_later(matrix: Matrix) -> float:
+    """Return how well each task but the first was done just after it was learned, averaged."""
+    later = [matrix[j][j] for j in range(1, len(matrix))]
+    return statistics.mean(later) if later else math.nan
+
+
 def backward_transfer(matrix: Matrix) -> float:
     """Return what later tasks did to earlier ones: the last accuracy less that just after learning, averaged."""
     changes = [matrix[-1][j] - matrix[j][j] for j in range(len(matrix) - 1)]

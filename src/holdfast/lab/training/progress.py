@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from holdfast.lab.training.retention import Seen, TaskRetention
+
 TELL_EVERY = 1.0
 """Seconds after which an engine tells where it stands, if no epoch has ended before."""
 
@@ -27,6 +29,8 @@ class Progress:
     """The last step's loss, for each run side by side."""
     learned: bool = False
     """Whether the task has just been learned; the outcomes then have a row for it."""
+    seen: tuple[Seen, ...] = ()
+    """How each run side by side is held and what it has lost, where that is not in its spec, or inputs are kept."""
 
     @property
     def epoch(self) -> int:
@@ -44,6 +48,8 @@ class Outcome:
     """Row i: the accuracy on every task after learning task i."""
     failure: str | None = None
     """Why the run cannot go on, if it cannot; runs beside it are not affected."""
+    retention: list[TaskRetention] = field(default_factory=list)
+    """How each task was held, and what was left of those before it, for runs that note it."""
 
 
 class Engine(Protocol):

@@ -50,7 +50,15 @@ class Line:
                 for name in ("average_accuracy", "forgetting")
                 for ending, figure in (("", statistics.mean), ("_error", standard_error))
             },
+            **({"worst_kl": statistics.mean(self.lost)} if self.lost else {}),
         }
+
+    @property
+    def lost(self) -> list[float]:
+        """What each run has lost of the task of which it has lost most, in nats; none unless all have kept inputs."""
+        found = [row.figures.worst_kl for row in self.rows if row.figures is not None]
+        kept = [kl for kl in found if kl is not None]
+        return kept if len(kept) == len(self.rows) else []
 
 
 def compare(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Line]:
@@ -143,8 +151,10 @@ def _fitting(lines: Sequence[Line], scenario: str | None, title: str, console: C
     if scenario is not None:  # runs of another scenario may differ in more
         keys = [name for name in keys if name in _ALWAYS or len({line.key[name] for line in lines}) > 1]
     ordered = sorted(lines, key=lambda line: -statistics.fmean(line.figures("average_accuracy")))
-    figures = [Column(name, right=True) for name in _FIGURES]
-    shown = {id(line): _figures(line) for line in ordered}
+    lost = any(line.lost for line in lines)
+    names = (*_FIGURES[:-1], *(["nats lost"] if lost else []), _FIGURES[-1])
+    figures = [Column(name, right=True) for name in names]
+    shown = {id(line): _figures(line, lost=lost) for line in ordered}
     wide = PlainTable(
         [*(Column(name, right=name == "strength") for name in keys), *figures],
         [TableLine((*(shown_value(line.key[name]) for name in keys), *shown[id(line)])) for line in ordered],
@@ -169,11 +179,12 @@ def _named(line: Line, keys: Iterable[str]) -> str:
     )
 
 
-def _figures(line: Line) -> tuple[str, ...]:
+def _figures(line: Line, *, lost: bool) -> tuple[str, ...]:
     seconds = statistics.fmean(row.figures.seconds for row in line.rows if row.figures is not None)
     return (
         str(len(line.rows)),
         mean_and_error(line.figures("average_accuracy")),
         mean_and_error(line.figures("forgetting")),
+        *([f"{statistics.fmean(line.lost):.2g}" if line.lost else ""] if lost else []),
         duration(seconds),
     )

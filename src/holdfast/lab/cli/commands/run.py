@@ -57,6 +57,8 @@ def run(
     form: arguments.Form = None,
     hold: arguments.Holds = None,
     anchor: arguments.Anchor = None,
+    tolerance: arguments.ToleratedLoss = None,
+    kept: arguments.Kept = None,
     batch_norm: arguments.BatchNorm = None,
     assign: arguments.Assignments = None,
     precision: arguments.Precision = None,
@@ -89,7 +91,7 @@ def run(
         from holdfast.lab.experiments import Store  # noqa: PLC0415
 
     scenario = named_scenario(scenario, own_file)
-    beside = form_and_holds(form, hold or (), assign or ())
+    beside = form_and_holds(form, hold or (), assign or (), tolerance)
     specs = specs_of(
         scenario,
         measures=measure or ["SOS"],
@@ -118,6 +120,7 @@ def run(
             "anchor": anchor,
             "gradient_term": gradient_term or None,
             "implicit": implicit or None,
+            "kept": kept,
             "batch_norm": batch_norm,
             **beside.fields,
         },

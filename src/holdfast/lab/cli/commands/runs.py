@@ -40,7 +40,7 @@ def list_runs(
 
     Beside each, or beneath it, stands all in which it is not as usual for its scenario and measure.
     """
-    folder = _existing_folder(store)
+    folder = existing_folder(store)
     every = told_apart(rows_in(folder), folder)
     rows = chosen(every, measure, scenario, where)
     if as_json:
@@ -63,8 +63,8 @@ def show_run(
     as_json: Json = False,
 ) -> None:
     """Show all that is known of one run."""
-    place = _existing(store)
-    found = _find(place, id)
+    place = existing_store(store)
+    found = find_run(place, id)
     entry = place.entry(found)
     status = status_told_apart(entry.status, place.run_folder(found))
     observations, damage = _observed(place, found)
@@ -107,6 +107,9 @@ def _print_entry(entry: "Entry", status: str, observations: Sequence[str]) -> No
         console.print(_figures(entry.result))
         console.print("\nAccuracy in % on every task, after learning each", style="bold")
         console.print(_matrix(entry.result))
+        if any(noted.sets for noted in entry.result.retention):
+            console.print("\nWhat is left of the tasks before, after learning each", style="bold")
+            console.print(_retention(entry.result))
     if observations:
         said = f"\nObservations, for Store.observations({entry.id!r}): {', '.join(observations)}"
         console.print(said, soft_wrap=True)
@@ -137,7 +140,7 @@ def compare_runs(
     with loading():
         from holdfast.lab.cli.commands.comparison import compare, print_comparison  # noqa: PLC0415
 
-    folder = _existing_folder(store)
+    folder = existing_folder(store)
     every = rows_in(folder)
     # A result that is whole counts, whatever has become of the files beside it.
     finished = [row for row in every if row.figures is not None]
@@ -154,7 +157,8 @@ def compare_runs(
     complain(row.damage for row in every)
 
 
-def _existing_folder(given: Path) -> Path:
+def existing_folder(given: Path) -> Path:
+    """Return the folder of a store that is there."""
     folder = user_path(given)
     try:
         found = folder.is_dir()
@@ -168,14 +172,15 @@ def _existing_folder(given: Path) -> Path:
     return folder
 
 
-def _existing(folder: Path) -> "Store":
+def existing_store(folder: Path) -> "Store":
+    """Return a store that is there."""
     with loading():
         from holdfast.lab.experiments import Store  # noqa: PLC0415
 
-    return Store(_existing_folder(folder))
+    return Store(existing_folder(folder))
 
 
-def _find(store: "Store", start: str) -> str:
+def find_run(store: "Store", start: str) -> str:
     """Return the id that begins like this."""
     found = [name for name in store.ids() if name.startswith(start.lower())]
     if len(found) == 1:
@@ -189,6 +194,10 @@ def _figures(result: "Result") -> Table:
     shown = pairs()
     for name, value in result.metrics.items():
         shown.add_row(name.replace("_", " "), percent(value))
+    if result.found_strength is not None:
+        shown.add_row("strength found", f"{result.found_strength:.4g}")
+    if result.worst_kl is not None:
+        shown.add_row("lost at most", f"{result.worst_kl:.3g} nats a sample")
     shown.add_row("training time", duration(result.training_seconds))
     shown.add_row("runs side by side", str(result.side_by_side))
     shown.add_row("resumed", f"{result.resumed} times")
@@ -205,4 +214,20 @@ def _matrix(result: "Result") -> Table:
     for learned, row in enumerate(result.matrix):
         cells = (Text(f"{100 * a:.1f}", style="dim" if task > learned else "") for task, a in enumerate(row))
         shown.add_row(tasks[learned], *cells)
+    return shown
+
+
+def _retention(result: "Result") -> Table:
+    """Return what was lost of each task after each later one, in nats, and by which strength they were held."""
+    named = [each.name for each in result.retention[-1].sets]
+    columns = ["c", *(f"KL of {name}" for name in named), "worst loss then", "now"]
+    shown = table("learned", *columns, right=tuple(columns))
+    for noted in result.retention:
+        if not noted.sets:
+            continue
+        kls = {each.name: f"{each.kl:.3g}" for each in noted.sets}
+        worst = max(noted.sets, key=lambda each: each.kl)
+        losses = (f"{loss:.3g}" if loss is not None else "-" for loss in (worst.loss_then, worst.loss_now))
+        c = "-" if noted.strength is None else f"{noted.strength:.3g}"
+        shown.add_row(f"task {noted.task + 1}", c, *(kls.get(name, "") for name in named), *losses)
     return shown

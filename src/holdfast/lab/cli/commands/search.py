@@ -23,6 +23,13 @@ def search(
     high: Annotated[
         float | None, typer.Option("--to", help="The largest one; ten times the usual one if left out.")
     ] = None,
+    relative: Annotated[
+        bool,
+        typer.Option(
+            "--relative-strength",
+            help="Search over strengths in units of the mean importance of a weight after the first task.",
+        ),
+    ] = False,
     reinit: Annotated[
         bool | None,
         typer.Option("--reinit/--no-reinit", help="Draw weights anew before each task. Both if left out."),
@@ -129,6 +136,7 @@ def search(
             place,
             low=low,
             high=high,
+            relative=relative,
             reinitialise=reinit,
             seeds=range(seeds),
             search_seeds=range(FIRST_SEARCH_SEED, FIRST_SEARCH_SEED + search_seeds),

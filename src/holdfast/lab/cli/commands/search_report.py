@@ -51,7 +51,8 @@ def grid_table(outcome: SearchOutcome) -> Table:
         seeds = f" ({point.seeds} seeds)" if point.seeds > 1 and not point.failed else ""
         cells.setdefault(point.strength, {})[point.reinitialise] = _figure(point) + seeds + chosen
     tried = [name for choice, name in _COLUMNS.items() if any(choice in row for row in cells.values())]
-    shown = table("c", *tried, right=("c",))
+    symbol = outcome.points[0].symbol
+    shown = table(symbol, *tried, right=(symbol,))
     for strength, row in cells.items():
         shown.add_row(f"{strength:g}", *(row.get(choice, "") for choice, name in _COLUMNS.items() if name in tried))
     return shown

@@ -16,6 +16,7 @@ from holdfast.lab.experiments import (
     StoreDamaged,
 )
 from holdfast.lab.training.metrics import average_accuracies
+from holdfast.lab.training.progress import Progress
 
 
 class JsonLines(Display):
@@ -49,9 +50,16 @@ def plain(event: Event) -> dict[str, Any]:  # noqa: PLR0911 (one for each event)
                 "losses": list(progress.losses),
                 "learned": progress.learned,
                 "accuracies": [average_accuracies(found.matrix)[-1] if found.matrix else None for found in outcomes],
+                **_held(progress),
             }
         case RunFinished(result):
-            metrics = {**result.metrics, "seconds": result.training_seconds, "side_by_side": result.side_by_side}
+            metrics: dict[str, Any] = {
+                **result.metrics,
+                "seconds": result.training_seconds,
+                "side_by_side": result.side_by_side,
+            }
+            if result.retention:
+                metrics["retention"] = [noted.to_dict() for noted in result.retention]
             return {"event": "finished", **_who(result.spec), **metrics}
         case RunFailed(spec, reason):
             return {"event": "failed", **_who(spec), "reason": reason}
@@ -65,7 +73,15 @@ def plain(event: Event) -> dict[str, Any]:  # noqa: PLR0911 (one for each event)
             return {"event": "store damaged", "reason": reason}
 
 
+def _held(progress: Progress) -> dict[str, Any]:
+    """Return how runs are held and what they have lost, of those that note it: c, and the KL of each kept set."""
+    if not progress.seen:
+        return {}
+    return {"strengths": [each.strength for each in progress.seen], "lost": [dict(each.lost) for each in progress.seen]}
+
+
 def _who(spec: Spec) -> dict[str, Any]:
     names = ("id", "scenario", "measure", "strength", "seed")
-    relative = {} if spec.relative_strength is None else {"relative_strength": spec.relative_strength}
-    return {**{name: getattr(spec, name) for name in names}, **relative, "reinitialise": spec.settings.reinitialise}
+    ways = {name: getattr(spec, name) for name in ("relative_strength", "tolerance")}
+    said = {name: value for name, value in ways.items() if value is not None}
+    return {**{name: getattr(spec, name) for name in names}, **said, "reinitialise": spec.settings.reinitialise}

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from holdfast.lab.experiments.specs.method_names import method_name
+
 if TYPE_CHECKING:
     from holdfast.lab.experiments import Spec
     from holdfast.lab.training.progress import Outcome
+    from holdfast.lab.training.retention import Seen
 
 Label = Callable[[Sequence["Spec"]], str]
 """Gives a name to a run, or to several that train together."""
@@ -16,7 +19,7 @@ Label = Callable[[Sequence["Spec"]], str]
 
 def label_of_group(specs: "Sequence[Spec]") -> str:
     """Return a name for runs that train together, such as ``SI, rotated EWC seeds 0-2``."""
-    measures = ", ".join(dict.fromkeys(_measure_in_its_form(spec) for spec in specs))
+    measures = ", ".join(dict.fromkeys(method_name(spec) for spec in specs))
     seeds = sorted({spec.seed for spec in specs})
     if len(seeds) == 1:
         return f"{measures} seed {seeds[0]}"
@@ -24,21 +27,31 @@ def label_of_group(specs: "Sequence[Spec]") -> str:
     return f"{measures} seeds {f'{seeds[0]}-{seeds[-1]}' if in_a_row else ', '.join(map(str, seeds))}"
 
 
-def _measure_in_its_form(spec: "Spec") -> str:
-    """Return what protects a run: its measure in its form, the holds beside it, or that it is a bound."""
-    if spec.settings.trains != "sequentially":
-        return f"{spec.measure} {spec.settings.trains}"
-    measure = spec.measure if spec.form == "diagonal" else f"{spec.form} {spec.measure}"
-    measure = f"implicit {measure}" if spec.implicit else measure
-    return " + ".join([measure, *spec.holds])
-
-
 def label_in_search(specs: "Sequence[Spec]") -> str:
     """Return a name for runs that may differ in strength alone, such as ``SI seed 1000 re-init, c = 0.1 … 5``."""
-    strengths = list(dict.fromkeys(f"{spec.strength:g}" for spec in specs))
+    relative = specs[0].relative_strength is not None
+    strengths = list(dict.fromkeys(f"{spec.relative_strength if relative else spec.strength:g}" for spec in specs))
     shown = strengths[0] if len(strengths) == 1 else f"{strengths[0]} … {strengths[-1]}"
     reinit = " re-init" if specs[0].settings.reinitialise else ""
-    return f"{label_of_group(specs)}{reinit}, c = {shown}"
+    return f"{label_of_group(specs)}{reinit}, {'s' if relative else 'c'} = {shown}"
+
+
+def held(seen: "Sequence[Seen]") -> str:
+    """Return how runs are held at the moment, and what the one that has lost most has lost; nothing if that is known.
+
+    >>> held([Seen(3.2, {"task 1": 0.031}, 0.05)])
+    '0.031 of 0.05 nats lost, c = 3.2'
+    """
+    parts = []
+    lost = [each for each in seen if each.worst is not None]
+    if lost:
+        worst = max(lost, key=lambda each: each.worst or 0.0)
+        of = "" if worst.tolerance is None else f" of {worst.tolerance:g}"
+        parts.append(f"{worst.worst:.2g}{of} nats lost")
+    strengths = sorted({each.strength for each in seen if each.strength})
+    if strengths:
+        parts.append(f"c = {' … '.join(f'{c:.3g}' for c in dict.fromkeys((strengths[0], strengths[-1])))}")
+    return ", ".join(parts)
 
 
 def percent(share: float) -> str:

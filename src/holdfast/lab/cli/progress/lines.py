@@ -5,12 +5,13 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from holdfast.lab.cli.progress.labels import Label, accuracy_so_far, duration, label_of_group, percent
+from holdfast.lab.cli.progress.labels import Label, accuracy_so_far, duration, held, label_of_group, percent
 from holdfast.lab.cli.progress.listener import Display
 from holdfast.lab.cli.progress.running_groups import Course, UnderWay
 from holdfast.lab.experiments import (
     CheckpointRejected,
     Event,
+    Result,
     RunFailed,
     RunFinished,
     RunProgress,
@@ -18,6 +19,7 @@ from holdfast.lab.experiments import (
     RunStarted,
     StoreDamaged,
 )
+from holdfast.lab.training.retention import Seen
 
 _EVERY = 60.0
 """Seconds without a line after which there is one about where runs stand."""
@@ -31,7 +33,7 @@ def line_of(event: Event, label: Label = label_of_group) -> tuple[str, str] | No
         case RunFinished(result):
             took = duration(result.training_seconds)
             together = f", {result.side_by_side} runs side by side" if result.side_by_side > 1 else ""
-            return f"{label([result.spec])}: {percent(result.average_accuracy)} in {took}{together}", ""
+            return f"{label([result.spec])}: {percent(result.average_accuracy)} in {took}{together}{_left(result)}", ""
         case RunFailed(spec, reason):
             return f"{label([spec])} failed: {reason}", "red"
         case RunSkipped(spec, why, reason):
@@ -87,6 +89,15 @@ class Lines(Display):
         self._console.print(line, style=style, soft_wrap=True)
 
 
+def _left(result: Result) -> str:
+    """Return what a run has lost, and by which strength it was held, where that was not given."""
+    if not result.retention:
+        return ""
+    last = result.retention[-1].seen
+    said = held([Seen(result.found_strength, last.lost, last.tolerance)])
+    return f", {said}" if said else ""
+
+
 def _where(event: RunProgress, course: Course) -> str:
     where, accuracy = event.progress, accuracy_so_far(event.outcomes)
     parts = [f"task {where.task + 1}/{where.tasks}"]
@@ -94,6 +105,8 @@ def _where(event: RunProgress, course: Course) -> str:
         parts.append(f"epoch {where.epoch + 1}/{where.epochs}")
     if accuracy is not None:
         parts.append(f"accuracy so far {percent(accuracy)}")
+    if how := held(where.seen):
+        parts.append(how)
     if course.pace.rate is not None:
         parts.append(str(course.pace))
     if course.seconds_left is not None and course.seconds_left >= 1:

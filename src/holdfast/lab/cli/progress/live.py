@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from holdfast.lab.cli.progress.labels import Label, accuracy_so_far, duration, label_of_group, percent
+from holdfast.lab.cli.progress.labels import Label, accuracy_so_far, duration, held, label_of_group, percent
 from holdfast.lab.cli.progress.lines import line_of
 from holdfast.lab.cli.progress.listener import Display
 from holdfast.lab.cli.progress.running_groups import Course, UnderWay
@@ -84,6 +84,8 @@ class LiveDisplay(Display):
             parts.append(str(course.pace))
         if accuracy is not None:
             parts.append(f"accuracy so far {percent(accuracy)}")
+        if how := held(where.seen):
+            parts.append(how)
         if len(self._shown) > 1:  # there is no one place where they all stand
             parts = [f"{sum(map(len, self._shown))} runs at once"]
         if self._runs is None:

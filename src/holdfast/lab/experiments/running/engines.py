@@ -20,7 +20,7 @@ def start_engine(specs: Sequence[Spec], datasets: Mapping[str, Dataset], device:
     learners = []
     for spec in specs:
         seed = spec.seed if spec.scenario_kind.seeded else None
-        key = spec.source, spec.scenario, spec.tasks, spec.validation, spec.validation_seed, seed
+        key = spec.source, spec.scenario, spec.tasks, spec.validation, spec.validation_seed, spec.kept, seed
         if key not in scenarios:
             scenarios[key] = spec.make_scenario(datasets).to(device)
         learners.append(make_learner(spec, scenarios[key], device))
@@ -52,4 +52,5 @@ def make_learner(spec: Spec, scenario: Scenario, device: torch.device) -> Learne
         batch_norm=spec.batch_norm,
         implicit=spec.implicit,
         relative_strength=spec.relative_strength,
+        tolerance=spec.make_tolerance(),
     )

@@ -171,6 +171,7 @@ class Job:
             commit=source_commit(),
             versions=versions(),
             finished_at=_now(),
+            retention=tuple(outcome.retention),
         )
 
     def _record_failures(self, outcomes: Sequence[Outcome]) -> None:

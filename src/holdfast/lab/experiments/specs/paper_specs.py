@@ -24,6 +24,7 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     >>> paper_spec("permuted-mnist", "SI", seed=3)
     >>> paper_spec("split-cifar", "SOS", batch_size=2048)          # its rows for large batches
     >>> paper_spec("permuted-mnist", "L2", strength=0.01, epochs=5)
+    >>> paper_spec("permuted-mnist", "EWC", tolerance=0.1)         # which draws no weights anew, unless it is asked to
 
     Args:
         scenario: a name in :data:`~holdfast.lab.experiments.SCENARIOS`.
@@ -45,19 +46,20 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
         )
     large = bool(protocol.large) and changes.get("batch_size") == LARGE_BATCH
     chosen = protocol.chosen_large if large else protocol.chosen
-    relative = own.get("relative_strength")
-    if relative is not None and "strength" in own:
+    others = [name for name in ("relative_strength", "tolerance") if own.get(name) is not None]
+    if others and "strength" in own:
         raise ConfigurationError(
-            f"strength={own['strength']!r} and relative_strength={relative!r}: expected one of both."
+            f"strength={own['strength']!r} and {others[0]}={own[others[0]]!r}: expected one of both."
         )
-    if measure not in chosen and "strength" not in own and relative is None:
+    if measure not in chosen and "strength" not in own and not others:
         where = f"{measure!r} on {scenario!r}" + (f" at batch size {LARGE_BATCH}" if large else "")
         raise ConfigurationError(
             f"No strength is known for {where}; give one (strength= in Python, --strength on the command line), or "
             "search for one."
         )
     strength, reinitialise = chosen.get(measure, (0.0, protocol.settings.reinitialise))
-    strength = 0.0 if relative is not None else strength
+    strength = 0.0 if others else strength
+    reinitialise = reinitialise and "tolerance" not in others  # of new weights, all is lost before the first step
     settings = {**(protocol.large if large else {}), "reinitialise": reinitialise}
     settings.update({name: value for name, value in changes.items() if name in _SETTINGS})
     given = dict(own.pop("watch_settings", {}))
@@ -65,7 +67,7 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     leaning = leans(kept_as, own.get("anchor", "last"), gradient_term=own.get("gradient_term", False))
     folds, jointly = own.get("batch_norm") == "fold", settings.get("trains") == "jointly"
     held = can_hold(kept_as, implicit=own.get("implicit", False))
-    if own.get("holds") or folds or jointly or leaning or not held:
+    if own.get("holds") or folds or jointly or leaning or "tolerance" in others or not held:
         own.setdefault("engine", "plain")  # the fast one has no place for them
     usual: dict[str, Any] = {
         "strength": strength,

@@ -16,7 +16,8 @@ from holdfast.lab.experiments.specs import usual_protocols
 from holdfast.lab.experiments.specs.source_files import told_in_a_line
 from holdfast.lab.experiments.specs.usual_protocols import Protocol, protocol_of
 from holdfast.lab.networks import NETWORKS
-from holdfast.lab.scenarios import Samples, Scenario, permuted, split, split_cifar
+from holdfast.lab.scenarios import Scenario, permuted, split, split_cifar
+from holdfast.lab.scenarios.kept_samples import split_once
 from holdfast.lab.scenarios.tasks import hold_out
 from holdfast.lab.training.protocol import Settings
 from holdfast.registry import Registry, registering
@@ -216,19 +217,15 @@ def _made(make: Callable[..., Scenario], asked: Mapping[str, object]) -> Scenari
 
 def _with_validation(scenario: Scenario, share: float, seed: int) -> Scenario:
     """Keep a share of the training samples back; those that tasks share are split once."""
-    splits: dict[int, tuple[Samples, Samples | None]] = {}
-    tasks = []
-    for task in scenario.tasks:
-        if task.stored_validation is not None:
-            raise ConfigurationError(
-                f"The scenario {scenario.name!r} keeps samples back by itself, however many are asked for. Take "
-                "validation and validation_seed as arguments of its function, or leave it to holdfast."
-            )
-        key = id(task.stored_train)
-        if key not in splits:
-            splits[key] = hold_out(task.stored_train, share, seed)
-        train, kept = splits[key]
-        tasks.append(dataclasses.replace(task, stored_train=train, stored_validation=kept))
+    if any(task.stored_validation is not None for task in scenario.tasks):
+        raise ConfigurationError(
+            f"The scenario {scenario.name!r} keeps samples back by itself, however many are asked for. Take "
+            "validation and validation_seed as arguments of its function, or leave it to holdfast."
+        )
+    tasks = [
+        dataclasses.replace(task, stored_train=train, stored_validation=kept)
+        for task, (train, kept) in split_once(scenario, lambda samples: hold_out(samples, share, seed))
+    ]
     return dataclasses.replace(scenario, tasks=tuple(tasks))
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from holdfast.errors import ConfigurationError, shortened
 from holdfast.forms import FORMS, Form, form
-from holdfast.guard.checked_arguments import checked_anchor, checked_implicit
+from holdfast.guard.checked_arguments import checked_anchor, checked_implicit, checked_tolerance
 from holdfast.guard.memory import AnchorKind, leans
 from holdfast.guard.strengths import checked_relative_strength
 from holdfast.holds import HOLDS, Hold, hold
@@ -18,6 +18,7 @@ from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKin
 from holdfast.lab.experiments.specs.source_files import is_source_digest, missing_source, told_in_a_line
 from holdfast.lab.networks import NETWORKS, MultiHead
 from holdfast.lab.scenarios import Scenario
+from holdfast.lab.scenarios.kept_samples import set_aside
 from holdfast.lab.training.bounds import check_unprotected
 from holdfast.lab.training.fast.layer_holds import can_hold
 from holdfast.lab.training.halves import check_halves
@@ -26,6 +27,8 @@ from holdfast.lab.training.precision import Precision
 from holdfast.lab.training.protocol import Settings
 from holdfast.measures import MEASURES, FineTune, Measure, measure
 from holdfast.registry import Registry, is_loaded, names_of
+from holdfast.retention import Tolerance
+from holdfast.retention.controller import checked_nats
 from holdfast.settings import added, check_fields, written
 
 LAYOUT = 1
@@ -36,6 +39,9 @@ JudgeBy = Literal["test", "validation"]
 EngineName = Literal["fast", "plain"]
 
 _USUAL_STRENGTH = 1.0
+USUAL_KEPT = 300
+"""Samples of each task that are kept where there is a tolerance: on digits, what was lost of others of their kind was
+within a third of it (``results/tolerance.md``)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Spec:
     Args:
         scenario: a name in :data:`~holdfast.lab.experiments.SCENARIOS`.
         measure: the measure that protects, by its name in :func:`holdfast.measures`.
-        strength: c, how strongly it protects; 0 where a relative strength decides.
+        strength: c, how strongly it protects; 0 where a relative strength or a tolerance decides.
         measure_settings: the measure's own settings, such as ``{"damping": 0.001}``.
         watch: measures that only observe, by name. A measure can watch twice with different settings under names such
             as ``"AF:large"``: the measure, a colon, and anything.
@@ -72,6 +78,12 @@ class Spec:
         batch_norm: what becomes of batch norms' running statistics, ``"freeze"``, ``"fold"`` or nothing; see there.
         implicit: whether the hold is applied after each step, which no strength can make diverge; see there.
         relative_strength: s, of which the first task makes the strength, instead of one; see there.
+        tolerance: how much may be lost of any task by the end of the last one, in nats a sample, instead of a strength,
+            which follows it: each task after the first may use an equal part. See there, and ``kept``.
+        tolerance_settings: how it is followed, such as ``{"aim": 2.0}``: settings of :class:`holdfast.Tolerance`.
+        kept: how many samples of each task are kept once it is learned, to see by them what is left of it: training
+            samples that are set aside, so that nothing trains on them or measures importance from them; 300 with a
+            tolerance, none by default. Runs are compared with others of the same ``kept``, which learn from as many.
         source: the digest of the file that registers what is named here, such as the scenario, which
             :func:`~holdfast.lab.experiments.load_source` has loaded. It is found by itself. A spec that is read where
             that file was not loaded is as it was written, and says so when its tasks are asked for.
@@ -103,6 +115,9 @@ class Spec:
     batch_norm: str | None = added(None)
     implicit: bool = added(False)
     relative_strength: float | None = added(None)
+    tolerance: float | None = added(None)
+    tolerance_settings: Mapping[str, Any] = added(FrozenDict({}))
+    kept: int = added(0)
     source: str | None = added(None)
 
     def __post_init__(self) -> None:
@@ -138,8 +153,9 @@ class Spec:
         values["watch_settings"] = {name: dict(settings) for name, settings in self.watch_settings.items()}
         values["hidden"] = None if self.hidden is None else list(self.hidden)
         values["settings"] = written(self.settings)
-        if "form_settings" in values:
-            values["form_settings"] = dict(self.form_settings)
+        for name in ("form_settings", "tolerance_settings"):
+            if name in values:
+                values[name] = dict(getattr(self, name))
         if "holds" in values:
             values["holds"] = list(self.holds)
         if "hold_settings" in values:
@@ -186,6 +202,18 @@ class Spec:
         with names_of(self.source):
             return [hold(name, **self.hold_settings.get(name, {})) for name in self.holds]
 
+    def make_tolerance(self) -> Tolerance | None:
+        """Return how much may be lost, and how that is followed."""
+        if self.tolerance is None:
+            return None
+        try:
+            return Tolerance(self.tolerance, **self.tolerance_settings)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"tolerance_settings={dict(self.tolerance_settings)}: expected settings of holdfast.Tolerance, "
+                "every, damping, start or aim."
+            ) from error
+
     def make_probes(self) -> dict[str, Observer]:
         """Return what else looks at the run."""
         return dict(make_probe(text, seed=self.seed) for text in self.probes)
@@ -193,13 +221,14 @@ class Spec:
     def make_scenario(self, datasets: Mapping[str, Dataset]) -> Scenario:
         """Return the tasks, from the data sets that the scenario needs."""
         assert self.tasks is not None and self.validation is not None  # filled in at the start
-        return self.scenario_kind.scenario(
+        made = self.scenario_kind.scenario(
             datasets,
             tasks=self.tasks,
             seed=self.seed,
             validation=self.validation,
             validation_seed=self.validation_seed,
         )
+        return set_aside(made, self.kept, self.validation_seed) if self.kept else made
 
     def make_network(self, scenario: Scenario) -> MultiHead:
         """Return the network that learns them."""
@@ -235,19 +264,36 @@ class Spec:
         # The penalty's gradient has a factor 2c, which has to fit into the weights' own floats.
         expected = "a number from 0 to 1e38 (by patterns of names, Consolidator(strength={...}) alone takes them)"
         _require(is_number and 0 <= self.strength <= 1e38, "strength", self.strength, expected)
-        if self.relative_strength is not None:
-            if self.strength not in (0.0, _USUAL_STRENGTH):
-                raise ConfigurationError(
-                    f"strength={self.strength:g} and relative_strength={self.relative_strength!r}: expected one of "
-                    "both."
-                )
-            self._set(relative_strength=checked_relative_strength(self.relative_strength), strength=0.0)
+        self._check_how_strongly()
         _require(
             self.source is None or is_source_digest(self.source),
             "source",
             self.source,
             "16 hexadecimal digits, or None",
         )
+
+    def _check_how_strongly(self) -> None:
+        """Refuse more than one way to say how strongly to protect, and fill in what comes with them."""
+        ways = {"relative_strength": self.relative_strength, "tolerance": self.tolerance}
+        if self.strength not in (0.0, _USUAL_STRENGTH):
+            ways = {"strength": self.strength, **ways}
+        given = [f"{name}={shortened(value)}" for name, value in ways.items() if value is not None]
+        if len(given) > 1:
+            raise ConfigurationError(f"{' and '.join(given)}: expected one of both.")
+        if self.relative_strength is not None:
+            self._set(relative_strength=checked_relative_strength(self.relative_strength), strength=0.0)
+        self._set(tolerance_settings=FrozenDict(self.tolerance_settings))
+        if self.tolerance is None and self.tolerance_settings:
+            raise ConfigurationError(f"tolerance_settings={dict(self.tolerance_settings)} without a tolerance.")
+        _require(_is_count(self.kept, 0), "kept", self.kept, "a whole number, 0 or more")
+        if self.tolerance is not None:
+            nats = checked_nats(self.tolerance)
+            self._set(tolerance=nats, strength=0.0, kept=self.kept or USUAL_KEPT)
+            self.make_tolerance()
+        if self.kept and self.settings.trains != "sequentially":
+            raise ConfigurationError(
+                f"kept={self.kept} with trains={self.settings.trains!r}, by which nothing is to be kept; leave it out."
+            )
 
     def _check_as_written(self) -> None:
         """Check what can be checked of a spec whose names only its file can explain: that nothing is left out."""
@@ -334,6 +380,7 @@ class Spec:
                 f"relative_strength={self.relative_strength:g} with {self.measure}, which finds no importance that it "
                 "could be relative to. Leave it out."
             )
+        checked_tolerance(self.make_tolerance(), {}, protecting, self.anchor, self.batch_norm)
         checked_anchor(self.anchor, protecting, gradient_term=self.gradient_term)
         leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
         checked_implicit(self.implicit, made, self.batch_norm, leans=leaning)
@@ -347,13 +394,15 @@ class Spec:
         folds = self.batch_norm == "fold"
         leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
         jointly = self.settings.trains == "jointly"
+        follows = self.tolerance is not None
         if self.engine == "fast" and (
-            holds or folds or jointly or leaning or not can_hold(made, implicit=self.implicit)
+            holds or folds or jointly or leaning or follows or not can_hold(made, implicit=self.implicit)
         ):
             centre = f"anchor='mean' and gradient_term={self.gradient_term} in " if leaning else ""
             what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"{centre}the form {made}"
             what = f"implicit=True in the form {made}" if self.implicit and can_hold(made) else what
             what = "trains='jointly'" if jointly else what
+            what = f"tolerance={self.tolerance:g}" if follows else what
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 
     def _check_probes(self) -> None:

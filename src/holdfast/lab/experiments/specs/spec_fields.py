@@ -17,14 +17,21 @@ def fields_of(spec: Spec) -> dict[str, Any]:
     that only watch by ``watch.EWC.samples``.
     """
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
-    for nested in ("settings", "measure_settings", "watch_settings", "form_settings", "hold_settings"):
+    for nested in (
+        "settings",
+        "measure_settings",
+        "watch_settings",
+        "form_settings",
+        "hold_settings",
+        "tolerance_settings",
+    ):
         del fields[nested]
     fields["hidden"] = "-".join(str(width) for width in spec.hidden or ())
     fields["watch"], fields["probes"] = " ".join(spec.watch), " ".join(spec.probes)
     fields["holds"] = " ".join(spec.holds)
-    if spec.relative_strength is not None:  # whose strength each run finds for itself
+    if spec.relative_strength is not None or spec.tolerance is not None:  # whose strength each run finds for itself
         fields["strength"] = None
-    beside = {"form": spec.form_settings, **spec.hold_settings}
+    beside = {"form": spec.form_settings, "tolerance": spec.tolerance_settings, **spec.hold_settings}
     if spec.source is None or is_loaded(spec.source):
         protecting = _settings(spec.make_measure())
         watched = {name: _settings(measure) for name, measure in spec.make_watched().items()}

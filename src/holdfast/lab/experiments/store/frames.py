@@ -20,7 +20,7 @@ _CURVES = ("id", "scenario", "measure", "strength", "seed", "learned", "task", "
 _OUTCOME = (
     *("average_accuracy", "forgetting", "backward_transfer", "forward_transfer"),
     *("training_seconds", "total_seconds", "side_by_side", "resumed", "state_digest", "device", "commit"),
-    *("finished_at", "failures", "reason"),
+    *("finished_at", "found_strength", "worst_kl", "failures", "reason"),
 )
 
 
@@ -81,4 +81,6 @@ def _outcome(result: Result) -> dict[str, Any]:
         "commit": result.commit,
         **{f"{name}_version": version for name, version in result.versions.items()},
         "finished_at": pd.Timestamp(result.finished_at),
+        "found_strength": result.found_strength,
+        "worst_kl": result.worst_kl,
     }

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.training.metrics import average_accuracy, backward_transfer, forgetting, forward_transfer
-from holdfast.settings import check_fields, check_keys, written
+from holdfast.lab.training.retention import TaskRetention
+from holdfast.settings import added, check_fields, check_keys, written
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Result:
     versions: Mapping[str, str]
     finished_at: str
     """UTC, ISO 8601."""
+    retention: tuple[TaskRetention, ...] = added(())
+    """How each task was held and what was left of those before it, where a strength was found or inputs were kept."""
 
     @property
     def seconds(self) -> float:
@@ -64,6 +67,17 @@ class Result:
         return forward_transfer(self.matrix, self.untrained)
 
     @property
+    def found_strength(self) -> float | None:
+        """The c that a relative strength has become, or that a tolerance ended at; ``None`` where c was given."""
+        given = self.spec.relative_strength is None and self.spec.tolerance is None
+        return None if given or not self.retention else self.retention[-1].strength
+
+    @property
+    def worst_kl(self) -> float | None:
+        """KL(p_old‖p_new) of the task that has lost most, in nats a sample, at the end; ``None`` if none is kept."""
+        return self.retention[-1].kl if self.retention else None
+
+    @property
     def metrics(self) -> dict[str, float]:
         """The four figures by name."""
         names = ("average_accuracy", "forgetting", "backward_transfer", "forward_transfer")
@@ -74,6 +88,8 @@ class Result:
         values = written(self)
         # JSON has no NaN, which is what the transfers of a single task are.
         metrics = {name: None if math.isnan(value) else value for name, value in self.metrics.items()}
+        if self.retention:
+            values["retention"] = [noted.to_dict() for noted in self.retention]
         return {**values, "spec": self.spec.to_dict(), "versions": dict(self.versions), "metrics": metrics}
 
     @classmethod
@@ -85,6 +101,7 @@ class Result:
             spec=Spec.from_dict(given["spec"]),
             matrix=tuple(tuple(row) for row in given["matrix"]),
             untrained=tuple(given["untrained"]),
+            retention=tuple(TaskRetention.from_dict(noted) for noted in given.get("retention", ())),
         )
         result = cls(**values)
         result._check_values()

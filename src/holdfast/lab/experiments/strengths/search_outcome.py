@@ -18,6 +18,8 @@ class Point:
     reinitialise: bool
     accuracies: tuple[float | None, ...]
     """The average accuracy over tasks of each seed's run; ``None`` for a run that failed."""
+    relative: bool = False
+    """Whether the strength is a relative one, s, of which each run makes its own c."""
 
     @property
     def seeds(self) -> int:
@@ -51,13 +53,18 @@ class Point:
         accuracy = round(self.accuracy, 9) if self.finished else 0.0
         return self.failed, -accuracy, self.strength, self.reinitialise
 
+    @property
+    def symbol(self) -> str:
+        """What its strength is called: c, or s for a relative one."""
+        return "s" if self.relative else "c"
+
     def __str__(self) -> str:
-        return f"c = {self.strength:g} {'with' if self.reinitialise else 'without'} re-initialisation"
+        return f"{self.symbol} = {self.strength:g} {'with' if self.reinitialise else 'without'} re-initialisation"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the point as plain values, ready for JSON."""
         return {
-            "strength": self.strength,
+            "relative_strength" if self.relative else "strength": self.strength,
             "reinitialise": self.reinitialise,
             "seeds": self.seeds,
             "accuracy": _number(self.accuracy),

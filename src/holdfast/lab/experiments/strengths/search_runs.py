@@ -12,15 +12,22 @@ class PointRuns:
     """Makes the runs of points whose results the store lacks.
 
     Args:
-        make: makes a run's spec from strength, reinitialise, seed and judge_by.
+        make: makes a run's spec from strength or relative_strength, reinitialise, seed and judge_by.
         store: where results are, and go to.
         run: makes runs into a store.
+        relative: whether strengths are relative ones.
     """
 
     def __init__(
-        self, make: Callable[..., Spec], store: Store, run: Callable[[Sequence[Spec], Store], Summary]
+        self,
+        make: Callable[..., Spec],
+        store: Store,
+        run: Callable[[Sequence[Spec], Store], Summary],
+        *,
+        relative: bool = False,
     ) -> None:
         self.make, self.store, self.run = make, store, run
+        self.relative = relative
         self.stopped: Stopped | None = None
         """Why some runs have neither a result nor a failure, if so."""
         self.last_failure = ""
@@ -29,9 +36,10 @@ class PointRuns:
         self, asked: Sequence[tuple[float, bool]], seeds: Sequence[int], judge_by: JudgeBy
     ) -> list[Point | None]:
         """Return the points of some strengths, with re-initialisation or without; ``None`` where runs are missing."""
+        name = "relative_strength" if self.relative else "strength"
         specs = {
             (strength, reinitialise): [
-                self.make(strength=strength, reinitialise=reinitialise, seed=seed, judge_by=judge_by) for seed in seeds
+                self.make(**{name: strength}, reinitialise=reinitialise, seed=seed, judge_by=judge_by) for seed in seeds
             ]
             for strength, reinitialise in asked
         }
@@ -52,4 +60,4 @@ class PointRuns:
                     return None
                 self.last_failure = failures[-1].reason
             accuracies.append(None if result is None else result.average_accuracy)
-        return Point(strength, reinitialise, tuple(accuracies))
+        return Point(strength, reinitialise, tuple(accuracies), self.relative)

@@ -30,6 +30,8 @@ FINALISTS = 4
 
 _USUAL = (0.001, 1000.0)
 """The range of powers of ten for a measure about whose strength nothing is known."""
+_USUAL_RELATIVE = (0.0001, 10.0)
+"""That of relative strengths: where the best ones were, on digits and on the paper's benchmarks, but for two."""
 
 
 def search(
@@ -40,6 +42,7 @@ def search(
     low: float | None = None,
     high: float | None = None,
     coarse: bool = False,
+    relative: bool = False,
     reinitialise: bool | None = None,
     seeds: Sequence[int] = TEST_SEEDS,
     search_seeds: Sequence[int] = SEARCH_SEEDS,
@@ -67,6 +70,8 @@ def search(
         high: the largest one.
         coarse: whether to begin with every third strength of the range alone, as with powers of ten, and to look more
             closely around the best.
+        relative: whether to search over relative strengths s, in units of the mean importance of a weight, with
+            ``low`` and ``high`` in them too; by default from the powers of ten from 0.0001 to 10 on.
         reinitialise: whether weights are drawn anew before every task; both are tried by default.
         seeds: those of the test.
         search_seeds: those of the search, by whose mean accuracy on validation data the choice is made; the first one
@@ -75,11 +80,13 @@ def search(
         changes: any field of :class:`Spec` or of its settings that is to be different from ``paper_spec``'s.
     """
     measure = _checked_measure(scenario, measure, seeds, search_seeds, changes)
-    start = _start(low, high, _known_strength(scenario, measure, changes))
+    known = None if relative else _known_strength(scenario, measure, changes)
+    start = _start(low, high, known, _USUAL_RELATIVE if relative else _USUAL)
     start = start[::DECADE] if coarse else start
     grids = [_Grid(choice, start) for choice in ((False, True) if reinitialise is None else (reinitialise,))]
     # Points that are judged again, by more seeds, ask for the runs of the first seed once more.
-    runs = PointRuns(cache(partial(paper_spec, scenario, measure, **changes)), as_store(store), run)
+    make = cache(partial(paper_spec, scenario, measure, **changes))
+    runs = PointRuns(make, as_store(store), run, relative=relative)
     while not runs.stopped and (asked := [(grid, number) for grid in grids for number in grid.wanted()]):
         _judge(asked, runs, search_seeds[:1])
     finalists, where = _finalists(grids), "on its grid"
@@ -153,7 +160,7 @@ def _checked_measure(
     scenario: str, measure: str, seeds: Sequence[int], search_seeds: Sequence[int], changes: Mapping[str, Any]
 ) -> str:
     """Return the measure's name, or say what makes no sense before anything runs."""
-    decided = sorted({"strength", "relative_strength", "seed", "judge_by"} & set(changes))
+    decided = sorted({"strength", "relative_strength", "tolerance", "seed", "judge_by"} & set(changes))
     if decided:
         raise ConfigurationError(f"search was given {', '.join(decided)}, which it decides itself; leave it out.")
     spec = paper_spec(scenario, measure, **changes, strength=1.0, judge_by="validation")
@@ -178,9 +185,9 @@ def _known_strength(scenario: str, measure: str, changes: Mapping[str, Any]) -> 
         return None
 
 
-def _start(low: float | None, high: float | None, known: float | None) -> range:
+def _start(low: float | None, high: float | None, known: float | None, between: tuple[float, float]) -> range:
     """Return the strengths to begin with, by their numbers on the grid."""
-    usual = numbers_between(*_USUAL)[::DECADE] if known is None else numbers_around(known)
+    usual = numbers_between(*between)[::DECADE] if known is None else numbers_around(known)
     if low is None and high is None:
         return usual
     first, last = strength_of(usual[0]), strength_of(usual[-1])

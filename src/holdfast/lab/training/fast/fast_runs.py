@@ -118,7 +118,7 @@ class FastRuns:
                 self._pace = (time.perf_counter() - began) / taken
                 done += taken
                 self.step += taken
-                yield first.progress(task, self.step, started, losses)
+                yield first.progress(task, self.step, started, losses, together=self.learners)
         self._end_task()
         self.task += 1
         if self.task < len(first.scenario):
@@ -127,7 +127,7 @@ class FastRuns:
                 self._recording = None  # what was recorded lets statistics follow the batches
         else:
             self._let_go()
-        yield first.progress(task, steps, started, losses, learned=True)
+        yield first.progress(task, steps, started, losses, learned=True, together=self.learners)
 
     def state(self) -> dict[str, Any]:
         """Return everything needed to go on exactly, one entry a run."""

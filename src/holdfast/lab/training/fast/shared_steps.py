@@ -43,6 +43,8 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
         wanted.append(f"anchor='mean' and gradient_term={guard.gradient_term} in the form {guard.form}")
     if guard.batch_norm == "fold":
         wanted.append("batch_norm='fold', whose hold is on other numbers than the weights")
+    if guard.tolerance is not None:
+        wanted.append(f"tolerance={guard.tolerance:g}, which looks at kept inputs within a task")
     if learner.settings.trains == "jointly":
         wanted.append("trains='jointly', whose batches go through several heads")
     wanted += [f"the hold {hold.name!r}" for hold in guard.holds]

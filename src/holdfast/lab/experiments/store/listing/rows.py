@@ -19,6 +19,10 @@ class Figures(NamedTuple):
     side_by_side: int
     finished_at: str
     device: str
+    found_strength: float | None = None
+    """The c that a relative strength has become, or that a tolerance ended at."""
+    worst_kl: float | None = None
+    """What was lost of the task that has lost most, in nats a sample, where inputs were kept."""
 
     @classmethod
     def of(cls, result: "Result") -> "Figures":
