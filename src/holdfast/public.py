@@ -17,7 +17,17 @@ from holdfast.errors import (
 )
 from holdfast.forms import Dense, Form, Kronecker, LowRank, Rotated, register_form
 from holdfast.guard import Consolidator, TaskImportance, averaged_weights
-from holdfast.holds import DarkExperience, Distillation, Hold, Projection, Replay, Reservoir, Ring, register_hold
+from holdfast.holds import (
+    Asymmetric,
+    DarkExperience,
+    Distillation,
+    Hold,
+    Projection,
+    Replay,
+    Reservoir,
+    Ring,
+    register_hold,
+)
 from holdfast.measures import (
     L2,
     MAS,
@@ -26,6 +36,7 @@ from holdfast.measures import (
     SIU,
     SOS,
     AbsoluteFisher,
+    AsymmetricSI,
     FineTune,
     Fisher,
     Magnitude,
@@ -57,6 +68,8 @@ __all__ = [
     "SOS",
     "SQUARE",
     "AbsoluteFisher",
+    "Asymmetric",
+    "AsymmetricSI",
     "BatchError",
     "ConfigurationError",
     "Consolidator",

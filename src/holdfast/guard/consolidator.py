@@ -164,6 +164,8 @@ class Consolidator:
                 raise ConfigurationError(f"A measure is called {name!r}; expected a name without '/'.")
             ledgers[name] = Ledger(watching, storage=storage)
         others = as_holds(holds)
+        for each in others:
+            each.check(ledgers[driver.name].form)
         relative = self._checked_relative(relative_strength, strength, driver)
         c = 0.0 if relative is not None else checked_strength(1.0 if strength is None else strength)
         strengths = {"strength": strength, "relative_strength": relative_strength}

@@ -81,9 +81,11 @@ class TaskSoFar:
         start: Mapping[str, Tensor],
         steps: Mapping[str, int],
         means: Mapping[str, Tensor],
+        anchor: Mapping[str, Tensor],
     ) -> None:
         self.parameters: Mapping[str, Tensor] = _Weights(parameters)
         self.means = means
+        self._anchor = anchor
         self._whole = parameters
         self._running = running
         self._start = start
@@ -111,6 +113,13 @@ class TaskSoFar:
     def steps(self, name: str) -> int:
         """Return how many steps a parameter took."""
         return self._steps.get(name, 0)
+
+    def anchor(self, name: str) -> Tensor | None:
+        """Return θ*, what a parameter was held to, as precise as running states; ``None`` in the first task."""
+        if name not in self._anchor:
+            return None
+        whole = self._whole[name]
+        return local(at_hand(self._anchor[name], whole)).to(running_dtype(whole))
 
     def largest(self, values: Mapping[str, Tensor]) -> float:
         """Return the largest of all values, over all parameters and all processes' parts of them."""
@@ -195,9 +204,10 @@ class Ledger:
         start: Mapping[str, Tensor],
         steps: Mapping[str, int],
         means: Mapping[str, Tensor],
+        anchor: Mapping[str, Tensor],
     ) -> tuple[dict[str, Matrix], dict[str, dict[str, Tensor]]]:
         """Return what the measure found for a task, and its lasting states, both checked."""
-        finished = self.measure.finish(TaskSoFar(parameters, self.running, start, steps, means))
+        finished = self.measure.finish(TaskSoFar(parameters, self.running, start, steps, means, anchor))
         if not isinstance(finished, Finished):
             raise ConfigurationError(
                 f"{self.measure.name}.finish() returned a {type(finished).__name__}; expected Finished(importance), "

@@ -126,7 +126,7 @@ def _measure_without_data(memory: Memory) -> dict[str, Finding]:
 def _finished(
     memory: Memory, ledger: Ledger, means: Mapping[str, Tensor]
 ) -> tuple[dict[str, Matrix], dict[str, dict[str, Tensor]]]:
-    return ledger.finished(memory.parameters, memory.start, memory.steps, means)
+    return ledger.finished(memory.parameters, memory.start, memory.steps, means, memory.anchor)
 
 
 def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) -> Iterable[Any]:

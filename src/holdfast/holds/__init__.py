@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError
+from holdfast.holds.asymmetric import Asymmetric
 from holdfast.holds.base import Held, Hold
 from holdfast.holds.buffers import Buffer, Reservoir, Ring
 from holdfast.holds.dark_experience import DarkExperience
@@ -44,9 +45,11 @@ register_hold("replay")(Replay)
 register_hold("distillation")(Distillation)
 register_hold("DER++")(DarkExperience)
 register_hold("projection")(Projection)
+register_hold("asymmetric")(Asymmetric)
 
 __all__ = [
     "HOLDS",
+    "Asymmetric",
     "Buffer",
     "DarkExperience",
     "Distillation",

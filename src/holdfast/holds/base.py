@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, NotFiniteError
-from holdfast.forms.base import Matrix
+from holdfast.forms.base import Form, Matrix
 from holdfast.persample.batches import Forward
 from holdfast.settings import number
 from holdfast.tensors.sharding import local
@@ -86,6 +86,9 @@ class Hold:
     def __init__(self, strength: float = 1.0) -> None:
         expected = "a number from 0 to 1e38"
         self.strength = float(number("strength", strength, expected, lambda given: 0 <= given <= 1e38))
+
+    def check(self, form: Form) -> None:
+        """Refuse a guard whose importance is kept in a form that it cannot do with."""
 
     def waits(self, tasks: int) -> bool:
         """Whether there is nothing to hold after so many tasks, until one more is consolidated."""

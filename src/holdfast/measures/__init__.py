@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError
+from holdfast.measures.asymmetric import AsymmetricSI
 from holdfast.measures.base import Measure, PathMeasure, SampleMeasure, WeightMeasure
 from holdfast.measures.path_integral import SI, SIB, SIU
 from holdfast.measures.sampled import MAS, AbsoluteFisher, Fisher, RootFisher
@@ -75,6 +76,7 @@ _BUILT_IN: dict[str, Callable[..., Measure]] = {
     "MASX": partial(MAS, dominant=True),
     "MAS-logits": partial(MAS, output="logits"),
     "MASX-logits": partial(MAS, output="logits", dominant=True),
+    "ALASSO": AsymmetricSI,
     "posterior": PosteriorPrecision,
     "posterior-scaled": partial(PosteriorPrecision, scaled=True),
     "L2": L2,
@@ -118,6 +120,7 @@ __all__ = [
     "SIU",
     "SOS",
     "AbsoluteFisher",
+    "AsymmetricSI",
     "FineTune",
     "Fisher",
     "Magnitude",

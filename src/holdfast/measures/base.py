@@ -77,6 +77,9 @@ class TaskRecord(Protocol):
     def steps(self, name: str) -> int:
         """Return how many steps a parameter took."""
 
+    def anchor(self, name: str) -> Tensor | None:
+        """Return θ*, what a parameter was held to in the task; ``None`` in the first."""
+
     @property
     def means(self) -> Mapping[str, Tensor]:
         """The means over samples, for measures that look at data."""

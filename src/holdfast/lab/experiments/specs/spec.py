@@ -343,7 +343,7 @@ class Spec:
                 "by a rate of its own; expected optimizer='sgd', the form 'diagonal', or implicit=False."
             )
         for name in holds:
-            hold(name, **self.hold_settings.get(name, {}))
+            hold(name, **self.hold_settings.get(name, {})).check(made)
         folds = self.batch_norm == "fold"
         leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
         jointly = self.settings.trains == "jointly"

@@ -117,6 +117,7 @@ DIGITS = Protocol(
         "SIU": (50.0, False),
         "SIB": (100.0, False),
         "SOS": (10.0, False),
+        "ALASSO": (20.0, False),
         "EWC": (200.0, False),
         "EWC-sampled": (200.0, False),
         "EWC-empirical": (500.0, False),
