@@ -40,7 +40,7 @@ def trained_guard(name):
     return guard
 
 
-LATER = {"ALASSO"}
+LATER = {"ALASSO", "RWalk", "RWalk-batch"}
 """The measures that came after it."""
 
 

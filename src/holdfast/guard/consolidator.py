@@ -449,6 +449,19 @@ class Consolidator:
         """
         self._attachment.observe_independent(loss, samples, scaler, accumulate=accumulate)
 
+    def observe_samples(self, batches: Iterable[Any], *, forward: Forward | None = None) -> None:
+        """Let measures see the squared gradients of the coming step's samples, each by itself: for RWalk.
+
+        It takes a pass of the per-sample engine, in eval mode. Call it before ``optimizer.step()``; where no measure
+        needs it, it does nothing.
+
+        Args:
+            batches: those that the step is made of, with their targets: one, or all of its micro-batches. With several
+                processes, each gives its own.
+            forward: as for :meth:`consolidate`.
+        """
+        self._attachment.observe_samples(batches, forward)
+
     def backward_halves(
         self,
         first: Tensor,

@@ -8,6 +8,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.measures.asymmetric import AsymmetricSI
 from holdfast.measures.base import Measure, PathMeasure, SampleMeasure, WeightMeasure
 from holdfast.measures.path_integral import SI, SIB, SIU
+from holdfast.measures.riemannian_walk import RWalk
 from holdfast.measures.sampled import MAS, AbsoluteFisher, Fisher, RootFisher
 from holdfast.measures.second_moment import SOS, PosteriorPrecision
 from holdfast.measures.weights import L2, FineTune, Magnitude
@@ -77,6 +78,8 @@ _BUILT_IN: dict[str, Callable[..., Measure]] = {
     "MAS-logits": partial(MAS, output="logits"),
     "MASX-logits": partial(MAS, output="logits", dominant=True),
     "ALASSO": AsymmetricSI,
+    "RWalk": RWalk,
+    "RWalk-batch": partial(RWalk, fisher="batch"),
     "posterior": PosteriorPrecision,
     "posterior-scaled": partial(PosteriorPrecision, scaled=True),
     "L2": L2,
@@ -127,6 +130,7 @@ __all__ = [
     "Measure",
     "PathMeasure",
     "PosteriorPrecision",
+    "RWalk",
     "RootFisher",
     "SampleMeasure",
     "WeightMeasure",

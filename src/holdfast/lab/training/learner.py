@@ -154,6 +154,10 @@ class Learner:
         """Whether some measure needs the gradient of a second, independent batch."""
         return any(measure.needs.independent for measure in self.path_measures.values())
 
+    def wants_squares(self, step: int) -> bool:
+        """Whether some measure needs the squared gradients of a step's samples, by its number within the task."""
+        return any(measure.wants_squares(step) for measure in self.path_measures.values())
+
     @property
     def halves(self) -> bool:
         """Whether measures see the halves of a batch in place of two batches."""

@@ -118,6 +118,8 @@ DIGITS = Protocol(
         "SIB": (100.0, False),
         "SOS": (10.0, False),
         "ALASSO": (20.0, False),
+        "RWalk": (0.5, False),
+        "RWalk-batch": (0.5, False),
         "EWC": (200.0, False),
         "EWC-sampled": (200.0, False),
         "EWC-empirical": (500.0, False),
