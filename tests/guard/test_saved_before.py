@@ -40,7 +40,7 @@ def trained_guard(name):
     return guard
 
 
-LATER = {"ALASSO", "RWalk", "RWalk-batch"}
+LATER = {"ALASSO", "RWalk", "RWalk-batch", "online-EWC"}
 """The measures that came after it."""
 
 

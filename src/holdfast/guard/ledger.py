@@ -273,11 +273,15 @@ class Ledger:
         own = {k: t.clone() if t.untyped_storage().data_ptr() in taken else t for k, t in found.items()}
         return {key: wrap_local(own[key], parameters[key]) for key in parameters}
 
+    def decayed(self, decay: float) -> float:
+        """Return what the total is multiplied by before a task is taken in: the guard's γ, and the measure's own."""
+        return decay * self.measure.decay
+
     def new_total(
         self, found: Mapping[str, Matrix], decay: float, parameters: Mapping[str, Tensor]
     ) -> dict[str, Matrix]:
         """Return the total with a task's importance taken in, changing nothing yet."""
-        total = dict(self.total)
+        total, decay = dict(self.total), self.decayed(decay)
         for name, matrix in found.items():
             like = parameters[matrix.block.parameters[0]]
             added = matrix
@@ -300,6 +304,7 @@ class Ledger:
 
     def shares(self, block: str, decay: float) -> tuple[float, float]:
         """Return by what a block's total and a task's importance are multiplied where they become the next total."""
+        decay = self.decayed(decay)
         if self.measure.total == "replace":
             return 0.0, 1.0
         if self.measure.total == "average":
@@ -310,6 +315,7 @@ class Ledger:
     def take_in(self, total: dict[str, Matrix], found: Mapping[str, Matrix], decay: float) -> None:
         """Make a total with a task's importance in it the current one."""
         if self.measure.total == "average":
+            decay = self.decayed(decay)
             self.weights |= {name: 1 + decay * self.weights.get(name, 0.0) for name in found}
         self.settle(total)
 

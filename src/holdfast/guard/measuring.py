@@ -197,9 +197,10 @@ def _learned(memory: Memory, name: str, means: dict[str, Tensor]) -> dict[str, T
     ledger, ranks = memory.ledgers[name], memory.ranks
     blocks = ledger.form.blocks(memory.model, memory.parameters)
     earlier = {} if ledger.measure.total == "replace" else ledger.total
+    decay = ledger.decayed(memory.decay)
     if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
-        return ledger.form.learned(blocks, means, earlier, memory.decay)
-    return ranks.from_first(lambda: ledger.form.learned(blocks, means, earlier, memory.decay))
+        return ledger.form.learned(blocks, means, earlier, decay)
+    return ranks.from_first(lambda: ledger.form.learned(blocks, means, earlier, decay))
 
 
 def _pass(

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from holdfast.errors import ConfigurationError
 from holdfast.measures.asymmetric import AsymmetricSI
 from holdfast.measures.base import Measure, PathMeasure, SampleMeasure, WeightMeasure
+from holdfast.measures.online import OnlineEWC
 from holdfast.measures.path_integral import SI, SIB, SIU
 from holdfast.measures.riemannian_walk import RWalk
 from holdfast.measures.sampled import MAS, AbsoluteFisher, Fisher, RootFisher
@@ -71,6 +72,7 @@ _BUILT_IN: dict[str, Callable[..., Measure]] = {
     "EWC": Fisher,
     "EWC-sampled": partial(Fisher, labels="sampled"),
     "EWC-empirical": partial(Fisher, labels="true"),
+    "online-EWC": OnlineEWC,
     "sqrtFisher": RootFisher,
     "AF": AbsoluteFisher,
     "MAS": MAS,
@@ -128,6 +130,7 @@ __all__ = [
     "Fisher",
     "Magnitude",
     "Measure",
+    "OnlineEWC",
     "PathMeasure",
     "PosteriorPrecision",
     "RWalk",

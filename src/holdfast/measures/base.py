@@ -127,6 +127,11 @@ class Measure(ABC):
         return "add"
 
     @property
+    def decay(self) -> float:
+        """γ, by which its total is multiplied before a task's importance is taken in, beside the guard's own."""
+        return 1.0
+
+    @property
     def clamps_total(self) -> bool:
         """Whether negative importances stay in the total, which is clamped at 0 only where it is used."""
         return False

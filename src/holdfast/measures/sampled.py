@@ -69,14 +69,16 @@ class LikelihoodMeasure(SampleMeasure):
         return self.seed if self.labels == "sampled" else None
 
 
-def _with_settings(kind: type[K]) -> type[K]:
-    """Let a measure's own docstring say what its settings are, which all of them have in common."""
+def with_settings(kind: type[K]) -> type[K]:
+    """Let a measure's own docstring say what its settings are, after those of its own that it names."""
     settings = (LikelihoodMeasure.__doc__ or "").partition("    Args:\n")[2]
-    kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n\n    Args:\n{settings}"
+    own = (kind.__doc__ or "").rstrip()
+    begun = "" if "\n    Args:\n" in own else "\n\n    Args:"
+    kind.__doc__ = f"{own}{begun}\n{settings}"
     return kind
 
 
-@_with_settings
+@with_settings
 @dataclasses.dataclass(frozen=True)
 class Fisher(LikelihoodMeasure):
     r"""The diagonal of the Fisher information, EWC's importance.
@@ -101,7 +103,7 @@ class Fisher(LikelihoodMeasure):
         return SQUARE
 
 
-@_with_settings
+@with_settings
 @dataclasses.dataclass(frozen=True)
 class RootFisher(Fisher):
     r"""The square root of each task's Fisher information, which SI and MAS approximate.
@@ -123,7 +125,7 @@ class RootFisher(Fisher):
         return mean.sqrt()
 
 
-@_with_settings
+@with_settings
 @dataclasses.dataclass(frozen=True)
 class AbsoluteFisher(LikelihoodMeasure):
     r"""AF: the mean absolute gradient of the log-likelihood, the paper's bridge between MAS and the Fisher.

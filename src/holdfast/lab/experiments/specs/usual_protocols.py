@@ -123,6 +123,7 @@ DIGITS = Protocol(
         "EWC": (200.0, False),
         "EWC-sampled": (200.0, False),
         "EWC-empirical": (500.0, False),
+        "online-EWC": (0.02, False),
         "sqrtFisher": (2.0, False),
         "AF": (10.0, False),
         "MAS": (20.0, False),
