@@ -59,6 +59,7 @@ from holdfast.persample.engine import SampleAccumulator, SampleImportance, sampl
 from holdfast.persample.phi import ABSOLUTE, SQUARE
 from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
 from holdfast.retention import KeptSet, PulledBack, Retention, Tolerance
+from holdfast.task_free import Plateaus, TaskFree
 
 __all__ = [
     "ABSOLUTE",
@@ -101,6 +102,7 @@ __all__ = [
     "OutputNorm",
     "OwnText",
     "PathMeasure",
+    "Plateaus",
     "PosteriorPrecision",
     "Projection",
     "ProtectError",
@@ -118,6 +120,7 @@ __all__ = [
     "Score",
     "StateError",
     "StoreError",
+    "TaskFree",
     "TaskImportance",
     "Tolerance",
     "WeightMeasure",

@@ -204,6 +204,11 @@ class Consolidator:
     # What there is to read
 
     @property
+    def model(self) -> nn.Module:
+        """The network; given one in a DDP wrapper, what is inside."""
+        return self._memory.model
+
+    @property
     def measures(self) -> dict[str, Measure]:
         """Every measure that watches, by name; the first one drives the penalty."""
         return {name: ledger.measure for name, ledger in self._memory.ledgers.items()}

@@ -165,7 +165,7 @@ class Buffer(ABC):
         for taken, sample in enumerate(kept):
             places[sample.group].append(taken)
         try:
-            for group, take in _samples(batches, task):
+            for group, take in samples_of(batches, task):
                 self.seen[group] += 1
                 place = self._place(group, places, draws)
                 if place is None:
@@ -365,7 +365,7 @@ def _stacked(rows: Sequence[Tensor | None]) -> Tensor | None:
     return torch.stack(present) if len(present) == len(rows) else None
 
 
-def _samples(batches: Iterable[Any], task: int) -> Iterator[tuple[Hashable, Callable[[], Sample]]]:
+def samples_of(batches: Iterable[Any], task: int) -> Iterator[tuple[Hashable, Callable[[], Sample]]]:
     """Yield the group of every sample, and how it is taken out of its batch: most are not kept."""
     for batch in check_batches(batches):
         read = read_batch(batch, torch.device("cpu"))
