@@ -19,6 +19,7 @@ from holdfast.forms import Dense, Form, Kronecker, LowRank, Rotated, register_fo
 from holdfast.guard import Consolidator, TaskImportance, averaged_weights
 from holdfast.holds import (
     Asymmetric,
+    AveragedGradient,
     DarkExperience,
     Distillation,
     Hold,
@@ -73,6 +74,7 @@ __all__ = [
     "AbsoluteFisher",
     "Asymmetric",
     "AsymmetricSI",
+    "AveragedGradient",
     "BatchError",
     "ConfigurationError",
     "Consolidator",

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError
 from holdfast.holds.asymmetric import Asymmetric
+from holdfast.holds.averaged_gradient import AveragedGradient
 from holdfast.holds.base import Held, Hold
 from holdfast.holds.buffers import Buffer, Reservoir, Ring
 from holdfast.holds.dark_experience import DarkExperience
@@ -46,10 +47,12 @@ register_hold("distillation")(Distillation)
 register_hold("DER++")(DarkExperience)
 register_hold("projection")(Projection)
 register_hold("asymmetric")(Asymmetric)
+register_hold("A-GEM")(AveragedGradient)
 
 __all__ = [
     "HOLDS",
     "Asymmetric",
+    "AveragedGradient",
     "Buffer",
     "DarkExperience",
     "Distillation",

@@ -83,6 +83,9 @@ class Hold:
     share: float | None = None
     """ρ, the part of a step that is the hold's: the task's own gradient then counts 1 − ρ wherever the hold has one."""
 
+    projects: ClassVar[bool] = False
+    """Whether it changes the task's gradient by :meth:`joined`, rather than adds the gradient of a loss to it."""
+
     def __init__(self, strength: float = 1.0) -> None:
         expected = "a number from 0 to 1e38"
         self.strength = float(number("strength", strength, expected, lambda given: 0 <= given <= 1e38))
@@ -107,6 +110,13 @@ class Hold:
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return what to add to the task's gradient before a step, for the parameters that are pulled."""
         return {}
+
+    def joined(self, pull: Mapping[str, Tensor], task: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return what is added to the task's gradient by a hold that projects it, given its own gradient and that one.
+
+        Both are those of all processes, without a loss scale, by parameter; the task has none for what it did not use.
+        """
+        return pull
 
     def value(self, held: Held) -> Tensor | None:
         """Return the loss whose gradient that is, where there is one, differentiable in the parameters."""

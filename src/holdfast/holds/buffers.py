@@ -195,6 +195,19 @@ class Buffer(ABC):
         stack = stacks[self.samples[draws.randrange(len(self.samples))].kind]
         return stack.drawn(draws.sample(range(len(stack.samples)), min(size, len(stack.samples))))
 
+    def draw_from_all(self, size: int, step: int) -> list[tuple[Drawn, int]]:
+        """Return the samples of a step out of all kinds and tasks, those of a kind together, with how many they are.
+
+        Which ones depends on the seed and the step alone, as in :meth:`draw`.
+        """
+        draws = random.Random(derive_seed(self.seed, "draw from all", step))  # noqa: S311
+        chosen: dict[Kind, list[int]] = defaultdict(list)
+        places = {id(s): (kind, row) for kind, stack in self.stacks().items() for row, s in enumerate(stack.samples)}
+        for sample in draws.sample(self.samples, min(size, len(self.samples))):
+            kind, row = places[id(sample)]
+            chosen[kind].append(row)
+        return [(self.stacks()[kind].drawn(rows), len(rows)) for kind, rows in chosen.items()]
+
     def stacks(self) -> dict[Kind, Stack]:
         """Return all samples by their kind."""
         if self._stacked is None or self._stacked[0] is not self.samples:

@@ -80,8 +80,8 @@ Holds = Annotated[
     list[str] | None,
     _option(
         "--hold",
-        help="A hold beside the measure's own: replay, distillation (Learning without Forgetting), DER++; may be "
-        "repeated.",
+        help="A hold beside the measure's own: replay, distillation (Learning without Forgetting), DER++, A-GEM, "
+        "asymmetric; may be repeated.",
         panel=_NETWORK,
     ),
 ]
