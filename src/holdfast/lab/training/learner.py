@@ -31,6 +31,8 @@ from holdfast.lab.training.observer import Observer
 from holdfast.lab.training.precision import check_precision, computing_in
 from holdfast.lab.training.progress import Outcome, Progress
 from holdfast.lab.training.protocol import Settings
+from holdfast.lab.training.without_tasks import load_state as load_task_free
+from holdfast.lab.training.without_tasks import state_of, task_free_of
 from holdfast.measures import Measure, PathMeasure
 from holdfast.seeding import generator_for
 
@@ -134,6 +136,7 @@ class Learner:
                 hold.call_by(self._through_its_head if scenario.heads > 1 else self._as_trained)
         check_halves(settings.second_batch, self.guard.measures.values())
         self.observers = dict(observers or {})
+        self.task_free = task_free_of(settings, self.guard, scenario.heads, self.observers)
         self._drawn: dict[int, dict[str, Tensor]] = {}
         self.outcome = Outcome(untrained=self.accuracies())
 
@@ -249,7 +252,10 @@ class Learner:
     def end_task(self, task: int) -> None:
         """Measure what the task was worth, hold it from now on, and see how well every task is done now."""
         head = self.scenario.tasks[task].head
-        found = self.guard.consolidate(self._measured(task), forward=lambda model, x: model(x, head))
+        if self.task_free is None:
+            found = self.guard.consolidate(self._measured(task), forward=lambda model, x: model(x, head))
+        else:  # which is told of no ends
+            found = {}
         for observer in self.observers.values():
             observer.task_ended(self, task, found)
         accuracies = self.accuracies()
@@ -328,6 +334,7 @@ class Learner:
             "failure": self.outcome.failure,
             "observers": copied(self.observations),
             **({"buffers": kept} if kept else {}),
+            **({} if self.task_free is None else {"task_free": copied(state_of(self.task_free))}),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -336,6 +343,8 @@ class Learner:
         self.guard.load_state_dict(state["guard"])
         for name, buffer in self._buffers.items():
             buffer.load_state_dict(state["buffers"][name])
+        if self.task_free is not None:
+            load_task_free(self.task_free, copied(state["task_free"]))
         self.dropout.set_state(state["dropout"].cpu())
         self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"])
         for name, observer in self.observers.items():

@@ -119,4 +119,6 @@ class PlainRun:
             learner.outcome.failure = f"Task {task + 1}: {error}"
             raise NotFiniteError(learner.outcome.failure) from error
         self.step += 1
+        if learner.task_free is not None:
+            learner.task_free.step(loss, (x, y))
         return loss.item()

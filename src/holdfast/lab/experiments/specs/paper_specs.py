@@ -68,8 +68,9 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     watched = {name: {**_usual(protocol, name, large=large), **given.get(name, {})} for name in own.get("watch", ())}
     leaning = leans(kept_as, own.get("anchor", "last"), gradient_term=own.get("gradient_term", False))
     folds, jointly = own.get("batch_norm") == "fold", settings.get("trains") == "jointly"
+    by_itself = settings.get("consolidate", "tasks") != "tasks"
     held = can_hold(kept_as, implicit=own.get("implicit", False))
-    if own.get("holds") or folds or jointly or leaning or not held or not seen:
+    if own.get("holds") or folds or jointly or leaning or not held or not seen or by_itself:
         own.setdefault("engine", "plain")  # the fast one has no place for them
     usual: dict[str, Any] = {
         "strength": strength,

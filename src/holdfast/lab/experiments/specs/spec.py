@@ -349,13 +349,15 @@ class Spec:
         leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
         jointly = self.settings.trains == "jointly"
         unseen = [name for name, each in self._every_measure().items() if not can_measure(each)]
+        by_itself = self.settings.consolidate != "tasks"
         if self.engine == "fast" and (
-            holds or folds or jointly or leaning or unseen or not can_hold(made, implicit=self.implicit)
+            by_itself or holds or folds or jointly or leaning or unseen or not can_hold(made, implicit=self.implicit)
         ):
             centre = f"anchor='mean' and gradient_term={self.gradient_term} in " if leaning else ""
             what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"{centre}the form {made}"
             what = f"implicit=True in the form {made}" if self.implicit and can_hold(made) else what
             what = "trains='jointly'" if jointly else what
+            what = f"consolidate={self.settings.consolidate!r}" if by_itself else what
             what = f"{unseen[0]}, which counts steps or looks at single samples in them" if unseen else what
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 

@@ -51,6 +51,8 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
         wanted.append("batch_norm='fold', whose hold is on other numbers than the weights")
     if learner.settings.trains == "jointly":
         wanted.append("trains='jointly', whose batches go through several heads")
+    if learner.task_free is not None:
+        wanted.append(f"consolidate={learner.settings.consolidate!r}, which looks at the loss of each step")
     wanted += [f"the hold {hold.name!r}" for hold in guard.holds]
     unknown = [name for name, measure in guard.measures.items() if not can_measure(measure)]
     wanted += [f"{name}, which counts steps or looks at single samples in them" for name in unknown]
