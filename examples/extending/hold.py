@@ -1,10 +1,9 @@
-"""A hold of one's own: harder on the side that training never saw (Park et al. 2019, arXiv 1908.02984).
+"""A hold of one's own: back to where everything began (L2-SP; Li, Grandvalet and Davoine 2018, arXiv 1802.01483).
 
-A task's training came to its solution from somewhere, and what the loss does on that side was seen; what it does on the
-other side is anybody's guess. Beside the guard's own pull, weights that leave the anchor to the unseen side are pulled
-once more. Registered, it works by name:
+A model that was pretrained is pulled to the weights that it came with, whatever it has learned since, beside the
+guard's own pull to the last task's solution. Registered, it works by name:
 
-    holdfast run permuted-digits --measure SI --hold asymmetric --with examples/extending/hold.py
+    holdfast run permuted-digits --measure SI --hold start-point --with examples/extending/hold.py
 """
 
 from collections.abc import Mapping
@@ -17,59 +16,54 @@ import holdfast
 from holdfast.holds import Held, Hold
 
 
-@holdfast.register_hold("asymmetric")
-class Asymmetric(Hold):
-    r"""Adds :math:`(a-1)\,c\,\Omega(\theta-\theta^*)^2` where :math:`(\theta-\theta^*)(\theta_0-\theta^*) < 0`.
+@holdfast.register_hold("start-point")
+class StartPoint(Hold):
+    r"""Adds :math:`s\,|\theta-\theta_0|^2`, with :math:`\theta_0` the weights before the very first step.
 
     Args:
-        factor: a, how many times as hard the unseen side is held, both pulls together.
+        strength: s.
+        after: from which task on it pulls, counted from 0.
     """
 
-    def __init__(self, factor: float = 3.0) -> None:
-        super().__init__()
-        if not factor >= 1:
-            raise holdfast.ConfigurationError(f"factor={factor!r}: expected a number not below 1, which adds nothing.")
-        self.factor = factor
+    def __init__(self, strength: float = 0.001, after: int = 1) -> None:
+        super().__init__(strength)
+        if after < 0:
+            raise holdfast.ConfigurationError(f"after={after!r}: expected a number of tasks, 0 for all of them.")
+        self.after = after
         self.start: dict[str, Tensor] = {}
-        self.side: dict[str, Tensor] = {}
 
     def begin_task(self, held: Held) -> None:
-        """Remember where training comes from."""
-        self.start = {name: parameter.detach().clone() for name, parameter in held.parameters.items()}
-
-    def end_task(self, held: Held) -> None:
-        """Keep on which side of the new anchor that was."""
-        self.side = {name: torch.sign(start - held.anchor[name]) for name, start in self.start.items()}
+        """Remember the weights that are new."""
+        new = {name: parameter for name, parameter in held.parameters.items() if name not in self.start}
+        self.start |= {name: parameter.detach().clone() for name, parameter in new.items()}
 
     def value(self, held: Held) -> Tensor | None:
-        """Return the loss of the further pull."""
-        terms = [(omega * d.square()).sum() for omega, d in self._unseen(held).values()]
-        return (self.factor - 1) * held.strength * torch.stack(terms).sum() if terms else None
+        """Return the loss."""
+        terms = [d.square().sum() for d in self._moved(held).values()]
+        return self.strength * torch.stack(terms).sum() if terms else None
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return its gradient."""
-        twice = 2 * (self.factor - 1) * held.strength
-        return {name: twice * omega * d for name, (omega, d) in self._unseen(held).items()}
+        return {name: 2 * self.strength * d for name, d in self._moved(held).items()}
 
-    def _unseen(self, held: Held) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return Ω and θ − θ* of every parameter, 0 where training came from."""
-        omegas = {name: omega for matrix in held.importance.values() for name, omega in matrix.diagonal().items()}
-        found = {}
-        for name, parameter in held.parameters.items():
-            if name in self.side and name in omegas:
-                d = parameter - held.anchor[name]
-                found[name] = omegas[name], torch.where(d * self.side[name] < 0, d, 0.0)
-        return found
+    def _moved(self, held: Held) -> dict[str, Tensor]:
+        """Return θ − θ₀ of every parameter, once it pulls."""
+        if held.tasks < self.after:
+            return {}
+        return {name: p - self.start[name] for name, p in held.parameters.items() if name in self.start}
 
     def settings(self) -> dict[str, Any]:
         """Return what a state was made with."""
-        return {"factor": self.factor}
+        return {"after": self.after}
 
     def state(self) -> dict[str, Tensor]:
-        """Return both memories by parameter."""
-        return {f"{kind}/{name}": t for kind in ("start", "side") for name, t in getattr(self, kind).items()}
+        """Return where everything began, by parameter."""
+        return dict(self.start)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take both over."""
-        for kind in ("start", "side"):
-            setattr(self, kind, {k.partition("/")[2]: t for k, t in state.items() if k.startswith(f"{kind}/")})
+        """Take it over."""
+        self.start = dict(state)
+
+    def forget(self, name: str) -> None:
+        """Let go of a parameter, which then begins anew."""
+        self.start.pop(name, None)

@@ -17,7 +17,18 @@ from holdfast.errors import (
 )
 from holdfast.forms import Dense, Form, Kronecker, LowRank, Rotated, register_form
 from holdfast.guard import Consolidator, TaskImportance, averaged_weights
-from holdfast.holds import DarkExperience, Distillation, Hold, Projection, Replay, Reservoir, Ring, register_hold
+from holdfast.holds import (
+    Asymmetric,
+    AveragedGradient,
+    DarkExperience,
+    Distillation,
+    Hold,
+    Projection,
+    Replay,
+    Reservoir,
+    Ring,
+    register_hold,
+)
 from holdfast.measures import (
     L2,
     MAS,
@@ -26,13 +37,16 @@ from holdfast.measures import (
     SIU,
     SOS,
     AbsoluteFisher,
+    AsymmetricSI,
     FineTune,
     Fisher,
     Magnitude,
     Measure,
+    OnlineEWC,
     PathMeasure,
     PosteriorPrecision,
     RootFisher,
+    RWalk,
     SampleMeasure,
     WeightMeasure,
     measure,
@@ -46,6 +60,7 @@ from holdfast.persample.engine import SampleAccumulator, SampleImportance, sampl
 from holdfast.persample.phi import ABSOLUTE, SQUARE
 from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
 from holdfast.retention import KeptSet, PulledBack, Retention, Tolerance
+from holdfast.task_free import Plateaus, TaskFree
 
 __all__ = [
     "ABSOLUTE",
@@ -57,6 +72,9 @@ __all__ = [
     "SOS",
     "SQUARE",
     "AbsoluteFisher",
+    "Asymmetric",
+    "AsymmetricSI",
+    "AveragedGradient",
     "BatchError",
     "ConfigurationError",
     "Consolidator",
@@ -80,15 +98,18 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "NotFiniteError",
+    "OnlineEWC",
     "OptimizerError",
     "OrderError",
     "OutputNorm",
     "OwnText",
     "PathMeasure",
+    "Plateaus",
     "PosteriorPrecision",
     "Projection",
     "ProtectError",
     "PulledBack",
+    "RWalk",
     "Replay",
     "Reservoir",
     "Retention",
@@ -101,6 +122,7 @@ __all__ = [
     "Score",
     "StateError",
     "StoreError",
+    "TaskFree",
     "TaskImportance",
     "Tolerance",
     "WeightMeasure",

@@ -92,6 +92,11 @@ def test_new_classes_with_one_head():
     assert run_page("guides/class-incremental.md")["guard"].tasks == 1
 
 
+def test_without_tasks(capsys):
+    run_page("guides/task-free.md")
+    assert capsys.readouterr().out.startswith("[")
+
+
 def test_own_text(capsys):
     scope = run_page("guides/own-text.md")
     assert "64 pieces" in capsys.readouterr().out

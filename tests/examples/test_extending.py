@@ -100,7 +100,7 @@ def test_a_measure_and_a_hold_are_read_where_nobody_knows_them(call, tmp_path):
     small = ("--hidden", "32", *QUICK)
     for name, command in {
         "measure": ("permuted-digits", "-m", "agreement", "-c", "1", "--with", MEASURE, *small),
-        "hold": ("permuted-digits", "-m", "SI", "--hold", "Asymmetric", "--set", "asymmetric.factor=5", "--with", HOLD),
+        "hold": ("permuted-digits", "-m", "SI", "--hold", "StartPoint", "--set", "start-point.after=0", "--with", HOLD),
     }.items():
         store = Store(tmp_path / name)
         only_id(call, store, *command, *(small if name == "hold" else ()))
@@ -109,7 +109,7 @@ def test_a_measure_and_a_hold_are_read_where_nobody_knows_them(call, tmp_path):
         read = read_elsewhere(store)
         assert read["measures"] == [[result.spec.measure, list(result.spec.holds)]]
         assert read["accuracies"] == [result.average_accuracy]
-    assert result.spec.hold_settings["asymmetric"]["factor"] == 5 and result.spec.engine == "plain"
+    assert result.spec.hold_settings["start-point"]["after"] == 0 and result.spec.engine == "plain"
 
 
 def test_the_fast_engine_takes_the_measure_and_refuses_the_hold(call, tmp_path):
@@ -120,7 +120,7 @@ def test_the_fast_engine_takes_the_measure_and_refuses_the_hold(call, tmp_path):
         only_id(call, store, *command, "--hidden", "32", *QUICK)
         runs.append(store.results()[0].matrix)
     torch.testing.assert_close(torch.tensor(runs[0]), torch.tensor(runs[1]), rtol=0, atol=0.02)
-    command = ("permuted-digits", "-m", "SI", "--hold", "asymmetric", "--with", HOLD, "--engine", "fast", *QUICK)
+    command = ("permuted-digits", "-m", "SI", "--hold", "start-point", "--with", HOLD, "--engine", "fast", *QUICK)
     done = call("run", *command, "--store", tmp_path / "store")
     assert done.exit_code == ExitCode.USAGE and "engine='plain'" in done.stderr
 
@@ -172,13 +172,13 @@ def test_agreement_is_what_its_formula_says(tmp_path):
 
 
 @pytest.mark.parametrize("closure", [False, True])
-def test_the_asymmetric_hold_pulls_as_its_formula_says(tmp_path, closure):
+def test_the_hold_to_the_start_pulls_as_its_formula_says(tmp_path, closure):
     module = loaded(HOLD)
-    model, strength, factor = linear(), 2.0, 4.0
+    model, strength, pull = linear(), 2.0, 0.7
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, "EWC", strength, holds=[module.Asymmetric(factor)])
+    guard = holdfast.Consolidator(model, "EWC", strength, holds=[module.StartPoint(pull)])
     guard.attach(optimizer)
-    came_from = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    began = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     losses(model, 1).backward()
     optimizer.step()
     guard.consolidate([(X, Y)])
@@ -190,11 +190,9 @@ def test_the_asymmetric_hold_pulls_as_its_formula_says(tmp_path, closure):
     expected = {}
     for name, parameter in model.named_parameters():
         task = torch.autograd.grad(losses(model, -1), parameter)[0]
-        d = (parameter - guard.anchor[name]).detach()
-        seen = d * (came_from[name] - guard.anchor[name]) >= 0
-        assert (seen.any() and not seen.all()) or parameter.ndim == 1
-        a = torch.where(seen, 1.0, factor)
-        expected[name] = parameter.detach() - 0.1 * (task + 2 * strength * a * guard.importance[name] * d)
+        held = guard.importance[name] * (parameter.detach() - guard.anchor[name])
+        back = parameter.detach() - began[name]
+        expected[name] = parameter.detach() - 0.1 * (task + 2 * strength * held + 2 * pull * back)
 
     def evaluate():
         optimizer.zero_grad()
@@ -210,9 +208,9 @@ def test_the_asymmetric_hold_pulls_as_its_formula_says(tmp_path, closure):
     else:
         evaluate()
         optimizer.step()
-    for (name, parameter), pull in zip(model.named_parameters(), value, strict=True):
+    for (name, parameter), pulled in zip(model.named_parameters(), value, strict=True):
         torch.testing.assert_close(parameter.detach(), expected[name])
-        assert pull.shape == parameter.shape
+        assert pulled.shape == parameter.shape
 
 
 @pytest.mark.parametrize(
@@ -221,7 +219,7 @@ def test_the_asymmetric_hold_pulls_as_its_formula_says(tmp_path, closure):
         (f"{SCENARIO}:turned-digits", "-m", "SI", *QUICK),
         ("permuted-digits", "--network", "residual", "--with", str(NETWORK), "--hidden", "32", "-m", "SI", *QUICK),
         ("permuted-digits", "-m", "agreement", "-c", "1", "--with", str(MEASURE), "--hidden", "32", *QUICK),
-        ("permuted-digits", "-m", "SI", "--hold", "asymmetric", "--with", str(HOLD), "--hidden", "32", *QUICK),
+        ("permuted-digits", "-m", "SI", "--hold", "start-point", "--with", str(HOLD), "--hidden", "32", *QUICK),
     ],
     ids=["scenario", "network", "measure", "hold"],
 )

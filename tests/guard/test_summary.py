@@ -93,6 +93,7 @@ def test_all_of_it_is_short_for_every_measure(name):
     loss.backward()
     if guard.measures[name].needs.independent:
         guard.observe_independent(nn.functional.cross_entropy(model(data[0] + 1), data[1]), samples=8)
+    guard.observe_samples([data])
     optimizer.step()
     found = guard.consolidate([data])
     for thing in (guard, found, found[name], guard.path):

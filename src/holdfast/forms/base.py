@@ -132,7 +132,7 @@ class Form(ABC):
 
     def takes(self, measure: Measure) -> bool:
         """Whether a measure has an importance in this form: one that is not from data has one number a weight."""
-        return self.elementwise or measure.needs.data
+        return self.elementwise or (measure.needs.data and not finishes_by_itself(measure))
 
     def check(self, measure: Measure) -> None:
         """Refuse a measure that has no importance in this form, and say which have."""
@@ -204,11 +204,18 @@ def pulled_share(pull: Tensor) -> Tensor:
     return pull.div_(1 + pull)  # the clamped one is nobody else's
 
 
+def finishes_by_itself(measure: Measure) -> bool:
+    """Whether a measure makes something of all parameters' means at once, which a matrix would know nothing of."""
+    return isinstance(measure, SampleMeasure) and type(measure).finish is not SampleMeasure.finish
+
+
 def is_mean_of_squares(measure: Measure) -> bool:
     """Whether a measure is a mean of squared gradients and nothing is done to it after, so that it is part of a matrix.
 
     That matrix is the mean of ggᵀ, of which such a measure is the diagonal.
     """
     if not isinstance(measure, SampleMeasure) or type(measure).transform is not SampleMeasure.transform:
+        return False
+    if finishes_by_itself(measure):
         return False
     return measure.phi is SQUARE

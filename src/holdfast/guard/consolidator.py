@@ -164,6 +164,8 @@ class Consolidator:
                 raise ConfigurationError(f"A measure is called {name!r}; expected a name without '/'.")
             ledgers[name] = Ledger(watching, storage=storage)
         others = as_holds(holds)
+        for each in others:
+            each.check(ledgers[driver.name].form)
         relative = self._checked_relative(relative_strength, strength, driver)
         c = 0.0 if relative is not None else checked_strength(1.0 if strength is None else strength)
         strengths = {"strength": strength, "relative_strength": relative_strength}
@@ -200,6 +202,11 @@ class Consolidator:
         return describe(self._memory, self._attachment.attached())
 
     # What there is to read
+
+    @property
+    def model(self) -> nn.Module:
+        """The network; given one in a DDP wrapper, what is inside."""
+        return self._memory.model
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -447,6 +454,19 @@ class Consolidator:
             accumulate: as for :meth:`observe`.
         """
         self._attachment.observe_independent(loss, samples, scaler, accumulate=accumulate)
+
+    def observe_samples(self, batches: Iterable[Any], *, forward: Forward | None = None) -> None:
+        """Let measures see the squared gradients of the coming step's samples, each by itself: for RWalk.
+
+        It takes a pass of the per-sample engine, in eval mode. Call it before ``optimizer.step()``; where no measure
+        needs it, it does nothing.
+
+        Args:
+            batches: those that the step is made of, with their targets: one, or all of its micro-batches. With several
+                processes, each gives its own.
+            forward: as for :meth:`consolidate`.
+        """
+        self._attachment.observe_samples(batches, forward)
 
     def backward_halves(
         self,

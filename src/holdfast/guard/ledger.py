@@ -81,9 +81,11 @@ class TaskSoFar:
         start: Mapping[str, Tensor],
         steps: Mapping[str, int],
         means: Mapping[str, Tensor],
+        anchor: Mapping[str, Tensor],
     ) -> None:
         self.parameters: Mapping[str, Tensor] = _Weights(parameters)
         self.means = means
+        self._anchor = anchor
         self._whole = parameters
         self._running = running
         self._start = start
@@ -111,6 +113,13 @@ class TaskSoFar:
     def steps(self, name: str) -> int:
         """Return how many steps a parameter took."""
         return self._steps.get(name, 0)
+
+    def anchor(self, name: str) -> Tensor | None:
+        """Return θ*, what a parameter was held to, as precise as running states; ``None`` in the first task."""
+        if name not in self._anchor:
+            return None
+        whole = self._whole[name]
+        return local(at_hand(self._anchor[name], whole)).to(running_dtype(whole))
 
     def largest(self, values: Mapping[str, Tensor]) -> float:
         """Return the largest of all values, over all parameters and all processes' parts of them."""
@@ -195,9 +204,10 @@ class Ledger:
         start: Mapping[str, Tensor],
         steps: Mapping[str, int],
         means: Mapping[str, Tensor],
+        anchor: Mapping[str, Tensor],
     ) -> tuple[dict[str, Matrix], dict[str, dict[str, Tensor]]]:
         """Return what the measure found for a task, and its lasting states, both checked."""
-        finished = self.measure.finish(TaskSoFar(parameters, self.running, start, steps, means))
+        finished = self.measure.finish(TaskSoFar(parameters, self.running, start, steps, means, anchor))
         if not isinstance(finished, Finished):
             raise ConfigurationError(
                 f"{self.measure.name}.finish() returned a {type(finished).__name__}; expected Finished(importance), "
@@ -263,11 +273,15 @@ class Ledger:
         own = {k: t.clone() if t.untyped_storage().data_ptr() in taken else t for k, t in found.items()}
         return {key: wrap_local(own[key], parameters[key]) for key in parameters}
 
+    def decayed(self, decay: float) -> float:
+        """Return what the total is multiplied by before a task is taken in: the guard's γ, and the measure's own."""
+        return decay * self.measure.decay
+
     def new_total(
         self, found: Mapping[str, Matrix], decay: float, parameters: Mapping[str, Tensor]
     ) -> dict[str, Matrix]:
         """Return the total with a task's importance taken in, changing nothing yet."""
-        total = dict(self.total)
+        total, decay = dict(self.total), self.decayed(decay)
         for name, matrix in found.items():
             like = parameters[matrix.block.parameters[0]]
             added = matrix
@@ -290,6 +304,7 @@ class Ledger:
 
     def shares(self, block: str, decay: float) -> tuple[float, float]:
         """Return by what a block's total and a task's importance are multiplied where they become the next total."""
+        decay = self.decayed(decay)
         if self.measure.total == "replace":
             return 0.0, 1.0
         if self.measure.total == "average":
@@ -300,6 +315,7 @@ class Ledger:
     def take_in(self, total: dict[str, Matrix], found: Mapping[str, Matrix], decay: float) -> None:
         """Make a total with a task's importance in it the current one."""
         if self.measure.total == "average":
+            decay = self.decayed(decay)
             self.weights |= {name: 1 + decay * self.weights.get(name, 0.0) for name in found}
         self.settle(total)
 

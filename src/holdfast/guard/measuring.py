@@ -18,10 +18,10 @@ from holdfast.guard.ledger import Ledger, TaskImportance
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.new_classes import Classes, together, warn_of_new_classes
 from holdfast.guard.noticing.telling import tell
-from holdfast.measures import SampleMeasure
+from holdfast.measures import Fisher, SampleMeasure
 from holdfast.persample.batches import Batch, Forward, check_batches
 from holdfast.persample.engine import SampleAccumulator, SampleImportance
-from holdfast.tensors.sharding import added_up_part, is_sharded
+from holdfast.tensors.sharding import added_up_part, is_sharded, wrap_local
 
 DRAWS_APART = 2**20
 """What lies between the seeds of two ranks, which must not draw the same labels.
@@ -126,7 +126,18 @@ def _measure_without_data(memory: Memory) -> dict[str, Finding]:
 def _finished(
     memory: Memory, ledger: Ledger, means: Mapping[str, Tensor]
 ) -> tuple[dict[str, Matrix], dict[str, dict[str, Tensor]]]:
-    return ledger.finished(memory.parameters, memory.start, memory.steps, means)
+    return ledger.finished(memory.parameters, memory.start, memory.steps, means, memory.anchor)
+
+
+def squares_of_samples(memory: Memory, batches: Iterable[Any], forward: Forward | None) -> dict[str, Tensor]:
+    """Return the mean of the samples' squared gradients, of the log-likelihood of their own labels, by parameter."""
+    ranks = memory.ranks
+    model, parameters = whole_model(memory.model, memory.parameters, ranks.size)
+    collector = Fisher(labels="true").accumulator(model, parameters, forward)
+    _collect(ranks, [collector], ranks.together(lambda: check_batches(batches)))
+    _add_up(memory, collector)
+    found = ranks.together(collector.result).values
+    return {name: wrap_local(found[name], parameter) for name, parameter in memory.parameters.items()}
 
 
 def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) -> Iterable[Any]:
@@ -186,9 +197,10 @@ def _learned(memory: Memory, name: str, means: dict[str, Tensor]) -> dict[str, T
     ledger, ranks = memory.ledgers[name], memory.ranks
     blocks = ledger.form.blocks(memory.model, memory.parameters)
     earlier = {} if ledger.measure.total == "replace" else ledger.total
+    decay = ledger.decayed(memory.decay)
     if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
-        return ledger.form.learned(blocks, means, earlier, memory.decay)
-    return ranks.from_first(lambda: ledger.form.learned(blocks, means, earlier, memory.decay))
+        return ledger.form.learned(blocks, means, earlier, decay)
+    return ranks.from_first(lambda: ledger.form.learned(blocks, means, earlier, decay))
 
 
 def _pass(

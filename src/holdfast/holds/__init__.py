@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError
+from holdfast.holds.asymmetric import Asymmetric
+from holdfast.holds.averaged_gradient import AveragedGradient
 from holdfast.holds.base import Held, Hold
 from holdfast.holds.buffers import Buffer, Reservoir, Ring
 from holdfast.holds.dark_experience import DarkExperience
@@ -44,9 +46,13 @@ register_hold("replay")(Replay)
 register_hold("distillation")(Distillation)
 register_hold("DER++")(DarkExperience)
 register_hold("projection")(Projection)
+register_hold("asymmetric")(Asymmetric)
+register_hold("A-GEM")(AveragedGradient)
 
 __all__ = [
     "HOLDS",
+    "Asymmetric",
+    "AveragedGradient",
     "Buffer",
     "DarkExperience",
     "Distillation",

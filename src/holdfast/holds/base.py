@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, NotFiniteError
-from holdfast.forms.base import Matrix
+from holdfast.forms.base import Form, Matrix
 from holdfast.persample.batches import Forward
 from holdfast.settings import number
 from holdfast.tensors.sharding import local
@@ -83,9 +83,15 @@ class Hold:
     share: float | None = None
     """ρ, the part of a step that is the hold's: the task's own gradient then counts 1 − ρ wherever the hold has one."""
 
+    projects: ClassVar[bool] = False
+    """Whether it changes the task's gradient by :meth:`joined`, rather than adds the gradient of a loss to it."""
+
     def __init__(self, strength: float = 1.0) -> None:
         expected = "a number from 0 to 1e38"
         self.strength = float(number("strength", strength, expected, lambda given: 0 <= given <= 1e38))
+
+    def check(self, form: Form) -> None:
+        """Refuse a guard whose importance is kept in a form that it cannot do with."""
 
     def waits(self, tasks: int) -> bool:
         """Whether there is nothing to hold after so many tasks, until one more is consolidated."""
@@ -104,6 +110,13 @@ class Hold:
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return what to add to the task's gradient before a step, for the parameters that are pulled."""
         return {}
+
+    def joined(self, pull: Mapping[str, Tensor], task: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return what is added to the task's gradient by a hold that projects it, given its own gradient and that one.
+
+        Both are those of all processes, without a loss scale, by parameter; the task has none for what it did not use.
+        """
+        return pull
 
     def value(self, held: Held) -> Tensor | None:
         """Return the loss whose gradient that is, where there is one, differentiable in the parameters."""

@@ -165,7 +165,7 @@ class Buffer(ABC):
         for taken, sample in enumerate(kept):
             places[sample.group].append(taken)
         try:
-            for group, take in _samples(batches, task):
+            for group, take in samples_of(batches, task):
                 self.seen[group] += 1
                 place = self._place(group, places, draws)
                 if place is None:
@@ -194,6 +194,19 @@ class Buffer(ABC):
         stacks = self.stacks()
         stack = stacks[self.samples[draws.randrange(len(self.samples))].kind]
         return stack.drawn(draws.sample(range(len(stack.samples)), min(size, len(stack.samples))))
+
+    def draw_from_all(self, size: int, step: int) -> list[tuple[Drawn, int]]:
+        """Return the samples of a step out of all kinds and tasks, those of a kind together, with how many they are.
+
+        Which ones depends on the seed and the step alone, as in :meth:`draw`.
+        """
+        draws = random.Random(derive_seed(self.seed, "draw from all", step))  # noqa: S311
+        chosen: dict[Kind, list[int]] = defaultdict(list)
+        places = {id(s): (kind, row) for kind, stack in self.stacks().items() for row, s in enumerate(stack.samples)}
+        for sample in draws.sample(self.samples, min(size, len(self.samples))):
+            kind, row = places[id(sample)]
+            chosen[kind].append(row)
+        return [(self.stacks()[kind].drawn(rows), len(rows)) for kind, rows in chosen.items()]
 
     def stacks(self) -> dict[Kind, Stack]:
         """Return all samples by their kind."""
@@ -365,7 +378,7 @@ def _stacked(rows: Sequence[Tensor | None]) -> Tensor | None:
     return torch.stack(present) if len(present) == len(rows) else None
 
 
-def _samples(batches: Iterable[Any], task: int) -> Iterator[tuple[Hashable, Callable[[], Sample]]]:
+def samples_of(batches: Iterable[Any], task: int) -> Iterator[tuple[Hashable, Callable[[], Sample]]]:
     """Yield the group of every sample, and how it is taken out of its batch: most are not kept."""
     for batch in check_batches(batches):
         read = read_batch(batch, torch.device("cpu"))

@@ -31,6 +31,7 @@ from holdfast.integrations.callbacks import (
 )
 from holdfast.persample.batches import Forward, check_batches
 from holdfast.seeding import undisturbed
+from holdfast.task_free import TaskFree
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -64,6 +65,8 @@ class HoldfastCallback(Callback):
             three looks in a row; ``stop.stopped_at`` says what was lost then.
         share: of the way from the anchor to where training has ended, that weights keep when it ends, as by
             :meth:`holdfast.Consolidator.average`. In a first task, which has no anchor, they keep all.
+        task_free: consolidates by itself on the way, as it is told of every batch: a :class:`holdfast.TaskFree` of the
+            same guard. ``consolidate_at_end=False`` leaves it at that.
     """
 
     def __init__(
@@ -75,8 +78,10 @@ class HoldfastCallback(Callback):
         forward: Forward | None = None,
         stop_at: float | None = None,
         share: float | None = None,
+        task_free: TaskFree | None = None,
     ) -> None:
         super().__init__()
+        self.task_free = _checked_task_free(task_free, guard)
         self.stop = StopAt(stop_at)
         self.share = checked_share_at_end(share)
         self._source = GuardInCallback(guard)
@@ -173,6 +178,9 @@ class HoldfastCallback(Callback):
             self._to_rehearse, first, self._first_batch = False, self._first_batch, None
             with explaining(_REHEARSED, _HOW_TO_MEASURE):
                 self.guard.rehearse([first if self.prepare is None else self.prepare(first)], forward=self.forward)
+        if self.task_free is not None and isinstance(outputs, Mapping) and "loss" in outputs:
+            with undisturbed():  # training goes on after this
+                self.task_free.step(outputs["loss"], batch if self.prepare is None else self.prepare(batch))
         if self.stop.is_beyond(self.guard):
             trainer.should_stop = True
         often: int = getattr(trainer, "log_every_n_steps", 0)
@@ -259,6 +267,16 @@ class HoldfastCallback(Callback):
             return given, int(count)  # with limit_train_batches, fewer than there are
         refuse_endless_data(self.guard, f"set limit_train_batches, or give the batches: {_AS_BATCHES}")
         return given, None
+
+
+def _checked_task_free(given: object, guard: object) -> TaskFree | None:
+    """Return it, or refuse one of another guard, which would consolidate something else than is held."""
+    if given is None or (isinstance(given, TaskFree) and given.guard is guard):
+        return given
+    what = "of another guard" if isinstance(given, TaskFree) else f"={type(given).__name__}"
+    raise ConfigurationError(
+        f"task_free {what}; expected task_free=holdfast.TaskFree(guard) with the very guard that the callback is given."
+    )
 
 
 class _Converted:

@@ -5,8 +5,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError
+from holdfast.measures.asymmetric import AsymmetricSI
 from holdfast.measures.base import Measure, PathMeasure, SampleMeasure, WeightMeasure
+from holdfast.measures.online import OnlineEWC
 from holdfast.measures.path_integral import SI, SIB, SIU
+from holdfast.measures.riemannian_walk import RWalk
 from holdfast.measures.sampled import MAS, AbsoluteFisher, Fisher, RootFisher
 from holdfast.measures.second_moment import SOS, PosteriorPrecision
 from holdfast.measures.weights import L2, FineTune, Magnitude
@@ -69,12 +72,16 @@ _BUILT_IN: dict[str, Callable[..., Measure]] = {
     "EWC": Fisher,
     "EWC-sampled": partial(Fisher, labels="sampled"),
     "EWC-empirical": partial(Fisher, labels="true"),
+    "online-EWC": OnlineEWC,
     "sqrtFisher": RootFisher,
     "AF": AbsoluteFisher,
     "MAS": MAS,
     "MASX": partial(MAS, dominant=True),
     "MAS-logits": partial(MAS, output="logits"),
     "MASX-logits": partial(MAS, output="logits", dominant=True),
+    "ALASSO": AsymmetricSI,
+    "RWalk": RWalk,
+    "RWalk-batch": partial(RWalk, fisher="batch"),
     "posterior": PosteriorPrecision,
     "posterior-scaled": partial(PosteriorPrecision, scaled=True),
     "L2": L2,
@@ -118,12 +125,15 @@ __all__ = [
     "SIU",
     "SOS",
     "AbsoluteFisher",
+    "AsymmetricSI",
     "FineTune",
     "Fisher",
     "Magnitude",
     "Measure",
+    "OnlineEWC",
     "PathMeasure",
     "PosteriorPrecision",
+    "RWalk",
     "RootFisher",
     "SampleMeasure",
     "WeightMeasure",

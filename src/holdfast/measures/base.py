@@ -42,6 +42,8 @@ class Needs:
     """How many steps the task has taken before, which an engine that records its steps cannot tell."""
     data: bool = False
     """Samples, at the end of a task."""
+    squares: bool = False
+    """The mean of the squared gradients of the step's own samples, before the steps that it wants them of."""
 
     @property
     def path(self) -> bool:
@@ -59,6 +61,8 @@ class Seen(NamedTuple):
     """How many samples each of the gradients is the mean of, where known."""
     number: int | None = None
     """How many steps the task has taken before this one."""
+    squares: Tensor | None = None
+    """The mean of the squared gradients of the step's samples, at the steps that they were given for."""
 
 
 class TaskRecord(Protocol):
@@ -76,6 +80,9 @@ class TaskRecord(Protocol):
 
     def steps(self, name: str) -> int:
         """Return how many steps a parameter took."""
+
+    def anchor(self, name: str) -> Tensor | None:
+        """Return θ*, what a parameter was held to in the task; ``None`` in the first."""
 
     @property
     def means(self) -> Mapping[str, Tensor]:
@@ -120,6 +127,11 @@ class Measure(ABC):
         return "add"
 
     @property
+    def decay(self) -> float:
+        """γ, by which its total is multiplied before a task's importance is taken in, beside the guard's own."""
+        return 1.0
+
+    @property
     def clamps_total(self) -> bool:
         """Whether negative importances stay in the total, which is clamped at 0 only where it is used."""
         return False
@@ -159,6 +171,10 @@ class PathMeasure(Measure):
     def takes_estimates(self) -> bool:
         """Whether several gradients serve it that are independent of each other, though not of the step."""
         return False
+
+    def wants_squares(self, number: int) -> bool:
+        """Whether a step cannot do without its samples' squared gradients, by the number of steps before it."""
+        return self.needs.squares
 
     def check_step(self, samples: int | None) -> None:
         """Refuse a step that cannot be measured, before anything is; ``samples`` as in :class:`Seen`."""

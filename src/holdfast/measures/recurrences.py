@@ -43,6 +43,15 @@ def add_pairs_to_second_moment_(
     second_moment.add_(noise, alpha=(1 - beta2) * spread)
 
 
+def distance_score(gained: Tensor, fisher: Tensor, moved: Tensor, epsilon: float) -> Tensor:
+    r"""Return :math:`\Delta L / (\tfrac12 F\,\Delta\theta^2 + \epsilon)`, what a way in predictions has gained.
+
+    :math:`\tfrac12 F\,\Delta\theta^2` is about the KL divergence of the predictions at its two ends. Chaudhry et al.
+    2018, arXiv 1801.10112.
+    """
+    return gained / moved.square().mul_(fisher).mul_(0.5).add_(epsilon)
+
+
 def rescaled(path: Tensor, displacement: Tensor, damping: float) -> Tensor:
     r"""Return :math:`\tilde\omega / ((\theta(T)-\theta(0))^2 + \xi)`."""
     return path / displacement.square().add_(damping)

@@ -8,7 +8,7 @@ from torch import Tensor
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.phi import ABSOLUTE, SQUARE, Phi
 from holdfast.persample.scores import Labels, LikelihoodName, LogLikelihood, OutputNorm, Per, Positions, Score
-from holdfast.settings import added, whole_number
+from holdfast.settings import added, require, whole_number
 
 K = TypeVar("K", bound="LikelihoodMeasure")
 
@@ -36,6 +36,7 @@ class LikelihoodMeasure(SampleMeasure):
             four and more dimensions are refused where nothing tells.
         per: divide the sum over samples by their number, or by that of the positions that count (``"token"``), so that
             the scale does not depend on how long texts are, or how they are packed.
+        average: whether the total is the mean over tasks, and not their sum.
     """
 
     samples: int | None = None
@@ -46,8 +47,10 @@ class LikelihoodMeasure(SampleMeasure):
     likelihood: LikelihoodName | None = added(None)  # noqa: RUF009 (a field, as its docstring says)
     class_dim: int | None = added(None)
     per: Per = added("sample")  # noqa: RUF009
+    average: bool = added(False)
 
     def __post_init__(self) -> None:
+        require(isinstance(self.average, bool), f"average={self.average!r}", "True or False")
         self._set("samples", _sample_limit(self.samples))
         self._set("draws", whole_number("draws", self.draws, "a whole number of at least 1", least=1))
         self._set("seed", whole_number("seed", self.seed, "a whole number"))
@@ -57,6 +60,11 @@ class LikelihoodMeasure(SampleMeasure):
     def score(self) -> Score:
         """The log-likelihood of labels."""
         return LogLikelihood(self.labels, self.positions, self.draws, self.likelihood, self.class_dim, self.per)
+
+    @property
+    def total(self) -> Literal["add", "replace", "average"]:
+        """The sum of tasks, or their mean."""
+        return "average" if self.average else "add"
 
     @property
     def sample_limit(self) -> int | None:
@@ -69,14 +77,16 @@ class LikelihoodMeasure(SampleMeasure):
         return self.seed if self.labels == "sampled" else None
 
 
-def _with_settings(kind: type[K]) -> type[K]:
-    """Let a measure's own docstring say what its settings are, which all of them have in common."""
+def with_settings(kind: type[K]) -> type[K]:
+    """Let a measure's own docstring say what its settings are, after those of its own that it names."""
     settings = (LikelihoodMeasure.__doc__ or "").partition("    Args:\n")[2]
-    kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n\n    Args:\n{settings}"
+    own = (kind.__doc__ or "").rstrip()
+    begun = "" if "\n    Args:\n" in own else "\n\n    Args:"
+    kind.__doc__ = f"{own}{begun}\n{settings}"
     return kind
 
 
-@_with_settings
+@with_settings
 @dataclasses.dataclass(frozen=True)
 class Fisher(LikelihoodMeasure):
     r"""The diagonal of the Fisher information, EWC's importance.
@@ -101,7 +111,7 @@ class Fisher(LikelihoodMeasure):
         return SQUARE
 
 
-@_with_settings
+@with_settings
 @dataclasses.dataclass(frozen=True)
 class RootFisher(Fisher):
     r"""The square root of each task's Fisher information, which SI and MAS approximate.
@@ -123,7 +133,7 @@ class RootFisher(Fisher):
         return mean.sqrt()
 
 
-@_with_settings
+@with_settings
 @dataclasses.dataclass(frozen=True)
 class AbsoluteFisher(LikelihoodMeasure):
     r"""AF: the mean absolute gradient of the log-likelihood, the paper's bridge between MAS and the Fisher.
@@ -167,6 +177,7 @@ class MAS(SampleMeasure):
             difference to ``output="logits"``.
         class_dim: as in :class:`Fisher`.
         per: as in :class:`Fisher`.
+        average: as in :class:`Fisher`.
     """
 
     samples: int | None = None
@@ -176,10 +187,12 @@ class MAS(SampleMeasure):
     likelihood: LikelihoodName | None = added(None)  # noqa: RUF009 (a field, as its docstring says)
     class_dim: int | None = added(None)
     per: Per = added("sample")  # noqa: RUF009
+    average: bool = added(False)
 
     choose_when: ClassVar[str] = "No labels, one backward pass instead of one a class; regression with output='logits'."
 
     def __post_init__(self) -> None:
+        require(isinstance(self.average, bool), f"average={self.average!r}", "True or False")
         self._set("samples", _sample_limit(self.samples))
         _ = self.score  # checks the rest
 
@@ -197,6 +210,11 @@ class MAS(SampleMeasure):
     def phi(self) -> Phi:
         """The absolute value."""
         return ABSOLUTE
+
+    @property
+    def total(self) -> Literal["add", "replace", "average"]:
+        """The sum of tasks, or their mean."""
+        return "average" if self.average else "add"
 
     @property
     def sample_limit(self) -> int | None:

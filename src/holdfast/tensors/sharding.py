@@ -61,8 +61,17 @@ def whole_maxima(tensors: Sequence[Tensor]) -> list[Tensor]:
         if is_sharded(tensor):
             own = local(tensor)  # nothing, where there are fewer rows than processes
             most = own.max() if own.numel() else own.new_full((), -torch.inf)
-            meshes.setdefault(tensor.device_mesh, []).append(most.float())
+            meshes.setdefault(tensor.device_mesh, []).append(most)
+    meshes = {mesh: _as_precise_as_any(parts) for mesh, parts in meshes.items()}
     return plain + [whole(_largest_of_all(torch.stack(parts).max(), mesh)) for mesh, parts in meshes.items()]
+
+
+def _as_precise_as_any(parts: list[Tensor]) -> list[Tensor]:
+    """Return numbers in one precision, the highest that one of them has, single at least."""
+    dtype = torch.float32
+    for part in parts:
+        dtype = torch.promote_types(dtype, part.dtype)
+    return [part.to(dtype) for part in parts]
 
 
 def _largest_of_all(own: Tensor, mesh: "DeviceMesh") -> Tensor:

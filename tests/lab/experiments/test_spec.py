@@ -344,3 +344,8 @@ def test_kept_samples_are_set_aside_in_the_scenario_of_a_spec():
     assert not whole.keeps and aside.keeps
     for task, before in zip(aside.tasks, whole.tasks, strict=True):
         assert len(task.stored_train) == len(before.stored_train) - 40
+
+
+def test_a_tolerance_is_shared_out_over_tasks_and_needs_their_ends():
+    with pytest.raises(ConfigurationError, match=r"tolerance=0.1 with consolidate=50.*Expected consolidate='tasks'"):
+        paper_spec("permuted-digits", "EWC", tolerance=0.1, consolidate=50)

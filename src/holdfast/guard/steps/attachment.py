@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Collection, Iterable
+from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from holdfast.errors import OptimizerError, OrderError
 from holdfast.guard.distributed.rank_gradients import CommHook, RankGradients
 from holdfast.guard.distributed.ranks import is_fully_sharded
+from holdfast.guard.measuring import squares_of_samples
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.protection import meet, warn_of_unowned, warn_unless_anchored_is_trained
 from holdfast.guard.noticing.telling import tell
@@ -19,6 +21,7 @@ from holdfast.guard.steps.observed import Observed, gradients_of_halves, protect
 from holdfast.guard.steps.optimizers import check_optimizer, ids, innermost, trained_by
 from holdfast.guard.steps.reach import check_reach
 from holdfast.guard.steps.watcher import StepWatcher
+from holdfast.persample.batches import Forward
 
 _HELD_TWICE = (
     "The penalty is part of a loss, and the attached optimiser's steps are held back by it too: it acts twice. Attach "
@@ -141,6 +144,13 @@ class Attachment:
                 self.watcher.measures.observed.independent = {}
                 self.watcher.measures.observed.samples = None
             self.watcher.measures.observed.add(observed)
+
+    def observe_samples(self, batches: Iterable[Any], forward: Forward | None) -> None:
+        """Take the squared gradients of samples as those of the coming step's."""
+        self._prepare("observe_samples")
+        if self.watcher.measures.squares:
+            with self.watcher.calls.paused():
+                self.watcher.measures.observed.squares = squares_of_samples(self.memory, batches, forward)
 
     def backward_halves(
         self, first: Tensor, second: Tensor, samples: int | None, scaler: GradScaler | None, *, accumulate: bool

@@ -41,6 +41,8 @@ class Bundle(ABC):
         """g, as measures see it; ``None`` for a gradient of 0."""
         self.independent: Tensor | None = None
         """g′, likewise."""
+        self.squares: Tensor | None = None
+        """The mean of the squared gradients of the step's samples, where it was given."""
         self.own: list[Tensor | None] = []
         """The user's own ``.grad`` of each parameter, to be put back after the step."""
         self.handed: list[Tensor | None] = []
@@ -128,7 +130,7 @@ class Bundle(ABC):
     def let_go(self) -> None:
         """Drop the gradients of a step that has ended, so that they can be freed before the next one's are made."""
         self.own, self.handed = [], []
-        self.gradient = self.independent = None
+        self.gradient = self.independent = self.squares = None
 
 
 class Single(Bundle):
@@ -145,6 +147,7 @@ class Single(Bundle):
         refuse_sparse({self.name: self.like})
         self.own, self.handed = [grad], [None]
         self.independent = observed.independent.get(self.name)
+        self.squares = observed.squares.get(self.name)
         if self.name in observed.gradient:
             grad = observed.gradient[self.name]
         elif grad is not None and factor != 1.0:
@@ -279,6 +282,9 @@ class Several(Bundle):
         if factor != 1.0 and not observed.gradient:
             self.gradient = self.gradient.to(running_dtype(self.like)) / factor
         self.independent = self._row("independent", given[-1].dtype).fill(given[len(seen) :]) if second else None
+        squares = [observed.squares[name] for name in self.names if name in observed.squares]
+        complete = len(squares) == len(self.names)
+        self.squares = self._row("squares", squares[0].dtype).fill(squares) if complete else None
         return True
 
     def mean_square(self, ranks: RankGradients) -> Tensor | None:

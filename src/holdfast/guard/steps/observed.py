@@ -21,6 +21,8 @@ class Observed:
     gradient: dict[str, Tensor | None] = field(default_factory=dict)
     independent: dict[str, Tensor | None] = field(default_factory=dict)
     samples: int | None = None
+    squares: dict[str, Tensor] = field(default_factory=dict)
+    """The means of the squared gradients of the step's samples."""
 
     def add(self, other: "Observed") -> None:
         """Add the gradients of another part of the same step's batch."""
@@ -35,6 +37,7 @@ class Observed:
         for name in names:
             self.gradient.pop(name, None)
             self.independent.pop(name, None)
+            self.squares.pop(name, None)
 
 
 def protected_gradients(memory: Memory, loss: Tensor, scaler: GradScaler | None) -> dict[str, Tensor | None]:

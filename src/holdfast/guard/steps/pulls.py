@@ -54,7 +54,16 @@ def _pull_of(memory: Memory, hold: Hold, moving: Moving) -> dict[str, Tensor]:
         pull = _asked(memory, hold, moving)  # FSDP has brought together what is sharded
     else:
         pull = _mean_over_ranks(memory, hold, moving, whole)
+    if pull and hold.projects:
+        return {name: tensor.detach() for name, tensor in hold.joined(pull, _task_gradients(moving)).items()}
     return _in_its_place(pull, hold.share, moving) if pull and hold.share else pull
+
+
+def _task_gradients(moving: Moving) -> dict[str, Tensor]:
+    """Return the task's gradients of what the step moves, without the loss scale."""
+    given = {name: p.grad for name, p in moving.trained.items() if p.grad is not None}
+    dense = {name: grad.to_dense() if grad.is_sparse else grad for name, grad in given.items()}
+    return {n: g if moving.factor == 1 else g.to(running_dtype(g)) / moving.factor for n, g in dense.items()}
 
 
 def _asked(memory: Memory, hold: Hold, moving: Moving) -> dict[str, Tensor]:
@@ -196,6 +205,8 @@ def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], moving: Moving)
     value = penalty_value(held, memory.driving.held, memory.anchor, strength)
     task_share = 1.0
     for each in memory.holds if memory.implicit else memory.beside_the_quadratic:
+        if each.projects:  # which is no loss
+            continue
         if isinstance(each, BatchHold):  # which has just found it on its way to the gradient
             own = None if each.last is None else each.weight * each.last
         else:

@@ -42,6 +42,8 @@ class PathMeasures:
         """Those that do not, and are asked before the step."""
         self.independent = {key for key in needs if needs[key].independent}
         """The names of those that need g′."""
+        self.squares = {key for key in needs if needs[key].squares}
+        """The names of those that need the samples' squared gradients."""
 
     def check_step(self, owned: dict[str, nn.Parameter]) -> None:
         """Refuse a step for which some measure lacks what it needs."""
@@ -51,6 +53,7 @@ class PathMeasures:
                 ranks.check_step(measure, owned, replaced=bool(self.observed.gradient))
                 continue
             measure.check_step(self.observed.samples)
+            self._check_squares(key, measure, owned)
             if key in self.independent and not owned.keys() <= self.observed.independent.keys():
                 how = "observe_independent(loss)" + (
                     "" if key in self.waiting else " or backward_halves(first, second)"
@@ -59,6 +62,18 @@ class PathMeasures:
                     f"{key} needs a second, independent gradient before every step and got none. Call {how} before "
                     "optimizer.step()."
                 )
+
+    def _check_squares(self, key: str, measure: PathMeasure, owned: dict[str, nn.Parameter]) -> None:
+        """Refuse a step that lacks the squared gradients of its samples, and cannot do without."""
+        if key not in self.squares or owned.keys() <= self.observed.squares.keys():
+            return
+        numbers = {self.memory.steps.get(name, 0) for name in owned}
+        if any(map(measure.wants_squares, numbers)):
+            raise OrderError(
+                f"{key} needs the squared gradients of this step's samples, and got none. Call "
+                "observe_samples([batch]) with the step's own batch before optimizer.step(), or take a setting of the "
+                "measure that does without."
+            )
 
     def before_step(self, bundle: Bundle, strength: float, sums: list[Tensor]) -> None:
         """Measure what needs no Δ, keep the weights for the others, and add the hold's gradient.
@@ -126,7 +141,9 @@ class PathMeasures:
             square = bundle.mean_square(ranks)
         elif g_ind is None and not self.independent.isdisjoint(measured):
             g_ind = torch.zeros_like(some)
-        return {"g": torch.zeros_like(some) if g is None else g, "g_ind": g_ind, "square": square}
+        return {"g": torch.zeros_like(some) if g is None else g, "g_ind": g_ind, "square": square} | (
+            {"squares": bundle.squares} if not self.squares.isdisjoint(measured) else {}
+        )
 
     def _states(self, bundle: Bundle, keys: Sequence[str]) -> tuple[States, States]:
         """Return the running states of some measures as they are kept, and where the parameters are."""
@@ -145,7 +162,8 @@ class PathMeasures:
             measure.update_from_estimates_(states, g, piece["square"], ranks.estimates, ranks.samples)
             return
         number = self.memory.steps.get(bundle.names[0], 0) - ("step" in piece)
-        measure.update_(states, Seen(g, piece.get("g_ind"), piece.get("step"), self.observed.samples, number))
+        given = piece.get("g_ind"), piece.get("step"), self.observed.samples, number, piece.get("squares")
+        measure.update_(states, Seen(g, *given))
 
 
 def _pieces(

@@ -289,7 +289,7 @@ class StepWatcher:
         if closure_in(args, kwargs) is not None:
             self.beginnings.ended(optimizer, owned)
         observed, ranks = self.measures.observed, self.measures.rank_gradients
-        if observed.gradient or observed.independent:
+        if observed.gradient or observed.independent or observed.squares:
             observed.drop(list(owned))
         if ranks is not None:
             ranks.clear(trained_by(optimizer))

@@ -47,6 +47,15 @@ Trains = Annotated[
     ),
 ]
 
+Consolidate = Annotated[
+    str | None,
+    _option(
+        "--consolidate",
+        help="When what was learned is held: at the end of tasks, after plateaus of the loss, or after so many steps.",
+        panel=_PROTOCOL,
+    ),
+]
+
 Hidden = Annotated[str | None, _option(help="Widths of hidden layers, such as 100,100.", panel=_NETWORK)]
 Network = Annotated[
     str | None,
@@ -80,8 +89,8 @@ Holds = Annotated[
     list[str] | None,
     _option(
         "--hold",
-        help="A hold beside the measure's own: replay, distillation (Learning without Forgetting), DER++; may be "
-        "repeated.",
+        help="A hold beside the measure's own: replay, distillation (Learning without Forgetting), DER++, A-GEM, "
+        "asymmetric; may be repeated.",
         panel=_NETWORK,
     ),
 ]

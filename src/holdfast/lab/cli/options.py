@@ -216,6 +216,11 @@ def widths_of(text: str | None) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts)
 
 
+def consolidation_of(text: str | None) -> str | int | None:
+    """Return when to consolidate: a number of steps as such, and words as they are."""
+    return int(text) if text is not None and text.isdecimal() and len(text) <= _DIGITS_OF_WIDTHS else text
+
+
 def seeds_of(count: int | None, given: Sequence[int]) -> list[int]:
     """Return the seeds, from a number of them or from a list."""
     if count is not None and given:

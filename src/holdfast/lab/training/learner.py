@@ -33,6 +33,8 @@ from holdfast.lab.training.precision import check_precision, computing_in
 from holdfast.lab.training.progress import Outcome, Progress
 from holdfast.lab.training.protocol import Settings
 from holdfast.lab.training.retention import Seen, TaskRetention, noted, strength_of
+from holdfast.lab.training.without_tasks import load_state as load_task_free
+from holdfast.lab.training.without_tasks import state_of, task_free_of
 from holdfast.measures import Measure, PathMeasure
 from holdfast.retention import Tolerance
 from holdfast.seeding import generator_for
@@ -145,6 +147,7 @@ class Learner:
                 hold.call_by(self._through_its_head if scenario.heads > 1 else self._as_trained)
         check_halves(settings.second_batch, self.guard.measures.values())
         self.observers = dict(observers or {})
+        self.task_free = task_free_of(settings, self.guard, scenario.heads, self.observers)
         self._drawn: dict[int, dict[str, Tensor]] = {}
         self.outcome = Outcome(untrained=self.accuracies())
 
@@ -164,6 +167,10 @@ class Learner:
     def needs_second_batch(self) -> bool:
         """Whether some measure needs the gradient of a second, independent batch."""
         return any(measure.needs.independent for measure in self.path_measures.values())
+
+    def wants_squares(self, step: int) -> bool:
+        """Whether some measure needs the squared gradients of a step's samples, by its number within the task."""
+        return any(measure.wants_squares(step) for measure in self.path_measures.values())
 
     @property
     def halves(self) -> bool:
@@ -286,7 +293,10 @@ class Learner:
     def end_task(self, task: int) -> None:
         """Measure what the task was worth, hold it from now on, and see how well every task is done now."""
         head, trace = self.scenario.tasks[task].head, self.guard.trace
-        found = self.guard.consolidate(self._measured(task), forward=lambda model, x: model(x, head))
+        if self.task_free is None:
+            found = self.guard.consolidate(self._measured(task), forward=lambda model, x: model(x, head))
+        else:  # which is told of no ends
+            found = {}
         if self.notes_retention:
             self.outcome.retention.append(noted(self.guard, task, trace))
             self._keep(task)
@@ -377,6 +387,7 @@ class Learner:
             **({"buffers": kept} if kept else {}),
             **({"retention": [noted.to_dict() for noted in self.outcome.retention]} if self.notes_retention else {}),
             **({"kept": copied(self.guard.kept.state_dict())} if self.guard.kept else {}),
+            **({} if self.task_free is None else {"task_free": copied(state_of(self.task_free))}),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -389,6 +400,8 @@ class Learner:
         self.guard.load_state_dict(state["guard"])
         for name, buffer in self._buffers.items():
             buffer.load_state_dict(state["buffers"][name])
+        if self.task_free is not None:
+            load_task_free(self.task_free, copied(state["task_free"]))
         self.dropout.set_state(state["dropout"].cpu())
         retention = [TaskRetention.from_dict(noted) for noted in state.get("retention", ())]
         self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"], retention)

@@ -104,8 +104,11 @@ class PlainRun:
         if learner.needs_second_batch:
             independent = learner.loss(samples.x[second], samples.y[second], task)
             learner.guard.observe_independent(independent, samples=len(second))
+        heads = learner.heads(task, chosen)
+        if learner.wants_squares(self.step):
+            learner.guard.observe_samples([(x, y)], forward=lambda model, inputs: model(inputs, heads))
         learner.model.train()
-        loss = learner.loss(x, y, task, learner.heads(task, chosen))
+        loss = learner.loss(x, y, task, heads)
         if not bool(loss.detach().isfinite()):
             learner.outcome.failure = diverged(loss.item(), task, self.step)
             raise NotFiniteError(learner.outcome.failure)
@@ -116,4 +119,6 @@ class PlainRun:
             learner.outcome.failure = f"Task {task + 1}: {error}"
             raise NotFiniteError(learner.outcome.failure) from error
         self.step += 1
+        if learner.task_free is not None:
+            learner.task_free.step(loss, (x, y))
         return loss.item()

@@ -40,6 +40,8 @@ class Settings:
             each by itself from new weights, and judged by the network that has learned it.
         second_batch: where a measure needs a second gradient, ``"drawn"``, that of a batch drawn for it; or for SOS
             ``"halves"``, both gradients from the halves of the step's own.
+        consolidate: when what was learned is held: at the end of each of the ``"tasks"``; or, as if nobody knew those,
+            after ``"plateaus"`` of the loss, or after every so many steps. See :class:`holdfast.TaskFree`.
     """
 
     epochs: int = 20
@@ -52,6 +54,7 @@ class Settings:
     samples: int | None = None
     trains: Trains = added("sequentially")  # noqa: RUF009 (a field, as its docstring says)
     second_batch: SecondBatch = added("drawn")  # noqa: RUF009 (likewise)
+    consolidate: Literal["tasks", "plateaus"] | int = added("tasks")
 
     def __post_init__(self) -> None:
         for name in ("epochs", "later_epochs", "batch_size", "samples"):
@@ -71,8 +74,23 @@ class Settings:
         choice("second_batch", self.second_batch, get_args(SecondBatch))
         if self.second_batch == "halves" and self.batch_size % 2:
             raise ConfigurationError(f"batch_size={self.batch_size} in halves: expected an even number.")
+        self._check_consolidate()
         if self.trains == "anew":  # which is what the word says, so that it is one run whichever way it is asked for
             object.__setattr__(self, "reinitialise", True)
+
+    def _check_consolidate(self) -> None:
+        given = self.consolidate
+        counted = isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= _MOST
+        if not counted and given not in ("tasks", "plateaus"):
+            raise ConfigurationError(
+                f"consolidate={shortened(given)}: expected 'tasks', 'plateaus' or a number of steps, 1 to {_MOST:,}."
+            )
+        if given != "tasks" and (self.reinitialise or self.trains != "sequentially"):
+            raise ConfigurationError(
+                f"consolidate={given!r} with reinitialise={self.reinitialise} and trains={self.trains!r}: where nobody "
+                "knows when tasks end, no weights are drawn anew then; expected reinitialise=False and "
+                "trains='sequentially'."
+            )
 
     def epochs_of(self, task: int) -> int:
         """Return the epochs of a task, counted from 0."""

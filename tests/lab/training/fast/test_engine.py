@@ -12,6 +12,7 @@ from holdfast.errors import ConfigurationError, NotFiniteError
 from holdfast.lab.networks import MultiHead
 from holdfast.lab.scenarios import Samples, scenario_of
 from holdfast.lab.training.fast import FastRuns
+from holdfast.lab.training.fast.shared_steps import can_measure
 from holdfast.lab.training.plain_run import PlainRun
 from holdfast.lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
@@ -53,7 +54,7 @@ def plain_learner(seed, measure):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("measure", holdfast.measures())
+@pytest.mark.parametrize("measure", [name for name, made in holdfast.measures().items() if can_measure(made)])
 def test_every_measure_as_in_the_plain_loop(measure, way):
     runs, batched = WAYS[way]
     seeds = range(3, 3 + runs)
@@ -381,6 +382,9 @@ def test_what_cannot_share_steps_is_refused():
     for leaning in ({"gradient_term": True}, {"form": "rotated"}):
         with pytest.raises(ConfigurationError, match=r"cannot do with anchor='mean' and .*; expected engine='plain'"):
             FastRuns([learner(1, "EWC", anchor="mean", **leaning)])
+    for counting in ("RWalk", "RWalk-batch"):
+        with pytest.raises(ConfigurationError, match=f"cannot do with {counting}, which counts steps"):
+            FastRuns([learner(1, counting)])
     half = make_scenario(2, True, torch.bfloat16, train=35)
     with pytest.raises(ConfigurationError, match="precision='bf16' computes in 16 bits"):
         FastRuns([make_learner("SI", settings=LONG, scenario=half, model=make_model(half).bfloat16())])

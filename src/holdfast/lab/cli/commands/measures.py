@@ -25,6 +25,7 @@ _VARIANTS = {
     "MASX": "To check that MAS is about the likeliest label.",
     "MAS-logits": "As MAS, for regression, or to compare with the original code.",
     "MASX-logits": "To check the same of MAS-logits: the largest output alone.",
+    "RWalk-batch": "As RWalk, with the batch's gradient in the place of its samples': no extra call.",
     "posterior-scaled": "As posterior, in the form that shows how it depends on the batch size; experimental.",
     "L2": "A baseline: hold all weights equally.",
     "L2-growing": "A baseline: hold all weights equally, and harder with every task.",
@@ -92,6 +93,8 @@ def cost_of(measure: "Measure") -> str:
         score = cast("holdfast.SampleMeasure", measure).score
         every_label = isinstance(score, LogLikelihood) and score.labels == "exact"
         return "a pass a task and label" if every_label else "a pass a task"
+    if measure.needs.squares:
+        return "a pass over single samples, of some steps' batches"
     return "a second batch a step" if measure.needs.independent else "none"
 
 

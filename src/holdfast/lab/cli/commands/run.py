@@ -46,6 +46,7 @@ def run(
         bool | None, arguments.protocol_option("--reinit/--no-reinit", help="Draw weights anew before each task.")
     ] = None,
     samples: arguments.Samples = None,
+    consolidate: arguments.Consolidate = None,
     trains: arguments.Trains = None,
     validation: Annotated[
         bool, arguments.protocol_option("--validation", help="Judge by samples kept back from training.")
@@ -85,7 +86,13 @@ def run(
     """
     with loading():
         from holdfast.lab.cli.commands.run_report import report  # noqa: PLC0415
-        from holdfast.lab.cli.options import form_and_holds, seeds_of, specs_of, widths_of  # noqa: PLC0415
+        from holdfast.lab.cli.options import (  # noqa: PLC0415
+            consolidation_of,
+            form_and_holds,
+            seeds_of,
+            specs_of,
+            widths_of,
+        )
         from holdfast.lab.cli.own_files import named_scenario  # noqa: PLC0415
         from holdfast.lab.cli.session import session  # noqa: PLC0415
         from holdfast.lab.experiments import Store  # noqa: PLC0415
@@ -110,6 +117,7 @@ def run(
             "momentum": momentum,
             "reinitialise": reinit,
             "samples": samples,
+            "consolidate": consolidation_of(consolidate),
             "trains": trains,
             "judge_by": "validation" if validation else None,
             "hidden": widths_of(hidden),

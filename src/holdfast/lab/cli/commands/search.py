@@ -54,6 +54,7 @@ def search(
     optimizer: arguments.Optimizer = None,
     momentum: arguments.Momentum = None,
     samples: arguments.Samples = None,
+    consolidate: arguments.Consolidate = None,
     hidden: arguments.Hidden = None,
     network: arguments.Network = None,
     form: arguments.Form = None,
@@ -86,7 +87,13 @@ def search(
     """
     with loading():
         from holdfast.lab.cli.commands.search_report import report_search  # noqa: PLC0415
-        from holdfast.lab.cli.options import asked_for, form_and_holds, settings_of_measures, widths_of  # noqa: PLC0415
+        from holdfast.lab.cli.options import (  # noqa: PLC0415
+            asked_for,
+            consolidation_of,
+            form_and_holds,
+            settings_of_measures,
+            widths_of,
+        )
         from holdfast.lab.cli.own_files import named_scenario  # noqa: PLC0415
         from holdfast.lab.cli.progress.labels import label_in_search  # noqa: PLC0415
         from holdfast.lab.cli.session import session  # noqa: PLC0415
@@ -106,6 +113,7 @@ def search(
             "optimizer": optimizer,
             "momentum": momentum,
             "samples": samples,
+            "consolidate": consolidation_of(consolidate),
             "hidden": widths_of(hidden),
             "network": network,
             "precision": precision,

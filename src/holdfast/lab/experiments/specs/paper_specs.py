@@ -11,8 +11,10 @@ from holdfast.lab.experiments.specs.source_files import require_loaded
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.specs.usual_protocols import LARGE_BATCH, Protocol
 from holdfast.lab.training.fast.layer_holds import can_hold
+from holdfast.lab.training.fast.shared_steps import can_measure
 from holdfast.lab.training.protocol import Settings
 from holdfast.measures import MEASURES
+from holdfast.measures import measure as make_measure
 from holdfast.registry import names_of
 
 _SETTINGS = {field.name for field in dataclasses.fields(Settings)}
@@ -36,6 +38,8 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     with names_of(changes.get("source")):
         scenario, kind = find_scenario(scenario)  # an unknown name is refused with those that are near it,
         measure = MEASURES.find(measure)  # and so are these two
+        beside = [name.partition(":")[0] for name in changes.get("watch", ())]
+        seen = all(can_measure(make_measure(name)) for name in (measure, *beside))
         kept_as = form(FORMS.find(changes.get("form", "diagonal")), **changes.get("form_settings", {}))
     protocol = kind.protocol
     own = {name: value for name, value in changes.items() if name not in _SETTINGS}
@@ -66,8 +70,10 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     watched = {name: {**_usual(protocol, name, large=large), **given.get(name, {})} for name in own.get("watch", ())}
     leaning = leans(kept_as, own.get("anchor", "last"), gradient_term=own.get("gradient_term", False))
     folds, jointly = own.get("batch_norm") == "fold", settings.get("trains") == "jointly"
+    by_itself = settings.get("consolidate", "tasks") != "tasks"
     held = can_hold(kept_as, implicit=own.get("implicit", False))
-    if own.get("holds") or folds or jointly or leaning or "tolerance" in others or not held:
+    follows = "tolerance" in others
+    if own.get("holds") or folds or jointly or leaning or follows or not held or not seen or by_itself:
         own.setdefault("engine", "plain")  # the fast one has no place for them
     usual: dict[str, Any] = {
         "strength": strength,

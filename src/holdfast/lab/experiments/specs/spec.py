@@ -21,6 +21,7 @@ from holdfast.lab.scenarios import Scenario
 from holdfast.lab.scenarios.kept_samples import set_aside
 from holdfast.lab.training.bounds import check_unprotected
 from holdfast.lab.training.fast.layer_holds import can_hold
+from holdfast.lab.training.fast.shared_steps import can_measure
 from holdfast.lab.training.halves import check_halves
 from holdfast.lab.training.observer import Observer
 from holdfast.lab.training.precision import Precision
@@ -390,20 +391,32 @@ class Spec:
                 "by a rate of its own; expected optimizer='sgd', the form 'diagonal', or implicit=False."
             )
         for name in holds:
-            hold(name, **self.hold_settings.get(name, {}))
+            hold(name, **self.hold_settings.get(name, {})).check(made)
         folds = self.batch_norm == "fold"
         leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
         jointly = self.settings.trains == "jointly"
-        follows = self.tolerance is not None
-        if self.engine == "fast" and (
-            holds or folds or jointly or leaning or follows or not can_hold(made, implicit=self.implicit)
-        ):
+        unseen = [name for name, each in self._every_measure().items() if not can_measure(each)]
+        by_itself, follows = self.settings.consolidate != "tasks", self.tolerance is not None
+        if by_itself and follows:
+            raise ConfigurationError(
+                f"tolerance={self.tolerance:g} with consolidate={self.settings.consolidate!r}: what may be lost is shared "
+                "out over tasks, whose ends such a run is not told of. Expected consolidate='tasks', or a strength."
+            )
+        unlike = holds or folds or jointly or leaning or follows or by_itself or unseen
+        if self.engine == "fast" and (unlike or not can_hold(made, implicit=self.implicit)):
             centre = f"anchor='mean' and gradient_term={self.gradient_term} in " if leaning else ""
             what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"{centre}the form {made}"
             what = f"implicit=True in the form {made}" if self.implicit and can_hold(made) else what
             what = "trains='jointly'" if jointly else what
             what = f"tolerance={self.tolerance:g}" if follows else what
+            what = f"consolidate={self.settings.consolidate!r}" if by_itself else what
+            what = f"{unseen[0]}, which counts steps or looks at single samples in them" if unseen else what
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
+
+    def _every_measure(self) -> dict[str, Measure]:
+        """Return the measure that protects and those that watch."""
+        watched = {name: _watching(name, self.watch_settings[name]) for name in self.watch}
+        return {self.measure: measure(self.measure, **self.measure_settings), **watched}
 
     def _check_probes(self) -> None:
         names = [make_probe(text, seed=self.seed)[0] for text in self.probes]

@@ -255,10 +255,20 @@ class FastRuns:
             learner.begin_task(self.task)
             self._bind(i)
             self._hold(i)
-        for buffer in (*self._kept.moments, *self._kept.states):
+        for buffer in self._kept.moments:
             buffer.zero_()
+        self._begin_states()
         self._start.copy_(self._kept.weights)
         self._fill_task()
+
+    def _begin_states(self) -> None:
+        """Let the states of measures begin anew, but for those that last, as the guards have them."""
+        for rows, (label, state) in zip(self._kept.states, self._state_names, strict=True):
+            lasts = self._first.path_measures[label].running[state] == "lasting"
+            for i, learner in enumerate(self.learners):
+                known = learner.guard.path.running[label][state] if lasts else {}
+                # What a guard has may lie in these very rows.
+                self._layout.fill(rows[i], {name: tensor.clone() for name, tensor in known.items()})
 
     def _fill_task(self) -> None:
         samples = [learner.samples(self.task) for learner in self.learners]

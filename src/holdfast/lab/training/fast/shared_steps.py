@@ -6,6 +6,7 @@ from typing import Any
 from holdfast.errors import ConfigurationError
 from holdfast.lab.training.fast.layer_holds import can_hold
 from holdfast.lab.training.learner import Learner
+from holdfast.measures import Measure
 
 
 def check_alike(learners: Sequence[Learner]) -> None:
@@ -31,6 +32,11 @@ def check_alike(learners: Sequence[Learner]) -> None:
                 )
 
 
+def can_measure(measure: Measure) -> bool:
+    """Whether a recorded step can show a measure all that it needs: neither its number nor samples one by one."""
+    return not (measure.needs.number or measure.needs.squares)
+
+
 def _refuse_what_has_no_place(learner: Learner) -> None:
     """Refuse what a step has no place for, rather than train something else in its stead."""
     guard = learner.guard
@@ -47,8 +53,11 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
         wanted.append(f"tolerance={guard.tolerance:g}, which looks at kept inputs within a task")
     if learner.settings.trains == "jointly":
         wanted.append("trains='jointly', whose batches go through several heads")
+    if learner.task_free is not None:
+        wanted.append(f"consolidate={learner.settings.consolidate!r}, which looks at the loss of each step")
     wanted += [f"the hold {hold.name!r}" for hold in guard.holds]
-    wanted += [f"{name}, which counts steps" for name, measure in guard.measures.items() if measure.needs.number]
+    unknown = [name for name, measure in guard.measures.items() if not can_measure(measure)]
+    wanted += [f"{name}, which counts steps or looks at single samples in them" for name in unknown]
     if wanted:
         raise ConfigurationError(
             f"The fast engine cannot do with {', '.join(wanted)}; expected engine='plain' for such a run."

@@ -1,0 +1,41 @@
+"""Runs whose guard is not told where tasks end: it consolidates by itself, as :class:`holdfast.TaskFree` does."""
+
+from collections.abc import Collection
+from typing import Any
+
+from holdfast.errors import ConfigurationError
+from holdfast.guard import Consolidator
+from holdfast.holds.buffers import samples_of
+from holdfast.lab.training.protocol import Settings
+from holdfast.task_free import TaskFree
+from holdfast.task_free.hard_samples import as_batches
+
+
+def task_free_of(settings: Settings, guard: Consolidator, heads: int, observers: Collection[str]) -> TaskFree | None:
+    """Return what tells a run's guard to consolidate; ``None`` where the ends of tasks do."""
+    if settings.consolidate == "tasks":
+        return None
+    if heads > 1 or observers:
+        what = "heads of their own for tasks" if heads > 1 else f"probes, {', '.join(observers)}"
+        raise ConfigurationError(
+            f"consolidate={settings.consolidate!r} with {what}, which are told where tasks end; expected a scenario "
+            "with one head and no probes, or consolidate='tasks'."
+        )
+    return TaskFree(guard, every=settings.consolidate if isinstance(settings.consolidate, int) else None)
+
+
+def state_of(task_free: TaskFree) -> dict[str, Any]:
+    """Return where it is at, with its samples: a run has to go on exactly."""
+    samples = task_free.samples
+    return {
+        "position": task_free.state_dict(),
+        "recent": [list(batch) for batch in samples.recent],
+        "hard": [list(batch) for batch in as_batches(samples.hard)],
+    }
+
+
+def load_state(task_free: TaskFree, state: dict[str, Any]) -> None:
+    """Go on from there."""
+    task_free.load_state_dict(state["position"])
+    task_free.samples.keep([take() for _, take in samples_of([tuple(batch) for batch in state["hard"]], 0)])
+    task_free.samples.recent.extend(tuple(batch) for batch in state["recent"])

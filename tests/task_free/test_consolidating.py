@@ -1,0 +1,155 @@
+"""Consolidation by itself: when it happens, on which samples, and what the total then is."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import holdfast
+from holdfast.errors import BatchError, ConfigurationError, StateError
+from tests import oracles
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+
+
+def batch(step, size=6):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(size, 4, dtype=torch.float64, generator=generator)
+    return x, torch.randint(0, 3, (size,), generator=generator)
+
+
+def test_every_so_many_steps_on_the_hardest_and_the_total_is_a_mean():
+    model = network()
+    guard = holdfast.Consolidator(model, holdfast.MAS(average=True), 1.0, from_scratch=True)
+    task_free = holdfast.TaskFree(guard, every=3, hard=5, recent=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    hard_x, hard_y = torch.zeros(0, 4, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
+    found = []
+    for step in range(9):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        done = task_free.step(loss, (x, y))
+        assert model.training
+        assert (done is not None) == (step % 3 == 2)
+        if done is None:
+            continue
+        recent = [batch(step - 1), (x, y)]
+        every_x = torch.cat([hard_x, *(each for each, _ in recent)])
+        every_y = torch.cat([hard_y, *(each for _, each in recent)])
+        model.eval()
+        with torch.no_grad():
+            losses = cross_entropy(model(every_x), every_y, reduction="none")
+        chosen = losses.argsort(descending=True)[:5]
+        hard_x, hard_y = every_x[chosen], every_y[chosen]
+        data = oracles.one_by_one(hard_x, hard_y)
+        found.append(oracles.importance(model, data, oracles.squared_norm, torch.abs))
+        model.train()
+        assert done["MAS"].samples == 5
+    for name in found[0]:
+        mean = torch.stack([each[name] for each in found]).mean(0)
+        torch.testing.assert_close(guard.importance[name], mean, rtol=1e-9, atol=1e-14)
+    assert task_free.consolidated == [3, 6, 9] and guard.tasks == 3
+
+
+def test_after_a_plateau_that_follows_a_peak():
+    model = network()
+    guard = holdfast.Consolidator(model, "MAS", 1.0)
+    task_free = holdfast.TaskFree(guard, plateaus=holdfast.Plateaus(window=2, mean=0.5, variance=0.1))
+    for step, loss in enumerate([2.0, 0.1, 0.1, 0.1, 3.0, 0.1, torch.tensor([0.0, 0.2])]):
+        task_free.step(loss, batch(step))
+    assert task_free.consolidated == [3, 7]
+
+
+def test_measures_along_the_path_need_no_batch():
+    model = network()
+    guard = holdfast.Consolidator(model, "SI", 1.0, from_scratch=True)
+    task_free = holdfast.TaskFree(guard, every=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    for step in range(4):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        task_free.step(loss)
+    assert guard.tasks == 2
+
+
+def test_samples_without_targets_are_the_last_ones():
+    model = network()
+    guard = holdfast.Consolidator(model, "MAS", 1.0)
+    task_free = holdfast.TaskFree(guard, every=2, hard=4)
+    for step in range(2):
+        found = task_free.step(1.0, batch(step)[0])
+    last = batch(1)[0][-4:]
+    expected = holdfast.MAS().measure(model, [last])
+    assert found["MAS"].samples == 4
+    for name, value in expected.items():
+        torch.testing.assert_close(guard.importance[name], value)
+
+
+def test_a_regression_is_ordered_by_squared_errors_or_as_is_said():
+    model = nn.Linear(4, 2).double()
+    x, y = batch(0)[0], torch.randn(6, 2, dtype=torch.float64)
+    errors = (model(x) - y).detach().square().mean(1)
+    for losses, order in ((None, errors), (lambda outputs, targets: -errors, -errors)):
+        guard = holdfast.Consolidator(model, holdfast.Fisher(likelihood="gaussian"), 1.0)
+        task_free = holdfast.TaskFree(guard, every=1, hard=3, losses=losses)
+        task_free.step(1.0, (x, y))
+        assert torch.equal(
+            torch.stack([s.target for s in task_free.samples.hard]), y[order.argsort(descending=True)[:3]]
+        )
+
+
+def test_it_goes_on_where_it_was():
+    model = network()
+    losses = [2.0, 0.1, 0.1, 0.1, 3.0, 0.1, 0.1, 0.1]
+
+    def made():
+        plateaus = holdfast.Plateaus(window=2, mean=0.5, variance=0.1)
+        return holdfast.TaskFree(holdfast.Consolidator(model, "MAS", 1.0), plateaus=plateaus)
+
+    whole = made()
+    for step, loss in enumerate(losses):
+        whole.step(loss, batch(step))
+    stopped = made()
+    for step, loss in enumerate(losses[:5]):
+        stopped.step(loss, batch(step))
+    again = made()
+    again.load_state_dict(stopped.state_dict())
+    for step, loss in enumerate(losses[5:], start=5):
+        again.step(loss, batch(step))
+    assert again.consolidated == whole.consolidated == [3, 7]
+    with pytest.raises(StateError, match="no state of TaskFree"):
+        again.load_state_dict({"steps": 1})
+
+
+def test_what_makes_no_sense_is_refused():
+    guard = holdfast.Consolidator(network(), "MAS", 1.0)
+    with pytest.raises(ConfigurationError, match="expected a Consolidator"):
+        holdfast.TaskFree(network())
+    with pytest.raises(ConfigurationError, match="expected one of both"):
+        holdfast.TaskFree(guard, every=5, plateaus=holdfast.Plateaus())
+    with pytest.raises(ConfigurationError, match="every=0"):
+        holdfast.TaskFree(guard, every=0)
+    with pytest.raises(ConfigurationError, match="A loss of type str"):
+        holdfast.TaskFree(guard).step("0.1")
+    with pytest.raises(BatchError, match=r"step\(loss, batch\) takes the step's batch"):
+        holdfast.TaskFree(guard, every=1).step(0.1)
+    with pytest.raises(ConfigurationError, match="expected one number for each"):
+        holdfast.TaskFree(guard, every=1, losses=lambda outputs, targets: outputs.mean()).step(0.1, batch(0))
+    assert guard.tasks == 0
+    spoilt = holdfast.TaskFree(guard, every=1)
+    with pytest.raises(holdfast.HoldfastError):
+        spoilt.step(0.1, (torch.full((6, 4), torch.nan, dtype=torch.float64), batch(0)[1]))
+    assert guard.tasks == 0 and not spoilt.samples.hard and len(spoilt.samples.recent) == 1
+    with pytest.raises(ConfigurationError, match="average='yes'"):
+        holdfast.MAS(average="yes")
