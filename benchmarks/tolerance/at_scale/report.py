@@ -128,9 +128,9 @@ def page(study: Study, rows: Sequence[Row], where: dict[str, str]) -> str:
             "Two tasks each: the first is learned by Adam (English by AdamW), the second under EWC, once with each "
             "tolerance and once with each of ten constant strengths half a power of ten apart. The tolerance is "
             "measured on old inputs that were not trained on, ends with `guard.pull_back()`, and is judged by the KL "
-            "of others. *The search there*: what the searched strengths of the same seed learn where they lose as much of those, "
-            "between two of them by a straight line over the logarithm of the KL. Their rotated form is damped as the "
-            "tolerance's is. SGD has momentum 0.9 and an implicit hold."
+            "of others. *The search there*: what the searched strengths of the same seed learn where they lose as "
+            "much of those, between two of them by a straight line over the logarithm of the KL. Their rotated form "
+            "is damped as the tolerance's is. SGD has momentum 0.9 and an implicit hold."
         ),
     ]
     for setting in study.settings:

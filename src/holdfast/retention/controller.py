@@ -76,7 +76,8 @@ class Tolerance:
         A form with coordinates of its own has the same mean in far fewer directions: on digits the median direction has
         a 20,000th of it, where the median weight has a fifth. So a much smaller strength keeps as much, and most
         directions, which the form says to matter nothing, and which do matter once they are long, are held by the
-        damping alone. There a tenth learned more than a hundredth at every tolerance, and as a diagonal less.
+        damping alone. There, at τ = 0.01, a tenth learned 84 % of the new task and a hundredth 65; as a diagonal a
+        tenth learned 20 % and a hundredth 36.
         """
         if self.damping is not None:
             return self.damping
