@@ -4,6 +4,9 @@
 in rotated coordinates, with SGD, momentum, Adam and AdamW, over six decades of strengths. ``--scenario permuted-mnist
 --data-dir DATA`` does the same there. The best strength is the one of the best mean on validation data, with the seeds
 that are then tested; strengths within a point of it are counted in decades. What is in the store is not run again.
+
+``--rates`` is the control: SGD with and without momentum at smaller learning rates too, which let an explicit hold be
+stronger. It is added to what the results already have.
 """
 
 import argparse
@@ -34,6 +37,8 @@ STRENGTHS = {
     "diagonal": tuple(10.0**power for power in range(7)),
     "rotated": tuple(10.0**power for power in range(-1, 6)),
 }
+SLOWER = (1, 3, 10, 30)
+"""By how much a learning rate is divided where it is searched too: the strength that SGD bears grows by as much."""
 SEEDS = (0, 1, 2)
 SIZES: dict[str, dict[str, Any]] = {
     "permuted-digits": {"hidden": (100,)},
@@ -65,16 +70,56 @@ def mean_of(specs: Sequence[Spec], store: Store) -> float | None:
 def row_of(scenario: str, way: Mapping[str, Any], changes: Mapping[str, Any], store: Store, run: Any) -> dict[str, Any]:
     """Make all runs of a way, and return what came out."""
     make = specs_of(scenario, way, changes)
-    strengths = STRENGTHS[way["form"]]
+    kept = validated(make, STRENGTHS[way["form"]], store, run)
+    best = best_of(kept)
+    test = tested(make, best, store, run)
+    return {**way, "validation": list(kept.items()), "best": best, "decades": width(kept), "test": test}
+
+
+def validated(make: partial[Spec], strengths: Sequence[float], store: Store, run: Any) -> dict[float, float | None]:
+    """Return what is kept at each strength, by validation data."""
     tried = {c: [make(strength=c, seed=seed, judge_by="validation") for seed in SEEDS] for c in strengths}
     run([spec for specs in tried.values() for spec in specs], store)
-    kept = {c: mean_of(specs, store) for c, specs in tried.items()}
-    best = max(strengths, key=lambda c: -math.inf if kept[c] is None else kept[c])
-    tests = [make(strength=best, seed=seed) for seed in SEEDS]
+    return {c: mean_of(specs, store) for c, specs in tried.items()}
+
+
+def best_of(kept: Mapping[float, float | None]) -> float:
+    """Return where most is kept; where runs have diverged, nothing is."""
+    return max(kept, key=lambda c: -math.inf if (height := kept[c]) is None else height)
+
+
+def tested(make: partial[Spec], strength: float, store: Store, run: Any) -> list[float]:
+    """Return the test accuracies of all seeds at a strength, in per cent."""
+    tests = [make(strength=strength, seed=seed) for seed in SEEDS]
     run(tests, store)
     found = [store.get(spec.id) for spec in tests]
-    accuracies = [100 * result.average_accuracy for result in found if result is not None]
-    return {**way, "validation": list(kept.items()), "best": best, "decades": width(kept), "test": accuracies}
+    return [100 * result.average_accuracy for result in found if result is not None]
+
+
+def rate_ways() -> Iterator[dict[str, Any]]:
+    """Yield the ways whose learning rate is searched too: those of SGD, which an explicit hold can destroy."""
+    return (way for way in ways() if OPTIMISERS[way["optimiser"]]["optimizer"] == "sgd")
+
+
+def rate_row(
+    scenario: str, way: Mapping[str, Any], changes: Mapping[str, Any], store: Store, run: Any
+) -> dict[str, Any]:
+    """Make the runs of a way at every rate and strength, and return the best by validation, then tested."""
+    usual = OPTIMISERS[way["optimiser"]]["learning_rate"]
+    makers = {
+        rate: specs_of(scenario, way, {**changes, "learning_rate": rate}) for rate in (usual / by for by in SLOWER)
+    }
+    kept = {rate: validated(make, STRENGTHS[way["form"]], store, run) for rate, make in makers.items()}
+    heights = {rate: own[best_of(own)] for rate, own in kept.items()}
+    rate = best_of(heights)
+    best = best_of(kept[rate])
+    return {
+        **way,
+        "validation": [[each, list(own.items())] for each, own in kept.items()],
+        "rate": rate,
+        "best": best,
+        "test": tested(makers[rate], best, store, run),
+    }
 
 
 def width(kept: Mapping[float, float | None], points: float = 1.0) -> float:
@@ -137,18 +182,24 @@ def _stepping(kind: Any, form: str, implicit: bool, sides: tuple[int, ...]) -> A
     return steps
 
 
-def table(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float], scenario: str) -> str:
+def table(
+    rows: Sequence[Mapping[str, Any]],
+    ratios: Mapping[str, float],
+    scenario: str,
+    by_rate: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """Return the rows as a page."""
     size = ", ".join(f"{name}={value}" for name, value in SIZES[scenario].items())
     lines = [
         f"# A hold after the step, and one in the gradient: {scenario}",
         "",
         (
-            f"`python -m benchmarks.implicit`, torch {torch.__version__}; {size}. EWC, no re-initialisation, no search "
-            "of learning rates. Test accuracy over all tasks after the last, in per cent, mean and standard error of "
-            f"{len(SEEDS)} seeds, at the best of {len(STRENGTHS['diagonal'])} strengths a decade apart by validation; "
-            "then over how many decades validation accuracy is within a point of that best, between strengths by "
-            "straight lines, and the validation accuracy at every strength (– where a run diverged)."
+            f"`python -m benchmarks.implicit`, torch {torch.__version__}; {size}. EWC, no re-initialisation, one "
+            "learning rate for each optimiser. Test accuracy over all tasks after the last, in per cent, mean and "
+            f"standard error of {len(SEEDS)} seeds, at the best of {len(STRENGTHS['diagonal'])} strengths a decade "
+            "apart by validation; then over how many decades validation accuracy is within a point of that best, "
+            "between strengths by straight lines, and the validation accuracy at every strength (– where a run "
+            "diverged)."
         ),
     ]
     for form, strengths in STRENGTHS.items():
@@ -157,18 +208,67 @@ def table(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float], scenar
         for row in rows:
             if row["form"] == form:
                 cells = [f"{height:.1f}" if height is not None else "–" for _, height in row["validation"]]
-                test = row["test"]
-                error = statistics.stdev(test) / math.sqrt(len(test)) if len(test) > 1 else math.nan
-                shown = f"{statistics.mean(test):.1f} ± {error:.1f}" if test else "–"
-                hold = "implicit" if row["implicit"] else "explicit"
-                given = [row["optimiser"], hold, f"{row['best']:g}", shown, f"{row['decades']:.1f}", *cells]
-                lines.append(f"| {' | '.join(given)} |")
+                given = [
+                    row["optimiser"],
+                    hold_of(row),
+                    f"{row['best']:g}",
+                    shown(row["test"]),
+                    f"{row['decades']:.1f}",
+                ]
+                lines.append(f"| {' | '.join([*given, *cells])} |")
+    lines += rate_table(by_rate) if by_rate else []
     lines += [
         "",
         "A step with an implicit hold takes, for one with an explicit hold (784-400-400-10, 64 samples, a CPU):",
     ]
     lines += ["", *(f"- {name}: {ratio:.2f}" for name, ratio in ratios.items())]
     return "\n".join(lines) + "\n"
+
+
+def hold_of(row: Mapping[str, Any]) -> str:
+    """Return how a row's hold is applied, in a word."""
+    return "implicit" if row["implicit"] else "explicit"
+
+
+def shown(test: Sequence[float]) -> str:
+    """Return test accuracies as their mean and standard error."""
+    error = statistics.stdev(test) / math.sqrt(len(test)) if len(test) > 1 else math.nan
+    return f"{statistics.mean(test):.1f} ± {error:.1f}" if test else "–"
+
+
+def rate_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the control, the best rate and strength of each way, and what the best strength keeps at each rate."""
+    divided = " | ".join("the usual η" if by == 1 else f"η/{by}" for by in SLOWER)
+    lines = [
+        "",
+        "## The learning rate searched too",
+        "",
+        (
+            "`python -m benchmarks.implicit --rates`. A smaller rate lets SGD bear a stronger explicit hold, so that "
+            f"one rate might have been chosen against it. The same strengths at {len(SLOWER)} rates, the usual one "
+            "and smaller ones, for as many steps; of all, the best rate and strength by validation, tested. Then the "
+            "validation accuracy of the best strength at each rate, with that strength."
+        ),
+        "",
+        f"| form | optimiser | hold | best η | best c | test | {divided} |",
+        "|---" * (6 + len(SLOWER)) + "|",
+    ]
+    for row in rows:
+        cells = []
+        for _, pairs in row["validation"]:
+            own = dict(pairs)
+            best = best_of(own)
+            cells.append("–" if own[best] is None else f"{own[best]:.1f} (c = {best:g})")
+        given = [
+            row["form"],
+            row["optimiser"],
+            hold_of(row),
+            f"{row['rate']:g}",
+            f"{row['best']:g}",
+            shown(row["test"]),
+        ]
+        lines.append(f"| {' | '.join([*given, *cells])} |")
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -179,19 +279,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", help="what to train on; a GPU if there is one")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a rehearsal at a tiny size")
+    parser.add_argument("--rates", action="store_true", help="search SGD's learning rates too, beside what was found")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", holdfast.HoldfastWarning)  # strengths that are too much are what is looked at
     store, run = Store(options.store), partial(execute, data_dir=options.data_dir, device=options.device)
-    rows = []
-    for way in ways():
-        rows.append(row_of(options.scenario, way, QUICK if options.quick else {}, store, run))
-        print(json.dumps(rows[-1]), flush=True)
-    ratios = step_ratios(2 if options.quick else 15, sides=(8, 8, 4) if options.quick else (784, 400, 400, 10))
+    changes = QUICK if options.quick else {}
     name = "implicit" if options.scenario == "permuted-digits" else f"implicit-{options.scenario}"
+    path = options.results / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if options.rates and "rows" not in found:
+        parser.error(f"--rates adds to what is in {path}, and there is nothing: run the same without it first.")
+    if options.rates:
+        found["by rate"] = [_told(rate_row(options.scenario, way, changes, store, run)) for way in rate_ways()]
+    else:
+        found["rows"] = [_told(row_of(options.scenario, way, changes, store, run)) for way in ways()]
+        sides = (8, 8, 4) if options.quick else (784, 400, 400, 10)
+        found["step ratios"] = step_ratios(2 if options.quick else 15, sides=sides)
+    found["torch"] = torch.__version__
     options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / f"{name}.md").write_text(table(rows, ratios, options.scenario), encoding="utf-8")
-    found = {"rows": rows, "step ratios": ratios, "torch": torch.__version__}
-    (options.results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    page = table(found["rows"], found["step ratios"], options.scenario, found.get("by rate", ()))
+    path.with_suffix(".md").write_text(page, encoding="utf-8")
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    print(json.dumps(row), flush=True)
+    return row
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.implicit import table, ways, width
+from benchmarks.implicit import SLOWER, main, rate_ways, table, ways, width
 
 
 def test_a_range_is_counted_in_decades():
@@ -19,3 +19,28 @@ def test_the_page_has_a_row_for_each_way():
     page = table(rows, {"SGD, diagonal": 1.25}, "permuted-digits")
     assert page.count("| implicit | 1 | 50.0 ± 1.0 | 0.5 | 50.0 | – |") == 6
     assert page.count("explicit | 1 |") == 6 and "- SGD, diagonal: 1.25" in page
+
+
+def test_the_control_says_the_best_rate_and_what_each_rate_keeps():
+    by_rate = [
+        {
+            **way,
+            "validation": [[0.3 / by, [[1.0, 50.0 + by], [10.0, None]]] for by in SLOWER],
+            "rate": 0.01,
+            "best": 1.0,
+            "test": [79.0, 81.0],
+        }
+        for way in rate_ways()
+    ]
+    assert {way["optimiser"] for way in rate_ways()} == {"SGD", "momentum"}
+    page = table([], {}, "permuted-digits", by_rate)
+    said = "| 0.01 | 1 | 80.0 ± 1.0 | 51.0 (c = 1) | 53.0 (c = 1) | 60.0 (c = 1) | 80.0 (c = 1) |"
+    assert page.count(said) == len(by_rate) == 8
+    assert "searched too" not in table([], {}, "permuted-digits")
+
+
+def test_the_control_is_added_to_what_was_found_and_refused_where_nothing_was(tmp_path, capsys):
+    given = [str(tmp_path / "store"), "--results", str(tmp_path), "--quick", "--rates"]
+    with pytest.raises(SystemExit):
+        main(given)
+    assert "there is nothing" in capsys.readouterr().err

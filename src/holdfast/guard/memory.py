@@ -111,7 +111,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         if self.tolerance is not None:
-            self.driving.damping = self.tolerance.damping
+            self.driving.damping = self.tolerance.damping_in(self.driving.form)
         self._largest: tuple[Mapping[str, Matrix], dict[str, float]] | None = None
         self._norms: tuple[int, dict[str, BatchNorm]] | None = None
         self._folding: tuple[int, Folding] | None = None

@@ -185,7 +185,7 @@ def test_only_a_tolerance_damps():
 
 def test_sgd_is_not_given_a_strength_that_it_cannot_bear():
     model = net()
-    guard = guarded(model, tolerance=Tolerance(1e-4, every=1))
+    guard = guarded(model, tolerance=Tolerance(1e-4, every=1, start=1.0))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     guard.attach(optimizer)
     with warnings.catch_warnings():
@@ -617,3 +617,14 @@ def test_what_a_state_was_saved_with_is_not_kept_anew_in_the_middle_of_its_task(
         again.keep([batch(5)], "old")
     again.kept.drop("old")
     again.keep([batch(5)], "old")  # asked for
+
+
+@pytest.mark.parametrize(("form", "share"), [("diagonal", 0.01), ("rotated", 0.1), ("kronecker", 0.1)])
+def test_how_much_is_added_to_importances_goes_by_the_form_unless_it_is_said(form, share):
+    assert guarded(net(), form=form, tolerance=0.05)._memory.driving.damping == share
+    said = guarded(net(), form=form, tolerance=Tolerance(0.05, damping=0.02))
+    assert said._memory.driving.damping == 0.02
+    again = holdfast.Consolidator(net(), holdfast.Fisher(), form=form, tolerance=0.05)
+    again.kept.add(said.kept["old"])
+    again.load_state_dict(said.state_dict())
+    assert again._memory.driving.damping == 0.02

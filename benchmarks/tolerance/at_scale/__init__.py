@@ -1,0 +1,1 @@
+"""Tolerances against searched strengths, with networks of the paper's size."""

@@ -1,0 +1,167 @@
+"""What the lines come to: where tolerances end, and what a search over strengths learns at the same loss."""
+
+import itertools
+import json
+import math
+import platform
+import statistics
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.tolerance.at_scale.trials import Setting, Study
+
+COMMAND = "python -m benchmarks.tolerance.at_scale"
+NAME = "tolerance-at-scale"
+ALLOWED = {"accuracy": 0.5, "bits": 0.01}
+"""How much worse than the search a run with a tolerance may be, in points or bits a byte."""
+Row = dict[str, Any]
+
+
+def at_kl(searched: Iterable[tuple[float, float]], kl: float) -> float | None:
+    """Return what a search learns where it loses so much, from pairs of what it loses and learns.
+
+    Between two runs by a straight line over the logarithm of what is lost; beyond the least and the most, nothing.
+    """
+    points = sorted((math.log(lost), learned) for lost, learned in searched if lost > 0)
+    wanted = math.log(kl) if kl > 0 else -math.inf
+    for (low, before), (high, after) in itertools.pairwise(points):
+        if low <= wanted <= high:
+            return before if high == low else before + (after - before) * (wanted - low) / (high - low)
+    return None
+
+
+def compared(setting: Setting, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return an entry for each form, optimiser and tolerance: all its seeds, each beside the search of its own."""
+    found = []
+    for form in setting.strengths:
+        for optimiser in setting.optimisers:
+            own = [row for row in rows if (row["trial"]["form"], row["trial"]["optimiser"]) == (form, optimiser)]
+            for nats in setting.tolerances:
+                runs = [beside(run, own) for run in own if _is(run, "tolerance") and run["trial"]["value"] == nats]
+                if runs:
+                    found.append({"form": form, "optimiser": optimiser, "tolerance": nats, "runs": runs})
+    return found
+
+
+def _is(row: Row, kind: str) -> bool:
+    return row["trial"]["kind"] == kind and not row.get("diverged")
+
+
+def beside(run: Row, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return a run with a tolerance, and what the search of its seed comes to at what it has lost."""
+    searched = [row for row in rows if _is(row, "strength") and row["trial"]["seed"] == run["trial"]["seed"]]
+    return {
+        "seed": run["trial"]["seed"],
+        "ended": run["back"]["kl"] / run["trial"]["value"],
+        "kept": run["kept"] / run["trial"]["value"],
+        "before": run["end"]["kl"] / run["trial"]["value"],
+        "peak": run["peak"] / run["trial"]["value"],
+        "new": run["back"]["new"],
+        "old": run["back"]["old"],
+        "searched": at_kl([(row["end"]["kl"], row["end"]["new"]) for row in searched], run["back"]["kl"]),
+        "points": len(searched),
+        "seconds": run["seconds"],
+        "seconds of a search's run": statistics.median([row["seconds"] for row in searched]) if searched else None,
+    }
+
+
+def table(setting: Setting, entries: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a setting's comparison; a difference above 0 says that the tolerance is better."""
+    better = -1 if setting.language is not None else 1
+    unit = "Python, bits a byte" if better < 0 else "accuracy on the second task, %"
+    heads = ["form", "optimiser", "tolerance", "runs", "ended / asked, fresh", "within 20 %", "before going back"]
+    heads += ["peak", unit, "the search there", "better by", "time / a searched run's"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for entry in entries:
+        runs = entry["runs"]
+        pairs = [(run["new"], run["searched"]) for run in runs if run["searched"] is not None]
+        gains = [better * (new - searched) for new, searched in pairs]
+        times = [run["seconds"] / run["seconds of a search's run"] for run in runs if run["seconds of a search's run"]]
+        digits = 3 if better < 0 else 2
+        lacking = "" if len(pairs) == len(runs) else f" ({len(pairs)} of {len(runs)} runs)"
+        there = f"{statistics.mean(s for _, s in pairs):.{digits}f}{lacking}" if pairs else "none ends there"
+        cells = [entry["form"], entry["optimiser"], f"{entry['tolerance']:g}", str(len(runs))]
+        cells += [_spread([run["ended"] for run in runs]), str(sum(abs(run["ended"] - 1) <= 0.2 for run in runs))]
+        cells += [f"{statistics.mean(run[name] for run in runs):.2f}" for name in ("before", "peak")]
+        cells += [f"{statistics.mean(run['new'] for run in runs):.{digits}f}", there]
+        cells += [_with_error(gains, digits), f"{statistics.median(times):.2f}" if times else "–"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def _with_error(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return "–"
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{statistics.mean(values):+.{digits}f} ± {error:.{digits}f}"
+
+
+def verdict(setting: Setting, entries: Sequence[dict[str, Any]]) -> str:
+    """Say in how many runs what was asked for came about."""
+    runs = [run for entry in entries for run in entry["runs"]]
+    better, allowed = (-1, ALLOWED["bits"]) if setting.language is not None else (1, ALLOWED["accuracy"])
+    near = sum(abs(run["ended"] - 1) <= 0.2 for run in runs)
+    with_search = [run for run in runs if run["searched"] is not None]
+    good = sum(better * (run["new"] - run["searched"]) >= -allowed for run in with_search)
+    unit = "bits a byte" if better < 0 else "points"
+    return (
+        f"{near} of {len(runs)} runs end within 20 % of their tolerance on fresh old data. Of the {len(with_search)} "
+        f"at whose loss the search has runs on both sides, {good} are no more than {allowed:g} {unit} worse than it."
+    )
+
+
+def page(study: Study, rows: Sequence[Row], where: dict[str, str]) -> str:
+    """Return what was found."""
+    lines = ["# Tolerances and searched strengths, at the size of the paper's networks", ""]
+    lines += [f"- {key}: {value}" for key, value in where.items()]
+    lines += [
+        "",
+        (
+            "Two tasks each: the first is learned by Adam (English by AdamW), the second under EWC, once with each "
+            "tolerance and once with each of ten constant strengths half a power of ten apart. The tolerance is "
+            "measured on old inputs that were not trained on, ends with `guard.pull_back()`, and is judged by the KL "
+            "of others. *The search there*: what the searched strengths of the same seed learn where they lose as "
+            "much of those, between two of them by a straight line over the logarithm of the KL. Their rotated form "
+            "is damped as the tolerance's is. SGD has momentum 0.9 and an implicit hold."
+        ),
+    ]
+    for setting in study.settings:
+        own = [row for row in rows if row["trial"]["setting"] == setting.name]
+        if not own:
+            continue
+        entries = compared(setting, own)
+        diverged = sum(bool(row.get("diverged")) for row in own)
+        kept = f"{setting.kept} old inputs kept, {setting.fresh} judge; importance from {setting.measured}"
+        lost = f" {diverged} runs diverged, and are left out." if diverged else ""
+        lines += ["", f"## {setting.name}", "", f"{setting.steps_said}; {kept}; {len(own)} runs.{lost}", ""]
+        lines += [*table(setting, entries), "", verdict(setting, entries) if entries else "No tolerance was run yet."]
+    return "\n".join(lines) + "\n"
+
+
+def surroundings(*, rehearsal: bool) -> dict[str, str]:
+    """Return where and when this was, with nothing but torch."""
+    found = {"command": COMMAND + (" --rehearse (its numbers mean nothing)" if rehearsal else "")}
+    found["date"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    found["versions"] = f"python {platform.python_version()}, torch {torch.__version__}"
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def write(folder: Path, study: Study, rows: Sequence[Row]) -> Path:
+    """Write the page, and all numbers beside it."""
+    where = surroundings(rehearsal=study.rehearsal)
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {**where, "rows": list(rows)}
+    (folder / f"{NAME}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    path = folder / f"{NAME}.md"
+    path.write_text(page(study, rows, where), encoding="utf-8")
+    return path

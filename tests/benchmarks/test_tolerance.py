@@ -1,0 +1,124 @@
+"""The benchmarks of tolerances: what stands in for old inputs, searches at what a tolerance lost, and a rehearsal."""
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from benchmarks.language import corpus
+from benchmarks.tolerance import digits, text_stand_ins, without_old_inputs
+from benchmarks.tolerance.at_scale import __main__ as command
+from benchmarks.tolerance.at_scale import report, store
+from benchmarks.tolerance.at_scale.trials import SETTINGS, Study, Trial
+from benchmarks.tolerance.digit_stand_ins import MEASURED, OLD, stand_ins
+
+
+@pytest.fixture
+def text(tmp_path):
+    written = {
+        "english": "The people of the island were asked about the weather. ",
+        "python": "def f(x):\n    return x\n",
+    }
+    parts = {
+        (language, part): torch.tensor(list((said * 40).encode()), dtype=torch.uint8)
+        for language, said in written.items()
+        for part in corpus.PARTS
+    }
+    path = tmp_path / "text.npz"
+    corpus.write(path, corpus.Corpus(parts))
+    return path
+
+
+def test_what_stands_in_for_digits_is_of_their_size_and_none_is_both_measured_from_and_kept():
+    data = digits.Data.of(0)
+    found = stand_ins(data, 0)
+    assert {tuple(each.shape) for each in found.values()} == {(MEASURED + digits.KEPT, 64)}
+    assert torch.equal(found[OLD][MEASURED:], data.kept[0])
+    noise = found["noise, a mean and a variance for each pixel"]
+    torch.testing.assert_close(noise.mean(0), data.train[0].mean(0), atol=0.06, rtol=0.1)
+    torch.testing.assert_close(noise.std(0), data.train[0].std(0), atol=0.03, rtol=0.15)
+
+
+def test_ratios_are_of_what_old_data_lost_and_a_page_has_all_of_them():
+    rows = [
+        {"setting": "digits", "form": "rotated", "kept": "noise", "measured": "noise", "tolerance": 0.1, "seed": seed}
+        | {"lost of kept": 0.1, "lost of old": lost, "new": 90.0}
+        for seed, lost in enumerate((0.05, 0.2))
+    ]
+    assert without_old_inputs.ratios(rows) == [0.5, 2.0]
+    page = without_old_inputs.page(rows, {"command": "this"})
+    assert "| digits | noise | the same | 2 | 1.00 (0.50 to 2.00) |" in page
+    assert "| rotated | noise | the same | 0.1 | 1.00 (0.50 to 2.00) | 90.0 |" in page
+
+
+def test_text_of_each_kind_stands_in(text):
+    size = text_stand_ins.REHEARSAL
+    rows = list(text_stand_ins.rows(corpus.load(text), size))
+    kinds = {(row["kept"], row["measured"]) for row in rows}
+    assert len(kinds) == 7 and len(rows) == 7 * len(text_stand_ins.TOLERANCES)
+    assert all(0 < row["lost of kept"] <= row["tolerance"] for row in rows)
+
+
+def test_a_search_is_read_off_between_two_of_its_runs():
+    searched = [(0.01, 80.0), (1.0, 90.0), (0.1, 88.0)]
+    assert report.at_kl(searched, 0.1) == pytest.approx(88.0)
+    assert report.at_kl(searched, 0.1**1.5) == pytest.approx(84.0)
+    assert report.at_kl(searched, 0.1**0.5) == pytest.approx(89.0)
+    assert report.at_kl(searched, 2.0) is None
+    assert report.at_kl(searched, 0.001) is None
+    assert report.at_kl([(0.1, 80.0)], 0.1) is None
+
+
+def test_parts_are_disjoint_and_leave_nothing_out():
+    trials = [trial.key for _, trial in Study().trials()]
+    assert len(set(trials)) == len(trials) == 52 + 156 + 240
+    parts = [store.part_of(trials, (k, 12)) for k in range(1, 13)]
+    assert sorted(itertools.chain(*parts), key=str) == sorted(trials, key=str)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert all(len(values) == 10 for setting in SETTINGS for values in setting.strengths.values())
+
+
+def test_a_line_that_was_cut_costs_that_line_alone(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    first, second = (Trial("permuted-mnist", seed, "diagonal", "Adam", "tolerance", 0.1) for seed in (0, 1))
+    store.add(path, first, {"seconds": 1.0})
+    with path.open("a") as file:
+        file.write('{"trial": {"sett')
+    store.add(path, second, {"seconds": 2.0})
+    assert {key: row["seconds"] for key, row in store.read(path).items()} == {first.key: 1.0, second.key: 2.0}
+
+
+def test_a_rehearsal_goes_on_where_it_was_and_ends_with_a_page(tmp_path, text, capsys):
+    folder, results = tmp_path / "store", tmp_path / "results"
+    given = [str(folder), "--rehearse", "--settings", "english-python", "permuted-mnist", "--corpus", str(text)]
+    command.main(["learn", *given])
+    assert len(list(folder.glob("*.safetensors"))) == 2
+    command.main(["run", *given, "--seconds", "-1"])
+    assert "time is up" in capsys.readouterr().out
+    command.main(["run", *given, "--part", "1/2"])
+    some = (folder / command.LINES).read_text()
+    command.main(["run", *given, "--part", "2/2"])
+    command.main(["run", *given])
+    lines = (folder / command.LINES).read_text()
+    assert lines.startswith(some) and len(lines.splitlines()) == 2 * len(some.splitlines()) == 24
+    command.main(["report", str(folder), "--rehearse", "--results", str(results)])
+    page = (results / "tolerance-at-scale.md").read_text()
+    assert page.count("| rotated |") == 2 and page.count("| AdamW |") == 1 and "## split-cifar" not in page
+    rows = json.loads((results / "tolerance-at-scale.json").read_text())["rows"]
+    kept = [row["kept"] / row["trial"]["value"] for row in rows if row["trial"]["kind"] == "tolerance"]
+    assert len(kept) == 6 and max(kept) <= 1
+
+
+@pytest.mark.parametrize("given", ["0/3", "4/3", "half", "1/2/3"])
+def test_parts_that_are_none_are_refused(given, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["run", str(tmp_path), "--part", given])
+    assert "expected k/n" in capsys.readouterr().err
+
+
+def test_text_needs_a_corpus_and_a_report_needs_lines(tmp_path):
+    with pytest.raises(SystemExit, match="needs --corpus"):
+        command.main(["run", str(tmp_path), "--rehearse"])
+    with pytest.raises(SystemExit, match="There is nothing in"):
+        command.main(["report", str(tmp_path)])
