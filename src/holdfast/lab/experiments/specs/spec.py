@@ -399,8 +399,8 @@ class Spec:
         by_itself, follows = self.settings.consolidate != "tasks", self.tolerance is not None
         if by_itself and follows:
             raise ConfigurationError(
-                f"tolerance={self.tolerance:g} with consolidate={self.settings.consolidate!r}: what may be lost is shared "
-                "out over tasks, whose ends such a run is not told of. Expected consolidate='tasks', or a strength."
+                f"tolerance={self.tolerance:g} with consolidate={self.settings.consolidate!r}: what may be lost is "
+                "shared out over tasks, of whose ends it is not told. Expected consolidate='tasks', or a strength."
             )
         unlike = holds or folds or jointly or leaning or follows or by_itself or unseen
         if self.engine == "fast" and (unlike or not can_hold(made, implicit=self.implicit)):
