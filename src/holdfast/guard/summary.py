@@ -33,6 +33,7 @@ def _what(memory: Memory) -> str:
     settings = f"{type(measure).__name__}({', '.join(changed)})"
     named = settings if type(measure).__name__ == memory.driver else f"{memory.driver}, {settings}"
     how = ", implicit" if memory.implicit else ""
+    how += ", adapters by their merged weights" if memory.space == "merged" else ""
     return f"Consolidator of {type(memory.model).__name__}: {named}{form}, {_how_strongly(memory)}{how}"
 
 
@@ -75,6 +76,7 @@ def _held(memory: Memory) -> list[str]:
         return [f"holds no weight to its place; protects {amount(protected.values())}"]  # others do the keeping
     verb = "holds" if memory.strength else "at strength 0 does not hold"
     with_importance = {name for matrix in memory.driving.held.values() for name in matrix.block.parameters}
+    with_importance |= {n for weight, parts in memory.merged.parts.items() if weight in with_importance for n in parts}
     known = {name: p for name, p in protected.items() if name in memory.anchor and name in with_importance}
     held = {name: p for name, p in known.items() if p.shape == memory.anchor[name].shape}
     lines = [f"{verb} {amount(held.values())} to {_centre(memory)}"]
@@ -136,6 +138,8 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
         maps = memory.folding.coordinates(memory.parameters)
         penalty = float(penalty_value(maps, memory.driving.held, memory.anchor, memory.strength))
     penalty -= 2 * memory.strength * lean
+    merged = memory.merged.hold(memory.merged_anchor).value_of(memory.driving.held, memory.strength)
+    penalty += 0.0 if merged is None else float(merged)
     whose = f", most in {farthest} ({_percent(most)})" if len(held) > 1 else ""
     far = f", {_percent(moved / size)} of their length" if size else ""
     return f"moved {since} by {math.sqrt(moved):.3g}{far}{whose}; the penalty is {penalty:.3g}"

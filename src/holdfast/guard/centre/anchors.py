@@ -23,10 +23,12 @@ Where a task has converged under the hold with c = ½, its loss and the hold pul
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from holdfast.adapters import Change, mapped
 from holdfast.errors import NotFiniteError
 from holdfast.guard.batch_norm.folding import Folding
 from holdfast.guard.measuring import Finding
@@ -53,6 +55,16 @@ def new_anchor(memory: Memory, finding: Finding, folding: Folding) -> dict[str, 
         solution = theta[name].detach()
         solution = _mean(memory, finding, name, solution) if mean and name in memory.anchor else solution.clone()
         found[name] = memory.storage.resting(solution, parameter)
+    return found
+
+
+@torch.no_grad()
+def new_merged_anchor(memory: Memory) -> dict[str, Change]:
+    """Return what adapters add to weights once a task is taken in, where those are held; changing nothing yet."""
+    found: dict[str, Change] = {}
+    for name, change in memory.merged.changes().items():
+        rest = partial(memory.storage.resting, parameter=memory.measured[name])
+        found[name] = mapped(mapped(change, Tensor.clone), rest)
     return found
 
 

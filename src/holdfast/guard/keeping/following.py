@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten
 
+from holdfast.adapters import size_of
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.forms.base import is_mean_of_squares
 from holdfast.guard.keeping.looking import look, refuse_unless_ranks_agree
@@ -175,7 +176,9 @@ def _first_strength(memory: Memory) -> float:
     assert memory.tolerance is not None
     matrices = memory.driving.total
     trace = total_trace(matrices)
-    weights = sum(memory.anchor[name].numel() for matrix in matrices.values() for name in matrix.block.parameters)
+    merged = {name: math.prod(size_of(change)) for name, change in memory.merged_anchor.items()}
+    names = [name for matrix in matrices.values() for name in matrix.block.parameters]
+    weights = sum(merged[name] if name in merged else memory.anchor[name].numel() for name in names)
     if not trace > 0:
         raise ConfigurationError(
             f"tolerance={memory.tolerance.nats:g} with {memory.driver}, whose importances are 0 everywhere: there is "
@@ -190,4 +193,6 @@ def predicted(memory: Memory) -> float | None:
     if not memory.anchor or not is_mean_of_squares(memory.driving.measure):
         return None
     coordinates = memory.folding.coordinates(memory.parameters)
-    return float(penalty_value(coordinates, memory.driving.total, memory.anchor, 0.5))
+    own = penalty_value(coordinates, memory.driving.total, memory.anchor, 0.5)
+    merged = memory.merged.hold(memory.merged_anchor).value_of(memory.driving.total, 0.5)
+    return float(own) + (0.0 if merged is None else float(merged))
