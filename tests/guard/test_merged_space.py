@@ -254,7 +254,7 @@ class Quantised(nn.Module):
     def __init__(self, layer):
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.scale = float(layer.weight.abs().max()) / 127
+        self.scale = float(layer.weight.detach().abs().max()) / 127
         self.register_buffer("numbers", (layer.weight / self.scale).round().to(torch.int8))
 
     @property

@@ -18,7 +18,7 @@ from holdfast.adapters.base import (
 from holdfast.adapters.delta_weight import DeltaWeight
 from holdfast.adapters.finding import ADAPTERS, WORKING, find_adapters, trained_layers
 from holdfast.adapters.lora import Lora
-from holdfast.adapters.twins import beside, twin_of
+from holdfast.adapters.twins import TWIN, beside, twin_of
 from holdfast.registry import registering_class
 
 A = TypeVar("A", bound=Adapter)
@@ -34,6 +34,7 @@ register_adapter("delta-weight")(DeltaWeight)
 
 __all__ = [
     "ADAPTERS",
+    "TWIN",
     "WORKING",
     "Adapter",
     "Change",

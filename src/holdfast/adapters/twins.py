@@ -15,7 +15,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from holdfast.errors import ConfigurationError
 
-_NAME = "holdfast_twin"
+TWIN = "holdfast_twin"
+"""What a twin is called in the module that it stands beside."""
 
 
 def twin_of(layer: nn.Module, like: Tensor) -> nn.Module:
@@ -62,10 +63,10 @@ def beside(module: nn.Module, twin: nn.Module) -> Iterator[None]:
         more: Tensor = twin(x)
         return output + more.to(output.dtype)
 
-    module.add_module(_NAME, twin)
+    module.add_module(TWIN, twin)
     handle = module.register_forward_hook(add, with_kwargs=True)
     try:
         yield
     finally:
         handle.remove()
-        delattr(module, _NAME)
+        delattr(module, TWIN)
