@@ -46,20 +46,19 @@ class MergedWeights(Hold):
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return the gradient with respect to the adapters' parameters that move."""
-        names = {id(p): name for name, p in held.parameters.items() if p.requires_grad}
-        found: dict[str, Tensor] = {}
-        for weight, adapter in self.adapters.items():
-            own = {names[id(p)]: p for p in adapter.parameters() if id(p) in names}
-            if weight not in held.importance or not own:
-                continue
-            with torch.enable_grad():
-                value = held.strength * self._term(weight, held.importance[weight])
-            if value.requires_grad:
-                pulls = torch.autograd.grad(value, list(own.values()), allow_unused=True)
-                for name, pull in zip(own, pulls, strict=True):  # factors may be shared by layers
-                    if pull is not None:
-                        found[name] = found[name] + pull if name in found else pull
-        return found
+        moving = {id(p): name for name, p in held.parameters.items() if p.requires_grad}
+        own = {
+            moving[id(p)]: p
+            for weight, adapter in self.adapters.items()
+            for p in (adapter.parameters() if weight in held.importance else ())
+            if id(p) in moving
+        }
+        with torch.enable_grad():
+            value = self.value_of(held.importance, held.strength)
+        if not own or value is None or not value.requires_grad:
+            return {}
+        pulls = torch.autograd.grad(value, list(own.values()), allow_unused=True)
+        return {name: pull for name, pull in zip(own, pulls, strict=True) if pull is not None}
 
     def value(self, held: Held) -> Tensor | None:
         """Return c⟨D, Q(D)⟩, differentiable in the adapters' parameters."""
