@@ -1,10 +1,10 @@
 """An adapter held by its merged weights, against one held by its factors: digits, and then letters.
 
-A tiny Llama learns to go on with sequences of digits by a rule, all of its weights trained; it sees letters
-too, drawn by chance. Then a LoRA adapter of all linear layers learns letters by another rule. What is held is the old model, measured
-on digits by EWC before the adapter has learned anything. How much of the digits is lost is read off where the adapter
-has a share of what it gains on letters without a guard, between the two nearest strengths, seed by seed; and beside
-averaging, which scales the adapter down.
+A tiny Llama learns to go on with sequences of digits by a rule, all of its weights trained; it sees letters too, drawn
+by chance. Then a LoRA adapter of all linear layers learns letters by another rule. What is held is the old model,
+measured on digits by EWC before the adapter has learned anything. How much of the digits is lost is read off where the
+adapter has a share of what it gains on letters without a guard, between the two nearest strengths, seed by seed; and
+beside averaging, which scales the adapter down.
 
 ``python -m benchmarks.merged_space`` writes results/merged-space.md; ``--quick`` rehearses it.
 """

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.language import corpus, recipe_report, recipes, report, study
+from benchmarks.language.adapter_recipes import ADAPTER_RECIPES
 from benchmarks.language.english import new_model
 from benchmarks.language.frontier import points
 from benchmarks.language.settings import REHEARSAL, Settings, with_forms
@@ -14,6 +15,7 @@ from benchmarks.language.training import Device
 
 LINES = "language.jsonl"
 RECIPE_LINES = "recipes.jsonl"
+ADAPTER_LINES = "adapter-recipes.jsonl"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -47,11 +49,12 @@ def _begun(options: argparse.Namespace, settings: Settings) -> tuple[Settings, D
 def _recipes(options: argparse.Namespace) -> None:
     settings = recipes.study_settings(REHEARSAL if options.rehearse else Settings())
     settings, device, text = _begun(options, settings)
-    lines = options.results / RECIPE_LINES
-    done = recipes.run(settings, text.to(device.device), device, lines, options.work, options.seconds)
+    lines = options.results / (ADAPTER_LINES if options.adapter else RECIPE_LINES)
+    chosen = ADAPTER_RECIPES if options.adapter else recipes.RECIPES
+    done = recipes.run(settings, text.to(device.device), device, lines, options.work, options.seconds, chosen)
     looked = recipes.read(lines)
     if looked:
-        print(recipe_report.write(options.results, looked, text.digest()))
+        print(recipe_report.write(options.results, looked, text.digest(), chosen))
     print(f"{len(looked)} trials; " + ("done" if done else "time is up: the same command goes on"), flush=True)
 
 
@@ -74,6 +77,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     run = commands.add_parser("run", help="learn and teach; what is finished is not run again")
     run.add_argument("--forms", action="store_true", help="EWC in its forms, by networks of seeds of their own")
     cook = commands.add_parser("recipes", help="guards, old and own text, merging, and all of them together")
+    cook.add_argument("--adapter", action="store_true", help="by an adapter, held by its factors and by merged weights")
     for command in (run, cook):
         command.add_argument("corpus", type=Path)
         command.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")

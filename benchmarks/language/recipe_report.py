@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.language.frontier import Mean, lost_at
-from benchmarks.language.recipes import RECIPES, SHARES, Looked
+from benchmarks.language.recipes import RECIPES, SHARES, Looked, Recipe
 from holdfast.whole_files import write_whole
 
 GAINS = (0.90, 0.95)
@@ -16,22 +16,24 @@ Line = Sequence[tuple[float, float]]
 """Points of Python gained and English lost."""
 
 
-def write(folder: Path, looked: Sequence[Looked], corpus: str) -> Path:
+def write(folder: Path, looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECIPES) -> Path:
     """Write the page and return where."""
-    path = folder / "recipes.md"
-    write_whole(path, page(looked, corpus).encode())
+    path = folder / ("recipes.md" if recipes[0].way == "full" else "adapter-recipes.md")
+    write_whole(path, page(looked, corpus, recipes).encode())
     return path
 
 
-def page(looked: Sequence[Looked], corpus: str) -> str:
+def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECIPES) -> str:
     """Return the page."""
+    whole = recipes[0].way == "full"
     seeds = sorted({found.seed for found in looked})
     header = [f"{gain:.0%}{after}" for after in ("", ", then averaged") for gain in GAINS]
     lines = [
-        "# Everything that keeps, English and then Python",
+        "# Everything that keeps, English and then Python" + ("" if whole else ", by an adapter"),
         "",
         (
-            f"`python -m benchmarks.language recipes CORPUS`, torch {torch.__version__}, corpus sha256 {corpus}, "
+            f"`python -m benchmarks.language recipes {'' if whole else '--adapter '}CORPUS`, "
+            f"torch {torch.__version__}, corpus sha256 {corpus}, "
             f"seeds {', '.join(map(str, seeds))}, networks of their own. English lost in bits a byte where Python has "
             "so much of what fine-tuning gains, ± the standard error over seeds. Every recipe with anything to choose "
             f"has four trials, and each trained network is averaged with the one before at {len(SHARES)} shares. Which "
@@ -42,7 +44,7 @@ def page(looked: Sequence[Looked], corpus: str) -> str:
         f"| recipe | {' | '.join(header)} |",
         f"|---{'|---' * len(header)}|",
     ]
-    for name in [recipe.name for recipe in RECIPES]:
+    for name in [recipe.name for recipe in recipes]:
         cells = [_cell(looked, seeds, name, gain, averaged=after) for after in (False, True) for gain in GAINS]
         if any(cells):
             lines.append(f"| {name} | {' | '.join(cell or '–' for cell in cells)} |")
