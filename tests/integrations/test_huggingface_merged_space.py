@@ -117,6 +117,27 @@ def test_an_adapter_in_anothers_place_is_held_to_what_that_was():
     assert value(guard) < 0.05 * away
 
 
+def test_what_was_merged_for_good_is_counted_anew():
+    model = moved(adapted())
+    guard = guarded(model)
+    again = get_peft_model(model.merge_and_unload(), LoraConfig(r=3, target_modules=TARGETS)).double()
+    guard.refresh()
+    assert value(guard) > 1e-4  # what was learned would come on top of itself
+    optimizer = torch.optim.AdamW([p for p in again.parameters() if p.requires_grad], lr=0.01)
+    guard.attach(optimizer)
+    again(**proxy()[0]).loss.backward()
+    with pytest.warns(holdfast.HoldfastWarning, match=r"guard\.rebase\(\)"):
+        optimizer.step()
+    guard.rebase()
+    assert value(guard) == pytest.approx(0, abs=1e-15)
+    importance = guard.importance
+    moved(again, seed=4)
+    assert value(guard) > 1e-4
+    assert all(torch.equal(omega, importance[name]) for name, omega in guard.importance.items())
+    with pytest.raises(holdfast.ConfigurationError, match="space='merged'"):
+        holdfast.Consolidator(again, "EWC").rebase()
+
+
 def test_what_is_saved_beside_an_adapter_is_held_as_it_is():
     torch.manual_seed(1)
     config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")

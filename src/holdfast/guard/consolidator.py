@@ -700,6 +700,21 @@ class Consolidator:
         refuse_between_averages(self._attachment.attached())
         average_with_anchor(self._memory, share)
 
+    def rebase(self) -> None:
+        """Hold merged weights to where they are now, by the importance that was measured before.
+
+        For adapters that were merged into the weights for good (``merge_and_unload()``), and others in their place,
+        with ``space="merged"``: what those add is counted from here on.
+        """
+        memory = self._memory
+        if memory.space != "merged":
+            raise ConfigurationError("rebase() without space='merged': there is no merged weight to be counted anew.")
+        memory.refresh()
+        here = new_merged_anchor(memory)
+        memory.merged_anchor.update({name: here[name] for name in memory.merged_anchor if name in here})
+        anchor = new_anchor(memory, None, memory.folding)
+        memory.anchor.update({name: anchor[name] for name in memory.merged.names})
+
     @torch.inference_mode(mode=False)
     def rehearse(self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None) -> None:
         """Try :meth:`consolidate` on two samples, before hours of training; guard and model stay as they are.
@@ -781,7 +796,7 @@ class Consolidator:
         from_state(self._memory, state)
         self._attachment.watcher.measures.observed = Observed()
         self._settle_norms()
-        if self._memory.anchor and self._memory.strength:
+        if self._memory.is_anchored and self._memory.strength:
             self._attachment.look_out()
 
     def blank_state_dict(self, metadata: "Metadata", prefix: str = "guard") -> dict[str, Any]:
@@ -855,7 +870,7 @@ class Consolidator:
     def _tell_of_what_nothing_held(self) -> None:
         """Say so if a tolerance was passed in a task in which there was no anchor to go back to."""
         memory = self._memory
-        if memory.tolerance is None or memory.anchor or not (memory.kept and memory.steps):
+        if memory.tolerance is None or memory.is_anchored or not (memory.kept and memory.steps):
             return
         found = self.retention()
         if not found.is_within:
@@ -870,7 +885,7 @@ class Consolidator:
         """Whether a task ends with a tolerance to be met."""
         memory = self._memory
         expected = memory.kept or memory.kept.expected  # without those that a state was saved with it is refused
-        return memory.tolerance is not None and bool(memory.anchor and expected and memory.steps)
+        return memory.tolerance is not None and bool(memory.is_anchored and expected and memory.steps)
 
     def _settle_norms(self) -> None:
         """Let batch norms be as they are to be from now on."""

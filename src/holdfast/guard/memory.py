@@ -142,6 +142,11 @@ class Memory:
         return self.ledgers[self.driver]
 
     @property
+    def is_anchored(self) -> bool:
+        """Whether there is anything that weights are held to."""
+        return bool(self.anchor or self.merged_anchor)
+
+    @property
     def leans(self) -> bool:
         """Whether the hold leans at its anchor."""
         return leans(self.driving.form, self.anchor_kind, gradient_term=self.gradient_term)

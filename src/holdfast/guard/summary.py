@@ -68,17 +68,18 @@ def _kept(memory: Memory) -> list[str]:
 
 def _held(memory: Memory) -> list[str]:
     protected = {name: p for name, p in memory.parameters.items() if not is_lazy(p)}
-    if not memory.anchor and memory.tasks:
+    if not memory.is_anchored and memory.tasks:
         return [f"holds nothing: what was consolidated was forgotten; protects {amount(protected.values())}"]
-    if not memory.anchor:
+    if not memory.is_anchored:
         return [f"holds nothing yet; protects {amount(protected.values())}, from the first consolidation on"]
     if memory.holds and (not memory.strength or isinstance(memory.driving.measure, FineTune)):
         return [f"holds no weight to its place; protects {amount(protected.values())}"]  # others do the keeping
     verb = "holds" if memory.strength else "at strength 0 does not hold"
     with_importance = {name for matrix in memory.driving.held.values() for name in matrix.block.parameters}
     with_importance |= {n for weight, parts in memory.merged.parts.items() if weight in with_importance for n in parts}
-    known = {name: p for name, p in protected.items() if name in memory.anchor and name in with_importance}
-    held = {name: p for name, p in known.items() if p.shape == memory.anchor[name].shape}
+    anchored = memory.anchor.keys() | memory.merged.names  # an adapter's may be of another rank by now
+    known = {name: p for name, p in protected.items() if name in anchored and name in with_importance}
+    held = {name: p for name, p in known.items() if p.shape == memory.anchor.get(name, p).shape}
     lines = [f"{verb} {amount(held.values())} to {_centre(memory)}"]
     if replaced := [name for name in known if name not in held]:
         lines.append(f"consolidated with another shape, which attach() refuses: {replaced[0]}{_and_more(replaced)}")
@@ -91,8 +92,8 @@ def _held(memory: Memory) -> list[str]:
         lines.append(f"consolidated, and no longer in the model: {gone[0]}{_and_more(gone)}")
     diagonal = {name: local(omega) for name, omega in memory.driving.diagonal.items()}
     lines.append(f"importance {spread(diagonal.values())}")
-    if held:
-        lines.append(_moved(memory, held))
+    if there := {name: p for name, p in held.items() if name in memory.anchor}:
+        lines.append(_moved(memory, there))
     if any(map(is_sharded, held.values())):
         lines.append("(the model is sharded: these are the numbers of this process's part)")
     return lines

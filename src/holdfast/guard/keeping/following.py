@@ -50,7 +50,7 @@ class Following:
     @property
     def controls(self) -> bool:
         """Whether there is a strength to be controlled."""
-        return self.memory.tolerance is not None and bool(self.memory.anchor)
+        return self.memory.tolerance is not None and self.memory.is_anchored
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Keep the strength within what the optimiser bears at its rate of now."""
@@ -190,7 +190,7 @@ def _first_strength(memory: Memory) -> float:
 @torch.no_grad()
 def predicted(memory: Memory) -> float | None:
     """Return the KL that the importance predicts to second order, ½⟨D, Q(D)⟩, where it is one of squared gradients."""
-    if not memory.anchor or not is_mean_of_squares(memory.driving.measure):
+    if not memory.is_anchored or not is_mean_of_squares(memory.driving.measure):
         return None
     coordinates = memory.folding.coordinates(memory.parameters)
     own = penalty_value(coordinates, memory.driving.total, memory.anchor, 0.5)

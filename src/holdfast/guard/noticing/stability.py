@@ -42,7 +42,7 @@ class Stability:
     def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
         """Warn before a step that would be the first of ever larger swings."""
         memory = self.memory
-        if not memory.anchor or not memory.strength or memory.implicit:
+        if not memory.is_anchored or not memory.strength or memory.implicit:
             return
         groups, rates = sgd_groups(optimizer), sgd_rates(optimizer)
         if not groups:
