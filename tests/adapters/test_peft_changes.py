@@ -124,6 +124,7 @@ def test_what_is_merged_is_the_same_change():
     ("config", "said"),
     [
         (LoraConfig(r=2, use_dora=True, target_modules=["linear"]), "DoraLinearVariant"),
+        (LoraConfig(r=2, target_modules=[], target_parameters=["linear.weight"]), "of a parameter"),
         (IA3Config(target_modules=["linear"], feedforward_modules=[]), "'ia3'"),
         (OFTConfig(oft_block_size=1, r=0, target_modules=["linear"]), "'oft'"),
     ],

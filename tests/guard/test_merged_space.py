@@ -313,6 +313,39 @@ def test_a_relative_strength_counts_merged_weights():
     assert guard.strength == pytest.approx(2.0 * weights / trace)
 
 
+@pytest.mark.parametrize("measure", ["L2", "MAS", "sqrtFisher", "AF"])
+def test_other_measures_have_an_importance_of_merged_weights(measure):
+    model, inputs = network()
+    guard = Consolidator(model, measure, strength=1.0, space="merged")
+    guard.consolidate(None if measure == "L2" else [inputs])
+    before = {name: weight.detach() for name, weight in weights_of(model).items()}
+    moved(model)
+    expected = sum(
+        float((omega * (weights_of(model)[by_plain_name(name)] - before[by_plain_name(name)]).square()).sum().detach())
+        for name, omega in guard.importance.items()
+    )
+    assert value_of(guard) == pytest.approx(expected, rel=1e-9)
+    assert expected > 1e-3
+
+
+def value_of(guard):
+    return float(guard.penalty().detach())
+
+
+@pytest.mark.parametrize("options", [{"state_dtype": torch.bfloat16}, {"state_device": "cpu"}, {"decay": 0.5}])
+def test_what_is_kept_may_be_kept_otherwise(options, tmp_path):
+    model, inputs = network()
+    guard = Consolidator(model, Fisher(), strength=1.0, space="merged", **options)
+    guard.consolidate([inputs])
+    moved(model)
+    guard.consolidate([inputs])
+    guard.save(tmp_path / "guard.safetensors")
+    other = Consolidator(model, Fisher(), strength=1.0, space="merged", **options)
+    other.load(tmp_path / "guard.safetensors")
+    moved(model, seed=3)
+    assert value_of(other) == value_of(guard) > 0
+
+
 def test_strengths_by_pattern_are_of_the_weights():
     model, inputs = network()
     guard = Consolidator(model, Fisher(), {"0.*": 3.0, "*": 1.0}, space="merged")
