@@ -43,6 +43,8 @@ KINDS = {
     "LoKr": LoKrConfig(r=2, alpha=3, target_modules=["linear", "image"]),
     "LoKr, all": LoKrConfig(r=2, alpha=3, decompose_both=True, decompose_factor=2, target_modules=["linear"]),
     "AdaLoRA": AdaLoraConfig(init_r=2, target_r=2, lora_alpha=3, total_step=10, target_modules=["linear"]),
+    "DoRA": LoraConfig(r=2, lora_alpha=3, use_dora=True, target_modules=["linear"]),
+    "DoRA of GPT-2's": LoraConfig(r=2, use_dora=True, fan_in_fan_out=True, target_modules=["turned"]),
     "VeRA": VeraConfig(r=2, target_modules=["linear"]),
 }
 
@@ -94,6 +96,17 @@ def test_a_layer_computes_with_its_weight_and_the_change(kind):
         assert isinstance(adapter.change(), Product) == (adapter.name == "lora")
 
 
+def test_a_merged_dora_cannot_be_read_apart():
+    model = adapted(KINDS["DoRA"])
+    model.merge_adapter()
+    with pytest.raises(holdfast.ConfigurationError, match="unmerge it first"):
+        holdfast.Consolidator(model, "EWC", space="merged")
+    model.unmerge_adapter()
+    model.add_adapter("other", LoraConfig(r=2, target_modules=["linear"]))
+    with pytest.raises(holdfast.ConfigurationError, match="several adapters"):
+        holdfast.Consolidator(model, "EWC", space="merged")
+
+
 def test_active_adapters_are_added_and_others_are_not():
     model = adapted(KINDS["LoRA"])
     alone = {name: whole(a.change()).detach().clone() for name, a in adapters_of(model).items()}
@@ -123,7 +136,7 @@ def test_what_is_merged_is_the_same_change():
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (LoraConfig(r=2, use_dora=True, target_modules=["linear"]), "DoraLinearVariant"),
+        (LoraConfig(r=2, use_dora=True, target_modules=["table"]), "not of a linear layer"),
         (LoraConfig(r=2, target_modules=[], target_parameters=["linear.weight"]), "of a parameter"),
         (IA3Config(target_modules=["linear"], feedforward_modules=[]), "'ia3'"),
         (OFTConfig(oft_block_size=1, r=0, target_modules=["linear"]), "'oft'"),

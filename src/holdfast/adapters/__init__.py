@@ -16,6 +16,7 @@ from holdfast.adapters.base import (
     whole,
 )
 from holdfast.adapters.delta_weight import DeltaWeight
+from holdfast.adapters.dora import Dora
 from holdfast.adapters.finding import ADAPTERS, WORKING, find_adapters, trained_layers
 from holdfast.adapters.lora import Lora
 from holdfast.adapters.twins import TWIN, beside, twin_of
@@ -30,6 +31,7 @@ def register_adapter(name: str) -> Callable[[type[A]], type[A]]:
 
 
 register_adapter("lora")(Lora)
+register_adapter("dora")(Dora)
 register_adapter("delta-weight")(DeltaWeight)
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "Adapter",
     "Change",
     "DeltaWeight",
+    "Dora",
     "Lora",
     "Product",
     "added",

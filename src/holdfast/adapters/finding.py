@@ -14,8 +14,8 @@ ADAPTERS: Registry[type[Adapter]] = Registry("adapter")
 """The kinds of adapters, by name."""
 
 WORKING = (
-    "PEFT's LoRA and rsLoRA (of linear layers, embeddings and convolutions, 4-bit and 8-bit ones too), LoHa, LoKr, "
-    "AdaLoRA and VeRA, and what was entered with holdfast.register_adapter"
+    "PEFT's LoRA and rsLoRA (of linear layers, embeddings and convolutions, 4-bit and 8-bit ones too), DoRA (of linear "
+    "layers), LoHa, LoKr, AdaLoRA and VeRA, and what was entered with holdfast.register_adapter"
 )
 """What can be held as merged weights, in words."""
 
