@@ -11,11 +11,12 @@ beside averaging, which scales the adapter down.
 
 import argparse
 import copy
+import itertools
 import json
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Sizes:
     batch: int = 32
     samples: int = 256
     tested: int = 512
-    strengths: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 3e-1, 1.0, 10.0, 100.0)
+    strengths: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 3e-1, 1.0, 10.0)
     """Relative to the mean importance of what is held."""
     seeds: tuple[int, ...] = (0, 1, 2)
 
@@ -179,22 +180,44 @@ def train(model: nn.Module, batches: Sequence[Tensor], rate: float, guard: holdf
     model.eval()
 
 
-def run(sizes: Sizes) -> list[Found]:
-    """Return all that was trained."""
-    found = []
+def run(sizes: Sizes, lines: Path | None = None) -> list[Found]:
+    """Return all that was trained; what a file has already is not trained again, and the rest is added to it."""
+    found = read(lines)
     for seed in sizes.seeds:
-        toy = Toy(sizes, seed)
-        found.append(toy.taught("fine-tuning"))
-        found += list(toy.averaged())
-        for form in FORMS:
-            for space, said in SPACES.items():
-                guard = toy.guard(form, space)
-                unit = float(guard.strength)  # type: ignore[arg-type]
-                for strength in sizes.strengths:
-                    guard.strength = strength * unit
-                    found.append(toy.taught(f"{form}, {said}", strength, guard))
-                    print(found[-1], flush=True)
+        done = {(each.way, each.strength) for each in found if each.seed == seed}
+        if len(done) < 1 + len(AVERAGED) + len(FORMS) * len(SPACES) * len(sizes.strengths):
+            for each in _of_seed(sizes, seed, done):
+                found.append(each)
+                print(each, flush=True)
+                if lines is not None:
+                    with lines.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(asdict(each)) + "\n")
     return found
+
+
+def read(lines: Path | None) -> list[Found]:
+    """Return what a file has, which may be none yet."""
+    if lines is None or not lines.exists():
+        return []
+    return [Found(**json.loads(line)) for line in lines.read_text(encoding="utf-8").splitlines()]
+
+
+def _of_seed(sizes: Sizes, seed: int, done: set[tuple[str, float]]) -> Iterator[Found]:
+    """Yield what is not done yet of one seed."""
+    toy = Toy(sizes, seed)
+    if ("fine-tuning", 0.0) not in done or ("averaging", AVERAGED[-1]) not in done:
+        every = [toy.taught("fine-tuning"), *toy.averaged()]
+        yield from (each for each in every if (each.way, each.strength) not in done)
+    for form, (space, said) in itertools.product(FORMS, SPACES.items()):
+        way = f"{form}, {said}"
+        wanted = [strength for strength in sizes.strengths if (way, strength) not in done]
+        if not wanted:
+            continue
+        guard = toy.guard(form, space)
+        unit = float(guard.strength)  # type: ignore[arg-type]
+        for strength in wanted:
+            guard.strength = strength * unit
+            yield toy.taught(way, strength, guard)
 
 
 def step_costs(sizes: Sizes, repeats: int) -> dict[str, float]:
@@ -273,10 +296,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.merged_space", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a rehearsal at a tiny size; nothing is written")
+    parser.add_argument("--lines", type=Path, help="a file that keeps what was trained, to go on from")
+    parser.add_argument("--only", type=int, help="train this seed, into the file, and write nothing else")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", holdfast.HoldfastWarning)
     sizes = QUICK if options.quick else Sizes()
-    found = run(sizes)
+    if options.only is not None:
+        run(replace(sizes, seeds=(options.only,)), options.lines)
+        return
+    found = run(sizes, options.lines)
     costs = step_costs(sizes, 2 if options.quick else 25)
     text = page(found, costs, sizes)
     print(text)
