@@ -29,6 +29,12 @@ import holdfast
 from benchmarks.harness import interleaved
 from benchmarks.language.frontier import Mean, lost_at
 
+CHOSEN = (
+    "The rule of the letters was chosen after a look at two, with seed 0, Kronecker factors and four strengths. By the "
+    "other, (1, 7), which the adapter learned less of, the difference was smaller: at 88 to 89 % of the gain digits "
+    "lost 0.25 with merged weights and 0.38 with factors, at 82 % 0.03 and, between two strengths, 0.30."
+)
+"""What has to be known of a toy that somebody chose."""
 DIGITS, LETTERS = 10, 10
 LENGTH = 16
 RULE = (7, 0)
@@ -289,7 +295,7 @@ def page(found: Sequence[Found], costs: dict[str, float], sizes: Sizes) -> str:
     for way in ways:
         cells = [str(Mean.over(values)) if (values := lost_by(found, way, share)) else "–" for share in SHARES]
         lines.append(f"| {way} | {' | '.join(cells)} | {f'{costs[way]:.2f}' if way in costs else ''} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", CHOSEN]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -73,8 +73,9 @@ class MergedWeights(Hold):
         """Return D of a weight, in single precision at least."""
         like = self.adapters[weight].parameters()[0]
         then = _at_hand(self.anchor[weight], like)
-        now = self.adapters[weight].change()
-        return whole(then).neg() if now is None else difference(_at_hand(now, like), then)
+        with products_in("float32", like.device):
+            now = self.adapters[weight].change()
+            return whole(then).neg() if now is None else difference(_at_hand(now, like), then)
 
     def _term(self, weight: str, matrix: Matrix) -> Tensor:
         d = self.displacement(weight)
