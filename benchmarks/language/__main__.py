@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.language import corpus, recipe_report, recipes, report, study
+from benchmarks.language.adapter_recipes import ADAPTER_RECIPES
 from benchmarks.language.english import new_model
 from benchmarks.language.frontier import points
 from benchmarks.language.settings import REHEARSAL, Settings
@@ -14,6 +15,7 @@ from benchmarks.language.training import Device
 
 LINES = "language.jsonl"
 RECIPE_LINES = "recipes.jsonl"
+ADAPTER_LINES = "adapter-recipes.jsonl"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -46,13 +48,13 @@ def _begun(options: argparse.Namespace, settings: Settings) -> tuple[Settings, D
 def _recipes(options: argparse.Namespace) -> None:
     settings = recipes.study_settings(REHEARSAL if options.rehearse else Settings())
     settings, device, text = _begun(options, settings)
-    lines = options.results / RECIPE_LINES
-    first, *others = recipes.RECIPES
-    asked = [first, *(recipe for recipe in others if not options.only or recipe.name in options.only)]
+    lines = options.results / (ADAPTER_LINES if options.adapter else RECIPE_LINES)
+    known = ADAPTER_RECIPES if options.adapter else recipes.RECIPES
+    asked = [recipe for recipe in known if not options.only or recipe.is_fine_tuning or recipe.name in options.only]
     done = recipes.run(settings, text.to(device.device), device, lines, options.work, options.seconds, asked)
     looked = recipes.read(lines)
     if looked:
-        print(recipe_report.write(options.results, looked, text.digest()))
+        print(recipe_report.write(options.results, looked, text.digest(), known))
     print(f"{len(looked)} trials; " + ("done" if done else "time is up: the same command goes on"), flush=True)
 
 
@@ -78,6 +80,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     prepare.add_argument("--packages", type=Path, default=Path("build/packages"), help="(default: %(default)s)")
     run = commands.add_parser("run", help="learn and teach; what is finished is not run again")
     cook = commands.add_parser("recipes", help="guards, old and own text, merging, and all of them together")
+    cook.add_argument("--adapter", action="store_true", help="by an adapter, held by its factors and by merged weights")
     for command in (run, cook):
         command.add_argument("corpus", type=Path)
         command.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")
@@ -85,7 +88,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
         command.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after so many")
         command.add_argument("--rehearse", action="store_true", help="at a size for a CPU; give --results of its own")
-    names = [recipe.name for recipe in recipes.RECIPES]
+    names = [recipe.name for recipe in (*recipes.RECIPES, *ADAPTER_RECIPES)]
     cook.add_argument(
         "--only", nargs="+", metavar="recipe", choices=names, help="and fine-tuning, beside which they are"
     )

@@ -4,6 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+import holdfast
+from holdfast.adapters import Product
+
 SCALE = 2.0
 ADAPTED = ("qkv", "attended", "wide", "narrow")
 
@@ -20,6 +23,22 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) + SCALE * linear(linear(x, self.lora_a), self.lora_b)
+
+
+@holdfast.register_adapter("benchmark-lora")
+class AdaptedLayer(holdfast.Adapter):
+    """What such an adapter adds to its layer's weight."""
+
+    @classmethod
+    def describes(cls, module: nn.Module) -> bool:
+        return isinstance(module, Adapted)
+
+    @property
+    def layer(self) -> nn.Linear:
+        return self.module.layer
+
+    def change(self) -> Product:
+        return Product(SCALE * self.module.lora_b, self.module.lora_a)
 
 
 def adapt(model: nn.Module, rank: int, generator: torch.Generator) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.language.frontier import Mean, lost_at
-from benchmarks.language.recipes import PIECES, RECIPES, SHARES, Looked
+from benchmarks.language.recipes import PIECES, RECIPES, SHARES, Looked, Recipe
 from holdfast.whole_files import write_whole
 
 GAINS = (0.90, 0.95)
@@ -13,25 +13,26 @@ TRAINED = str(SHARES[-1])
 """The share of a network as it was trained."""
 
 
-def write(folder: Path, looked: Sequence[Looked], corpus: str) -> Path:
+def write(folder: Path, looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECIPES) -> Path:
     """Write the page and return where."""
-    path = folder / "recipes.md"
-    write_whole(path, page(looked, corpus).encode())
+    path = folder / ("recipes.md" if recipes[0].way == "full" else "adapter-recipes.md")
+    write_whole(path, page(looked, corpus, recipes).encode())
     return path
 
 
-def page(looked: Sequence[Looked], corpus: str) -> str:
+def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECIPES) -> str:
     """Return the page."""
+    whole = recipes[0].way == "full"
     where = {
-        "command": "python -m benchmarks.language recipes CORPUS",
+        "command": f"python -m benchmarks.language recipes {'' if whole else '--adapter '}CORPUS",
         "machine": "; ".join(sorted({found.machine for found in looked})),
         "corpus": f"sha256 {corpus}",
     }
     header = [f"{gain:.0%}{after}" for after in ("", ", then averaged") for gain in GAINS]
-    complete = [recipe.name for recipe in RECIPES if seeds_of(looked, recipe.name)]
-    missing = [recipe.name for recipe in RECIPES if recipe.name not in complete]
+    complete = [recipe.name for recipe in recipes if seeds_of(looked, recipe.name, recipes)]
+    missing = [recipe.name for recipe in recipes if recipe.name not in complete]
     lines = [
-        "# Everything that keeps, English and then Python",
+        "# Everything that keeps, English and then Python" + ("" if whole else ", by an adapter"),
         "",
         *(f"- {key}: {value}" for key, value in where.items()),
         "",
@@ -49,11 +50,11 @@ def page(looked: Sequence[Looked], corpus: str) -> str:
         f"|---{'|---' * len(header)}|---|",
     ]
     for name in complete:
-        cells = [_cell(looked, name, gain, averaged=after) for after in (False, True) for gain in GAINS]
-        lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(map(str, seeds_of(looked, name)))} |")
+        cells = [_cell(looked, recipes, name, gain, averaged=after) for after in (False, True) for gain in GAINS]
+        lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(map(str, seeds_of(looked, name, recipes)))} |")
     if missing:
         lines += ["", f"Not run to their end: {'; '.join(missing)}."]
-    lines += ["", "## Every trial as it was trained", "", *_trials(looked)]
+    lines += ["", "## Every trial as it was trained", "", *_trials(looked, recipes)]
     return "\n".join(lines) + "\n"
 
 
@@ -91,28 +92,28 @@ def _lost(found: Looked, share: str, half: int) -> float:
     return found.after[share]["english"][half] - found.before["english"][half]
 
 
-def seeds_of(looked: Sequence[Looked], name: str) -> list[int]:
+def seeds_of(looked: Sequence[Looked], name: str, recipes: Sequence[Recipe] = RECIPES) -> list[int]:
     """Return the seeds that have all trials of a recipe, and fine-tuning to compare them with."""
-    trials = {trial for recipe in RECIPES if recipe.name in (name, RECIPES[0].name) for trial in recipe.trials()}
+    trials = {trial for recipe in recipes if recipe.name in (name, recipes[0].name) for trial in recipe.trials()}
     seeds = sorted({found.seed for found in looked})
     return [seed for seed in seeds if trials <= {found.trial for found in looked if found.seed == seed}]
 
 
-def _cell(looked: Sequence[Looked], name: str, gain: float, *, averaged: bool) -> str:
-    values = [lost(looked, seed, name, gain, averaged=averaged) for seed in seeds_of(looked, name)]
+def _cell(looked: Sequence[Looked], recipes: Sequence[Recipe], name: str, gain: float, *, averaged: bool) -> str:
+    values = [lost(looked, seed, name, gain, averaged=averaged) for seed in seeds_of(looked, name, recipes)]
     reached = [value for value in values if value is not None]
     if not reached:
         return "–"
     return str(Mean.over(reached)) + (f" ({len(reached)} of {len(values)} seeds)" if len(reached) < len(values) else "")
 
 
-def _trials(looked: Sequence[Looked]) -> list[str]:
+def _trials(looked: Sequence[Looked], recipes: Sequence[Recipe]) -> list[str]:
     """Return a table of what was trained, before any averaging, on all of the text."""
     free = {found.seed: _gained(found, TRAINED) for found in looked if found.trial.recipe == RECIPES[0].name}
     lines = ["| recipe | s | old text | Python, of fine-tuning's | English lost | seeds |", "|---|---|---|---|---|---|"]
-    for trial in dict.fromkeys(trial for recipe in RECIPES for trial in recipe.trials()):
+    for trial in dict.fromkeys(trial for recipe in recipes for trial in recipe.trials()):
         mine = [found for found in looked if found.trial == trial and found.seed in free]
-        if mine and not any(recipe.merged_by for recipe in RECIPES if recipe.name == trial.recipe):
+        if mine and not any(recipe.merged_by for recipe in recipes if recipe.name == trial.recipe):
             share = Mean.over([_gained(found, TRAINED) / free[found.seed] for found in mine])
             gone = Mean.over([sum(_lost(found, TRAINED, half) for half in HALVES) / len(HALVES) for found in mine])
             cells = (trial.recipe, f"{trial.strength:g}", f"{trial.old:g}", share, gone, len(mine))

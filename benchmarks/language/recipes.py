@@ -48,6 +48,10 @@ class Recipe:
     """Whether what the model said before of that text is its target, in the place of the text's next bytes."""
     merged_by: Form | str | None = None
     """The form of both models by which the fine-tuned one is merged with the one before, in the place of an average."""
+    way: Literal["full", "lora"] = "full"
+    """Whether all weights are trained, or an adapter is; the same for all recipes that are run together."""
+    space: Literal["weights", "merged"] = "weights"
+    """What the guard holds of an adapter."""
 
     @property
     def is_fine_tuning(self) -> bool:
@@ -122,9 +126,12 @@ class Looked:
 class Kitchen:
     """One network that has learned English, and what recipes need of it."""
 
-    def __init__(self, settings: Settings, corpus: Corpus, device: Device, seed: int, folder: Path) -> None:
+    def __init__(
+        self, settings: Settings, corpus: Corpus, device: Device, seed: int, folder: Path, way: str = "full"
+    ) -> None:
         self.settings, self.corpus, self.device, self.seed, self.folder = settings, corpus, device, seed, folder
-        self.taught: Taught = start_python(settings, device, seed, folder, "full")
+        self.way = way
+        self.taught: Taught = start_python(settings, device, seed, folder, way)
         self._guard: tuple[tuple[Any, ...], Consolidator] | None = None
         self._tuned: dict[str, Tensor] | None = None
         self.before = self.losses()
@@ -172,7 +179,7 @@ class Kitchen:
         """Return the guard of a trial, measured unless the one before can be taken with another strength."""
         if recipe.is_fine_tuning:
             return None
-        wanted = (recipe.guard, recipe.measured_on, recipe.text, recipe.distilled, trial.old)
+        wanted = (recipe.guard, recipe.space, recipe.measured_on, recipe.text, recipe.distilled, trial.old)
         if self._guard is None or self._guard[0] != wanted:
             self._guard = None  # before another is made: they are large
             self.taught.restart()
@@ -193,9 +200,9 @@ class Kitchen:
             guard = Consolidator(self.model, "fine-tune", 0.0, holds=holds)
             guard.consolidate()
             return guard
-        plain = new_guard(self.taught.model, "full", recipe.guard, self.settings)
+        plain = new_guard(self.taught.model, self.way, recipe.guard, self.settings)
         (measure,) = plain.measures.values()
-        guard = Consolidator(self.model, measure, form=plain.form, holds=holds)
+        guard = Consolidator(self.model, measure, form=plain.form, space=recipe.space, holds=holds)
         if recipe.measured_on == "own":
             given = [tokens for tokens, _ in self.pairs("own", 64)][: max(1, self.settings.measured // 64)]
         else:
@@ -207,7 +214,7 @@ class Kitchen:
         """Teach Python, every trial of a seed by the same batches."""
         settings = self.settings
         self.taught.restart()
-        optimizer = self.device.optimizer(self.taught.model, settings.python_rate["full"], decay=0.0)
+        optimizer = self.device.optimizer(self.taught.model, settings.python_rate[self.way], decay=0.0)
         rates = schedule(optimizer, settings.python_steps)
         if guard is not None:
             guard.restart_task()
@@ -236,11 +243,19 @@ class Kitchen:
         by = None if recipe.merged_by is None else self._forms_of_both(recipe.merged_by, trained)
         after = {}
         for share in SHARES:
-            self.model.load_state_dict(holdfast.merge(self.taught.start, trained, share, by=by))
+            self._go_between(trained, share, by)
             after[str(share)] = self.losses()
         self.device.synchronise()
         seconds = time.perf_counter() - began
         return Looked(trial, self.seed, self.taught.network, self.before, after, seconds, self.device.name)
+
+    def _go_between(self, trained: dict[str, Tensor], share: float, by: Any) -> None:
+        """Let the model be between the one before and the trained one."""
+        if self.way == "lora":
+            self.taught.tuned = trained
+            self.taught.average(share)
+        else:
+            self.model.load_state_dict(holdfast.merge(self.taught.start, trained, share, by=by))
 
     def _forms_of_both(self, form: Form | str, trained: dict[str, Tensor]) -> list[Mapping[str, Matrix]]:
         """Return what each network weighs its weights with, on its own language."""
@@ -274,7 +289,7 @@ def run(
         folder = work / f"seed-{seed}"
         if not is_learned(settings, folder):
             learn_english(settings, corpus, device, seed, folder)
-        kitchen = Kitchen(settings, corpus, device, seed, folder)
+        kitchen = Kitchen(settings, corpus, device, seed, folder, recipes[0].way)
         done = {(found.trial, found.network) for found in read(lines)}
         for recipe, trial in [(each, trial) for each in recipes for trial in each.trials()]:
             if (trial, kitchen.taught.network) in done:

@@ -1,5 +1,6 @@
 """All that users ask ``holdfast`` itself for; the package loads it with the first name that is asked for."""
 
+from holdfast.adapters import Adapter, register_adapter
 from holdfast.errors import (
     BatchError,
     ConfigurationError,
@@ -72,6 +73,7 @@ __all__ = [
     "SOS",
     "SQUARE",
     "AbsoluteFisher",
+    "Adapter",
     "Asymmetric",
     "AsymmetricSI",
     "AveragedGradient",
@@ -131,6 +133,7 @@ __all__ = [
     "measure",
     "measures",
     "merge",
+    "register_adapter",
     "register_form",
     "register_hold",
     "register_measure",

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks.language import corpus, recipe_plot, recipe_report, recipes
+from benchmarks.language.adapter_recipes import ADAPTER_RECIPES
 from benchmarks.language.recipes import OLD, RECIPES, SHARES, Looked, Recipe, Trial
 from benchmarks.language.settings import REHEARSAL
 from benchmarks.language.training import Device
@@ -117,3 +118,31 @@ def test_without_averaging_the_line_goes_through_the_strengths():
 def test_recipes_are_drawn(looked, tmp_path):
     recipe_plot.draw(looked, tmp_path / "recipes.png")
     assert (tmp_path / "recipes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_adapter_is_held_by_its_merged_weights_and_by_its_factors(text, tmp_path):
+    some = (
+        Recipe("fine-tuning", way="lora"),
+        Recipe("EWC, merged weights", (1e-9, 1e3), guard="EWC", way="lora", space="merged"),
+        Recipe("Kronecker, merged weights", (1e-9, 1e3), guard="Kronecker", way="lora", space="merged"),
+        Recipe("EWC, factors", (1e3,), guard="EWC", way="lora"),
+    )
+    settings = dataclasses.replace(TINY, python_rate={"full": 1e-2, "lora": 3e-2})
+    given = (settings, text, Device(torch.device("cpu")), tmp_path / "adapter.jsonl", tmp_path / "work")
+    assert recipes.run(*given, 1e9, some)
+    looked = recipes.read(tmp_path / "adapter.jsonl")
+    here = {(found.trial.recipe, found.trial.strength): found.after["1.0"] for found in looked}
+    free = here["fine-tuning", 0.0]
+    for name in ("EWC, merged weights", "Kronecker, merged weights"):
+        assert here[name, 1e-9]["english"] == pytest.approx(free["english"], abs=1e-3)
+        assert abs(sum(here[name, 1e3]["english"]) - sum(looked[0].before["english"])) < abs(
+            sum(free["english"]) - sum(looked[0].before["english"])
+        )
+    page = recipe_report.page(looked, "abc", some)
+    assert "recipes --adapter CORPUS" in page and "| fine-tuning |" in page
+
+
+def test_the_adapters_recipes_are_of_one_way_with_names_of_their_own():
+    assert {recipe.way for recipe in ADAPTER_RECIPES} == {"lora"}
+    assert len({recipe.name for recipe in ADAPTER_RECIPES}) == len(ADAPTER_RECIPES)
+    assert {len(list(recipe.trials())) for recipe in ADAPTER_RECIPES[1:]} == {4}

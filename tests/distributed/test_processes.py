@@ -18,7 +18,7 @@ TWO = ["tests.distributed.ddp_checks", "tests.distributed.mistake_checks", "test
 TWO += ["tests.distributed.fsdp_checks", "tests.distributed.centre_checks", "tests.distributed.page_checks"]
 TWO += ["tests.distributed.whole_network_checks", "tests.distributed.projection_checks"]
 TWO += ["tests.distributed.hold_checks", "tests.distributed.implicit_checks", "tests.distributed.strength_checks"]
-TWO += ["tests.distributed.retention_checks", "tests.distributed.relatives_checks"]
+TWO += ["tests.distributed.retention_checks", "tests.distributed.relatives_checks", "tests.distributed.merged_checks"]
 TWO += ["tests.distributed.accelerate_checks", "tests.distributed.trainer_checks"]
 THREE = ["tests.distributed.three_checks"]
 

@@ -46,6 +46,13 @@ def test_beyond_the_diagonal(capsys):
     assert "rotated" in capsys.readouterr().out
 
 
+def test_adapters(capsys):
+    pytest.importorskip("peft")
+    scope = run_page("guides/adapters.md")
+    assert scope["guard"].space == scope["own"].space == "merged"
+    assert "adapters by their merged weights" in capsys.readouterr().out
+
+
 def test_safe_at_any_strength():
     scope = run_page("guides/safe-at-any-strength.md")
     assert scope["guard"].implicit and scope["guard"].penalty().isfinite()

@@ -57,6 +57,13 @@ class Matrix(ABC):
         applied = self.apply(d)
         return torch.stack([(d[name] * applied[name]).sum() for name in applied]).sum()
 
+    def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return Q(BA)Aᵀ and BᵀQ(BA) for D = BA, of outputs × inputs, where that is shorter than by Q(D) itself.
+
+        The gradient of ⟨D, Q(D)⟩ with respect to B and A is twice that. ``None`` where there is no shorter way.
+        """
+        return None
+
     @abstractmethod
     def plus(self, earlier: "Matrix", decay: float) -> "Matrix":
         """Return this Q and ``decay`` times that of earlier tasks."""

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from holdfast.forms.base import Displacement, Matrix
 from holdfast.forms.diagonal import DiagonalMatrix
+from holdfast.tensors.products import products_in
 
 
 class Damped(Matrix):
@@ -24,6 +25,14 @@ class Damped(Matrix):
     def apply(self, d: Displacement) -> dict[str, Tensor]:
         """Return Q(D) + λD."""
         return {name: q + self.damping * d[name] for name, q in self.matrix.apply(d).items()}
+
+    def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return those of Q, and λBAAᵀ and λBᵀBA."""
+        own = self.matrix.apply_to_product(b, a)
+        if own is None:
+            return None
+        with products_in("float32", b.device):
+            return own[0] + self.damping * (b @ (a @ a.mT)), own[1] + self.damping * ((b.mT @ b) @ a)
 
     def plus(self, earlier: Matrix, decay: float) -> "Damped":
         """Return the sum of both, and of their dampings."""

@@ -57,6 +57,12 @@ class KroneckerMatrix(Matrix):
         with products_in("float32", self._device):
             return taken_apart(self.block, times(self.g, joined(self.block, d), self.a))
 
+    def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (GB)(ACAᵀ) and (BᵀGB)(AC), with C the inputs' factor: nothing is larger than B, A and the factors."""
+        with products_in("float32", self._device):
+            gb, ac = times(self.g, b, None), times(None, a, self.a)
+            return gb @ (ac @ a.mT), (b.mT @ gb) @ ac
+
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D/(1 + cλ) along each pair of eigenvectors."""
         return self._in_basis(d, lambda turned, values: turned / (1 + strength * values))

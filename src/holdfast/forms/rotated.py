@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.forms.base import Cost, Displacement, Matrix, pulled_share
-from holdfast.forms.factors import Factor, balanced, composed, eigenbasis
+from holdfast.forms.factors import Factor, balanced, composed, eigenbasis, times
 from holdfast.forms.layers import LayerForm, refuse_other_shapes
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import (
@@ -87,6 +87,14 @@ class RotatedMatrix(Matrix):
         """Return the sum of S∘(U_Gᵀ D U_A)²."""
         with products_in(self.precision, self.s.device):
             return (self.s * self._turned(d).square()).sum()
+
+    def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both by the coordinates of B and A, so that only S∘(BA) is as large as the weight."""
+        u_g, u_a = self.basis
+        with products_in(self.precision, self.s.device):
+            b, a = times(None if u_g is None else u_g.mT, b, None), times(None, a, u_a)
+            q = self.s * (b @ a)
+            return times(u_g, q @ a.mT, None), times(None, b.mT @ q, None if u_a is None else u_a.mT)
 
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D/(1 + cS), in these coordinates."""

@@ -31,6 +31,13 @@ class Summed(Matrix):
         """Return the sum of all ⟨D, Q_k(D)⟩."""
         return torch.stack([part.value(d) for part in self.parts]).sum()
 
+    def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the sums of all parts'."""
+        found = [own for part in self.parts if (own := part.apply_to_product(b, a)) is not None]
+        if len(found) < len(self.parts):
+            return None
+        return torch.stack([own[0] for own in found]).sum(0), torch.stack([own[1] for own in found]).sum(0)
+
     def plus(self, earlier: Matrix, decay: float) -> "Summed":
         """Return all parts of both."""
         assert isinstance(earlier, Summed)

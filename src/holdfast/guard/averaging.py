@@ -26,6 +26,11 @@ def average_with_anchor(memory: Memory, share: float) -> None:
 
 def checked_way(memory: Memory, call: str) -> dict[str, nn.Parameter]:
     """Return the weights that have an anchor to go back to, or refuse a way that there is not."""
+    if memory.merged_anchor and not memory.anchor:
+        raise ConfigurationError(
+            f"{call} with other adapters than those that were consolidated: no line leads from their parameters to "
+            "those. Go on from where the weights are, or restore the adapters."
+        )
     if not memory.anchor:
         raise OrderError(
             f"{call} before the first consolidate(): there are no weights from before to go back to. Consolidate "

@@ -10,9 +10,10 @@ from holdfast.forms import Form
 from holdfast.forms import form as form_by_name
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import AnchorKind
+from holdfast.guard.merged_space import Space
 from holdfast.holds import Hold
 from holdfast.holds import hold as hold_by_name
-from holdfast.measures import FineTune, Measure
+from holdfast.measures import MEASURES, FineTune, Measure
 from holdfast.measures import measure as measure_by_name
 from holdfast.retention import Tolerance
 from holdfast.settings import number
@@ -104,6 +105,33 @@ def checked_implicit(value: object, form: Form, batch_norm: str | None, *, leans
             "be found. Take one of the other ways to add tasks, or leave implicit out."
         )
     return value
+
+
+def checked_space(
+    value: object, ledgers: Mapping[str, Ledger], anchor: AnchorKind, batch_norm: str | None, *, implicit: bool
+) -> Space:
+    """Return in which space adapters are held, or refuse what does not go together with that."""
+    if value == "weights":
+        return "weights"
+    if value != "merged":
+        raise ConfigurationError(
+            f"space={value!r}: expected 'weights', which holds adapters' own parameters, or 'merged', which holds the "
+            "weights that they are merged with."
+        )
+    if along := [name for name, ledger in ledgers.items() if ledger.measure.needs.path]:
+        known = [name for name in MEASURES if not MEASURES[name]().needs.path]
+        raise ConfigurationError(
+            f"space='merged' with {along[0]}, which measures parameters along their path, and not the weights that "
+            f"they are merged with. Measures that have an importance of those: {', '.join(known)}."
+        )
+    others = {"anchor='mean'": anchor == "mean", "batch_norm='fold'": batch_norm == "fold", "implicit=True": implicit}
+    for said, asked in others.items():
+        if asked:
+            raise ConfigurationError(
+                f"space='merged' with {said}: that is of parameters, and merged weights are products of them. Leave "
+                "one of both out."
+            )
+    return "merged"
 
 
 def checked_anchor(anchor: AnchorKind, measure: Measure, *, gradient_term: bool) -> None:

@@ -21,7 +21,7 @@ from holdfast.forms import Form, Matrix
 from holdfast.guard import state_files
 from holdfast.guard.averaging import average_with_anchor
 from holdfast.guard.batch_norm.at_consolidation import norms_of_task
-from holdfast.guard.centre.anchors import new_anchor, new_tilt
+from holdfast.guard.centre.anchors import new_anchor, new_merged_anchor, new_tilt
 from holdfast.guard.checked_arguments import (
     as_form,
     as_holds,
@@ -30,6 +30,7 @@ from holdfast.guard.checked_arguments import (
     checked_batch_norm,
     checked_decay,
     checked_implicit,
+    checked_space,
     checked_tolerance,
     device_with_number,
     named_measures,
@@ -42,6 +43,7 @@ from holdfast.guard.keeping.looking import look, refuse_unless_classes, refuse_u
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import AnchorKind, Memory, leans
+from holdfast.guard.merged_space import Space
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.state import blank_state, from_state, to_state
@@ -99,6 +101,8 @@ class Consolidator:
         form: in which space importance is kept, a form or its name: ``"diagonal"``, one number a weight;
             ``"rotated"``, the same in each layer's own coordinates; ``"kronecker"``, a product of two factors for each
             layer. :meth:`cost` says what it takes.
+        space: what is held of adapters: ``"weights"``, their own parameters, as any others; or ``"merged"``, what they
+            add to the weights of their layers, D = s(BA − B*A*) for LoRA, by the importance of those weights.
         holds: what pulls beside the guard's own hold, each with a strength of its own: holds or their names.
         decay: γ of online EWC: the total is multiplied by it before a task's importance is added.
         anchor: what weights are held to: ``"last"``, the last task's solution, or ``"mean"``, the mean of all tasks'
@@ -135,6 +139,7 @@ class Consolidator:
         relative_strength: float | None = None,
         tolerance: float | Tolerance | None = None,
         form: Form | str = "diagonal",
+        space: Space = "weights",
         holds: Sequence[Hold | str] = (),
         decay: float = 1.0,
         anchor: AnchorKind = "last",
@@ -184,6 +189,7 @@ class Consolidator:
             anchor_kind=anchor,
             gradient_term=gradient_term,
             relative_strength=relative,
+            space=checked_space(space, ledgers, anchor, batch_norm, implicit=implicit),
             from_scratch=from_scratch,
             batch_norm=checked_batch_norm(batch_norm, ledgers, others),
             implicit=checked_implicit(
@@ -278,6 +284,11 @@ class Consolidator:
     def form(self) -> Form:
         """In which space the importance that holds the model is kept."""
         return self._memory.driving.form
+
+    @property
+    def space(self) -> Space:
+        """What is held of adapters: their own parameters, or the weights that they are merged with."""
+        return self._memory.space
 
     @property
     def holds(self) -> tuple[Hold, ...]:
@@ -664,7 +675,7 @@ class Consolidator:
         memory.refuse_unless_ranks_agree()
         norms = norms_of_task(memory, batches, forward)
         memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
-        with norms.folding.put_in_place():
+        with norms.folding.put_in_place(), memory.merged.put_in_place():
             found = measure_task(memory, norms.batches, forward)
         for finding in found.values():
             finding.matrices = norms.silenced(finding.matrices)
@@ -674,6 +685,7 @@ class Consolidator:
         strength = self._strength_found(found[memory.driver], norms.folding.silent)
         anchor = memory.ranks.together(lambda: new_anchor(memory, found[memory.driver], norms.folding))
         tilt = memory.ranks.together(lambda: new_tilt(memory, found[memory.driver], anchor))
+        merged = new_merged_anchor(memory)
         with states_kept(memory.holds), self._attachment.watcher.calls.paused():
             tell_holds(memory, memory.anchor | anchor, totals.get(memory.driver), TaskData(norms.batches, forward))
         for name, total in totals.items():
@@ -683,6 +695,7 @@ class Consolidator:
         memory.strength = strength
         memory.anchor.update(anchor)
         memory.tilt.update(tilt)
+        memory.merged_anchor.update(merged)
         memory.frozen_norms, memory.folded_norms = norms.frozen, norms.folded
         memory.left_frozen = frozenset(memory.frozen) | self._unseen_by_measure()
         labels = memory.labels.union(*(finding.labels for finding in found.values()))
@@ -708,6 +721,21 @@ class Consolidator:
         refuse_between_averages(self._attachment.attached())
         average_with_anchor(self._memory, share)
 
+    def rebase(self) -> None:
+        """Hold merged weights to where they are now, by the importance that was measured before.
+
+        For adapters that were merged into the weights for good (``merge_and_unload()``), and others in their place,
+        with ``space="merged"``: what those add is counted from here on.
+        """
+        memory = self._memory
+        if memory.space != "merged":
+            raise ConfigurationError("rebase() without space='merged': there is no merged weight to be counted anew.")
+        memory.refresh()
+        here = new_merged_anchor(memory)
+        memory.merged_anchor.update({name: here[name] for name in memory.merged_anchor if name in here})
+        anchor = new_anchor(memory, None, memory.folding)
+        memory.anchor.update({name: anchor[name] for name in memory.merged.names})
+
     @torch.inference_mode(mode=False)
     def rehearse(self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None) -> None:
         """Try :meth:`consolidate` on two samples, before hours of training; guard and model stay as they are.
@@ -727,7 +755,7 @@ class Consolidator:
         with undisturbed():  # by the data; measuring keeps the states that the model draws from
             norms = norms_of_task(memory, batches, forward)
             memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
-            with norms.folding.put_in_place():
+            with norms.folding.put_in_place(), memory.merged.put_in_place():
                 rehearse_task(memory, norms.batches, forward)
             with self._attachment.watcher.calls.paused():
                 memory.ranks.together(lambda: rehearse_holds(memory, norms.batches, forward))
@@ -752,8 +780,9 @@ class Consolidator:
         In a form that has one matrix for several parameters, that lets go of the others' importance too, with a
         warning.
         """
+        memory = self._memory
         for name in names:
-            if name not in self._memory.parameters and name not in self._memory.anchor:
+            if not any(name in known for known in (memory.parameters, memory.anchor, memory.merged_anchor)):
                 raise ProtectError(
                     f"{name!r} is not a protected parameter, so nothing was forgotten; see Consolidator.parameters for "
                     "those."
@@ -788,7 +817,7 @@ class Consolidator:
         from_state(self._memory, state)
         self._attachment.watcher.measures.observed = Observed()
         self._settle_norms()
-        if self._memory.anchor and self._memory.strength:
+        if self._memory.is_anchored and self._memory.strength:
             self._attachment.look_out()
 
     def blank_state_dict(self, metadata: "Metadata", prefix: str = "guard") -> dict[str, Any]:
@@ -855,14 +884,14 @@ class Consolidator:
         if memory.relative_strength is None or memory.strength:
             return memory.strength
         matrices = memory.driving.as_held(finding.matrices)
-        relative, parameters = memory.relative_strength, memory.parameters
+        relative, parameters = memory.relative_strength, memory.measured
         # The first rank's to the last bit, by which ranks are compared.
         return memory.ranks.each(lambda: strength_from(relative, matrices, parameters, silent))[0]
 
     def _tell_of_what_nothing_held(self) -> None:
         """Say so if a tolerance was passed in a task in which there was no anchor to go back to."""
         memory = self._memory
-        if memory.tolerance is None or memory.anchor or not (memory.kept and memory.steps):
+        if memory.tolerance is None or memory.is_anchored or not (memory.kept and memory.steps):
             return
         found = self.retention()
         if not found.is_within:
@@ -877,7 +906,7 @@ class Consolidator:
         """Whether a task ends with a tolerance to be met."""
         memory = self._memory
         expected = memory.kept or memory.kept.expected  # without those that a state was saved with it is refused
-        return memory.tolerance is not None and bool(memory.anchor and expected and memory.steps)
+        return memory.tolerance is not None and bool(memory.is_anchored and expected and memory.steps)
 
     def _settle_norms(self) -> None:
         """Let batch norms be as they are to be from now on."""
@@ -920,6 +949,6 @@ class Consolidator:
                     "importance still hold. Training has diverged: restore an earlier checkpoint."
                 )
         return {
-            name: memory.ledgers[name].new_total(finding.matrices, memory.decay, memory.parameters)
+            name: memory.ledgers[name].new_total(finding.matrices, memory.decay, memory.measured)
             for name, finding in found.items()
         }

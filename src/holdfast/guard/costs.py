@@ -27,7 +27,7 @@ class BlockCost:
     measuring: int
     """Bytes of sums while a task is measured, in the pass that has most of them; beside the samples' own."""
     multiplications: int
-    """Of one application of Q, which is once a step."""
+    """Of one application of Q, which is once a step; of an adapter's merged weight it takes at most that."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,17 +88,21 @@ def costs_of(memory: Memory) -> Costs:
             raise ConfigurationError(
                 f"{name!r} has no shape yet, so what it takes is not known. Run the model once on a batch before."
             )
-    for block in form.blocks(memory.model, memory.parameters):
-        members = [memory.parameters[name] for name in block.parameters]
-        cost, single = form.cost(block, memory.parameters), running_dtype(members[0]).itemsize
+    measured = memory.measured
+    for block in memory.blocks(form):
+        members = [measured[name] for name in block.parameters]
+        cost, single = form.cost(block, measured), running_dtype(members[0]).itemsize
         resting = memory.storage.dtype.itemsize if memory.storage.dtype else single
         weights = sum(parameter.numel() for parameter in members)
+        parts = [memory.parameters[name] for name in memory.merged.parts.get(block.name, ())]
+        # Of a merged weight the anchor is its adapter's, as parameters and as what they come to.
+        anchors = 2 * sum(part.numel() for part in parts) if parts else weights * (2 if memory.leans else 1)
         found.append(
             BlockCost(
                 block.name,
                 weights,
                 cost.said,
-                resting * (cost.kept + weights * (2 if memory.leans else 1)),
+                resting * (cost.kept + anchors),
                 single * (cost.measuring + (weights if memory.gradient_term else 0)),
                 cost.applying,
             )

@@ -90,7 +90,7 @@ def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forwar
 def _tell_notices(memory: Memory) -> None:
     """Warn of what a form keeps in another way than was asked for, once for each form."""
     form = memory.driving.form
-    for message in form.notices(form.blocks(memory.model, memory.parameters)):
+    for message in form.notices(memory.blocks(form)):
         if message not in memory.told:
             memory.told.add(message)
             tell(message)
@@ -126,7 +126,7 @@ def _measure_without_data(memory: Memory) -> dict[str, Finding]:
 def _finished(
     memory: Memory, ledger: Ledger, means: Mapping[str, Tensor]
 ) -> tuple[dict[str, Matrix], dict[str, dict[str, Tensor]]]:
-    return ledger.finished(memory.parameters, memory.start, memory.steps, means, memory.anchor)
+    return ledger.finished(memory.measured, memory.start, memory.steps, means, memory.anchor)
 
 
 def squares_of_samples(memory: Memory, batches: Iterable[Any], forward: Forward | None) -> dict[str, Tensor]:
@@ -185,7 +185,7 @@ def _measure_samples(
         if ledger.form.elementwise:
             matrices, lasting = _finished(memory, ledger, known[name])
         else:
-            blocks = ledger.form.blocks(memory.model, memory.parameters)
+            blocks = memory.blocks(ledger.form)
             matrices, lasting = ledger.form.matrices(measure, blocks, known[name]), {}
         first = seen[name]
         found[name] = Finding(matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs)
@@ -195,7 +195,7 @@ def _measure_samples(
 def _learned(memory: Memory, name: str, means: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return what a form makes of the means so far, worked out by one process for all."""
     ledger, ranks = memory.ledgers[name], memory.ranks
-    blocks = ledger.form.blocks(memory.model, memory.parameters)
+    blocks = memory.blocks(ledger.form)
     earlier = {} if ledger.measure.total == "replace" else ledger.total
     decay = ledger.decayed(memory.decay)
     if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
@@ -248,7 +248,7 @@ def _collectors(
 ) -> dict[str, SampleAccumulator]:
     """Return each measure's collector, which those share that make something else of the same mean, as a root does."""
     ranks = memory.ranks
-    model, parameters = whole_model(memory.model, memory.parameters, ranks.size)
+    model, parameters = whole_model(memory.model, memory.measured, ranks.size)
     draws = memory.tasks + DRAWS_APART * ranks.rank
     made: dict[object, SampleAccumulator] = {}
     found = {}
@@ -256,7 +256,7 @@ def _collectors(
         form = memory.ledgers[name].form
         mean = (measure.score, measure.phi, measure.sample_limit, measure.draw_seed, form)
         if mean not in made:
-            blocks = form.blocks(memory.model, memory.parameters)
+            blocks = memory.blocks(form)
             made[mean] = measure.accumulator(
                 model,
                 parameters,

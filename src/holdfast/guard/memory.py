@@ -10,17 +10,20 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.parameter import is_lazy
 
+from holdfast.adapters import Change, in_parts
 from holdfast.errors import ConfigurationError, ProtectError
 from holdfast.forms import Form, Matrix
 from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
 from holdfast.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
 from holdfast.guard.ledger import Ledger, diagonal_of
+from holdfast.guard.merged_space import MergedSpace, Space
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.selection import Selection
 from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds import Held, Hold, Tilt
 from holdfast.holds.base import TaskData, TrainingCall
+from holdfast.persample.reductions import Block
 from holdfast.retention import KeptSets, Tolerance
 from holdfast.retention.controller import Control
 from holdfast.tensors.names import named_modules, named_parameters
@@ -74,6 +77,10 @@ class Memory:
     """s, where c is found from it at the first consolidation, or was."""
     tilt: dict[str, Tensor] = field(default_factory=dict)
     """r, how the sum of all tasks' penalties leans at θ*, where that is not its centre."""
+    space: Space = "weights"
+    """What is held of adapters: their own parameters, or the weights that they are merged with."""
+    merged_anchor: dict[str, Change] = field(default_factory=dict)
+    """What adapters added to weights after the last consolidated task, by weight, where those are held."""
     tasks: int = 0
     start: dict[str, Tensor] = field(default_factory=dict)
     """θ(0), each parameter just before its first step of the current task: after any re-initialisation, so not θ*."""
@@ -115,6 +122,7 @@ class Memory:
         self._largest: tuple[Mapping[str, Matrix], dict[str, float]] | None = None
         self._norms: tuple[int, dict[str, BatchNorm]] | None = None
         self._folding: tuple[int, Folding] | None = None
+        self._merged: tuple[int, MergedSpace] | None = None
         self.wrapper = ddp_wrapper(self.model)
         if self.wrapper is not None:
             self.model = self.wrapper.module
@@ -134,13 +142,20 @@ class Memory:
         return self.ledgers[self.driver]
 
     @property
+    def is_anchored(self) -> bool:
+        """Whether there is anything that weights are held to."""
+        return bool(self.anchor or self.merged_anchor)
+
+    @property
     def leans(self) -> bool:
         """Whether the hold leans at its anchor."""
         return leans(self.driving.form, self.anchor_kind, gradient_term=self.gradient_term)
 
     @property
     def beside_the_quadratic(self) -> list[Hold]:
-        """What pulls beside the quadratic hold: its own tilt, where there is one, and further holds."""
+        """What pulls beside the quadratic hold of parameters: that of merged weights, its tilt, and further holds."""
+        if self.merged_anchor and self.strength:
+            return [self.merged.hold(self.merged_anchor), *self.holds]
         if not self.tilt or not self.strength:
             return list(self.holds)
         strengths = self.driving.strengths
@@ -171,18 +186,20 @@ class Memory:
 
     def check_strengths(self, strengths: PatternStrengths) -> None:
         """Refuse strengths by pattern that do not fit what is protected."""
-        strengths.check_used(self.parameters.keys() | self.frozen.keys())
+        strengths.check_used(self.measured.keys() | self.frozen.keys())
         self._check_blocks(strengths, self.parameters)
         self.folding.check_strengths(strengths)
 
     def _check_blocks(self, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
         """Refuse a parameter without a strength, and a block with several."""
-        for name in parameters:
+        space = MergedSpace.of(self.model, parameters, self.space)
+        coordinates = space.coordinates(parameters)
+        for name in coordinates:
             strengths.of(name)
         form = self.driving.form
         if form.elementwise or any(map(is_lazy, parameters.values())):
             return
-        for block in form.blocks(self.model, parameters):
+        for block in space.blocks_of(form, coordinates):
             strengths.check_together(block.parameters, f"in the form {form.name!r} one matrix holds both")
 
     @property
@@ -202,15 +219,20 @@ class Memory:
                 most = {matrix.block: float(matrix.largest_eigenvalue()) for matrix in held.values()}
                 steep = self.folding.steepness()
                 found = {name: value * steep.get(name, 1.0) for b, value in most.items() for name in b.parameters}
-                self._largest = held, found
+                self._largest = held, found | self._largest_of_adapters(found)
                 return self._largest[1]
             own = {name: local(omega) for name, omega in self.folding.diagonal(diagonal_of(held)).items()}
             found = {name: float(omega.max()) if omega.numel() else 0.0 for name, omega in own.items()}
             if any(map(is_sharded, self.parameters.values())):
                 every = self.ranks.each(lambda: found)
                 found = {name: max(theirs.get(name, 0.0) for theirs in every) for name in found}
-            self._largest = held, found
+            self._largest = held, found | self._largest_of_adapters(found)
         return self._largest[1]
+
+    def _largest_of_adapters(self, found: Mapping[str, float]) -> dict[str, float]:
+        """Return the same of adapters' parameters, from that of the weights that they change."""
+        steep, parts = self.merged.steepness(), self.merged.parts
+        return {n: found[w] * steep[n] for w, own in parts.items() if w in found for n in own if n in steep}
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -270,6 +292,31 @@ class Memory:
             self._folding = self.version, Folding.of(self.folded_norms, modules, self.parameters)
         return self._folding[1]
 
+    @property
+    def merged(self) -> MergedSpace:
+        """The adapters that are held by the weights that they change; none in the space of weights."""
+        if self._merged is None or self._merged[0] != self.version:
+            self._merged = self.version, MergedSpace.of(self.model, self.parameters, self.space)
+        return self._merged[1]
+
+    @property
+    def measured(self) -> dict[str, nn.Parameter]:
+        """What importance is of, by name: the protected parameters, with merged weights in adapters' place."""
+        return self.measured_of(self.parameters)
+
+    def measured_of(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Return what importance is of, where these are the protected parameters."""
+        return self.merged.coordinates(parameters) if self.space == "merged" else parameters
+
+    @property
+    def held_elsewhere(self) -> Collection[str]:
+        """The parameters that are held as part of something else: of a folded map, or of a merged weight."""
+        return self.merged.names if self.space == "merged" else self.folding.names
+
+    def blocks(self, form: Form) -> list[Block]:
+        """Return which of what is measured belong together in a form."""
+        return self.merged.blocks_of(form, self.measured)
+
     def keep_statistics(self) -> None:
         """See to it that the statistics stay as they are that are to."""
         wanted = [norm for name, norm in with_statistics(self.model).items() if name in self.frozen_norms]
@@ -290,11 +337,15 @@ class Memory:
         found = self.selection.find(self.model, some=not kept)
         self.parameters = self._taken_by_forms({n: p for n, p in present.items() if n in found or n in kept})
         self.version += 1
+        for name in [name for name in self.anchor if name not in present and self.merged.covers(name)]:
+            del self.anchor[name]  # an adapter was taken away, and its layer has another, or none that acts
         for name, parameter in self.parameters.items():
             anchor = self.anchor.get(name)
             known = [tensors[name] for tensors in (self.start, *self.running()) if name in tensors]
             if anchor is None and any(tensor.shape != parameter.shape for tensor in known):
                 self.forget(name)  # another parameter, which takes its first step of this task from here
+            elif anchor is not None and anchor.shape != parameter.shape and name in self.merged.names:
+                del self.anchor[name]  # of another rank, with the same weight to be held
             elif anchor is not None and anchor.shape != parameter.shape:
                 raise ProtectError(
                     f"{name!r} was consolidated with shape {tuple(anchor.shape)} and now has {tuple(parameter.shape)}. "
@@ -313,7 +364,11 @@ class Memory:
                 f"form={form.name!r} with parameters that are spread over processes, such as {sharded[0]!r}: it needs "
                 "whole layers. Use DDP, or the form 'diagonal', which goes weight by weight."
             )
-        if not any(map(is_lazy, parameters.values())):
+        if self.space == "merged":
+            space = MergedSpace.of(self.model, parameters, self.space)
+            parameters = space.without_layers(parameters)
+            space.blocks_of(form, space.coordinates(parameters))
+        elif not any(map(is_lazy, parameters.values())):
             form.check_model(self.model, parameters)
         if self.driving.strengths is not None:
             self._check_blocks(self.driving.strengths, parameters)
@@ -331,7 +386,8 @@ class Memory:
         """Return the protected parameters and those of these names that, by default, only freezing has left out."""
         frozen = self.frozen
         present = named_parameters(self.model)
-        return {name: p for name, p in present if name in self.parameters or (name in names and name in frozen)}
+        found = {name: p for name, p in present if name in self.parameters or (name in names and name in frozen)}
+        return self.merged.without_layers(found)
 
     def restart_task(self) -> None:
         """Start the current task's account anew."""
@@ -344,6 +400,9 @@ class Memory:
 
     def forget(self, name: str) -> None:
         """Drop everything known about a parameter, and about the block that it is part of."""
+        for weight in [weight for weight, parts in self.merged.parts.items() if name in parts]:
+            self.forget(weight)
+        self.merged_anchor.pop(name, None)
         for kept in (self.anchor, self.start, *self.running()):
             kept.pop(name, None)
         blocks = [matrix.block.parameters for matrix in self.driving.held.values()]
@@ -376,6 +435,7 @@ class Memory:
             "the strength as it was given": self.said_strength,
             "where the hold is centred": (self.anchor_kind, self.gradient_term),
             "whether the hold is implicit": self.implicit,
+            "the space": self.space,
             "the tolerance": None if self.tolerance is None else self.tolerance.nats,
             "the kept sets": list(self.kept),
             "the holds": {hold.name: (hold.strength, hold.share, hold.settings()) for hold in self.holds},
@@ -384,6 +444,9 @@ class Memory:
         for ledger in self.ledgers.values():
             for matrix in ledger.total.values():
                 totals.setdefault(matrix.block.parameters[0], []).extend(matrix.tensors().values())
+        for name, change in self.merged_anchor.items():
+            kept = [*in_parts(change).values(), *totals.get(name, ())]
+            facts[f"what is known about the merged {name!r} (by checksum)"] = checksum(kept)
         # Each rank has its own part of a sharded tensor; all others are copies.
         for name, parameter in self.parameters.items():
             if not is_sharded(parameter):
@@ -414,7 +477,7 @@ class Memory:
     def _follow_matrices(self, matrices: dict[str, Matrix]) -> None:
         """Do the same with importances, those of the diagonal spread as the parameters are."""
         for name, matrix in list(matrices.items()):
-            like = self.parameters.get(matrix.block.parameters[0])
+            like = self.measured.get(matrix.block.parameters[0])
             if like is None or all(self.storage.is_in_place(tensor, like) for tensor in matrix.tensors().values()):
                 continue
             matrices[name] = matrix.mapped(partial(self.resting, like=like))

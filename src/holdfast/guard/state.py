@@ -3,7 +3,8 @@
 A state is plain values and named tensors: ``anchor/NAME``, ``start/NAME``, ``total/MEASURE/NAME`` and
 ``running/MEASURE/NAME``. A measure of several running states has ``running.STATE/MEASURE/NAME``, a form of several
 tensors ``total/MEASURE/BLOCK#TENSOR``, a hold that is not centred at its anchor ``tilt/NAME``, and further holds have
-``hold/HOLD/TENSOR``.
+``hold/HOLD/TENSOR``. Adapters that are held by merged weights have what they added at the anchor, ``merged/WEIGHT#B``
+and ``merged/WEIGHT#A``, or ``merged/WEIGHT#D``.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from holdfast.adapters import Change, in_parts, mapped, of_parts, size_of
 from holdfast.errors import ConfigurationError, StateError
 from holdfast.forms import Diagonal, Matrix
 from holdfast.guard.batch_norm.frozen_statistics import with_statistics
@@ -34,6 +36,7 @@ from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds.base import Hold, states_kept
 from holdfast.retention import Tolerance
 from holdfast.retention.controller import Control
+from holdfast.tensors.finite import is_finite
 from holdfast.tensors.sharding import is_sharded, like_parameter
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ _USUAL: dict[str, Any] = {
     "gradient_term": False,
     "batch_norm": None,
     "implicit": False,
+    "space": "weights",
 }
 """What a state is silent about."""
 
@@ -89,6 +93,8 @@ def to_state(memory: Memory) -> dict[str, Any]:
     tensors = state["tensors"]
     for kind, kept in _by_parameter(memory).items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in kept.items()}
+    for weight, change in memory.merged_anchor.items():
+        tensors |= {f"merged/{weight}#{part}": tensor for part, tensor in in_parts(change).items()}
     for label, ledger in memory.ledgers.items():
         for block, matrix in ledger.total.items():
             for part, tensor in matrix.tensors().items():
@@ -106,31 +112,21 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     tolerance, control = _followed(memory, state)
     tensors: Mapping[str, Tensor] = state["tensors"]
     parameters = parameters_of(memory, tensors, state["parameters"])
+    measured = memory.measured_of(parameters)
     _check_names(parameters, state)
     _check_norms(memory, state)
-    kept: dict[str, dict[str, Tensor]] = {kind: {} for kind in _by_parameter(memory)}
-    totals: dict[str, dict[str, dict[str, Tensor]]] = {f"total/{label}": {} for label in memory.ledgers}
-    holds: dict[str, dict[str, Tensor]] = {f"hold/{hold.name}": {} for hold in memory.holds}
-    for key, tensor in tensors.items():
-        kind, name, part = place_of(memory, parameters, key, tensor.shape)
-        if not kind.startswith("hold/"):
-            check_dtype(key, tensor, parameters.get(name))
-        if kind in kept:
-            keep = _keeper(memory, kind)
-            kept[kind][name] = keep(like_parameter(tensor.detach(), parameters[name]).clone(), parameters[name])
-        elif kind in totals:
-            totals[kind].setdefault(name, {})[part] = tensor.detach()
-        else:
-            holds[kind][name] = tensor.detach().clone()
+    kept, totals, holds, merged = _sorted_out(memory, parameters, tensors)
     # Some may have come, or thawed, since the last task was consolidated: they are in no block yet.
-    anchored = {name: parameter for name, parameter in parameters.items() if name in kept["anchor"]}
+    changes = _merged_anchor(memory, merged)
+    anchored = {name: p for name, p in measured.items() if name in changes or name in kept["anchor"]}
     restored = {
-        label: _restored(memory, ledger, totals[f"total/{label}"], parameters if ledger.form.elementwise else anchored)
+        label: _restored(memory, ledger, totals[f"total/{label}"], measured if ledger.form.elementwise else anchored)
         for label, ledger in memory.ledgers.items()
     }
-    check_completeness(state["tasks"], memory.driver, memory.ledgers, kept, restored)
+    held = {name for name in kept["anchor"] if name not in memory.merged.names} | changes.keys()
+    check_completeness(state["tasks"], memory.driver, memory.ledgers, held, kept["tilt"], restored)
     strengths = PatternStrengths(dict(state["strengths"])) if "strengths" in state else None
-    _check_strengths(memory, strengths, parameters, restored[memory.driver])
+    _check_strengths(memory, strengths, measured, restored[memory.driver])
 
     def check_own_part() -> None:
         check_numbers(kept)
@@ -156,6 +152,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.folded_norms = dict(state.get("folded_norms", {}))
     memory.head = HeadGradients(task)
     memory.anchor, memory.start, memory.tilt = kept["anchor"], kept["start"], kept["tilt"]
+    memory.merged_anchor = changes
     known = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
     memory.parameters = {name: p for name, p in parameters.items() if name in known}
     for label, ledger in memory.ledgers.items():
@@ -163,6 +160,41 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
         ledger.weights = dict(state.get("averages", {}).get(label, {}))
         ledger.running = {running: kept[kind] for running, kind in _running_kinds(label, ledger).items()}
     memory.version += 1
+
+
+class _Tensors(NamedTuple):
+    """The tensors of a state by what they are, and then by name."""
+
+    kept: dict[str, dict[str, Tensor]]
+    """Those of parameters, as they are kept."""
+    totals: dict[str, dict[str, dict[str, Tensor]]]
+    holds: dict[str, dict[str, Tensor]]
+    merged: dict[str, dict[str, Tensor]]
+
+
+def _sorted_out(memory: Memory, parameters: dict[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> _Tensors:
+    """Return what each tensor of a state is, or refuse one that does not fit the model."""
+    found = _Tensors(
+        {kind: {} for kind in _by_parameter(memory)},
+        {f"total/{label}": {} for label in memory.ledgers},
+        {f"hold/{hold.name}": {} for hold in memory.holds},
+        {},
+    )
+    known = parameters | memory.measured_of(parameters)
+    for key, tensor in tensors.items():
+        kind, name, part = place_of(memory, known, key, tensor.shape)
+        if not kind.startswith("hold/"):
+            check_dtype(key, tensor, parameters.get(name))
+        if kind in found.kept:
+            keep = _keeper(memory, kind)
+            found.kept[kind][name] = keep(like_parameter(tensor.detach(), parameters[name]).clone(), parameters[name])
+        elif kind == "merged":
+            found.merged.setdefault(name, {})[part] = tensor.detach()
+        elif kind in found.totals:
+            found.totals[kind].setdefault(name, {})[part] = tensor.detach()
+        else:
+            found.holds[kind][name] = tensor.detach().clone()
+    return found
 
 
 def blank_state(memory: Memory, metadata: "Metadata", prefix: str) -> dict[str, Any]:
@@ -216,8 +248,10 @@ def parameters_of(memory: Memory, keys: Iterable[str], names: Iterable[str] = ()
 def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, shape: torch.Size) -> StatePlace:
     """Return what a tensor of a state is, or refuse one that does not fit the model."""
     place = _place(memory, key)
-    if place.kind.startswith("hold/") or (
-        place.kind.startswith("total/") and not _ledger(memory, place).form.elementwise
+    if (
+        place.kind == "merged"
+        or place.kind.startswith("hold/")
+        or (place.kind.startswith("total/") and not _ledger(memory, place).form.elementwise)
     ):
         return place
     parameter = parameters.get(place.name)
@@ -233,12 +267,12 @@ def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, s
 
 def _place(memory: Memory, key: str) -> StatePlace:
     kinds = [*_by_parameter(memory), *(f"total/{label}" for label in memory.ledgers)]
-    kinds += [f"hold/{hold.name}" for hold in memory.holds]
+    kinds += [f"hold/{hold.name}" for hold in memory.holds] + ["merged"]
     kind = next((kind for kind in kinds if key.startswith(f"{kind}/")), None)
     if kind is None:
         raise StateError(f"The state holds {key!r}, which this version does not know.")
     place = StatePlace(kind, key[len(kind) + 1 :])
-    if kind.startswith("total/") and not _ledger(memory, place).form.elementwise:
+    if kind == "merged" or (kind.startswith("total/") and not _ledger(memory, place).form.elementwise):
         block, mark, part = place.name.rpartition("#")
         return StatePlace(kind, block, part) if mark else place
     return place
@@ -252,7 +286,7 @@ def _restored(
     memory: Memory, ledger: Ledger, tensors: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Matrix]:
     """Return the importances of a measure, each of its tensors where it belongs."""
-    blocks = {block.name: block for block in ledger.form.blocks(memory.model, parameters)}
+    blocks = {block.name: block for block in memory.merged.blocks_of(ledger.form, parameters)}
     found = {}
     for name, parts in tensors.items():
         if name not in blocks:
@@ -263,6 +297,27 @@ def _restored(
         like = parameters[blocks[name].parameters[0]]
         matrix = ledger.form.restored(blocks[name], parts, parameters)
         found[name] = matrix.mapped(Tensor.clone).mapped(partial(memory.resting, like=like))
+    return found
+
+
+def _merged_anchor(memory: Memory, merged: Mapping[str, dict[str, Tensor]]) -> dict[str, Change]:
+    """Return what adapters added to weights at the anchor, or refuse what is none of this model's."""
+    found: dict[str, Change] = {}
+    for name, parts in merged.items():
+        change, block = of_parts(parts), memory.merged.blocks.get(name)
+        if change is None or block is None or size_of(change) != block.size:
+            shapes = {part: tuple(tensor.shape) for part, tensor in parts.items()}
+            expected = "no adapter of that weight" if block is None else f"one of {block.size} outputs and inputs"
+            raise StateError(
+                f"The state has an adapter's change of {name!r} made of {shapes}; this model has {expected}. It was "
+                "made for another model."
+            )
+        if not all(map(is_finite, parts.values())):
+            raise StateError(
+                f"The state is damaged: the anchor of the merged {name!r} has NaN or infinities. Use another copy."
+            )
+        keep = partial(memory.storage.resting, parameter=memory.measured[name])
+        found[name] = mapped(mapped(change, Tensor.clone), keep)
     return found
 
 
@@ -310,6 +365,7 @@ def _beside_the_usual(memory: Memory) -> dict[str, Any]:
         "gradient_term": memory.gradient_term,
         "batch_norm": memory.batch_norm,
         "implicit": memory.implicit,
+        "space": memory.space,
     }
     return {what: given for what, given in here.items() if given != _USUAL[what]}
 

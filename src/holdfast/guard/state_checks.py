@@ -5,7 +5,7 @@ state is not looked into, since training may have made it NaN, which the next co
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -109,7 +109,12 @@ def check_importance(label: str, ledger: Ledger, matrices: Mapping[str, Matrix])
 
 
 def check_completeness(
-    tasks: int, driver: str, ledgers: Mapping[str, Ledger], kept: Mapping[str, Mapping[str, Tensor]], totals: Any
+    tasks: int,
+    driver: str,
+    ledgers: Mapping[str, Ledger],
+    held: Collection[str],
+    tilt: Mapping[str, Tensor],
+    totals: Any,
 ) -> None:
     """Refuse a state that knows of an anchor and not of an importance, or the reverse: both come from one task.
 
@@ -117,10 +122,11 @@ def check_completeness(
         tasks: how many the state says were consolidated.
         driver: the measure that holds the weights.
         ledgers: every measure's.
-        kept: the tensors of parameters, by what they are and then by name.
+        held: the names of what has an anchor.
+        tilt: how the hold leans there, by name.
         totals: every measure's importances, by name and then by block.
     """
-    anchored = set(kept["anchor"])
+    anchored = set(held)
     for label, ledger in ledgers.items():
         found = {name for matrix in totals[label].values() for name in matrix.block.parameters}
         # A matrix of several parameters is forgotten with any one of them; a measure that only watches may have
@@ -131,7 +137,7 @@ def check_completeness(
             raise StateError(
                 f"The state has no {what} of {name!r}, though it has the other: it is not whole. Use another copy."
             )
-    if extra := set(kept["tilt"]) - anchored:
+    if extra := set(tilt) - anchored:
         raise StateError(f"The state has no anchor of {min(extra)!r}, though it has a tilt. Use another copy.")
     if anchored and not tasks:
         raise StateError(f"The state holds {min(anchored)!r} after 0 tasks: it is damaged. Use another copy.")

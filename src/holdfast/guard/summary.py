@@ -33,6 +33,7 @@ def _what(memory: Memory) -> str:
     settings = f"{type(measure).__name__}({', '.join(changed)})"
     named = settings if type(measure).__name__ == memory.driver else f"{memory.driver}, {settings}"
     how = ", implicit" if memory.implicit else ""
+    how += ", adapters by their merged weights" if memory.space == "merged" else ""
     return f"Consolidator of {type(memory.model).__name__}: {named}{form}, {_how_strongly(memory)}{how}"
 
 
@@ -67,16 +68,18 @@ def _kept(memory: Memory) -> list[str]:
 
 def _held(memory: Memory) -> list[str]:
     protected = {name: p for name, p in memory.parameters.items() if not is_lazy(p)}
-    if not memory.anchor and memory.tasks:
+    if not memory.is_anchored and memory.tasks:
         return [f"holds nothing: what was consolidated was forgotten; protects {amount(protected.values())}"]
-    if not memory.anchor:
+    if not memory.is_anchored:
         return [f"holds nothing yet; protects {amount(protected.values())}, from the first consolidation on"]
     if memory.holds and (not memory.strength or isinstance(memory.driving.measure, FineTune)):
         return [f"holds no weight to its place; protects {amount(protected.values())}"]  # others do the keeping
     verb = "holds" if memory.strength else "at strength 0 does not hold"
     with_importance = {name for matrix in memory.driving.held.values() for name in matrix.block.parameters}
-    known = {name: p for name, p in protected.items() if name in memory.anchor and name in with_importance}
-    held = {name: p for name, p in known.items() if p.shape == memory.anchor[name].shape}
+    with_importance |= {n for weight, parts in memory.merged.parts.items() if weight in with_importance for n in parts}
+    anchored = memory.anchor.keys() | memory.merged.names  # an adapter's may be of another rank by now
+    known = {name: p for name, p in protected.items() if name in anchored and name in with_importance}
+    held = {name: p for name, p in known.items() if p.shape == memory.anchor.get(name, p).shape}
     lines = [f"{verb} {amount(held.values())} to {_centre(memory)}"]
     if replaced := [name for name in known if name not in held]:
         lines.append(f"consolidated with another shape, which attach() refuses: {replaced[0]}{_and_more(replaced)}")
@@ -89,8 +92,8 @@ def _held(memory: Memory) -> list[str]:
         lines.append(f"consolidated, and no longer in the model: {gone[0]}{_and_more(gone)}")
     diagonal = {name: local(omega) for name, omega in memory.driving.diagonal.items()}
     lines.append(f"importance {spread(diagonal.values())}")
-    if held:
-        lines.append(_moved(memory, held))
+    if there := {name: p for name, p in held.items() if name in memory.anchor}:
+        lines.append(_moved(memory, there))
     if any(map(is_sharded, held.values())):
         lines.append("(the model is sharded: these are the numbers of this process's part)")
     return lines
@@ -136,6 +139,8 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
         maps = memory.folding.coordinates(memory.parameters)
         penalty = float(penalty_value(maps, memory.driving.held, memory.anchor, memory.strength))
     penalty -= 2 * memory.strength * lean
+    merged = memory.merged.hold(memory.merged_anchor).value_of(memory.driving.held, memory.strength)
+    penalty += 0.0 if merged is None else float(merged)
     whose = f", most in {farthest} ({_percent(most)})" if len(held) > 1 else ""
     far = f", {_percent(moved / size)} of their length" if size else ""
     return f"moved {since} by {math.sqrt(moved):.3g}{far}{whose}; the penalty is {penalty:.3g}"

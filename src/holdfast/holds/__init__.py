@@ -11,6 +11,7 @@ from holdfast.holds.base import Held, Hold
 from holdfast.holds.buffers import Buffer, Reservoir, Ring
 from holdfast.holds.dark_experience import DarkExperience
 from holdfast.holds.distillation import Distillation
+from holdfast.holds.merged_weights import MergedWeights
 from holdfast.holds.projection import Projection
 from holdfast.holds.quadratic import Quadratic
 from holdfast.holds.replay import Replay
@@ -58,6 +59,7 @@ __all__ = [
     "Distillation",
     "Held",
     "Hold",
+    "MergedWeights",
     "Projection",
     "Quadratic",
     "Replay",

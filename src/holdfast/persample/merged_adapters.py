@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from holdfast.adapters import TWIN
 from holdfast.errors import ModelError
 
 
@@ -17,8 +18,8 @@ def refuse_merged(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> N
     for path, module in model.named_modules():
         if not _is_merged(module):
             continue
-        adapted = getattr(module, "base_layer", None)
-        kept = {id(p) for p in adapted.parameters()} if isinstance(adapted, nn.Module) else set()
+        acting = [getattr(module, name, None) for name in ("base_layer", TWIN)]
+        kept = {id(p) for layer in acting if isinstance(layer, nn.Module) for p in layer.parameters()}
         measured = [names[id(p)] for p in module.parameters() if id(p) in names and id(p) not in kept]
         if measured:
             raise ModelError(

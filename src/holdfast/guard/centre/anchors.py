@@ -23,10 +23,12 @@ Where a task has converged under the hold with c = ½, its loss and the hold pul
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from holdfast.adapters import Change, mapped
 from holdfast.errors import NotFiniteError
 from holdfast.guard.batch_norm.folding import Folding
 from holdfast.guard.measuring import Finding
@@ -38,12 +40,13 @@ from holdfast.tensors.storage import at_hand, running_dtype
 
 
 @torch.no_grad()
-def new_anchor(memory: Memory, finding: Finding, folding: Folding) -> dict[str, Tensor]:
+def new_anchor(memory: Memory, finding: Finding | None, folding: Folding) -> dict[str, Tensor]:
     """Return what the parameters are held to once a task is taken in, changing nothing yet.
 
     Args:
         memory: what the guard knows, the task not taken in.
-        finding: what the measure that holds the model found for it.
+        finding: what the measure that holds the model found for it; where that is nothing, the anchor is where
+            weights are.
         folding: the layers that are held as batch norms scale them, those of this task included.
     """
     mean = memory.anchor_kind == "mean" and not memory.leans
@@ -51,8 +54,21 @@ def new_anchor(memory: Memory, finding: Finding, folding: Folding) -> dict[str, 
     found = {}
     for name, parameter in memory.parameters.items():
         solution = theta[name].detach()
-        solution = _mean(memory, finding, name, solution) if mean and name in memory.anchor else solution.clone()
+        if mean and finding is not None and name in memory.anchor:
+            solution = _mean(memory, finding, name, solution)
+        else:
+            solution = solution.clone()
         found[name] = memory.storage.resting(solution, parameter)
+    return found
+
+
+@torch.no_grad()
+def new_merged_anchor(memory: Memory) -> dict[str, Change]:
+    """Return what adapters add to weights once a task is taken in, where those are held; changing nothing yet."""
+    found: dict[str, Change] = {}
+    for name, change in memory.merged.changes().items():
+        rest = partial(memory.storage.resting, parameter=memory.measured[name])
+        found[name] = mapped(mapped(change, Tensor.clone), rest)
     return found
 
 

@@ -49,7 +49,7 @@ class Following:
     @property
     def controls(self) -> bool:
         """Whether there is a strength to be controlled."""
-        return self.memory.tolerance is not None and bool(self.memory.anchor)
+        return self.memory.tolerance is not None and self.memory.is_anchored
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Keep the strength within what the optimiser bears at its rate of now."""
@@ -173,7 +173,9 @@ def numbers_in(inputs: Any) -> int:
 def _first_strength(memory: Memory) -> float:
     """Return the strength to begin with: a relative one, of all that was found so far."""
     assert memory.tolerance is not None
-    strength = Importance.of(memory.driving.total, memory.anchor).strength(memory.tolerance.start)
+    strength = Importance.of(memory.driving.total, {**memory.measured, **memory.anchor}).strength(
+        memory.tolerance.start
+    )
     if not strength > 0:
         raise ConfigurationError(
             f"tolerance={memory.tolerance.nats:g} with {memory.driver}, whose importances are 0 everywhere: there is "
@@ -185,7 +187,9 @@ def _first_strength(memory: Memory) -> float:
 @torch.no_grad()
 def predicted(memory: Memory) -> float | None:
     """Return the KL that the importance predicts to second order, ½⟨D, Q(D)⟩, where it is one of squared gradients."""
-    if not memory.anchor or not is_mean_of_squares(memory.driving.measure):
+    if not memory.is_anchored or not is_mean_of_squares(memory.driving.measure):
         return None
     coordinates = memory.folding.coordinates(memory.parameters)
-    return float(penalty_value(coordinates, memory.driving.total, memory.anchor, 0.5))
+    own = penalty_value(coordinates, memory.driving.total, memory.anchor, 0.5)
+    merged = memory.merged.hold(memory.merged_anchor).value_of(memory.driving.total, 0.5)
+    return float(own) + (0.0 if merged is None else float(merged))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from holdfast.adapters import whole
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
 from holdfast.measures import FineTune
@@ -32,13 +33,14 @@ def warn_of_unowned(memory: Memory, owned: Collection[int]) -> None:
 
 def warn_unless_anchored_is_trained(memory: Memory, owned: Collection[int]) -> None:
     """Warn if the penalty acts on nothing that moves, or on less than was consolidated."""
-    here = [p for name, p in memory.parameters.items() if name in memory.anchor]
+    here = [p for name, p in memory.parameters.items() if name in memory.anchor or name in memory.merged.names]
     if any(id(p) in owned for p in here):  # frozen ones may be thawed yet
         warn_of_gone(memory)
         return
+    anchored = [*memory.anchor, *memory.merged_anchor]
     tell(
-        f"The attached optimisers train other parameters than the {len(memory.anchor)} consolidated ones (such as "
-        f"{next(iter(memory.anchor))!r}), which are left out, or no longer in the model under their names: as long "
+        f"The attached optimisers train other parameters than the {len(anchored)} consolidated ones (such as "
+        f"{anchored[0]!r}), which are left out, or no longer in the model under their names: as long "
         "as that is so, the penalty holds nothing back. A guard of a base model does not hold an adapter, through "
         "which the network changes all the same: make the guard from the adapted model, after get_peft_model, "
         "with protect='*lora_*', and consolidate it with proxy data."
@@ -56,6 +58,18 @@ def warn_of_gone(memory: Memory) -> None:
         )
 
 
+def warn_of_fresh_adapters(memory: Memory) -> None:
+    """Warn if adapters add nothing to weights, and did when they were consolidated."""
+    then = {name for name, change in memory.merged_anchor.items() if bool(whole(change).any())}
+    now = memory.merged.changes() if then else {}
+    if then and not any(bool(whole(now[name]).any()) for name in then if name in now):
+        tell(
+            f"The adapters add nothing to {_and_others(sorted(then))}, and did when they were consolidated: they are "
+            "pulled back to that. If what they had learned was merged into the weights for good (merge_and_unload), "
+            "it would come on top of itself: call guard.rebase(), which counts from the weights as they are now."
+        )
+
+
 class Unheld:
     """Says at a task's first step, and where an optimiser gets further parameters, what of them nothing holds."""
 
@@ -67,8 +81,9 @@ class Unheld:
         """Look anew, whatever was told about the last task."""
         memory = self.memory
         self._told = set()
-        if memory.strength and memory.anchor:
+        if memory.strength and memory.is_anchored:
             warn_of_gone(memory)
+            warn_of_fresh_adapters(memory)
 
     def look(self, owned: Mapping[str, nn.Parameter]) -> None:
         """Look at the parameters that an attached optimiser is about to move, and is asked to hold."""
@@ -83,7 +98,7 @@ class Unheld:
             return
         if isinstance(memory.driving.measure, FineTune):
             return  # which is to hold nothing
-        if not memory.anchor:
+        if not memory.is_anchored:
             if not memory.from_scratch:
                 self._told.add(_EVERYTHING)
                 tell(_NOTHING_YET.format(strength=memory.said_strength, measure=memory.driver))

@@ -42,7 +42,7 @@ class Stability:
     def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
         """Warn before a step that would be the first of ever larger swings."""
         memory = self.memory
-        if not memory.anchor or not memory.strength or memory.implicit:
+        if not memory.is_anchored or not memory.strength or memory.implicit:
             return
         groups, rates = sgd_groups(optimizer), sgd_rates(optimizer)
         if not groups:
@@ -79,9 +79,14 @@ class Stability:
         tell(
             f"strength={c:g} is too much for SGD with lr={rate:g}{momentum}: for a weight of {name!r} with importance "
             f"{omega:.3g}, 2c·Ω is {curvature:.3g}, and beyond {bound:.3g} the pull overshoots the anchor by more at "
-            f"every step, until weights are infinite. {advice}, Adam, which has no such bound, or "
-            "Consolidator(..., implicit=True), whose pull cannot overshoot."
+            f"every step, until weights are infinite. {advice}, {self._others()}."
         )
+
+    def _others(self) -> str:
+        """Return what else bears any strength."""
+        if self.memory.space == "merged":
+            return "or Adam, which has no such bound"
+        return "Adam, which has no such bound, or Consolidator(..., implicit=True), whose pull cannot overshoot"
 
 
 def sgd_groups(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ class Attachment:
         # Before anything is hooked: a warning may be an error to the caller.
         owned = self.owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
         warn_of_unowned(memory, owned)
-        if hold and memory.anchor and memory.strength:
+        if hold and memory.is_anchored and memory.strength:
             warn_unless_anchored_is_trained(memory, owned)
         given = {id(optimizer): optimizer for optimizer in optimizers}
         live = []

@@ -404,11 +404,12 @@ def bundles_of(
         elementwise: whether the hold acts on each weight by itself.
     """
     alone = set(alone)
+    elsewhere = memory.held_elsewhere
     rows: dict[tuple[object, ...], dict[str, nn.Parameter]] = {}
     lengths: Counter[tuple[object, ...]] = Counter()
     found: list[Bundle] = []
     for name, parameter in parameters.items():
-        held = elementwise and name in memory.anchor and name not in memory.folding.names
+        held = elementwise and name in memory.anchor and name not in elsewhere
         whole = parameter.is_contiguous() and not is_sharded(parameter) and 0 < parameter.numel() <= SMALL
         grad = parameter.grad
         if name in alone or not whole or grad is None or grad.dtype != parameter.dtype:

@@ -194,7 +194,7 @@ def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], moving: Moving)
     pulls = pulls_of(memory, moving)
     give_each_its_own_gradient({name: moving.trained[name] for pull in pulls for name in pull})
     for name, parameter in moving.owned.items():
-        if elementwise and name in memory.anchor and name not in memory.folding.names:
+        if elementwise and name in memory.anchor and name not in memory.held_elsewhere:
             bundle = Single(memory, name, parameter, held=True)
             (omega, anchor), grad = bundle.anchored(), bundle.task_gradient()
             for g, theta, piece, theta_star in in_pieces([grad, parameter.detach(), omega, anchor]):

@@ -69,7 +69,7 @@ class StepWatcher:
     @property
     def holds_anything(self) -> bool:
         """Whether there is anything that could pull."""
-        return bool(self.memory.anchor or self.memory.holds)
+        return bool(self.memory.is_anchored or self.memory.holds)
 
     def hook(self, optimizer: Optimizer, *, hold: bool) -> list[RemovableHandle]:
         """Watch an optimiser, and hold its steps back if ``hold``."""

@@ -75,6 +75,10 @@ def _to_eval_mode(model: nn.Module) -> None:
             f"The {type(model).__name__} has no eval mode, in which importance is measured ({error}). Of a program "
             "that torch.export has made, measure the module that it was made from: its parameters are the same."
         ) from error
+    for module in model.modules():
+        # On some CPUs bitsandbytes' 4-bit layers pack their weights anew in eval mode, and can be trained no more.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.training = True
 
 
 class _Buffer:

@@ -1,0 +1,29 @@
+"""What keeps English while an adapter learns Python: held by its merged weights, by its factors, or averaged.
+
+Every trained adapter is averaged with what was before too, by a share of B, so that fine-tuning's row is averaging's.
+"""
+
+from benchmarks.language.recipes import ROTATED, Recipe
+
+MATRIX = (1e-3, 1e-2, 1e-1, 1.0)
+DIAGONAL = (1e-2, 1e-1, 1.0, 10.0)
+
+ADAPTER_RECIPES = (
+    Recipe("fine-tuning", way="lora"),
+    Recipe("Kronecker, merged weights", MATRIX, guard="Kronecker", way="lora", space="merged"),
+    Recipe("rotated, merged weights", MATRIX, guard=ROTATED, way="lora", space="merged"),
+    Recipe("EWC, merged weights", DIAGONAL, guard="EWC", way="lora", space="merged"),
+    Recipe("EWC, factors", DIAGONAL, guard="EWC", way="lora"),
+    Recipe("Kronecker, factors", DIAGONAL, guard="Kronecker", way="lora"),
+    Recipe("rotated, factors", DIAGONAL, guard=ROTATED, way="lora"),
+    Recipe(
+        "own text, distilled, and Kronecker, merged weights",
+        MATRIX,
+        guard="Kronecker",
+        text="own",
+        distilled=True,
+        way="lora",
+        space="merged",
+    ),
+)
+"""In order of worth."""

@@ -1,0 +1,49 @@
+r"""DoRA as PEFT has it, of linear layers: the rows of W + s·BA, each scaled to a length of its own.
+
+Liu et al. 2024 (arXiv 2402.09353): the merged weight is :math:`\frac{m}{\|W + sBA\|}(W + sBA)` with one m and one norm
+an output, so that :math:`\Delta` is that less W, a whole matrix. It is the only kind that has to read W, which so has
+to be of floating-point numbers, and without the adapter merged into it.
+"""
+
+from torch import Tensor, nn
+
+from holdfast.adapters.base import Change
+from holdfast.adapters.lora import Lora
+
+
+class Dora(Lora):
+    """A linear layer with one DoRA adapter."""
+
+    @classmethod
+    def describes(cls, module: nn.Module) -> bool:
+        """Whether it has LoRA's factors and lengths beside them."""
+        return super().describes(module) and len(getattr(module, "lora_magnitude_vector", ())) > 0
+
+    def change(self) -> Change | None:
+        """Return m/‖W + s·BA‖ (W + s·BA) − W, of outputs × inputs."""
+        acting = self.acting(self._names())
+        if not acting:
+            return None
+        (name,) = acting
+        b, a = self._product(name)
+        weight = self.module.get_base_layer().weight.detach().to(b.dtype)
+        weight = weight.mT if getattr(self.module, "fan_in_fan_out", False) else weight
+        turned = weight + b @ a
+        length = self.module.lora_magnitude_vector[name].weight
+        found: Tensor = (length / turned.norm(dim=1)).unsqueeze(1) * turned - weight
+        return found
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the factors and the lengths."""
+        return [*super().parameters(), *(layer.weight for layer in self.module.lora_magnitude_vector.values())]
+
+    def refusal(self) -> str | None:
+        """Refuse what W cannot be read of, and several adapters, whose norms are each of W alone."""
+        weight = getattr(self.layer, "weight", None)
+        if weight is None or weight.ndim != 2 or isinstance(self.layer, nn.Embedding):
+            return "its DoRA adapter is not of a linear layer"
+        if not weight.is_floating_point():
+            return f"its DoRA adapter's base weight is of {weight.dtype}, and has to be read"
+        if len(self._names()) > 1:
+            return "it has several adapters, one of them DoRA"
+        return "its DoRA adapter is merged into the weight: unmerge it first" if self.module.merged else None

@@ -1,0 +1,122 @@
+r"""The quadratic hold of merged weights, :math:`c\,\langle D, Q(D)\rangle` with :math:`D = \Delta - \Delta^*`.
+
+Δ is what an adapter adds to the weight of its layer, s·BA in LoRA, and Δ* what it added at the anchor: 0 for a fresh
+one. Q is the form of the weight itself, so that what is held is what the network computes with: A is held as soon as B
+is not 0, and the hold is the same for BM and M⁻¹A. With Kronecker factors and D = BA,
+
+.. math:: \langle D, Q(D)\rangle = \operatorname{tr}[(B^T G B)(A\,C A^T)],
+
+with C the factor of the inputs: no product is larger than the adapter's and the form's own factors. Others make one
+product of the weight's size. The gradient goes on to whatever Δ is made of.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from holdfast.adapters import Adapter, Change, Product, difference, mapped, whole
+from holdfast.forms.base import Matrix
+from holdfast.holds.base import Held, Hold
+from holdfast.holds.quadratic import matrix_at_hand
+from holdfast.persample.reductions import Block, joined, taken_apart
+from holdfast.tensors.products import products_in
+from holdfast.tensors.storage import at_hand, running_dtype
+
+
+class MergedWeights(Hold):
+    """The guard's own hold, of what adapters add to weights.
+
+    Args:
+        adapters: by the name of the weight that each changes.
+        blocks: how each weight lies.
+        anchor: Δ* of each.
+    """
+
+    name: ClassVar[str] = "merged weights"
+
+    def __init__(
+        self, adapters: Mapping[str, Adapter], blocks: Mapping[str, Block], anchor: Mapping[str, Change]
+    ) -> None:
+        super().__init__()
+        self.adapters = {name: adapter for name, adapter in adapters.items() if name in anchor}
+        self.blocks = blocks
+        self.anchor = anchor
+
+    def gradient(self, held: Held) -> Mapping[str, Tensor]:
+        """Return the gradient with respect to the adapters' parameters that move."""
+        moving = {id(p): name for name, p in held.parameters.items() if p.requires_grad}
+        own = {
+            moving[id(p)]: p
+            for weight, adapter in self.adapters.items()
+            for p in (adapter.parameters() if weight in held.importance else ())
+            if id(p) in moving
+        }
+        with torch.enable_grad():
+            value = self.value_of(held.importance, held.strength)
+        if not own or value is None or not value.requires_grad:
+            return {}
+        pulls = torch.autograd.grad(value, list(own.values()), allow_unused=True)
+        return {name: pull for name, pull in zip(own, pulls, strict=True) if pull is not None}
+
+    def value(self, held: Held) -> Tensor | None:
+        """Return c⟨D, Q(D)⟩, differentiable in the adapters' parameters."""
+        return self.value_of(held.importance, held.strength)
+
+    def value_of(self, importance: Mapping[str, Matrix], strength: float) -> Tensor | None:
+        """Return c⟨D, Q(D)⟩ by some importance; ``None`` where it has nothing of any adapter."""
+        terms = [self._term(name, importance[name]) for name in self.adapters if name in importance]
+        return strength * torch.stack([term.to(terms[0].device) for term in terms]).sum() if terms else None
+
+    def displacement(self, weight: str) -> Change:
+        """Return D of a weight, in single precision at least."""
+        like = self.adapters[weight].parameters()[0]
+        then = _at_hand(self.anchor[weight], like)
+        with products_in("float32", like.device):
+            now = self.adapters[weight].change()
+            return whole(then).neg() if now is None else difference(_at_hand(now, like), then)
+
+    def _term(self, weight: str, matrix: Matrix) -> Tensor:
+        d = self.displacement(weight)
+        tensors = tuple(d) if isinstance(d, Product) else (d,)
+        value: Tensor = _Value.apply(matrix_at_hand(matrix, {weight: tensors[0]}), self.blocks[weight], *tensors)  # type: ignore[no-untyped-call]
+        return value
+
+
+class _Value(torch.autograd.Function):
+    """⟨D, Q(D)⟩ with the gradient 2Q(D), or 2Q(BA)Aᵀ and 2BᵀQ(BA): computed once, in Q's own precision."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Matrix, block: Block, *d: Tensor) -> Tensor:
+        pulls = pulls_on(matrix, block, *d)
+        ctx.save_for_backward(*pulls)
+        return (d[0] * pulls[0]).sum()  # ⟨B, Q(BA)Aᵀ⟩ is ⟨BA, Q(BA)⟩
+
+    @staticmethod
+    def backward(ctx: Any, *arrived: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(2 * arrived[0] * pull for pull in ctx.saved_tensors)
+
+
+def pulls_on(matrix: Matrix, block: Block, *d: Tensor) -> tuple[Tensor, ...]:
+    """Return Q(D) for D as one matrix, or Q(BA)Aᵀ and BᵀQ(BA) for B and A.
+
+    Args:
+        matrix: Q.
+        block: how the weight lies.
+        d: D, or B and A, of outputs × inputs.
+    """
+    if len(d) == 1:
+        return (joined(block, matrix.apply(taken_apart(block, d[0]))),)
+    b, a = d
+    found = matrix.apply_to_product(b, a)
+    if found is None:
+        with products_in("float32", b.device):
+            (q,) = pulls_on(matrix, block, b @ a)
+            found = q @ a.mT, b.mT @ q
+    return found
+
+
+def _at_hand(change: Change, like: Tensor) -> Change:
+    """Return a change where a parameter is, in single precision at least."""
+    return mapped(change, lambda each: at_hand(each, like).to(running_dtype(like)))
