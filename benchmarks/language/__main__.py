@@ -50,7 +50,8 @@ def _recipes(options: argparse.Namespace) -> None:
     settings, device, text = _begun(options, settings)
     lines = options.results / (ADAPTER_LINES if options.adapter else RECIPE_LINES)
     known = ADAPTER_RECIPES if options.adapter else recipes.RECIPES
-    asked = [recipe for recipe in known if not options.only or recipe.is_fine_tuning or recipe.name in options.only]
+    first, *others = known
+    asked = [first, *(recipe for recipe in others if not options.only or recipe.name in options.only)]
     done = recipes.run(settings, text.to(device.device), device, lines, options.work, options.seconds, asked)
     looked = recipes.read(lines)
     if looked:
