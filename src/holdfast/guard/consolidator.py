@@ -45,8 +45,8 @@ from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import AnchorKind, Memory, leans
 from holdfast.guard.merged_space import Space
 from holdfast.guard.noticing.telling import tell
+from holdfast.guard.saving.state import blank_state, from_state, to_state
 from holdfast.guard.selection import Protect, Selection
-from holdfast.guard.state import blank_state, from_state, to_state
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.guard.steps.observed import Observed
 from holdfast.guard.strengths import PatternStrengths, checked_relative_strength, checked_strength, strength_from
@@ -54,7 +54,7 @@ from holdfast.guard.summary import describe
 from holdfast.guard.weight_average import evaluated_weights, refuse_between_averages
 from holdfast.holds import Hold
 from holdfast.holds.base import TaskData, states_kept
-from holdfast.holds.quadratic import penalty_value
+from holdfast.holds.of_weights.quadratic import penalty_value
 from holdfast.measures import FineTune, Measure
 from holdfast.persample.batches import Forward
 from holdfast.retention import KeptSet, KeptSets, PulledBack, Retention, Tolerance, TracePoint

@@ -2,8 +2,8 @@
 
 With ``space="merged"`` an adapter's parameters stay protected, and their anchor is kept, to go back to. But importance
 is of the merged weight, by the name of the weight that the adapter changes: it is measured with respect to a twin of
-the layer, whose weight is 0, and the hold is :class:`~holdfast.holds.merged_weights.MergedWeights`. Protected
-parameters that belong to no adapter, such as a head beside it, are held as they are.
+the layer, whose weight is 0, and the hold is :class:`~holdfast.holds.of_weights.merged_weights.MergedWeights`.
+Protected parameters that belong to no adapter, such as a head beside it, are held as they are.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from holdfast.adapters import Adapter, Change, Product, beside, find_adapters, t
 from holdfast.errors import ConfigurationError
 from holdfast.forms import Form
 from holdfast.forms.layers import layer_blocks
-from holdfast.holds.merged_weights import MergedWeights
+from holdfast.holds.of_weights.merged_weights import MergedWeights
 from holdfast.persample.reductions import Block
 from holdfast.tensors.names import named_modules
 from holdfast.tensors.sharding import is_sharded

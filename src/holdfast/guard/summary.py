@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from holdfast.guard.ledger import diagonal_of
 from holdfast.guard.memory import Memory
 from holdfast.holds import Hold
-from holdfast.holds.quadratic import penalty_value
+from holdfast.holds.of_weights.quadratic import penalty_value
 from holdfast.measures import FineTune
 from holdfast.tensors.in_words import amount, spread
 from holdfast.tensors.sharding import is_sharded, local

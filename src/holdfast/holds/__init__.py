@@ -5,17 +5,17 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError
-from holdfast.holds.asymmetric import Asymmetric
-from holdfast.holds.averaged_gradient import AveragedGradient
 from holdfast.holds.base import Held, Hold
-from holdfast.holds.buffers import Buffer, Reservoir, Ring
-from holdfast.holds.dark_experience import DarkExperience
-from holdfast.holds.distillation import Distillation
-from holdfast.holds.merged_weights import MergedWeights
+from holdfast.holds.of_batches.averaged_gradient import AveragedGradient
+from holdfast.holds.of_batches.buffers import Buffer, Reservoir, Ring
+from holdfast.holds.of_batches.dark_experience import DarkExperience
+from holdfast.holds.of_batches.distillation import Distillation
+from holdfast.holds.of_batches.replay import Replay
+from holdfast.holds.of_weights.asymmetric import Asymmetric
+from holdfast.holds.of_weights.merged_weights import MergedWeights
+from holdfast.holds.of_weights.quadratic import Quadratic
+from holdfast.holds.of_weights.tilt import Tilt
 from holdfast.holds.projection import Projection
-from holdfast.holds.quadratic import Quadratic
-from holdfast.holds.replay import Replay
-from holdfast.holds.tilt import Tilt
 from holdfast.registry import Registry, registering_class
 
 H = TypeVar("H", bound=Hold)

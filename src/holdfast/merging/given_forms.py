@@ -18,8 +18,8 @@ from holdfast.forms import DiagonalMatrix, Kronecker, Matrix, Summed, form
 from holdfast.forms.layers import LayerForm
 from holdfast.forms.vectors import VectorForm
 from holdfast.guard import Consolidator, TaskImportance
-from holdfast.guard.state import INPUTS_FIRST, LOOKED_UP
-from holdfast.guard.state_files import READABLE, state_of
+from holdfast.guard.saving.state import INPUTS_FIRST, LOOKED_UP
+from holdfast.guard.saving.state_files import READABLE, state_of
 from holdfast.merging import tensor_files
 from holdfast.persample.reductions import Block
 from holdfast.tensors.storage import widest_dtype

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from holdfast.errors import ConfigurationError, StateError
 from holdfast.guard import Consolidator, TaskImportance
-from holdfast.holds.old_model import evaluated
+from holdfast.holds.of_batches.old_model import evaluated
 from holdfast.persample.batches import BatchReader, Forward, call_model
 from holdfast.settings import whole_number
 from holdfast.task_free.hard_samples import HardSamples, as_batches, sample_losses

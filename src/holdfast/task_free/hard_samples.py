@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import BatchError
-from holdfast.holds.buffers import OUTPUTS_AT_ONCE, Kind, Sample, Stack, samples_of
-from holdfast.holds.replay import class_loss
+from holdfast.holds.of_batches.buffers import OUTPUTS_AT_ONCE, Kind, Sample, Stack, samples_of
+from holdfast.holds.of_batches.replay import class_loss
 from holdfast.settings import whole_number
 
 Losses = Callable[[Any], Tensor | None]

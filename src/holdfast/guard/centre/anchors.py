@@ -33,7 +33,7 @@ from holdfast.errors import NotFiniteError
 from holdfast.guard.batch_norm.folding import Folding
 from holdfast.guard.measuring import Finding
 from holdfast.guard.memory import Memory
-from holdfast.holds.quadratic import applied
+from holdfast.holds.of_weights.quadratic import applied
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.sharding import local, wrap_local
 from holdfast.tensors.storage import at_hand, running_dtype

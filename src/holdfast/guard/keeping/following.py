@@ -23,7 +23,7 @@ from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.guard.strengths import Importance
 from holdfast.guard.weight_average import evaluated_weights
-from holdfast.holds.quadratic import penalty_value
+from holdfast.holds.of_weights.quadratic import penalty_value
 from holdfast.retention.controller import TracePoint
 from holdfast.retention.kept_set import KeptSet
 

@@ -11,8 +11,8 @@ from holdfast.forms import DiagonalMatrix, Matrix
 from holdfast.guard.memory import Memory
 from holdfast.guard.steps.bundles import Bundle, Several
 from holdfast.guard.steps.reach import Reach, reaches_of
-from holdfast.holds.implicit import pull_implicitly_, pulled
-from holdfast.holds.quadratic import displacement, matrix_at_hand
+from holdfast.holds.of_weights.implicit import pull_implicitly_, pulled
+from holdfast.holds.of_weights.quadratic import displacement, matrix_at_hand
 from holdfast.tensors.pieces import in_pieces
 from holdfast.tensors.storage import at_hand, running_dtype
 

@@ -14,8 +14,8 @@ from holdfast.guard.steps.optimizers import give_each_its_own_gradient
 from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.holds import Hold, Quadratic
 from holdfast.holds.base import Held, checked_pull
-from holdfast.holds.batch_hold import BatchHold
-from holdfast.holds.quadratic import add_penalty_gradient, add_pull, penalty_value
+from holdfast.holds.of_batches.batch_hold import BatchHold
+from holdfast.holds.of_weights.quadratic import add_penalty_gradient, add_pull, penalty_value
 from holdfast.tensors.pieces import in_pieces
 from holdfast.tensors.sharding import is_sharded, local
 from holdfast.tensors.storage import running_dtype

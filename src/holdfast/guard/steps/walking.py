@@ -15,7 +15,7 @@ from holdfast.guard.distributed.rank_gradients import RankGradients
 from holdfast.guard.memory import Memory
 from holdfast.guard.steps.bundles import Bundle, Single
 from holdfast.guard.steps.observed import Observed
-from holdfast.holds.quadratic import add_penalty_gradient
+from holdfast.holds.of_weights.quadratic import add_penalty_gradient
 from holdfast.measures import PathMeasure
 from holdfast.measures.base import Seen
 from holdfast.tensors.pieces import in_pieces, is_one_piece

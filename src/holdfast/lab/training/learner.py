@@ -21,7 +21,7 @@ from holdfast.forms import Form
 from holdfast.guard import Consolidator
 from holdfast.guard.memory import AnchorKind
 from holdfast.holds import Buffer, Hold
-from holdfast.holds.batch_hold import BatchHold
+from holdfast.holds.of_batches.batch_hold import BatchHold
 from holdfast.lab.networks import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.lab.scenarios import Samples, Scenario
 from holdfast.lab.training.batch_order import epoch_order, second_order, steps_per_epoch

@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.errors import ConfigurationError
 from holdfast.guard import Consolidator
-from holdfast.holds.buffers import samples_of
+from holdfast.holds.of_batches.buffers import samples_of
 from holdfast.lab.training.protocol import Settings
 from holdfast.task_free import TaskFree
 from holdfast.task_free.hard_samples import as_batches

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from holdfast.holds.implicit import pull_implicitly_
-from holdfast.holds.quadratic import penalty_gradient
+from holdfast.holds.of_weights.implicit import pull_implicitly_
+from holdfast.holds.of_weights.quadratic import penalty_gradient
 from holdfast.lab.training.fast.optimisers import ElementwiseOptimiser
 from holdfast.measures import PathMeasure
 from holdfast.measures.base import Seen

@@ -24,14 +24,14 @@ from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import Memory, plain
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.noticing.telling import tell
-from holdfast.guard.state_checks import (
+from holdfast.guard.saving.state_checks import (
     check_completeness,
     check_dtype,
     check_importance,
     check_numbers,
     check_values,
 )
-from holdfast.guard.state_files import VERSION
+from holdfast.guard.saving.state_files import VERSION
 from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds.base import Hold, states_kept
 from holdfast.retention import Tolerance

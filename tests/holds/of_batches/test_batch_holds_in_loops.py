@@ -199,7 +199,7 @@ def test_optimisers_that_take_turns_get_the_same_old_batch():
 def test_a_head_outside_the_model_is_replayed_through_and_not_distilled():
     for hold in (Replay([(X, Y)], 0.5), Distillation([X])):
         body, head = nn.Linear(3, 6).double(), nn.Linear(6, 4).double()
-        hold.forward = holdfast.holds.batch_hold.Way.of(lambda body, x, head=head: head(body(x)))
+        hold.forward = holdfast.holds.of_batches.batch_hold.Way.of(lambda body, x, head=head: head(body(x)))
         guard = holdfast.Consolidator(body, "fine-tune", 0.0, holds=[hold])
         guard.consolidate()
         optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
@@ -222,7 +222,7 @@ def test_an_argument_with_a_value_of_its_own_is_no_task():
         lambda model, x, task=5: task: True,
     }
     for function, asks in ways.items():
-        assert holdfast.holds.batch_hold.Way.of(function).asks_for_task == asks
+        assert holdfast.holds.of_batches.batch_hold.Way.of(function).asks_for_task == asks
     guard = holdfast.Consolidator(network(), "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5)])
     guard.consolidate(forward=lambda model, x, scale=7.0: scale * model(x))
     expected = 0.5 * F.cross_entropy(7 * guard._memory.model(X), Y)
@@ -422,7 +422,7 @@ def test_a_function_that_no_state_carries_is_asked_for():
     again.load_state_dict(state)
     with pytest.raises(OrderError, match=r"Task 1 was consolidated with forward=.*no state carries"):
         again.penalty()
-    again.holds[0].forward = again.holds[1].forward = holdfast.holds.batch_hold.Way.of(with_head)
+    again.holds[0].forward = again.holds[1].forward = holdfast.holds.of_batches.batch_hold.Way.of(with_head)
     again.load_state_dict(state)
     assert again.penalty() > 0
 

@@ -19,8 +19,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from holdfast.errors import ConfigurationError, NotFiniteError, OrderError
 from holdfast.holds.base import Held, Hold
-from holdfast.holds.batch_sources import Drawn, GivenBatches, Source
-from holdfast.holds.buffers import Buffer, Reservoir
+from holdfast.holds.of_batches.batch_sources import Drawn, GivenBatches, Source
+from holdfast.holds.of_batches.buffers import Buffer, Reservoir
 from holdfast.persample.batches import Batch, BatchReader, call_model
 from holdfast.persample.isolation.process_switches import reentrant_checkpoints_opened
 from holdfast.seeding import derive_seed

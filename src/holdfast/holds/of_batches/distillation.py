@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_flatten
 
 from holdfast.errors import BatchError, ConfigurationError, OrderError, StateError
 from holdfast.holds.base import Held
-from holdfast.holds.batch_hold import BatchHold, TaskForward, refuse_shards
-from holdfast.holds.batch_sources import Drawn, Source
-from holdfast.holds.buffers import Buffer
-from holdfast.holds.old_model import OldModel, evaluated
+from holdfast.holds.of_batches.batch_hold import BatchHold, TaskForward, refuse_shards
+from holdfast.holds.of_batches.batch_sources import Drawn, Source
+from holdfast.holds.of_batches.buffers import Buffer
+from holdfast.holds.of_batches.old_model import OldModel, evaluated
 from holdfast.persample.batches import Batch
 from holdfast.persample.scores.positions import counted_positions
 from holdfast.settings import choice, number
@@ -52,7 +52,7 @@ class Distillation(BatchHold):
             difference of the outputs, for regressions too.
         temperature: T, by which logits are divided.
         teacher: ``"weights"`` or ``"outputs"``.
-        size, forward, seed, name: see :class:`~holdfast.holds.batch_hold.BatchHold`.
+        size, forward, seed, name: see :class:`~holdfast.holds.of_batches.batch_hold.BatchHold`.
     """
 
     def __init__(

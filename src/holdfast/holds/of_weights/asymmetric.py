@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.errors import ConfigurationError
 from holdfast.forms import DiagonalMatrix, Form
 from holdfast.holds.base import Held, Hold
-from holdfast.holds.quadratic import displacement
+from holdfast.holds.of_weights.quadratic import displacement
 from holdfast.measures.asymmetric import overestimate
 from holdfast.settings import number
 from holdfast.tensors.sharding import whole_sums

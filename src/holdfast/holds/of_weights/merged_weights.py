@@ -19,7 +19,7 @@ from torch import Tensor
 from holdfast.adapters import Adapter, Change, Product, difference, mapped, whole
 from holdfast.forms.base import Matrix
 from holdfast.holds.base import Held, Hold
-from holdfast.holds.quadratic import matrix_at_hand
+from holdfast.holds.of_weights.quadratic import matrix_at_hand
 from holdfast.persample.reductions import Block, joined, taken_apart
 from holdfast.tensors.products import products_in
 from holdfast.tensors.storage import at_hand, running_dtype

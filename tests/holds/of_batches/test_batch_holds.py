@@ -367,9 +367,9 @@ def test_labels_of_tokens_and_of_pixels():
     outputs = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([[1, 2, -100, 3, 4], [0, -100, -100, 6, 5]])
     expected = F.cross_entropy(outputs.reshape(-1, 7), labels.reshape(-1), ignore_index=-100)
-    torch.testing.assert_close(holdfast.holds.replay.class_loss(outputs, labels), expected)
-    torch.testing.assert_close(holdfast.holds.replay.class_loss(outputs.mT, labels), expected)
-    assert holdfast.holds.replay.class_loss(outputs, torch.full((2, 5), -100)) == 0
+    torch.testing.assert_close(holdfast.holds.of_batches.replay.class_loss(outputs, labels), expected)
+    torch.testing.assert_close(holdfast.holds.of_batches.replay.class_loss(outputs.mT, labels), expected)
+    assert holdfast.holds.of_batches.replay.class_loss(outputs, torch.full((2, 5), -100)) == 0
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
 from holdfast.errors import BatchError, ConfigurationError, StateError
-from holdfast.holds.batch_sources import Drawn
+from holdfast.holds.of_batches.batch_sources import Drawn
 from holdfast.persample.batches import Batch, check_batches, read_batch
 from holdfast.seeding import derive_seed
 from holdfast.settings import require, whole_number

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from holdfast.errors import BatchError, ConfigurationError
 from holdfast.holds.base import Held
-from holdfast.holds.batch_hold import BatchHold, TaskForward
-from holdfast.holds.batch_sources import Drawn
-from holdfast.holds.buffers import Buffer
+from holdfast.holds.of_batches.batch_hold import BatchHold, TaskForward
+from holdfast.holds.of_batches.batch_sources import Drawn
+from holdfast.holds.of_batches.buffers import Buffer
 from holdfast.persample.scores.positions import IGNORED
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -33,7 +33,7 @@ class Replay(BatchHold):
         strength: what the old samples' loss is multiplied by.
         loss: ``loss(outputs, targets)``; by default the cross-entropy with labels of classes, or of tokens.
         size: how many samples are drawn from a buffer at each step.
-        forward, seed, name: see :class:`~holdfast.holds.batch_hold.BatchHold`.
+        forward, seed, name: see :class:`~holdfast.holds.of_batches.batch_hold.BatchHold`.
     """
 
     def __init__(

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from holdfast.errors import ConfigurationError
 from holdfast.holds.base import Held
-from holdfast.holds.batch_hold import BatchHold, TaskForward, refuse_shards
-from holdfast.holds.batch_sources import Drawn
-from holdfast.holds.buffers import Buffer
-from holdfast.holds.distillation import moved
-from holdfast.holds.old_model import evaluated
-from holdfast.holds.replay import class_loss
+from holdfast.holds.of_batches.batch_hold import BatchHold, TaskForward, refuse_shards
+from holdfast.holds.of_batches.batch_sources import Drawn
+from holdfast.holds.of_batches.buffers import Buffer
+from holdfast.holds.of_batches.distillation import moved
+from holdfast.holds.of_batches.old_model import evaluated
+from holdfast.holds.of_batches.replay import class_loss
 from holdfast.settings import number
 
 
@@ -30,7 +30,7 @@ class DarkExperience(BatchHold):
         source: a buffer, or the size of one.
         alpha: α, of the outputs' mean squared difference.
         beta: β, of the labels' cross-entropy, on another draw of samples; 0 is DER.
-        size, forward, seed, name: see :class:`~holdfast.holds.batch_hold.BatchHold`.
+        size, forward, seed, name: see :class:`~holdfast.holds.of_batches.batch_hold.BatchHold`.
     """
 
     def __init__(

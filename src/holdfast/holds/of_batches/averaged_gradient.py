@@ -15,10 +15,10 @@ from torch import Tensor
 
 from holdfast.errors import ConfigurationError
 from holdfast.holds.base import Held
-from holdfast.holds.batch_hold import TaskForward
-from holdfast.holds.batch_sources import Drawn
-from holdfast.holds.buffers import Buffer
-from holdfast.holds.replay import Loss, Replay
+from holdfast.holds.of_batches.batch_hold import TaskForward
+from holdfast.holds.of_batches.batch_sources import Drawn
+from holdfast.holds.of_batches.buffers import Buffer
+from holdfast.holds.of_batches.replay import Loss, Replay
 from holdfast.tensors.sharding import is_sharded
 
 
@@ -34,7 +34,7 @@ class AveragedGradient(Replay):
         source: old samples, as for :class:`~holdfast.Replay`; of a buffer, each step's batch is from all tasks.
         loss: as there.
         size: how many samples are drawn from a buffer at each step.
-        forward, seed, name: see :class:`~holdfast.holds.batch_hold.BatchHold`.
+        forward, seed, name: see :class:`~holdfast.holds.of_batches.batch_hold.BatchHold`.
     """
 
     projects = True

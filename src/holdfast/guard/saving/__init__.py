@@ -1,0 +1,1 @@
+"""A guard as a dictionary and as a file, checked before anything of it is taken."""

@@ -1,0 +1,1 @@
+"""Holds that know the weights alone: a form of them, around an anchor."""
