@@ -18,7 +18,6 @@ from holdfast.errors import (
     ProtectError,
 )
 from holdfast.forms import Form, Matrix
-from holdfast.guard import state_files
 from holdfast.guard.averaging import average_with_anchor
 from holdfast.guard.batch_norm.at_consolidation import norms_of_task
 from holdfast.guard.centre.anchors import new_anchor, new_merged_anchor, new_tilt
@@ -45,6 +44,7 @@ from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import AnchorKind, Memory, leans
 from holdfast.guard.merged_space import Space
 from holdfast.guard.noticing.telling import tell
+from holdfast.guard.saving import state_files
 from holdfast.guard.saving.state import blank_state, from_state, to_state
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.steps.attachment import Attachment
