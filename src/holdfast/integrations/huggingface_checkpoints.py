@@ -14,8 +14,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from holdfast.errors import StateError
-from holdfast.guard import Consolidator, state_files
+from holdfast.guard import Consolidator
 from holdfast.guard.distributed.ranks import Ranks, checksum
+from holdfast.guard.saving import state_files
 from holdfast.integrations.callbacks import STATE_NAME
 from holdfast.tensors.sharding import is_sharded
 
