@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.language import corpus
-from benchmarks.tolerance import digits, text_stand_ins, without_old_inputs
+from benchmarks.tolerance import digits, starts, text_stand_ins, without_old_inputs
 from benchmarks.tolerance.at_scale import __main__ as command
 from benchmarks.tolerance.at_scale import report, store
 from benchmarks.tolerance.at_scale.trials import SETTINGS, Study, Trial
@@ -122,3 +122,9 @@ def test_text_needs_a_corpus_and_a_report_needs_lines(tmp_path):
         command.main(["run", str(tmp_path), "--rehearse"])
     with pytest.raises(SystemExit, match="There is nothing in"):
         command.main(["report", str(tmp_path)])
+
+
+def test_where_to_begin_is_a_table_for_each_form(tmp_path):
+    starts.main(["--rehearse", "--results", str(tmp_path)])
+    said = (tmp_path / "tolerance-starts.md").read_text()
+    assert said.count("| 5 | 0.01 |") == said.count("| 5 | 0.1 |") == 2 and "## rotated" in said

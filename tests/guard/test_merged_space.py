@@ -430,6 +430,8 @@ def test_too_much_for_sgd_is_told_of():
         ({"anchor": "mean"}, "anchor='mean'"),
         ({"implicit": True}, "implicit"),
         ({"form": "dense"}, "Forms that go layer by layer"),
+        ({"holds": [holdfast.Asymmetric()]}, "goes by the importance of each protected weight"),
+        ({"protect": "*.b"}, r"matching '0.b' alone of the adapter of '0.layer.weight'"),
         ({"space": "factors"}, "expected 'weights'"),
     ],
 )
@@ -464,3 +466,14 @@ def test_measuring_leaves_the_model_as_it_was():
     assert all(torch.equal(v, before[1][k]) for k, v in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
     assert guard.tasks == 1
+
+
+def test_second_derivatives_are_refused_and_not_wrong():
+    model, inputs = network()
+    guard = Consolidator(model, Fisher(), 2.0, space="merged")
+    guard.consolidate([inputs])
+    moved(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with pytest.raises(ConfigurationError, match="has no second derivatives"):
+        torch.autograd.grad(guard.penalty(), trained, create_graph=True)
+    assert all(each.isfinite().all() for each in torch.autograd.grad(guard.penalty(), trained))

@@ -52,4 +52,4 @@ def test_a_point_within_is_found_between_an_anchor_and_an_end_that_are_not():
 def test_it_is_said_whether_the_tolerance_was_ever_touched(most, touched):
     found = furthest_within(lambda share: 0.001, 0.02, most)
     assert found.was_touched is touched
-    assert ("never came near it" in str(found)) is not touched
+    assert ("Training never came near it" in str(found)) is not touched

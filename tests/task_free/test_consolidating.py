@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast
-from holdfast.errors import BatchError, ConfigurationError, StateError
+from holdfast.errors import BatchError, ConfigurationError, NotFiniteError, StateError
 from tests import oracles
 
 
@@ -153,3 +153,24 @@ def test_what_makes_no_sense_is_refused():
     assert guard.tasks == 0 and not spoilt.samples.hard and len(spoilt.samples.recent) == 1
     with pytest.raises(ConfigurationError, match="average='yes'"):
         holdfast.MAS(average="yes")
+
+
+def test_what_could_not_be_consolidated_is_tried_again():
+    model = network()
+    guard = holdfast.Consolidator(model, "EWC", 1.0, from_scratch=True)
+    task_free = holdfast.TaskFree(guard, plateaus=holdfast.Plateaus(3, 2.0, 0.5), recent=1)
+    bad = batch(0)[0] * torch.nan, batch(0)[1]
+    for _ in range(2):
+        task_free.step(1.0, bad)
+    with pytest.raises(NotFiniteError, match="6 of 6 samples have a loss of NaN"):
+        task_free.step(1.0, bad)
+    assert guard.tasks == 0 and task_free.consolidated == []
+    assert task_free.step(1.0, batch(1)) is not None
+    assert guard.tasks == 1 and task_free.consolidated == [4]
+
+
+def test_a_state_of_losses_that_are_none_is_refused():
+    plateaus = holdfast.Plateaus(2, 2.0, 0.5)
+    with pytest.raises(StateError, match="not finite"):
+        plateaus.load_state_dict({"losses": [float("nan")] * 2, "peak": True, "last": None})
+    assert list(plateaus.losses) == []

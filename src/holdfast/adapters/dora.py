@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from holdfast.adapters.base import Change
 from holdfast.adapters.lora import Lora
+from holdfast.errors import ConfigurationError
 
 
 class Dora(Lora):
@@ -24,6 +25,10 @@ class Dora(Lora):
         acting = self.acting(self._names())
         if not acting:
             return None
+        if self.module.merged:
+            raise ConfigurationError(
+                "A DoRA adapter that is merged into its weight, which is therefore not at hand. Unmerge it first."
+            )
         (name,) = acting
         b, a = self._product(name)
         weight = self.module.get_base_layer().weight.detach().to(b.dtype)

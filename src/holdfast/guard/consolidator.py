@@ -171,6 +171,11 @@ class Consolidator:
         others = as_holds(holds)
         for each in others:
             each.check(ledgers[driver.name].form)
+            if each.by_weight and space == "merged":
+                raise ConfigurationError(
+                    f"The hold {each.name!r} with space='merged': it goes by the importance of each protected "
+                    "weight, and adapters have one together there. Leave the hold or the space out."
+                )
         relative = self._checked_relative(relative_strength, strength, driver)
         c = 0.0 if relative is not None else checked_strength(1.0 if strength is None else strength)
         strengths = {"strength": strength, "relative_strength": relative_strength}
@@ -200,6 +205,7 @@ class Consolidator:
             ),
             tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
         )
+        self._memory.merged.refuse_parts()
         self._attachment = Attachment(self._memory)
         self.pulled_back: PulledBack | None = None
         """How far weights last went back to meet a tolerance, by :meth:`pull_back` or where a task ended."""

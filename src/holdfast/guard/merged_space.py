@@ -62,6 +62,18 @@ class MergedSpace:
         adapters = find_adapters(model, {id(p) for p in parameters.values()})
         return cls(model, adapters, parameters)
 
+    def refuse_parts(self) -> None:
+        """Refuse to hold part of what is trained of an adapter: the rest would change the merged weight freely."""
+        for weight, adapter in self.adapters.items():
+            trained = sum(p.requires_grad for p in adapter.parameters())
+            held = self.parts[weight]
+            if len(held) < trained:
+                raise ConfigurationError(
+                    f"space='merged' with protect= matching {', '.join(map(repr, held))} alone of the adapter of "
+                    f"{weight!r}: what it adds is made of {trained} trained parameters together. Let protect= match "
+                    "all of them, such as '*lora_*', or leave space out."
+                )
+
     def without_layers(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Return parameters without the weights that adapters change, in whose place the merged ones are held."""
         layers = trained_layers(self.model, dict(self.adapters)) if self.adapters else {}

@@ -86,6 +86,9 @@ class Hold:
     projects: ClassVar[bool] = False
     """Whether it changes the task's gradient by :meth:`joined`, rather than adds the gradient of a loss to it."""
 
+    by_weight: ClassVar[bool] = False
+    """Whether it goes by the importance of each protected parameter, which adapters held in merged space have not."""
+
     def __init__(self, strength: float = 1.0) -> None:
         expected = "a number from 0 to 1e38"
         self.strength = float(number("strength", strength, expected, lambda given: 0 <= given <= 1e38))

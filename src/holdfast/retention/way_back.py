@@ -20,6 +20,11 @@ _UNDONE = (
     "up. Allow more, or keep the inputs anew before a task."
 )
 
+_NEVER = (
+    "Training never came near it: there was no more to lose, or the hold was too strong for so few steps. If too "
+    "little of the new is learned, begin weaker, with Tolerance({tolerance:g}, start=0.03), or train for longer."
+)
+
 Outcome = Literal["within", "pulled back", "cannot be met"]
 
 
@@ -44,7 +49,7 @@ class PulledBack:
 
     @property
     def was_touched(self) -> bool:
-        """Whether the tolerance was reached at all, in training or at its end; if not, a larger one changes nothing."""
+        """Whether the tolerance was reached at all, in training or at its end."""
         return max(self.kl_before, self.most_during_training or 0.0) > 0.5 * self.tolerance
 
     @property
@@ -68,8 +73,8 @@ class PulledBack:
                 f"Pulled back to {self.share:.3f} of the way from the anchor: {self.kl:.3g} nats are lost in place of "
                 f"{self.kl_before:.3g}, with a tolerance of {self.tolerance:g}.{undone}"
             )
-        never = "" if self.was_touched else "; training never came near it, so that it held nothing back"
-        return f"{self.kl:.3g} nats are lost, within the tolerance of {self.tolerance:g}{never}."
+        never = "" if self.was_touched else f" {_NEVER.format(tolerance=self.tolerance)}"
+        return f"{self.kl:.3g} nats are lost, within the tolerance of {self.tolerance:g}.{never}"
 
 
 def furthest_within(

@@ -87,8 +87,15 @@ class TaskFree:
         if batch is not None:
             self.samples.take(batch)
         self.steps += 1
+        before = self.plateaus.state_dict()
         is_time = self.plateaus.is_reached(value) if self.every is None else self.steps % self.every == 0
-        return self.consolidate() if is_time else None
+        if not is_time:
+            return None
+        try:
+            return self.consolidate()
+        except BaseException:
+            self.plateaus.load_state_dict(before)  # so that the next step of this plateau tries again
+            raise
 
     def consolidate(self) -> dict[str, TaskImportance]:
         """Consolidate now, on the samples that it has: at the end of a stream, for instance."""

@@ -1,5 +1,6 @@
 """The samples that stand for what was learned in a stream: recent ones, and of those the ones with the largest loss."""
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.errors import BatchError
+from holdfast.errors import BatchError, NotFiniteError
 from holdfast.holds.of_batches.buffers import OUTPUTS_AT_ONCE, Kind, Sample, Stack, samples_of
 from holdfast.holds.of_batches.replay import class_loss
 from holdfast.settings import whole_number
@@ -44,6 +45,11 @@ class HardSamples:
         losses = self._losses(every, losses_of)
         if losses is None:
             return every[-self.size :]
+        if bad := [number for number, loss in enumerate(losses) if math.isnan(loss)]:
+            raise NotFiniteError(
+                f"{len(bad)} of {len(every)} samples have a loss of NaN, so that the hardest cannot be told. Nothing "
+                "was consolidated. Look for NaN in the batches of the last steps, or in the model's outputs."
+            )
         order = sorted(range(len(every)), key=lambda i: -losses[i])
         return [every[i] for i in order[: self.size]]
 

@@ -61,4 +61,6 @@ class Plateaus:
             found = None if last is None else (float(last[0]), float(last[1]))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise StateError(f"This is no state of Plateaus ({type(error).__name__}: {error}).") from error
+        if not all(math.isfinite(each) for each in (*losses, *(found or ()))):
+            raise StateError(f"This state of Plateaus has losses that are not finite: {losses}, {found}.")
         self.losses, self.peak, self.last = deque(losses, maxlen=self.window), peak, found

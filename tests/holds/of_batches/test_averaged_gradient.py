@@ -155,3 +155,11 @@ def test_it_keeps_what_fine_tuning_loses():
             guard.detach()
         left[holds] = float((model(first).argmax(1) == (first @ rules[0]).argmax(1)).float().mean())
     assert left["A-GEM",] > left[()] + 0.05
+
+
+def test_several_optimisers_are_told_of():
+    model = network()
+    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[AveragedGradient(Ring(2))], from_scratch=True)
+    first, second = (torch.optim.SGD(layer.parameters(), lr=RATE) for layer in (model[0], model[2]))
+    with pytest.warns(holdfast.HoldfastWarning, match="'A-GEM' with 2 optimisers"):
+        guard.attach(first, second)

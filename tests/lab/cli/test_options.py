@@ -212,6 +212,7 @@ def test_a_tolerance_is_for_what_protects_and_all_runs_learn_from_the_same_sampl
         ({"tolerance": 0.1, "strengths": ["5"]}, "--tolerance 0.1 beside a strength for SI: expected one or the other"),
         ({"tolerance": 0.1, "relative_strengths": ["5"]}, "--tolerance 0.1 beside a strength for SI"),
         ({"tolerance": 0.1, "measures": ["fine-tune"]}, "fine-tune protects nothing; try --kept"),
+        ({"tolerance": 0.1, "kept": 0}, "--tolerance 0.1 --kept 0: a tolerance is measured on kept samples"),
         ({"assignments": ["tolerance=2"]}, "expected --tolerance 2"),
         ({"assignments": ["tolerance.aim=2"]}, "expected --tolerance NATS beside it"),
     ],

@@ -1,11 +1,12 @@
 """Runs whose guard is told of no ends of tasks."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, HoldfastWarning
 from holdfast.lab.experiments import paper_spec
 from holdfast.lab.training.fast import FastRuns
 from holdfast.lab.training.plain_run import PlainRun
@@ -73,3 +74,9 @@ def test_specs_take_the_plain_engine_and_keep_their_names_without_it():
     assert paper_spec("permuted-digits", "MAS", consolidate="tasks").id == usual.id
     with pytest.raises(ConfigurationError, match="engine='fast' with consolidate=50"):
         paper_spec("permuted-digits", "MAS", consolidate=50, engine="fast")
+
+
+def test_a_run_that_never_came_to_consolidate_is_told_of():
+    with pytest.warns(HoldfastWarning, match="the run of 24 steps never came to it, so that nothing was held"):
+        run = finish(PlainRun(learner(dataclasses.replace(SETTINGS, consolidate=1000))))
+    assert run.learner.guard.tasks == 0

@@ -31,6 +31,16 @@ def warn_of_unowned(memory: Memory, owned: Collection[int]) -> None:
         )
 
 
+def warn_of_parted_projections(memory: Memory, optimizers: int) -> None:
+    """Warn if the gradient that a hold projects comes in parts, a step of one optimiser after another's."""
+    if optimizers > 1 and (projecting := [hold.name for hold in memory.holds if hold.projects]):
+        tell(
+            f"The hold {projecting[0]!r} with {optimizers} optimisers: it projects the gradient of all that is "
+            "trained, and each optimiser's step has a part of it, so that what comes out may still conflict with old "
+            "samples. Give all parameters to one optimiser, in groups, or take Replay()."
+        )
+
+
 def warn_unless_anchored_is_trained(memory: Memory, owned: Collection[int]) -> None:
     """Warn if the penalty acts on nothing that moves, or on less than was consolidated."""
     here = [p for name, p in memory.parameters.items() if name in memory.anchor or name in memory.merged.names]
@@ -43,7 +53,7 @@ def warn_unless_anchored_is_trained(memory: Memory, owned: Collection[int]) -> N
         f"{anchored[0]!r}), which are left out, or no longer in the model under their names: as long "
         "as that is so, the penalty holds nothing back. A guard of a base model does not hold an adapter, through "
         "which the network changes all the same: make the guard from the adapted model, after get_peft_model, "
-        "with protect='*lora_*', and consolidate it with proxy data."
+        "with space='merged', and consolidate it with proxy data."
     )
 
 

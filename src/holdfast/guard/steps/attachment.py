@@ -15,7 +15,12 @@ from holdfast.guard.distributed.rank_gradients import CommHook, RankGradients
 from holdfast.guard.distributed.ranks import is_fully_sharded
 from holdfast.guard.measuring import squares_of_samples
 from holdfast.guard.memory import Memory
-from holdfast.guard.noticing.protection import meet, warn_of_unowned, warn_unless_anchored_is_trained
+from holdfast.guard.noticing.protection import (
+    meet,
+    warn_of_parted_projections,
+    warn_of_unowned,
+    warn_unless_anchored_is_trained,
+)
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.observed import Observed, gradients_of_halves, protected_gradients, unscaled
 from holdfast.guard.steps.optimizers import check_optimizer, ids, innermost, trained_by
@@ -60,6 +65,8 @@ class Attachment:
         if hold and memory.is_anchored and memory.strength:
             warn_unless_anchored_is_trained(memory, owned)
         given = {id(optimizer): optimizer for optimizer in optimizers}
+        if hold:
+            warn_of_parted_projections(memory, len({*given, *map(id, self.attached())}))
         live = []
         for ref, handles in self._hooks:
             if id(ref()) in given:

@@ -71,8 +71,8 @@ class PathMeasures:
         if any(map(measure.wants_squares, numbers)):
             raise OrderError(
                 f"{key} needs the squared gradients of this step's samples, and got none. Call "
-                "observe_samples([batch]) with the step's own batch before optimizer.step(), or take a setting of the "
-                "measure that does without."
+                "observe_samples([batch]) with the step's own batch before optimizer.step(): steps are counted from 0 "
+                "in every task. Or take a setting that does without, such as RWalk(fisher='batch')."
             )
 
     def before_step(self, bundle: Bundle, strength: float, sums: list[Tensor]) -> None:

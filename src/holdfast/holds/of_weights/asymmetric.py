@@ -36,6 +36,8 @@ class Asymmetric(Hold):
         epsilon: ε, by which weights of no importance are held there too.
     """  # noqa: E501 (a formula)
 
+    by_weight = True
+
     def __init__(self, factor: float = 1.8, epsilon: float = 1e-6) -> None:
         super().__init__()
         expected = "a number not below 1, which holds both sides alike"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from holdfast.adapters import Adapter, Change, Product, difference, mapped, whole
+from holdfast.errors import ConfigurationError
 from holdfast.forms.base import Matrix
 from holdfast.holds.base import Held, Hold
 from holdfast.holds.of_weights.quadratic import matrix_at_hand
@@ -95,6 +96,11 @@ class _Value(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *arrived: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # its own would be missing without a word
+            raise ConfigurationError(
+                "The penalty of space='merged' was differentiated with create_graph=True, and has no second "
+                "derivatives. Attach the guard, or add the penalty to a loss that is differentiated once; space='weights' has them."
+            )
         return None, None, *(2 * arrived[0] * pull for pull in ctx.saved_tensors)
 
 

@@ -68,6 +68,11 @@ def specs_of(
         )
     if tolerance and set(measures) == {_NOTHING}:
         raise ConfigurationError(f"--tolerance {tolerance['tolerance']:g}: {_NOTHING} protects nothing; try --kept.")
+    if tolerance and asked.get("kept") == 0:
+        raise ConfigurationError(
+            f"--tolerance {tolerance['tolerance']:g} --kept 0: a tolerance is measured on kept samples. Expected a "
+            f"number above 0, or none for {USUAL_KEPT}."
+        )
     if tolerance:  # of all runs, so that they learn from the same samples
         asked.setdefault("kept", USUAL_KEPT)
     found = []

@@ -297,6 +297,14 @@ class Learner:
             found = self.guard.consolidate(self._measured(task), forward=lambda model, x: model(x, head))
         else:  # which is told of no ends
             found = {}
+            if task == len(self.scenario) - 1 and not self.task_free.consolidated:
+                warnings.warn(
+                    f"consolidate={self.settings.consolidate!r}: the run of {self.task_free.steps} steps never came "
+                    "to it, so that nothing was held. Consolidate every so many steps, fewer than there are, or train "
+                    "for longer.",
+                    HoldfastWarning,
+                    stacklevel=2,
+                )
         if self.notes_retention:
             self.outcome.retention.append(noted(self.guard, task, trace))
             self._keep(task)
