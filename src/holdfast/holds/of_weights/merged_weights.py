@@ -99,7 +99,8 @@ class _Value(torch.autograd.Function):
         if torch.is_grad_enabled():  # its own would be missing without a word
             raise ConfigurationError(
                 "The penalty of space='merged' was differentiated with create_graph=True, and has no second "
-                "derivatives. Attach the guard, or add the penalty to a loss that is differentiated once; space='weights' has them."
+                "derivatives. Attach the guard, or add the penalty to a loss that is differentiated once; "
+                "space='weights' has them."
             )
         return None, None, *(2 * arrived[0] * pull for pull in ctx.saved_tensors)
 
