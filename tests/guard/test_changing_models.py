@@ -279,7 +279,9 @@ def test_a_guard_whose_parameters_are_all_frozen_says_that_it_holds_nothing():
     model.requires_grad_(False)
     model.add_module("adapter", nn.Linear(3, 3).double())
     optimizer = torch.optim.SGD(model.adapter.parameters(), lr=0.1)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"than the 4 consolidated ones.*holds nothing back.*space='merged'"):
+    with pytest.warns(
+        holdfast.HoldfastWarning, match=r"than the 4 consolidated ones.*holds nothing back.*space='merged'"
+    ):
         guard.attach(optimizer)
     guard.attach(optimizer, hold=False)  # which never held
     guard.strength = 0.0
