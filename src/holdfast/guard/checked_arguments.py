@@ -108,7 +108,13 @@ def checked_implicit(value: object, form: Form, batch_norm: str | None, *, leans
 
 
 def checked_space(
-    value: object, ledgers: Mapping[str, Ledger], anchor: AnchorKind, batch_norm: str | None, *, implicit: bool
+    value: object,
+    ledgers: Mapping[str, Ledger],
+    holds: Sequence[Hold],
+    anchor: AnchorKind,
+    batch_norm: str | None,
+    *,
+    implicit: bool,
 ) -> Space:
     """Return in which space adapters are held, or refuse what does not go together with that."""
     if value == "weights":
@@ -123,6 +129,11 @@ def checked_space(
         raise ConfigurationError(
             f"space='merged' with {along[0]}, which measures parameters along their path, and not the weights that "
             f"they are merged with. Measures that have an importance of those: {', '.join(known)}."
+        )
+    if by_weight := [hold.name for hold in holds if hold.by_weight]:
+        raise ConfigurationError(
+            f"The hold {by_weight[0]!r} with space='merged': it goes by the importance of each protected weight, and "
+            "adapters have one together there. Leave the hold or the space out."
         )
     others = {"anchor='mean'": anchor == "mean", "batch_norm='fold'": batch_norm == "fold", "implicit=True": implicit}
     for said, asked in others.items():

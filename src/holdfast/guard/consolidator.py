@@ -171,11 +171,6 @@ class Consolidator:
         others = as_holds(holds)
         for each in others:
             each.check(ledgers[driver.name].form)
-            if each.by_weight and space == "merged":
-                raise ConfigurationError(
-                    f"The hold {each.name!r} with space='merged': it goes by the importance of each protected "
-                    "weight, and adapters have one together there. Leave the hold or the space out."
-                )
         relative = self._checked_relative(relative_strength, strength, driver)
         c = 0.0 if relative is not None else checked_strength(1.0 if strength is None else strength)
         strengths = {"strength": strength, "relative_strength": relative_strength}
@@ -194,7 +189,7 @@ class Consolidator:
             anchor_kind=anchor,
             gradient_term=gradient_term,
             relative_strength=relative,
-            space=checked_space(space, ledgers, anchor, batch_norm, implicit=implicit),
+            space=checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit),
             from_scratch=from_scratch,
             batch_norm=checked_batch_norm(batch_norm, ledgers, others),
             implicit=checked_implicit(

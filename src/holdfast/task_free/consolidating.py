@@ -87,14 +87,14 @@ class TaskFree:
         if batch is not None:
             self.samples.take(batch)
         self.steps += 1
-        before = self.plateaus.state_dict()
+        before = self.plateaus.peak, self.plateaus.last
         is_time = self.plateaus.is_reached(value) if self.every is None else self.steps % self.every == 0
         if not is_time:
             return None
         try:
             return self.consolidate()
         except BaseException:
-            self.plateaus.load_state_dict(before)  # so that the next step of this plateau tries again
+            self.plateaus.peak, self.plateaus.last = before  # so that the next step of this plateau tries again
             raise
 
     def consolidate(self) -> dict[str, TaskImportance]:

@@ -93,26 +93,18 @@ def strength_curves(axes: Axes, methods: Sequence[Method], looks: Looks) -> None
 
 def lost_as_it_went(axes: Axes, methods: Sequence[Method], looks: Looks) -> None:
     """Draw what was lost of the worst kept task, look by look, beside the tolerance; one seed of each method."""
-    for method, run in _traced(methods):
-        steps, kls = _along(run, lambda point: point.kl)
-        axes.plot(steps, kls, **{**looks[method.name], "marker": ""})
+    for method, run, steps in _as_it_went(axes, methods, looks, lambda point: point.kl):
         tolerances = [noted.tolerance or math.nan for noted in run.retention for _ in noted.trace]
         if run.spec.tolerance is not None:
             axes.plot(steps, tolerances, color=looks[method.name]["color"], linewidth=1.0, linestyle=(0, (4, 3)))
-    axes.set_yscale("log")
     axes.set_title("Lost as it went (dashed: the tolerance)")
-    axes.set_xlabel("step, over all tasks")
     axes.set_ylabel("KL of the worst task, nats")
 
 
 def strength_as_it_went(axes: Axes, methods: Sequence[Method], looks: Looks) -> None:
     """Draw the strength at each look; one seed of each method."""
-    for method, run in _traced(methods):
-        steps, strengths = _along(run, lambda point: point.strength)
-        axes.plot(steps, strengths, **{**looks[method.name], "marker": ""})
-    axes.set_yscale("log")
+    _as_it_went(axes, methods, looks, lambda point: point.strength)
     axes.set_title("Strength as it went")
-    axes.set_xlabel("step, over all tasks")
     axes.set_ylabel("c")
 
 
@@ -151,14 +143,25 @@ def _over_tasks(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
+def _as_it_went(
+    axes: Axes, methods: Sequence[Method], looks: Looks, value: Callable[..., float]
+) -> list[tuple[Method, Result, list[int]]]:
+    """Draw a value at each look within tasks, and return whose it is, with the steps of the looks."""
+    drawn = []
+    for method in methods:
+        if is_traced(method.best):
+            run = method.best.results[0]
+            steps, values = _along(run, value)
+            axes.plot(steps, values, **{**looks[method.name], "marker": ""})
+            drawn.append((method, run, steps))
+    axes.set_yscale("log")
+    axes.set_xlabel("step, over all tasks")
+    return drawn
+
+
 def _errors(found: Sequence[Estimate]) -> list[float]:
     """Return standard errors; a single run has none to show."""
     return [0.0 if math.isnan(each.error) else each.error for each in found]
-
-
-def _traced(methods: Sequence[Method]) -> list[tuple[Method, Result]]:
-    """Return a run of each method that was looked at within tasks."""
-    return [(method, run) for method in methods for run in method.best.results[:1] if is_traced(method.best)]
 
 
 def is_traced(setting: Setting) -> bool:

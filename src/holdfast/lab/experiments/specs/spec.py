@@ -393,7 +393,6 @@ class Spec:
         for name in holds:
             hold(name, **self.hold_settings.get(name, {})).check(made)
         folds = self.batch_norm == "fold"
-        leaning = leans(made, self.anchor, gradient_term=self.gradient_term)
         jointly = self.settings.trains == "jointly"
         unseen = [name for name, each in self._every_measure().items() if not can_measure(each)]
         by_itself, follows = self.settings.consolidate != "tasks", self.tolerance is not None
