@@ -29,6 +29,7 @@ SHOWN = {
 def draw(looked: Sequence[Looked], path: Path) -> None:
     """Write the picture; on white paper, whatever the page's colours."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    looked = _of_the_same_networks(looked)
     with style("light"):
         figure = Figure(figsize=(6.4, 4.2))
         axes = figure.subplots()
@@ -46,6 +47,13 @@ def draw(looked: Sequence[Looked], path: Path) -> None:
         axes.legend(loc="upper left", fontsize="small")
         with whole_file(path) as file:
             figure.savefig(file, format="png", dpi=170, metadata={"Software": None})
+
+
+def _of_the_same_networks(looked: Sequence[Looked]) -> list[Looked]:
+    """Return what was seen of networks that have all the recipes which are drawn and have been run."""
+    whole = [set(seeds) for name in SHOWN if (seeds := seeds_of(looked, name))]
+    shared = set.intersection(*whole) if whole else set()
+    return [found for found in looked if found.seed in shared]
 
 
 def _line(axes: Axes, looked: Sequence[Looked], name: str, **look: str) -> None:

@@ -29,8 +29,7 @@ def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECI
         "corpus": f"sha256 {corpus}",
     }
     header = [f"{gain:.0%}{after}" for after in ("", ", then averaged") for gain in GAINS]
-    complete = [recipe.name for recipe in recipes if seeds_of(looked, recipe.name, recipes)]
-    missing = [recipe.name for recipe in recipes if recipe.name not in complete]
+    missing = [recipe.name for recipe in recipes if not seeds_of(looked, recipe.name, recipes)]
     lines = [
         "# Everything that keeps, English and then Python" + ("" if whole else ", by an adapter"),
         "",
@@ -43,15 +42,16 @@ def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECI
             "chosen on one half of the English kept apart and read off on the other, both ways round, and the two are "
             "averaged. “–”: no trial reaches so far, or there is nothing to interpolate. Own text is what the model "
             f"wrote before it learned Python, {PIECES} pieces; English is as many pieces of what it learned from; "
-            "distilled, the model's outputs then are the target. A rotated guard is measured on 256 pieces."
+            "distilled, the model's outputs then are the target. A rotated guard is measured on 256 pieces. Tables of "
+            "other seeds are of other networks: each has fine-tuning of its own, whose average is averaging alone."
         ),
-        "",
-        f"| recipe | {' | '.join(header)} | seeds |",
-        f"|---{'|---' * len(header)}|---|",
     ]
-    for name in complete:
-        cells = [_cell(looked, recipes, name, gain, averaged=after) for after in (False, True) for gain in GAINS]
-        lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(map(str, seeds_of(looked, name, recipes)))} |")
+    for seeds, names in _by_networks(looked, recipes).items():
+        lines += ["", f"Seeds {', '.join(map(str, seeds))}:", ""]
+        lines += [f"| recipe | {' | '.join(header)} |", f"|---{'|---' * len(header)}|"]
+        for name in names:
+            cells = [_cell(looked, seeds, name, gain, averaged=after) for after in (False, True) for gain in GAINS]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
     if missing:
         lines += ["", f"Not run to their end: {'; '.join(missing)}."]
     lines += ["", "## Every trial as it was trained", "", *_trials(looked, recipes)]
@@ -99,8 +99,19 @@ def seeds_of(looked: Sequence[Looked], name: str, recipes: Sequence[Recipe] = RE
     return [seed for seed in seeds if trials <= {found.trial for found in looked if found.seed == seed}]
 
 
-def _cell(looked: Sequence[Looked], recipes: Sequence[Recipe], name: str, gain: float, *, averaged: bool) -> str:
-    values = [lost(looked, seed, name, gain, averaged=averaged) for seed in seeds_of(looked, name, recipes)]
+def _by_networks(looked: Sequence[Looked], recipes: Sequence[Recipe]) -> dict[tuple[int, ...], list[str]]:
+    """Return the recipes that have the same networks, by their seeds; fine-tuning is first of each."""
+    first, *others = [recipe.name for recipe in recipes]
+    found: dict[tuple[int, ...], list[str]] = {}
+    for name in others:
+        seeds = tuple(seeds_of(looked, name, recipes))
+        if seeds:
+            found.setdefault(seeds, [first]).append(name)
+    return found or {tuple(seeds_of(looked, first, recipes)): [first]}
+
+
+def _cell(looked: Sequence[Looked], seeds: Sequence[int], name: str, gain: float, *, averaged: bool) -> str:
+    values = [lost(looked, seed, name, gain, averaged=averaged) for seed in seeds]
     reached = [value for value in values if value is not None]
     if not reached:
         return "–"

@@ -75,7 +75,7 @@ def over_tasks(
 def over_samples(
     title: str, series: Mapping[str, Mapping[int, Estimate]], *, y_label: str, level: Level | None = None
 ) -> Panel:
-    """Return a line a series over numbers of samples, on a scale of ratios; a single point is named above itself."""
+    """Return a line a series over numbers of samples, on a scale of ratios; a single point is named at its side."""
 
     def draw(axes: Axes) -> None:
         for name, points in series.items():
@@ -86,7 +86,7 @@ def over_samples(
             axes.vlines(samples, low, high, color=shade)
             axes.plot(samples, means, color=shade, **marks)
             if len(points) == 1:
-                axes.annotate(name, (samples[0], high[0]), (-4, 5), textcoords="offset points", color=shade)
+                axes.annotate(name, (samples[0], means[0]), (8, -9), textcoords="offset points", color=shade)
         axes.set_xscale("log")
         ticks = sorted({number for points in series.values() for number in points})
         axes.set_xticks(ticks, [f"{number:,}" for number in ticks])
