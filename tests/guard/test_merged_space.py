@@ -477,3 +477,17 @@ def test_second_derivatives_are_refused_and_not_wrong():
     with pytest.raises(ConfigurationError, match="has no second derivatives"):
         torch.autograd.grad(guard.penalty(), trained, create_graph=True)
     assert all(each.isfinite().all() for each in torch.autograd.grad(guard.penalty(), trained))
+
+
+def test_another_adapter_is_as_steep_as_it_is():
+    model, inputs = network()
+    guard = Consolidator(model, Fisher(), strength=1.0, space="merged")
+    guard.consolidate([inputs])
+    before = guard._memory.largest_importance
+    layer = next(m for m in model.children() if isinstance(m, Adapted))
+    with torch.no_grad():
+        layer.a.mul_(100.0)
+    layer.a = nn.Parameter(layer.a.detach().clone())  # in the place of the one that was there
+    guard._memory.refresh()
+    name = next(n for n, p in model.named_parameters() if p is layer.a)
+    assert guard._memory.largest_importance[name] > 1000 * before[name]

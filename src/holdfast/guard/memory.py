@@ -119,7 +119,7 @@ class Memory:
     def __post_init__(self) -> None:
         if self.tolerance is not None:
             self.driving.damping = self.tolerance.damping_in(self.driving.form)
-        self._largest: tuple[Mapping[str, Matrix], dict[str, float]] | None = None
+        self._largest: tuple[Mapping[str, Matrix], int, dict[str, float]] | None = None
         self._norms: tuple[int, dict[str, BatchNorm]] | None = None
         self._folding: tuple[int, Folding] | None = None
         self._merged: tuple[int, MergedSpace] | None = None
@@ -170,7 +170,9 @@ class Memory:
 
     @property
     def said_strength(self) -> str:
-        """The strength as it was asked for."""
+        """The strength as it was asked for, or what it follows."""
+        if self.tolerance is not None:
+            return f"tolerance={self.tolerance.nats:g}"
         if self.relative_strength is not None:
             return f"relative_strength={self.relative_strength:g}"
         strengths = self.driving.strengths
@@ -209,25 +211,30 @@ class Memory:
 
     @property
     def largest_importance(self) -> dict[str, float]:
-        """The largest eigenvalue of each parameter's Q, for the diagonal its largest Ω: found once for every total.
+        """The largest eigenvalue of each parameter's Q, for the diagonal its largest Ω.
 
+        Found once for every total, and once more where the model has changed, whose adapters may be others then.
         Of sharded parameters, that over all processes' parts.
         """
         held = self.driving.held
-        if self._largest is None or self._largest[0] is not held:
-            if not self.driving.form.elementwise:
-                most = {matrix.block: float(matrix.largest_eigenvalue()) for matrix in held.values()}
-                steep = self.folding.steepness()
-                found = {name: value * steep.get(name, 1.0) for b, value in most.items() for name in b.parameters}
-                self._largest = held, found | self._largest_of_adapters(found)
-                return self._largest[1]
-            own = {name: local(omega) for name, omega in self.folding.diagonal(diagonal_of(held)).items()}
-            found = {name: float(omega.max()) if omega.numel() else 0.0 for name, omega in own.items()}
-            if any(map(is_sharded, self.parameters.values())):
-                every = self.ranks.each(lambda: found)
-                found = {name: max(theirs.get(name, 0.0) for theirs in every) for name in found}
-            self._largest = held, found | self._largest_of_adapters(found)
-        return self._largest[1]
+        if self._largest is None or self._largest[0] is not held or self._largest[1] != self.version:
+            found = self._largest_of_weights() if self.driving.form.elementwise else self._largest_of_blocks()
+            self._largest = held, self.version, found | self._largest_of_adapters(found)
+        return self._largest[2]
+
+    def _largest_of_blocks(self) -> dict[str, float]:
+        most = {matrix.block: float(matrix.largest_eigenvalue()) for matrix in self.driving.held.values()}
+        steep = self.folding.steepness()
+        return {name: value * steep.get(name, 1.0) for b, value in most.items() for name in b.parameters}
+
+    def _largest_of_weights(self) -> dict[str, float]:
+        diagonal = self.folding.diagonal(diagonal_of(self.driving.held))
+        own = {name: local(omega) for name, omega in diagonal.items()}
+        found = {name: float(omega.max()) if omega.numel() else 0.0 for name, omega in own.items()}
+        if any(map(is_sharded, self.parameters.values())):
+            every = self.ranks.each(lambda: found)
+            found = {name: max(theirs.get(name, 0.0) for theirs in every) for name in found}
+        return found
 
     def _largest_of_adapters(self, found: Mapping[str, float]) -> dict[str, float]:
         """Return the same of adapters' parameters, from that of the weights that they change."""

@@ -177,3 +177,13 @@ def test_a_strength_that_is_set_later_is_looked_at_then():
     with pytest.warns(holdfast.HoldfastWarning, match="holds nothing yet"):
         guard.strength = 10.0
     guard.strength = 20.0  # told once
+
+
+@pytest.mark.filterwarnings(NOTHING_YET)
+def test_a_tolerance_that_has_nothing_to_follow_yet_is_named():
+    model = net()
+    guard, optimizer = attached(model, holdfast.Fisher(), tolerance=0.05)
+    guard.keep([batch(0)[0]])
+    loss(model, batch(0)).backward()
+    with pytest.warns(holdfast.HoldfastWarning, match=r"so tolerance=0\.05 has nothing to pull at"):
+        optimizer.step()
