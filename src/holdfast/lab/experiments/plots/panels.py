@@ -140,7 +140,7 @@ def _over_tasks(
         axes.fill_between(learned, low, high, color=looks[method.name]["color"], alpha=0.15, linewidth=0)
         axes.plot(learned, means, **looks[method.name])
     axes.set_xlabel("tasks learned")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _as_it_went(
@@ -155,7 +155,7 @@ def _as_it_went(
             axes.plot(steps, values, **{**looks[method.name], "marker": ""})
             drawn.append((method, run, steps))
     axes.set_yscale("log")
-    axes.set_xlabel("step, over all tasks")
+    axes.set_xlabel("steps, counted on over tasks")
     return drawn
 
 
