@@ -12,7 +12,7 @@ from holdfast.lab.paper.authors_data import Theirs
 from holdfast.lab.paper.drawing.captions import found_strengths
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.paper.needed_runs import accuracy_runs
-from holdfast.lab.paper.presets import BENCHMARKS, PRESETS, Benchmark
+from holdfast.lab.paper.presets import BENCHMARKS, PRESETS, Benchmark, Preset
 from holdfast.lab.paper.published import ACCURACIES, Published
 from holdfast.lab.report import Cell, Measured, Table, label
 
@@ -56,6 +56,11 @@ def accuracy_row(results: Results, benchmark: Benchmark, algorithm: Algorithm) -
     return AccuracyRow(*place, ours, ACCURACIES.get(place), seconds, authors_data.ACCURACIES.get(place))
 
 
+def on_the_papers_data(preset: Preset, benchmark: Benchmark) -> bool:
+    """Whether a benchmark is the paper's own: beside digits, its numbers would mislead."""
+    return preset.stages[benchmark].scenario == PRESETS["paper"].stages[benchmark].scenario
+
+
 def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequence[Algorithm]) -> Table:
     """Return a table with one line an algorithm, and both benchmarks beside each other."""
     stages = results.preset.stages
@@ -66,8 +71,7 @@ def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequen
     columns = ["algorithm", *["No."] * numbered]
     # A column of theirs alone where they have something to say, and of their own benchmarks.
     known = {b for b in used for a in algorithms if compared and (b, a.name) in authors_data.ACCURACIES}
-    # On other data than the paper's, its numbers beside ours would mislead.
-    played = {b for b in used if stages[b].scenario == PRESETS["paper"].stages[b].scenario}
+    played = {b for b in used if on_the_papers_data(results.preset, b)}
     for benchmark in used:
         columns += [stages[benchmark].title]
         columns += [f"paper, {PRESETS['paper'].stages[benchmark].title}"] * (benchmark in played)

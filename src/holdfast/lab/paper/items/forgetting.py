@@ -22,7 +22,6 @@ from holdfast.lab.report import Cell, Item, Measured, Table
 
 _SHOWN = {
     "fine-tune": "fine-tuning",
-    "SI": "SI",
     "SOS": "SOS",
     "diagonal EWC": "EWC",
     "rotated EWC": "rotated",
@@ -31,7 +30,7 @@ _SHOWN = {
 _ALGORITHMS = tuple(ALGORITHMS[name] for name in _SHOWN)
 _FIGURE = (
     "A network learns one task after another. Left: how much of all that it has learned so far it still gets right. "
-    "Right: how far the tasks before have fallen from their best. Fine-tuning holds nothing; SI, SOS and EWC hold each "
+    "Right: how far the tasks before have fallen from their best. Fine-tuning holds nothing; SOS and EWC hold each "
     "weight by what it is worth, and rotated EWC does so in the coordinates of each layer. Bands are standard errors "
     "over runs."
 )
