@@ -6,25 +6,31 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.language import corpus, recipe_report, recipes, report, study
+from benchmarks.language import corpus, recipe_report, recipes, report, sources, study
 from benchmarks.language.adapter_recipes import ADAPTER_RECIPES
 from benchmarks.language.english import new_model
+from benchmarks.language.formats import report as format_report
+from benchmarks.language.formats import study as formats
 from benchmarks.language.frontier import points
-from benchmarks.language.settings import REHEARSAL, Settings
+from benchmarks.language.large_recipes import LARGE_RECIPES
+from benchmarks.language.sequence import report as sequence_report
+from benchmarks.language.sequence import study as sequence
+from benchmarks.language.sequence.keeping import FREE, KEEPINGS, Keeping
+from benchmarks.language.settings import LARGE, REHEARSAL, Settings
 from benchmarks.language.training import Device
 
 LINES = "language.jsonl"
 RECIPE_LINES = "recipes.jsonl"
-ADAPTER_LINES = "adapter-recipes.jsonl"
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = _options(arguments)
-    {"prepare": _prepare, "run": _run, "recipes": _recipes, "plot": _plot}[options.what](options)
+    commands = {"prepare": _prepare, "run": _run, "recipes": _recipes, "plot": _plot}
+    {**commands, "sequence": _sequence, "formats": _formats}[options.what](options)
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    corpus.prepare(options.corpus, options.packages)
+    corpus.prepare(options.corpus, options.packages, sources.SEQUENCE if options.sequence else None)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -46,17 +52,57 @@ def _begun(options: argparse.Namespace, settings: Settings) -> tuple[Settings, D
 
 
 def _recipes(options: argparse.Namespace) -> None:
-    settings = recipes.study_settings(REHEARSAL if options.rehearse else Settings())
-    settings, device, text = _begun(options, settings)
-    lines = options.results / (ADAPTER_LINES if options.adapter else RECIPE_LINES)
-    known = ADAPTER_RECIPES if options.adapter else recipes.RECIPES
+    settings, device, text = _begun(options, _of_size(options))
+    lines = _lines(options, "adapter-recipes" if options.adapter else "recipes")
+    known = ADAPTER_RECIPES if options.adapter else LARGE_RECIPES if options.size == "large" else recipes.RECIPES
     first, *others = known
     asked = [first, *(recipe for recipe in others if not options.only or recipe.name in options.only)]
-    done = recipes.run(settings, text.to(device.device), device, lines, options.work, options.seconds, asked)
+    done = recipes.run(settings, text.to(device.device), device, lines, _work(options), options.seconds, asked)
     looked = recipes.read(lines)
     if looked:
-        print(recipe_report.write(options.results, looked, text.digest(), known))
+        flags = "--size large " if options.size == "large" else ""
+        print(recipe_report.write(lines.with_suffix(".md"), looked, text.digest(), known, flags))
     print(f"{len(looked)} trials; " + ("done" if done else "time is up: the same command goes on"), flush=True)
+
+
+def _of_size(options: argparse.Namespace, rehearsal: Settings = REHEARSAL) -> Settings:
+    """Return the settings of a study with networks of its own."""
+    return recipes.study_settings(rehearsal if options.rehearse else LARGE if options.size == "large" else Settings())
+
+
+def _lines(options: argparse.Namespace, study: str) -> Path:
+    """Return the file of a study with networks of one size; its page lies beside it."""
+    return options.results / f"{study}{'-large' if options.size == 'large' else ''}.jsonl"
+
+
+def _work(options: argparse.Namespace) -> Path:
+    """Return the folder of the networks, so that those of one size do not take the place of another's."""
+    return options.work / "large" if options.size == "large" else options.work
+
+
+def _asked(options: argparse.Namespace) -> list[Keeping]:
+    return [keeping for keeping in KEEPINGS if not options.only or keeping.name in (FREE, *options.only)]
+
+
+def _sequence(options: argparse.Namespace) -> None:
+    settings, device, text = _begun(options, _of_size(options))
+    lines, given = _lines(options, "sequence"), (settings, text.to(device.device), device)
+    done = sequence.run(*given, lines, _work(options), options.seconds, options.gain, _asked(options))
+    went = sequence.read(lines)
+    if went:
+        print(sequence_report.write(lines.with_suffix(".md"), went, text.digest(), options.gain))
+    print(f"{len(went)} courses; " + ("done" if done else "time is up: the same command goes on"), flush=True)
+
+
+def _formats(options: argparse.Namespace) -> None:
+    settings, device, text = _begun(options, _of_size(options, formats.SMALLEST))
+    lessons = formats.REHEARSAL if options.rehearse else formats.Lessons()
+    lines, given = _lines(options, "formats"), (settings, lessons, text.to(device.device), device)
+    done = formats.run(*given, lines, _work(options), options.seconds, _asked(options))
+    went = sequence.read(lines)
+    if went:
+        print(format_report.write(lines.with_suffix(".md"), went, text.digest()))
+    print(f"{len(went)} courses; " + ("done" if done else "time is up: the same command goes on"), flush=True)
 
 
 def _plot(options: argparse.Namespace) -> None:
@@ -79,10 +125,18 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     prepare = commands.add_parser("prepare", help="make the corpus from Debian packages (needs apt and dpkg)")
     prepare.add_argument("corpus", type=Path, help="the file to write")
     prepare.add_argument("--packages", type=Path, default=Path("build/packages"), help="(default: %(default)s)")
+    prepare.add_argument("--sequence", action="store_true", help="with German and C after Python, for sequence")
     run = commands.add_parser("run", help="learn and teach; what is finished is not run again")
     cook = commands.add_parser("recipes", help="guards, old and own text, merging, and all of them together")
     cook.add_argument("--adapter", action="store_true", help="by an adapter, held by its factors and by merged weights")
-    for command in (run, cook):
+    course = commands.add_parser("sequence", help="English, then Python, German and C: what is left of each")
+    course.add_argument("--gain", type=float, default=0.9, help="what averaging leaves of a lesson (default: 0.9)")
+    record = commands.add_parser("formats", help="an invented format of records, then another: exact match of both")
+    for command in (course, record):
+        command.add_argument("--only", nargs="+", metavar="recipe", choices=[each.name for each in KEEPINGS])
+    for command in (cook, course, record):
+        command.add_argument("--size", choices=["small", "large"], default="small", help="(default: small)")
+    for command in (run, cook, course, record):
         command.add_argument("corpus", type=Path)
         command.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")
         command.add_argument("--work", type=Path, default=Path("build/language"), help="(default: %(default)s)")

@@ -1,9 +1,9 @@
-"""The corpus: English and Python text as bytes, made from Debian packages, packed into one file."""
+"""The corpus: English, Python and other text as bytes, made from Debian packages, packed into one file."""
 
 import hashlib
 import json
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,9 +16,8 @@ from benchmarks.language.sources import ENGLISH, NOT_PYTHON, PYTHON, Source
 from holdfast.whole_files import whole_file, write_whole
 
 LANGUAGES = ("english", "python")
+"""Those of most studies."""
 PARTS = ("train", "validation")
-ONE_IN = 40
-"""One document in so many is kept for validation."""
 BETWEEN = b"\n\n\n"
 
 
@@ -49,7 +48,7 @@ def load(path: Path) -> Corpus:
     if not path.is_file():
         raise SystemExit(f"There is no corpus at {path}. Make it with: python -m benchmarks.language prepare {path}")
     with np.load(path) as file:
-        return Corpus({(a, b): torch.from_numpy(file[f"{a}_{b}"]) for a in LANGUAGES for b in PARTS})
+        return Corpus({tuple(name.rsplit("_", 1)): torch.from_numpy(file[name]) for name in file.files})
 
 
 def write(path: Path, corpus: Corpus) -> None:
@@ -59,23 +58,25 @@ def write(path: Path, corpus: Corpus) -> None:
         np.savez_compressed(file, **{"_".join(key): text.numpy() for key, text in corpus.texts.items()})
 
 
-def prepare(path: Path, packages: Path) -> None:
+def prepare(path: Path, packages: Path, kinds: Mapping[str, Sequence[Source]] | None = None) -> None:
     """Make a corpus and, beside it, a listing of where each part comes from.
 
     Args:
         path: the file to write.
         packages: a folder for the packages, which are downloaded by apt unless they are there.
+        kinds: the sources of each language; English and Python unless others are given.
     """
-    texts: dict[tuple[str, str], list[bytes]] = {(a, b): [] for a in LANGUAGES for b in PARTS}
+    kinds = {"english": ENGLISH, "python": PYTHON} if kinds is None else kinds
+    texts: dict[tuple[str, str], list[bytes]] = {(a, b): [] for a in kinds for b in PARTS}
     listing = []
     seen: set[bytes] = set()
-    for language, sources in zip(LANGUAGES, (ENGLISH, PYTHON), strict=True):
+    for language, sources in kinds.items():
         for source in sources:
             package = _fetched(source.package, packages)
             documents = [(name, _without_repetitions(text, seen)) for name, text in _documents(source, package)]
             taken = _some(documents, source.at_most)
             for name, text in taken:
-                texts[language, part_of(name)].append(text.encode())
+                texts[language, part_of(name, source.kept_apart)].append(text.encode())
             _, version, _ = package.name.split("_")
             size = sum(len(text) for _, text in taken)
             entry = {"language": language, "package": source.package, "version": version.replace("%3a", ":")}
@@ -89,9 +90,9 @@ def prepare(path: Path, packages: Path) -> None:
     print(f"sha256 of the text {document['sha256']}, bytes {sizes}; {path}: {path.stat().st_size / 2**20:.1f} MiB")
 
 
-def part_of(document: str) -> str:
-    """Return whether a document is for training or for validation: always the same for the same name."""
-    return PARTS[_hash(document) % ONE_IN == 0]
+def part_of(document: str, one_in: int) -> str:
+    """Return whether a document is for training or, as one in so many, for validation: the same for the same name."""
+    return PARTS[_hash(document) % one_in == 0]
 
 
 def _fetched(package: str, folder: Path) -> Path:

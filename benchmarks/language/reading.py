@@ -8,16 +8,22 @@ from html.parser import HTMLParser
 PROSE = ("p", "li", "dd", "dt", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6")
 NOT_PROSE = ("script", "style", "pre", "nav", "table", "head", "footer", "button")
 LARGEST_MODULE = 200_000
+UMLAUTS = str.maketrans("äöüÄÖÜß", "aouAOUs")
+GERMAN_WORDS = frozenset(
+    ("der", "das", "und", "ist", "nicht", "ein", "eine", "mit", "den", "von", "für", "auf", "wird")
+)
 PIECE = 12_000
 """A book in one file is cut between entries into documents of about this many characters."""
 
 
 def html(content: bytes) -> list[str]:
     """Return the paragraphs of a page, without menus, tables and listings."""
-    parser = _Paragraphs()
-    parser.feed(_decoded(content))
-    parser.close()
-    return ["\n\n".join(filter(_is_prose, parser.paragraphs()))]
+    return ["\n\n".join(filter(_is_prose, _paragraphs(content)))]
+
+
+def german_html(content: bytes) -> list[str]:
+    """Return the German paragraphs of a page, of which a translator has left some in English."""
+    return ["\n\n".join(filter(_is_german, _paragraphs(content)))]
 
 
 def dictionary(content: bytes) -> list[str]:
@@ -41,8 +47,13 @@ def plain(content: bytes) -> list[str]:
     return _pieces([line.strip() for line in _decoded(content).splitlines() if _is_prose(line)])
 
 
-def python(content: bytes) -> list[str]:
-    """Return a module, unless it is too short to be one or so long that it is a table."""
+def german_plain(content: bytes) -> list[str]:
+    """Return a German text, cut between its lines."""
+    return _pieces([line.strip() for line in _decoded(content).splitlines() if _is_german(line)])
+
+
+def source_code(content: bytes) -> list[str]:
+    """Return a program, unless it is too short to be one or so long that it is a table."""
     if not 500 <= len(content) <= LARGEST_MODULE or not content.isascii():
         return []
     return [content.decode()]
@@ -74,6 +85,18 @@ class _Paragraphs(HTMLParser):
 
     def paragraphs(self) -> list[str]:
         return [re.sub(r"\s+", " ", text).strip() for text in self._found]
+
+
+def _paragraphs(content: bytes) -> list[str]:
+    parser = _Paragraphs()
+    parser.feed(_decoded(content))
+    parser.close()
+    return parser.paragraphs()
+
+
+def _is_german(text: str) -> bool:
+    """Whether a paragraph is prose, but for its umlauts, with some of the words that hardly a German sentence lacks."""
+    return _is_prose(text.translate(UMLAUTS)) and not GERMAN_WORDS.isdisjoint(text.lower().split())
 
 
 def _is_prose(text: str) -> bool:

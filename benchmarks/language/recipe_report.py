@@ -13,18 +13,20 @@ TRAINED = str(SHARES[-1])
 """The share of a network as it was trained."""
 
 
-def write(folder: Path, looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECIPES) -> Path:
+def write(
+    path: Path, looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECIPES, flags: str = ""
+) -> Path:
     """Write the page and return where."""
-    path = folder / ("recipes.md" if recipes[0].way == "full" else "adapter-recipes.md")
-    write_whole(path, page(looked, corpus, recipes).encode())
+    write_whole(path, page(looked, corpus, recipes, flags).encode())
     return path
 
 
-def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECIPES) -> str:
-    """Return the page."""
+def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECIPES, flags: str = "") -> str:
+    """Return the page; ``flags`` are what the command was given besides the corpus."""
     whole = recipes[0].way == "full"
+    tries = max(len(list(recipe.trials())) for recipe in recipes)
     where = {
-        "command": f"python -m benchmarks.language recipes {'' if whole else '--adapter '}CORPUS",
+        "command": f"python -m benchmarks.language recipes {'' if whole else '--adapter '}{flags}CORPUS",
         "machine": "; ".join(sorted({found.machine for found in looked})),
         "corpus": f"sha256 {corpus}",
     }
@@ -37,8 +39,8 @@ def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECI
         "",
         (
             "English lost in bits a byte where Python has so much of what fine-tuning gains, ± the standard error over "
-            "seeds, each of which is a network of its own. Every recipe with anything to choose has four trials, and "
-            f"each trained network is averaged with the one before at {len(SHARES)} shares. Which trial is best is "
+            f"seeds, each of which is a network of its own. Every recipe with anything to choose has {tries} trials, "
+            f"and each trained network is averaged with the one before at {len(SHARES)} shares. Which trial is best is "
             "chosen on one half of the English kept apart and read off on the other, both ways round, and the two are "
             "averaged. “–”: no trial reaches so far, or there is nothing to interpolate. Own text is what the model "
             f"wrote before it learned Python, {PIECES} pieces; English is as many pieces of what it learned from; "

@@ -83,6 +83,9 @@ class Settings:
         return self.unguarded[method] if method in UNGUARDED else self.strengths
 
 
+LARGE = Settings(width=768, layers=9, heads=12)
+"""4.4 times as many weights; size is all that differs."""
+
 REHEARSAL = Settings(
     width=32,
     layers=2,

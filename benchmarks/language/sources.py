@@ -1,7 +1,7 @@
 """Which Debian packages the text comes from, and which of their files."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.language import reading
 
@@ -15,12 +15,14 @@ class Source:
         files: glob patterns of the files to read, matched against whole paths in the package.
         read: returns the documents of a file, given its bytes.
         at_most: bytes to take, so that no one package is most of the corpus.
+        kept_apart: one document in so many is for validation.
     """
 
     package: str
     files: tuple[str, ...]
     read: Callable[[bytes], list[str]]
     at_most: int = 6_000_000
+    kept_apart: int = 40
 
 
 def _pages(package: str, *files: str) -> Source:
@@ -28,7 +30,15 @@ def _pages(package: str, *files: str) -> Source:
 
 
 def _modules(package: str, *files: str) -> Source:
-    return Source(package, files or ("usr/lib/python3/dist-packages/*.py",), reading.python, at_most=3_000_000)
+    return Source(package, files or ("usr/lib/python3/dist-packages/*.py",), reading.source_code, at_most=3_000_000)
+
+
+def _german(package: str, files: str) -> Source:
+    return Source(package, (files,), reading.german_html, at_most=2_500_000, kept_apart=10)
+
+
+def _c(package: str) -> Source:
+    return Source(package, ("usr/src/*.c",), reading.source_code, at_most=2_000_000, kept_apart=10)
 
 
 SAYINGS = ("computers", "cookie", "definitions", "humorists", "knghtbrd", "literature", "miscellaneous", "people")
@@ -81,3 +91,35 @@ PYTHON = (
 
 NOT_PYTHON = ("*/test/*", "*/tests/*", "*/test_*.py", "*/conftest.py", "*/_vendor/*", "*/encodings/*")
 """Paths that are left out: tests say the same thing many times, and encodings are tables."""
+
+GERMAN = (
+    _german("debian-handbook", "*/html/de-DE/*.html"),
+    _german("installation-guide-amd64", "*/de/*.html"),
+    _german("debian-reference-de", "*.de.html"),
+    _german("libreoffice-help-de", "*/de/*.html"),
+    _german("gimp-help-de", "*/de/*.html"),
+    Source("dasher-data", ("*/training_german_DE.txt",), reading.german_plain, kept_apart=10),
+)
+
+C = tuple(
+    map(
+        _c,
+        (
+            "openafs-modules-dkms",
+            "dahdi-dkms",
+            "lttng-modules-dkms",
+            "apfs-dkms",
+            "jool-dkms",
+            "falcosecurity-scap-dkms",
+        ),
+    )
+)
+
+SEQUENCE = {
+    "english": ENGLISH,
+    "python": tuple(replace(source, at_most=450_000, kept_apart=10) for source in PYTHON),
+    "german": GERMAN,
+    "c": C,
+}
+"""One kind of text after another: English as it is elsewhere, so that the same networks know it, and less of the
+others, of which a lesson sees four million bytes."""

@@ -39,9 +39,13 @@ class Device:
 
     def loss(self, model: GPT, text: Tensor) -> Tensor:
         """Return the mean loss, in nats a byte, of predicting each byte of ``[N, T + 1]`` from those before."""
+        return cross_entropy(self.logits(model, text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+
+    def logits(self, model: GPT, text: Tensor) -> Tensor:
+        """Return the logits of what follows each byte of ``[N, T]``."""
         with self._precision():
-            logits = model(text[:, :-1], self._call)
-        return cross_entropy(logits.float().flatten(0, 1), text[:, 1:].flatten())
+            logits = model(text, self._call)
+        return logits.float()
 
     def optimizer(self, model: nn.Module, rate: float, decay: float) -> AdamW:
         """Return AdamW over everything that is trained; only matrices decay."""

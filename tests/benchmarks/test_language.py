@@ -328,9 +328,12 @@ def test_text_is_read_from_pages_dictionaries_sayings_and_modules():
     entry = f"Truth \\Truth\\, n.\n   {prose[:38]}\n   {prose[39:]}\n   [1913 Webster]\n\n0 1 2 3 4"
     assert reading.dictionary(entry.encode()) == [f"Truth \\Truth\\, n. {prose}"]
     assert reading.fortunes(f"{prose}\n%\n+--+ |  | +--+\n%\n{prose}".encode()) == [f"{prose}\n\n{prose}"]
+    german = "Es ist eine allgemein anerkannte Wahrheit, dass jemand etwas für sich wünschen muss."
+    assert reading.german_html(f"<p>{german}</p><p>{prose}</p>".encode()) == [german]
+    assert reading.german_plain(f"{prose}\n{german}\n".encode()) == [german]
     module = b"import os\n" * 60
-    assert reading.python(module) == [module.decode()]
-    assert reading.python(module[:100]) == reading.python(module * 1000) == []
+    assert reading.source_code(module) == [module.decode()]
+    assert reading.source_code(module[:100]) == reading.source_code(module * 1000) == []
 
 
 def test_a_corpus_is_split_by_document_and_has_nothing_twice(tmp_path, monkeypatch, capsys):

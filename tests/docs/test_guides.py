@@ -40,6 +40,17 @@ def test_choosing(capsys):
         holdfast.Consolidator(scope["model"], holdfast.Fisher(), form="rotated", **scope[way])
 
 
+def test_recipes():
+    scope = run_page("guides/recipes.md")
+    assert scope["replay"].buffer is not None and len(scope["own"]) == 64
+    linked = set(re.findall(r"\]\(#([\w-]+)\)", page("guides/recipes.md")))
+    headed = {
+        re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
+        for title in re.findall(r"^## (.*)$", page("guides/recipes.md"), flags=re.MULTILINE)
+    }
+    assert linked == headed - {"when-not"}
+
+
 def test_beyond_the_diagonal(capsys):
     scope = run_page("guides/forms.md")
     assert scope["guard"].tasks == 1

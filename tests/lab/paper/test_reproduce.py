@@ -42,7 +42,7 @@ def reproduced(results, tmp_path_factory):
 def test_items_come_in_the_order_of_their_value():
     assert [item.name for item in items_named(["figure2", "table1"])] == ["table1", "figure2"]
     assert [item.name for item in items_named(["all"])] == list(ITEMS)
-    with pytest.raises(ConfigurationError, match="'table7'; there are all, table1"):
+    with pytest.raises(ConfigurationError, match="'table7'; there are all, forgetting, table1"):
         items_named(["table7"])
 
 
@@ -55,7 +55,22 @@ def test_everything_is_reported_and_nothing_run_twice(reproduced):
     for item in ITEMS.values():
         assert item.title in page
     assert "Runs without a result" not in page
+    assert (
+        "paper, Split CIFAR" not in page and "beside the paper's" not in page
+    )  # none of its numbers stands beside digits
     assert {path.suffix for path in (folder / "figures").iterdir()} == {".png", ".pdf", ".svg"}
+
+
+@pytest.mark.slow
+def test_what_is_forgotten_is_told_first(reproduced, results):
+    found, folder = reproduced
+    assert found.index.read_text(encoding="utf-8").index(ITEMS["forgetting"].title) > 0
+    told = {row["method"]: row for row in rows(folder / "data" / "forgetting-after-all.csv")}
+    for algorithm, name in (("fine-tune", "fine-tuning"), ("rotated EWC", "rotated")):
+        runs = results.finished(accuracy_runs(results.preset, "CIFAR", algorithm))
+        for what, figure in (("forgotten", "forgetting"), ("accuracy", "average_accuracy")):
+            mean = statistics.mean(100 * getattr(run, figure) for run in runs)
+            assert float(told[name][f"Split digits: {what}"]) == pytest.approx(mean)
 
 
 @pytest.mark.slow
@@ -111,7 +126,7 @@ def test_the_report_in_a_browser(reproduced, tmp_path):
         widths = browser.evaluate(
             "Promise.all([...document.images].map(async image => { await image.decode(); return image.naturalWidth; }))"
         )
-        assert len(widths) == 10 and all(width > 100 for width in widths)
+        assert len(widths) == 11 and all(width > 100 for width in widths)
         text = browser.evaluate("document.body.innerText")
         assert not re.search(r"\bnan\b|not measured|None", text)
         links = browser.evaluate("[...document.querySelectorAll('a[href$=\"csv\"]')].map(a => a.getAttribute('href'))")

@@ -1,8 +1,8 @@
 """The claims that hold on digits too, where networks and tasks are tiny, with sentences and thresholds of their own.
 
-Those that are missing don't hold, and need not: few samples make little noise, and two digits at a time are hardly ever
-forgotten. These thresholds were set after looking at digits, so they say whether the miniature works as it did, and
-nothing about the paper.
+Those that are missing don't hold, or three runs scatter too far to decide them, and they need not: few samples make
+little noise, and networks of a few units vary much. These thresholds were set after looking at digits, so they say
+whether the miniature works as it did, and nothing about the paper.
 """
 
 from holdfast.lab.paper.claims.claim import AtLeast, AtMost, Bound
@@ -19,10 +19,6 @@ EXPECTED_ON_DIGITS: dict[str, tuple[str, Bound]] = {
     # From a few steps of each task in three runs, the full gradient's sum has an error of several per cent.
     "siu-tracks-full-gradient-p-mnist": (
         "SIU and the full gradient give similar sums (permuted digits, every task).",
-        AtMost(0.25),
-    ),
-    "siu-tracks-full-gradient-cifar": (
-        "SIU and the full gradient give similar sums (split digits, every task).",
         AtMost(0.25),
     ),
     "sums-above-decrease-siu-p-mnist": (

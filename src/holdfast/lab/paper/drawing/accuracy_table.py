@@ -12,7 +12,7 @@ from holdfast.lab.paper.authors_data import Theirs
 from holdfast.lab.paper.drawing.captions import found_strengths
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.paper.needed_runs import accuracy_runs
-from holdfast.lab.paper.presets import BENCHMARKS, PRESETS, Benchmark
+from holdfast.lab.paper.presets import BENCHMARKS, PRESETS, Benchmark, Preset
 from holdfast.lab.paper.published import ACCURACIES, Published
 from holdfast.lab.report import Cell, Measured, Table, label
 
@@ -56,6 +56,11 @@ def accuracy_row(results: Results, benchmark: Benchmark, algorithm: Algorithm) -
     return AccuracyRow(*place, ours, ACCURACIES.get(place), seconds, authors_data.ACCURACIES.get(place))
 
 
+def on_the_papers_data(preset: Preset, benchmark: Benchmark) -> bool:
+    """Whether a benchmark is the paper's own: beside digits, its numbers would mislead."""
+    return preset.stages[benchmark].scenario == PRESETS["paper"].stages[benchmark].scenario
+
+
 def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequence[Algorithm]) -> Table:
     """Return a table with one line an algorithm, and both benchmarks beside each other."""
     stages = results.preset.stages
@@ -66,8 +71,10 @@ def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequen
     columns = ["algorithm", *["No."] * numbered]
     # A column of theirs alone where they have something to say, and of their own benchmarks.
     known = {b for b in used for a in algorithms if compared and (b, a.name) in authors_data.ACCURACIES}
+    played = {b for b in used if on_the_papers_data(results.preset, b)}
     for benchmark in used:
-        columns += [stages[benchmark].title, f"paper, {PRESETS['paper'].stages[benchmark].title}"]
+        columns += [stages[benchmark].title]
+        columns += [f"paper, {PRESETS['paper'].stages[benchmark].title}"] * (benchmark in played)
         columns += [f"{authors_data.NAMED}, {stages[benchmark].title}"] * (benchmark in known)
         columns += [f"distance in errors, {stages[benchmark].title}"] * compared
         columns += [f"runs, {stages[benchmark].title}"]
@@ -76,7 +83,8 @@ def accuracy_table(name: str, caption: str, results: Results, algorithms: Sequen
         cells: list[Cell] = [label(algorithm.name), *[algorithm.experiment] * numbered]
         for benchmark in used:
             row = accuracy_row(results, benchmark, algorithm)
-            cells += [_measured(row.ours), None if row.paper is None else row.paper.cell()]
+            cells += [_measured(row.ours)]
+            cells += [None if row.paper is None else row.paper.cell()] * (benchmark in played)
             cells += [None if row.theirs is None else row.theirs.cell(2)] * (benchmark in known)
             cells += [row.difference if row.difference is None else Measured(row.difference, decimals=1)] * compared
             cells += [None if row.ours is None else row.ours.count]

@@ -6,7 +6,7 @@ from holdfast.lab.paper.drawing.task_columns import Table
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.paper.needed_runs import accuracy_runs
 from holdfast.lab.paper.presets import Benchmark
-from holdfast.lab.training.metrics import average_accuracies
+from holdfast.lab.training.metrics import average_accuracies, forgetting
 
 
 def of_first_task(results: Results, benchmark: Benchmark, algorithm: str) -> Table:
@@ -22,6 +22,14 @@ def of_every_task(results: Results, benchmark: Benchmark, algorithm: str) -> Tab
 def on_average_so_far(results: Results, benchmark: Benchmark, algorithm: str) -> Table:
     """Return the average accuracy over the tasks learned so far, after each task."""
     return 100 * np.array([average_accuracies(matrix) for matrix in _matrices(results, benchmark, algorithm)])
+
+
+def forgotten_so_far(results: Results, benchmark: Benchmark, algorithm: str) -> Table:
+    """Return how far the tasks before have fallen from their best, after each task: 0 after the first."""
+    matrices = _matrices(results, benchmark, algorithm)
+    return 100 * np.array(
+        [[0.0, *(forgetting(matrix[:learned]) for learned in range(2, len(matrix) + 1))] for matrix in matrices]
+    )
 
 
 def _matrices(results: Results, benchmark: Benchmark, algorithm: str) -> list[tuple[tuple[float, ...], ...]]:

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, and two of our own, in the order of their value to a reader who has little time."""
+"""The paper's tables and figures, and three of our own, in the order of their value to a reader who has little time."""
 
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.items import (
@@ -6,6 +6,7 @@ from holdfast.lab.paper.items import (
     before_rescaling,
     figure1,
     figure2,
+    forgetting,
     forms,
     gradient_noise,
     keeping,
@@ -19,6 +20,7 @@ from holdfast.lab.paper.items import (
 ITEMS: dict[str, PaperItem] = {
     item.name: item
     for item in (
+        forgetting.ITEM,
         table1.ITEM,
         forms.ITEM,
         keeping.ITEM,

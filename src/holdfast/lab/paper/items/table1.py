@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.algorithms import BESIDE_TABLE1, TABLE1
-from holdfast.lab.paper.drawing.accuracy_table import accuracy_table
+from holdfast.lab.paper.drawing.accuracy_table import accuracy_table, on_the_papers_data
 from holdfast.lab.paper.drawing.captions import large_batches
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.needed_runs import rows_of_runs
-from holdfast.lab.paper.presets import Preset
+from holdfast.lab.paper.presets import BENCHMARKS, Preset
 from holdfast.lab.report import Item
 
 _CAPTION = (
     "Test accuracies: mean and standard error of the average accuracy over all tasks after the last, in per cent, "
-    "beside the paper's, with its numbers of the experiments (No.): (1) and (3) explain why SI and MAS work, (2) shows "
+    "{beside}with the paper's numbers of the experiments (No.): (1) and (3) explain why SI and MAS work, (2) shows "
     "what large batches do to SI and SOS. "
 )
 _DISTANCE = (
@@ -37,7 +37,8 @@ def runs(preset: Preset) -> list[Spec]:
 def draw(results: Results) -> Sequence[Item]:
     """Return the table, and the one beside it."""
     preset = results.preset
-    caption = _CAPTION + large_batches(preset) + _DISTANCE * preset.follows_the_paper
+    papers = "beside the paper's, " if any(on_the_papers_data(preset, each) for each in BENCHMARKS) else ""
+    caption = _CAPTION.format(beside=papers) + large_batches(preset) + _DISTANCE * preset.follows_the_paper
     beside = _BESIDE + preset.strengths + _BORROWED * preset.follows_the_paper
     return [
         accuracy_table("table1", caption, results, TABLE1),

@@ -1,26 +1,27 @@
 """The paper in miniature, on digits that come along."""
 
 from holdfast.lab.paper.presets.as_published import HALVES, KRONECKER, NO_ALPHA, TORCH_INIT
-from holdfast.lab.paper.presets.form_variants import ONE_SEED, by_samples, in_two_forms, over_many_tasks
+from holdfast.lab.paper.presets.form_variants import by_samples, in_two_forms, over_many_tasks
 from holdfast.lab.paper.presets.keeping_variants import choices, keeping, tries
 from holdfast.lab.paper.presets.preset import Chosen, Preset, Stage
 
 # The digits are few and easy: everything is smaller, and a large batch is still eight times the usual one. Strengths
-# are the digits' own; those of the permuted digits' variants are the best on validation data, with three seeds that no
-# preset uses. On the split digits, little is forgotten whatever the strength.
+# are the digits' own; those of the permuted digits' variants, and of both forms on the split ones, are the best on
+# validation data, with three seeds that no preset uses. The split digits are learned by few units at a high rate, so
+# that fine-tuning has something to lose: a wider network at a lower rate forgets nothing of two digits at a time.
 _PERMUTED_LARGE = {"batch_size": 256, "learning_rate": 0.024}
 _SPLIT_LARGE = {"batch_size": 128, "epochs": 48}
 _ROTATED = {"damping": 0.001}
 _BY_SAMPLES = by_samples(50, 150, 1400, _ROTATED, damping=0.01)
 _OVER_MANY_TASKS = over_many_tasks(400, _ROTATED, KRONECKER, {"tasks": 8, "batch_size": 64, "hidden": (100,)})
-# Of other ways of keeping, what is best of five tries by three seeds, on the split digits by one, on validation data:
-# by its number, from 0; of equals the first.
+# Of other ways of keeping, what is best of five tries by three seeds, on validation data: by its number, from 0; of
+# equals the first.
 PERMUTED_KEEPING = keeping(30, 150, 32, {"later_epochs": 3})
 SPLIT_KEEPING = keeping(8, 40, 32, {"later_epochs": 2})
 PERMUTED_TRIES = tries(PERMUTED_KEEPING, (10.0, 50.0, 200.0, 1000.0, 5000.0), {})
-SPLIT_TRIES = tries(SPLIT_KEEPING, (10.0, 50.0, 200.0, 1000.0, 5000.0), {}, ONE_SEED)
+SPLIT_TRIES = tries(SPLIT_KEEPING, (10.0, 50.0, 200.0, 1000.0, 5000.0), {})
 _PERMUTED_BEST = choices(PERMUTED_TRIES, 1, 4, 4, 0, 1)
-_SPLIT_BEST = choices(SPLIT_TRIES, 0, 0, 0, 0, 0)
+_SPLIT_BEST = choices(SPLIT_TRIES, 1, 1, 3, 3, 0)
 DIGITS = Preset(
     name="digits",
     about="The paper in miniature, on 1797 digits of 8×8 pixels: permuted digits in place of Permuted MNIST, and "
@@ -78,7 +79,7 @@ DIGITS = Preset(
         "CIFAR": Stage(
             title="Split digits",
             scenario="split-digits",
-            usual={"tasks": 4, "epochs": 6, "batch_size": 16, "hidden": (100,)},
+            usual={"tasks": 4, "epochs": 6, "batch_size": 16, "hidden": (20, 20), "learning_rate": 0.015},
             variants={
                 "large batch": _SPLIT_LARGE,
                 "large batch, α = 0": {**_SPLIT_LARGE, **NO_ALPHA},
@@ -101,8 +102,8 @@ DIGITS = Preset(
                 ("SOS", "large batch"): Chosen(10.0, reinitialise=False, settings={"alpha": 1.0}),
                 ("SOS", "large batch, halves"): Chosen(10.0, reinitialise=False, settings={"alpha": 1.0}),
                 ("SOS", "large batch, α = 0"): Chosen(10.0, reinitialise=False),
-                ("EWC", "diagonal"): Chosen(100.0, reinitialise=False),
-                ("EWC", "rotated"): Chosen(20.0, reinitialise=False),
+                ("EWC", "diagonal"): Chosen(200.0, reinitialise=False),
+                ("EWC", "rotated"): Chosen(10.0, reinitialise=False),
                 **_SPLIT_BEST,
             },
             seeds_of=dict.fromkeys(SPLIT_KEEPING, 1),
