@@ -12,25 +12,37 @@ from benchmarks.language.english import new_model
 from benchmarks.language.formats import report as format_report
 from benchmarks.language.formats import study as formats
 from benchmarks.language.frontier import points
-from benchmarks.language.large_recipes import LARGE_RECIPES
+from benchmarks.language.large_recipes import HUGE_RECIPES, LARGE_RECIPES
 from benchmarks.language.sequence import report as sequence_report
 from benchmarks.language.sequence import study as sequence
 from benchmarks.language.sequence.keeping import FREE, KEEPINGS, Keeping
-from benchmarks.language.settings import LARGE, REHEARSAL, Settings
+from benchmarks.language.settings import HUGE, LARGE, REHEARSAL, Settings
 from benchmarks.language.training import Device
 
 LINES = "language.jsonl"
 RECIPE_LINES = "recipes.jsonl"
+SIZES = {"small": Settings(), "large": LARGE, "huge": HUGE}
+RECIPES = {"small": recipes.RECIPES, "large": LARGE_RECIPES, "huge": HUGE_RECIPES}
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = _options(arguments)
     commands = {"prepare": _prepare, "run": _run, "recipes": _recipes, "plot": _plot}
-    {**commands, "sequence": _sequence, "formats": _formats}[options.what](options)
+    {**commands, "tokens": _tokens, "sequence": _sequence, "formats": _formats}[options.what](options)
 
 
 def _prepare(options: argparse.Namespace) -> None:
     corpus.prepare(options.corpus, options.packages, sources.SEQUENCE if options.sequence else None)
+
+
+def _tokens(options: argparse.Namespace) -> None:
+    from benchmarks.language import tokens  # noqa: PLC0415 (what makes them, the machine that runs need not have)
+
+    given = corpus.load(options.corpus)
+    found = tokens.encoded(given, options.vocabulary)
+    corpus.write(options.to, found)
+    counts = {"_".join(key): f"{len(given.of(*key)) / len(text):.2f}" for key, text in found.texts.items()}
+    print(f"{options.to}: {found.vocabulary} tokens, sha256 {found.digest()}; bytes a token {counts}")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -48,36 +60,45 @@ def _begun(options: argparse.Namespace, settings: Settings) -> tuple[Settings, D
     """Return the settings with the seeds that were asked for, where to run, and the text."""
     if options.seeds:
         settings = dataclasses.replace(settings, seeds=tuple(options.seeds))
-    return settings, Device(torch.device("cuda" if torch.cuda.is_available() else "cpu")), corpus.load(options.corpus)
+    text = corpus.load(options.corpus)
+    if text.vocabulary != settings.vocabulary:
+        raise SystemExit(
+            f"{options.corpus} has {text.vocabulary} kinds of tokens, and networks of this size read "
+            f"{settings.vocabulary}. `python -m benchmarks.language tokens` makes tokens of bytes, for --size huge."
+        )
+    return settings, Device(torch.device("cuda" if torch.cuda.is_available() else "cpu")), text
 
 
 def _recipes(options: argparse.Namespace) -> None:
     settings, device, text = _begun(options, _of_size(options))
     lines = _lines(options, "adapter-recipes" if options.adapter else "recipes")
-    known = ADAPTER_RECIPES if options.adapter else LARGE_RECIPES if options.size == "large" else recipes.RECIPES
+    known = ADAPTER_RECIPES if options.adapter else RECIPES[options.size]
     first, *others = known
     asked = [first, *(recipe for recipe in others if not options.only or recipe.name in options.only)]
     done = recipes.run(settings, text.to(device.device), device, lines, _work(options), options.seconds, asked)
     looked = recipes.read(lines)
     if looked:
-        flags = "--size large " if options.size == "large" else ""
+        flags = "" if options.size == "small" else f"--size {options.size} "
         print(recipe_report.write(lines.with_suffix(".md"), looked, text.digest(), known, flags))
     print(f"{len(looked)} trials; " + ("done" if done else "time is up: the same command goes on"), flush=True)
 
 
 def _of_size(options: argparse.Namespace, rehearsal: Settings = REHEARSAL) -> Settings:
     """Return the settings of a study with networks of its own."""
-    return recipes.study_settings(rehearsal if options.rehearse else LARGE if options.size == "large" else Settings())
+    if options.rehearse:
+        vocabulary = SIZES[options.size].vocabulary
+        return recipes.study_settings(dataclasses.replace(rehearsal, vocabulary=vocabulary))
+    return recipes.study_settings(SIZES[options.size])
 
 
 def _lines(options: argparse.Namespace, study: str) -> Path:
     """Return the file of a study with networks of one size; its page lies beside it."""
-    return options.results / f"{study}{'-large' if options.size == 'large' else ''}.jsonl"
+    return options.results / f"{study}{'' if options.size == 'small' else f'-{options.size}'}.jsonl"
 
 
 def _work(options: argparse.Namespace) -> Path:
     """Return the folder of the networks, so that those of one size do not take the place of another's."""
-    return options.work / "large" if options.size == "large" else options.work
+    return options.work if options.size == "small" else options.work / options.size
 
 
 def _asked(options: argparse.Namespace) -> list[Keeping]:
@@ -126,6 +147,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     prepare.add_argument("corpus", type=Path, help="the file to write")
     prepare.add_argument("--packages", type=Path, default=Path("build/packages"), help="(default: %(default)s)")
     prepare.add_argument("--sequence", action="store_true", help="with German and C after Python, for sequence")
+    pairs = commands.add_parser("tokens", help="make a corpus of tokens from one of bytes, for --size huge")
+    pairs.add_argument("corpus", type=Path)
+    pairs.add_argument("to", type=Path, help="the file to write")
+    pairs.add_argument("--vocabulary", type=int, default=HUGE.vocabulary, help="(default: %(default)s)")
     run = commands.add_parser("run", help="learn and teach; what is finished is not run again")
     cook = commands.add_parser("recipes", help="guards, old and own text, merging, and all of them together")
     cook.add_argument("--adapter", action="store_true", help="by an adapter, held by its factors and by merged weights")
@@ -134,8 +159,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     record = commands.add_parser("formats", help="an invented format of records, then another: exact match of both")
     for command in (course, record):
         command.add_argument("--only", nargs="+", metavar="recipe", choices=[each.name for each in KEEPINGS])
-    for command in (cook, course, record):
+    for command in (course, record):
         command.add_argument("--size", choices=["small", "large"], default="small", help="(default: small)")
+    cook.add_argument("--size", choices=SIZES, default="small", help="huge: of tokens (default: small)")
     for command in (run, cook, course, record):
         command.add_argument("corpus", type=Path)
         command.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")

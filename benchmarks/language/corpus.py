@@ -19,6 +19,8 @@ LANGUAGES = ("english", "python")
 """Those of most studies."""
 PARTS = ("train", "validation")
 BETWEEN = b"\n\n\n"
+LENGTHS = "lengths"
+"""Under which name a file of tokens has their lengths."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,11 @@ class Corpus:
     """Bytes of each language, to train on and to measure on."""
 
     texts: dict[tuple[str, str], Tensor]
+    lengths: Tensor | None = None
+    """How many bytes each kind of token stands for, where the text is no longer bytes but tokens."""
 
     def of(self, language: str, part: str) -> Tensor:
-        """Return a language's text, as bytes."""
+        """Return a language's text, as bytes or tokens."""
         return self.texts[language, part]
 
     def digest(self) -> str:
@@ -36,11 +40,19 @@ class Corpus:
         content = hashlib.sha256()
         for key in sorted(self.texts):
             content.update(self.texts[key].cpu().numpy().tobytes())
+        if self.lengths is not None:
+            content.update(self.lengths.cpu().numpy().tobytes())
         return content.hexdigest()
+
+    @property
+    def vocabulary(self) -> int:
+        """How many kinds of tokens there are."""
+        return 256 if self.lengths is None else len(self.lengths)
 
     def to(self, device: torch.device) -> "Corpus":
         """Return the corpus in a device's memory."""
-        return Corpus({key: text.to(device) for key, text in self.texts.items()})
+        lengths = None if self.lengths is None else self.lengths.to(device)
+        return Corpus({key: text.to(device) for key, text in self.texts.items()}, lengths)
 
 
 def load(path: Path) -> Corpus:
@@ -48,14 +60,25 @@ def load(path: Path) -> Corpus:
     if not path.is_file():
         raise SystemExit(f"There is no corpus at {path}. Make it with: python -m benchmarks.language prepare {path}")
     with np.load(path) as file:
-        return Corpus({tuple(name.rsplit("_", 1)): torch.from_numpy(file[name]) for name in file.files})
+        tensors = {name: torch.from_numpy(_signed(file[name])) for name in file.files}
+    lengths = tensors.pop(LENGTHS, None)
+    return Corpus({tuple(name.rsplit("_", 1)): tensor for name, tensor in tensors.items()}, lengths)
 
 
 def write(path: Path, corpus: Corpus) -> None:
     """Write a corpus, compressed."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {"_".join(key): text.numpy() for key, text in corpus.texts.items()}
+    if corpus.lengths is not None:
+        narrow = np.uint16 if corpus.vocabulary <= 2**16 else np.int32
+        arrays = {name: array.astype(narrow) for name, array in arrays.items()} | {LENGTHS: corpus.lengths.numpy()}
     with whole_file(path) as file:
-        np.savez_compressed(file, **{"_".join(key): text.numpy() for key, text in corpus.texts.items()})
+        np.savez_compressed(file, **arrays)
+
+
+def _signed(array: np.ndarray) -> np.ndarray:
+    """Return tokens in a type that all of torch knows; bytes are as they are."""
+    return array.astype(np.int32) if array.dtype == np.uint16 else array
 
 
 def prepare(path: Path, packages: Path, kinds: Mapping[str, Sequence[Source]] | None = None) -> None:

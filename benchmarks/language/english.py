@@ -8,7 +8,7 @@ import torch
 from torch.optim import SGD
 
 from benchmarks.language.corpus import Corpus
-from benchmarks.language.gpt import GPT
+from benchmarks.language.gpt import BYTES, GPT
 from benchmarks.language.lora import adapt
 from benchmarks.language.settings import FORMS, MEASURES, WAYS, Settings
 from benchmarks.language.training import Device, batches, schedule
@@ -155,7 +155,8 @@ def is_learned(settings: Settings, folder: Path) -> bool:
 def new_model(settings: Settings, device: Device, seed: int) -> GPT:
     """Return a network that has learned nothing."""
     torch.manual_seed(derive_seed(seed, "model"))
-    return GPT(settings.width, settings.layers, settings.heads, settings.context).to(device.device)
+    sizes = settings.width, settings.layers, settings.heads, settings.context, settings.vocabulary
+    return GPT(*sizes).to(device.device)
 
 
 def _watch_adapter(
@@ -193,6 +194,8 @@ def kind_of(settings: Settings) -> str:
     """Return a name for the settings that make a network and its guards what they are."""
     later = ("python_steps", "python_rate", "windows", "strengths", "unguarded", "compared", "seeds")
     kept = {name: value for name, value in asdict(settings).items() if name not in later}
+    if settings.vocabulary == BYTES:  # as it was when there was no other
+        del kept["vocabulary"]
     looked = {way: [name for name in MEASURES if name in names] for way, names in settings.compared.items()}
     if looked != {way: list(MEASURES) for way in WAYS}:  # as it was when the first networks were named
         kept["looked"] = looked

@@ -1,4 +1,4 @@
-"""A plain GPT over bytes."""
+"""A plain GPT, over bytes or other tokens."""
 
 from collections.abc import Callable
 
@@ -32,15 +32,15 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts the next byte at every place: ``[N, T]`` bytes in, ``[N, T, 256]`` logits out."""
+    """Predicts the next byte or token at every place: ``[N, T]`` of them in, ``[N, T, vocabulary]`` logits out."""
 
-    def __init__(self, width: int, layers: int, heads: int, context: int) -> None:
+    def __init__(self, width: int, layers: int, heads: int, context: int, vocabulary: int = BYTES) -> None:
         super().__init__()
-        self.bytes = nn.Embedding(BYTES, width)
+        self.bytes = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.logits = nn.Linear(width, BYTES)
+        self.logits = nn.Linear(width, vocabulary)
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1:
                 # What a block adds starts small, the more so the more blocks add.

@@ -147,7 +147,9 @@ class Kitchen:
             halves = self.corpus.of(language, "validation").tensor_split(2)
             windows = max(1, self.settings.windows // 2)
             model, context = self.taught.model, self.settings.context
-            found[language] = [bits_per_byte(self.device, model, half, windows, context) for half in halves]
+            found[language] = [
+                bits_per_byte(self.device, model, half, windows, context, self.corpus.lengths) for half in halves
+            ]
         return found
 
     def pairs(self, text: str, size: int) -> list[tuple[Tensor, Tensor]]:

@@ -45,6 +45,8 @@ class Settings:
     heads: int = 6
     context: int = 512
     rank: int = 8
+    vocabulary: int = 256
+    """How many kinds of tokens there are: bytes, or more of them where a corpus was put into longer ones."""
 
     english_steps: int = 2500
     english_batch: int = 64
@@ -85,6 +87,18 @@ class Settings:
 
 LARGE = Settings(width=768, layers=9, heads=12)
 """4.4 times as many weights; size is all that differs."""
+
+HUGE = Settings(
+    width=768,
+    layers=12,
+    heads=12,
+    vocabulary=16_384,
+    english_steps=3000,
+    english_rate=6e-4,
+    python_rate={"full": 2e-4, "lora": 1e-3},
+)
+"""110 million weights over tokens of some four bytes, which read every English text about eight times: as near to a
+pretrained model as a card comes in minutes."""
 
 REHEARSAL = Settings(
     width=32,

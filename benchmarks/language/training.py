@@ -83,15 +83,30 @@ def batches(text: Tensor, steps: int, size: int, context: int, *purpose: str | i
 
 
 @torch.no_grad()
-def bits_per_byte(device: Device, model: GPT, text: Tensor, windows: int, context: int) -> float:
-    """Return the mean loss over pieces that are spread evenly over a text."""
+def bits_per_byte(
+    device: Device, model: GPT, text: Tensor, windows: int, context: int, lengths: Tensor | None = None
+) -> float:
+    """Return the mean loss over pieces that are spread evenly over a text.
+
+    Args:
+        device: where the model runs.
+        model: what predicts.
+        text: bytes, or other tokens.
+        windows: how many pieces.
+        context: how long they are.
+        lengths: how many bytes each kind of token stands for; one unless it is given.
+    """
     starts = torch.linspace(0, len(text) - context - 1, windows, dtype=torch.float64).long().to(text.device)
     model.eval()
-    losses = [
-        device.loss(model, _windows(text, chosen, context)) * len(chosen) for chosen in starts.split(EVALUATED_TOGETHER)
-    ]
+    losses, counts = [], []
+    for chosen in starts.split(EVALUATED_TOGETHER):
+        pieces = _windows(text, chosen, context)
+        losses.append(device.loss(model, pieces) * len(chosen))
+        if lengths is not None:
+            counts.append(lengths[pieces[:, 1:]].sum())
     model.train()
-    return float(torch.stack(losses).sum()) / windows / math.log(2)
+    bits = float(torch.stack(losses).sum()) / windows / math.log(2)
+    return bits if lengths is None else bits * windows * context / int(torch.stack(counts).sum())
 
 
 def _windows(text: Tensor, starts: Tensor, context: int) -> Tensor:
