@@ -113,6 +113,13 @@ class Matrix(ABC):
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Matrix":
         """Return the same with each of its tensors changed: moved, or in another precision."""
 
+    def at_hand(self, d: Displacement) -> "Matrix":
+        """Return Q where D is, and as precise: it may be kept elsewhere, or in fewer bits."""
+        like = next(iter(d.values()))
+        if all(tensor.device == like.device and tensor.dtype == like.dtype for tensor in self.tensors().values()):
+            return self
+        return self.mapped(lambda tensor: moved_to(like.device, tensor).to(like.dtype))
+
     @property
     def is_finite(self) -> bool:
         """Whether it is made of numbers alone."""
@@ -129,8 +136,15 @@ class Form(ABC):
     elementwise: ClassVar[bool] = False
     """Whether Q acts on each weight by itself, so that weights can be walked through in any pieces."""
 
-    bears_rounding: ClassVar[bool] = True
-    """Whether Q pushes nothing away from the anchor once its tensors are rounded to 16 bits."""
+    @property
+    def bears_rounding(self) -> bool:
+        """Whether Q pushes nothing away from the anchor once its tensors are rounded to 16 bits."""
+        return True
+
+    @property
+    def kept_dtype(self) -> torch.dtype | None:
+        """The precision in which Q is kept from task to task; ``None`` for that of all that the guard keeps."""
+        return None
 
     @property
     def passes(self) -> int:
@@ -203,6 +217,11 @@ class Form(ABC):
     def settings(self) -> dict[str, Any]:
         """Return the form's name and settings as plain values, to be stored with a state."""
         return {"name": self.name, **written(self)}
+
+
+def moved_to(device: torch.device, tensor: Tensor) -> Tensor:
+    """Return a tensor on a device, before it is widened there: so fewer bytes go over the bus."""
+    return tensor.to(device, non_blocking=device.type != "cpu")
 
 
 def pulled_share(pull: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class Costs:
 
 def costs_of(memory: Memory) -> Costs:
     """Return what a guard takes for the parameters that it protects now."""
-    form, found = memory.driving.form, []
+    form, storage, found = memory.driving.form, memory.driving.storage, []
     for name, parameter in memory.parameters.items():
         if is_lazy(parameter):
             raise ConfigurationError(
@@ -92,7 +92,7 @@ def costs_of(memory: Memory) -> Costs:
     for block in memory.blocks(form):
         members = [measured[name] for name in block.parameters]
         cost, single = form.cost(block, measured), running_dtype(members[0]).itemsize
-        resting = memory.storage.dtype.itemsize if memory.storage.dtype else single
+        anchored, kept = (each.dtype.itemsize if each.dtype else single for each in (memory.storage, storage))
         weights = sum(parameter.numel() for parameter in members)
         parts = [memory.parameters[name] for name in memory.merged.parts.get(block.name, ())]
         # Of a merged weight the anchor is its adapter's, as parameters and as what they come to.
@@ -102,7 +102,7 @@ def costs_of(memory: Memory) -> Costs:
                 block.name,
                 weights,
                 cost.said,
-                resting * (cost.kept + anchors),
+                kept * cost.kept + anchored * anchors,
                 single * (cost.measuring + (weights if memory.gradient_term else 0)),
                 cost.applying,
             )

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -156,6 +156,7 @@ class Ledger:
     measure: Measure
     form: Form = field(default_factory=Diagonal)
     storage: Storage = field(default_factory=Storage)
+    """How its tensors are kept: as all of the guard's, but for a form that says in how many bits."""
     total: dict[str, Matrix] = field(default_factory=dict)
     """Q of every block so far, by the block's name."""
     held: dict[str, Matrix] = field(default_factory=dict)
@@ -174,6 +175,8 @@ class Ledger:
         _check_measure(self.measure)
         self.form.check(self.measure)
         self._refuse_rounding()
+        if self.form.kept_dtype is not None:
+            self.storage = replace(self.storage, dtype=self.form.kept_dtype)
         self.restart()
 
     @property
@@ -236,7 +239,7 @@ class Ledger:
             raise ConfigurationError(
                 f"state_dtype=torch.bfloat16 with form={self.form.name!r}: rounded to 16 bits, its matrix is no longer "
                 "positive semi-definite, and some directions would be pushed away from the anchor. Leave state_dtype "
-                "out, or take form='lowrank', which bears it."
+                "out, or take a form that bears it: Kronecker(bits=16), 'rotated' or 'lowrank'."
             )
 
     def _refuse_negative(self, omegas: Mapping[str, Tensor]) -> None:

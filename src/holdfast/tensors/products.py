@@ -6,8 +6,9 @@ from typing import Literal
 
 import torch
 
-Precision = Literal["float32", "tf32"]
-"""float32: in full. tf32: with inputs rounded to 10 bits, on GPUs that can; elsewhere in full. Doubles stay doubles."""
+Precision = Literal["float32", "tf32", "bfloat16"]
+"""float32: in full. tf32: with inputs rounded to 10 bits, on GPUs that can; elsewhere in full. Doubles stay doubles.
+bfloat16: of tensors that have 16 bits themselves, whatever they had before."""
 
 
 @contextlib.contextmanager

@@ -296,7 +296,7 @@ def _restored(
             )
         like = parameters[blocks[name].parameters[0]]
         matrix = ledger.form.restored(blocks[name], parts, parameters)
-        found[name] = matrix.mapped(Tensor.clone).mapped(partial(memory.resting, like=like))
+        found[name] = matrix.mapped(Tensor.clone).mapped(partial(memory.resting, like=like, storage=ledger.storage))
     return found
 
 
