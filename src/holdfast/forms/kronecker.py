@@ -35,7 +35,17 @@ from holdfast.forms.factors import (
 from holdfast.forms.layers import LayerForm, refuse_other_shapes
 from holdfast.forms.rotated import RotatedMatrix
 from holdfast.measures.base import Measure, SampleMeasure
-from holdfast.persample.reductions import Basis, Block, Reduction, Side, factors_of, joined, sums_shape, taken_apart
+from holdfast.persample.reductions import (
+    COUNTS,
+    Basis,
+    Block,
+    Reduction,
+    Side,
+    factors_of,
+    joined,
+    sums_shape,
+    taken_apart,
+)
 from holdfast.settings import added, choice, require
 from holdfast.tensors.products import Precision, products_in
 
@@ -346,7 +356,7 @@ class Kronecker(LayerForm):
                 columns += self.basis_shape(side, size)[-1] * (2 if self._is_spectrum(side) else 1)
         sides = {side for side, _ in pairs}
         said = "kronecker" if sides == {"dense"} else f"kronecker, outputs {pairs[0][0]}, inputs {pairs[1][0]}"
-        return Cost(sum(kept), sum(measuring), math.prod(block.size) * max(1, columns), said)
+        return Cost(sum(kept), sum(measuring) + COUNTS, math.prod(block.size) * max(1, columns), said)
 
     def _shapes(self, block: Block) -> dict[str, tuple[int, ...]]:
         """Return the names and shapes of all that a layer's Q is made of."""

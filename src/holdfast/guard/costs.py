@@ -6,6 +6,8 @@ from torch.nn.parameter import is_lazy
 
 from holdfast.errors import ConfigurationError
 from holdfast.guard.memory import Memory
+from holdfast.guard.turns import measuring_bytes
+from holdfast.tensors.in_words import in_bytes
 from holdfast.tensors.storage import running_dtype
 
 _SHOWN = 12
@@ -103,17 +105,8 @@ def costs_of(memory: Memory) -> Costs:
                 weights,
                 cost.said,
                 kept * cost.kept + anchored * anchors,
-                single * (cost.measuring + (weights if memory.gradient_term else 0)),
+                measuring_bytes(form, block, measured) + (single * weights if memory.gradient_term else 0),
                 cost.applying,
             )
         )
     return Costs(tuple(found), form.name)
-
-
-def in_bytes(count: float) -> str:
-    """Return a number of bytes in the unit that suits it."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    raise AssertionError

@@ -291,11 +291,12 @@ class Ledger:
             if name in total and self.measure.total != "replace":
                 known = total[name] if total[name].block == matrix.block else total[name].widened(matrix.block)
                 earlier = known.mapped(partial(at_hand, parameter=like))
+                own = _awake(matrix, like)
                 if self.measure.total == "average":
                     before = decay * self.weights.get(name, 0.0)
-                    added = matrix.plus(earlier, before).scaled(1 / (1 + before))
+                    added = own.plus(earlier, before).scaled(1 / (1 + before))
                 else:
-                    added = matrix.plus(earlier, decay)
+                    added = own.plus(earlier, decay)
             total[name] = added.mapped(partial(self.storage.resting, parameter=like))
             if not total[name].is_finite:
                 raise NotFiniteError(
@@ -357,6 +358,14 @@ class Ledger:
         self.running = {
             state: self.running.get(state, {}) if lifetime == "lasting" else {} for state, lifetime in lifetimes.items()
         }
+
+
+def _awake(matrix: Matrix, like: Tensor) -> Matrix:
+    """Return what was found as it was measured: where layers are taken in turns, it has been put to rest since."""
+    dtype = running_dtype(like)
+    if all(tensor.dtype == dtype and tensor.device == like.device for tensor in matrix.tensors().values()):
+        return matrix
+    return matrix.mapped(lambda tensor: at_hand(tensor, like).to(dtype))
 
 
 def diagonal_of(matrices: Mapping[str, Matrix]) -> dict[str, Tensor]:

@@ -26,6 +26,10 @@ Side = Literal["dense", "blocks", "lowrank", "diagonal", "identity"]
 added up first, its diagonal, or nothing, since it is taken to be 1."""
 
 
+COUNTS = 3
+"""Numbers that a block has beside its factors: what A is divided by, and by which of two ways they came."""
+
+
 class Sides(NamedTuple):
     """How much is kept of a block's two factors."""
 
