@@ -179,6 +179,47 @@ def test_it_is_saved_and_loaded_as_it_was_and_its_cost_is_known_before(form, tmp
             assert all(torch.equal(t, other.matrices[name].tensors()[key]) for key, t in matrix.tensors().items())
 
 
+class Queries(torch.nn.Module):
+    """Three layers with one input, as in attention, and one with another."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(4, size) for size in (5, 5, 3))
+        self.head = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.v(x)) * (self.q(x) * self.k(x)).sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("kind", [Rotated, Kronecker])
+def test_layers_that_see_the_same_inputs_keep_what_is_known_of_them_once(kind, tmp_path):
+    torch.manual_seed(0)
+    model, x = Queries().double(), torch.randn(8, 4, dtype=torch.float64)
+    apart, shared = guarded(model, x, kind()), guarded(model, x, kind(share_inputs=True))
+    key = "UA" if kind is Rotated else "A"
+    for name, matrix in shared.matrices.items():
+        expected = dense_of(apart.matrices[name])
+        torch.testing.assert_close(dense_of(matrix), expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
+
+    def bases(guard):
+        return [guard.matrices[f"{name}.weight"].tensors()[key] for name in ("q", "k", "v", "head")]
+
+    shared.save(tmp_path / "guard.safetensors")
+    again = holdfast.Consolidator(model, "EWC", form=kind(share_inputs=True))
+    again.load(tmp_path / "guard.safetensors")
+    for guard in (shared, again):
+        q, k, v, head = bases(guard)
+        assert q is k is v is not head
+        distinct = {id(t): t for m in guard.matrices.values() for t in m.tensors().values()}.values()
+        assert guard.cost().kept == sum(t.nbytes for t in [*distinct, *guard.anchor.values()])
+    assert apart.cost().kept - shared.cost().kept == 2 * 8 * 25
+    before, own = shared.matrices["k.weight"], guarded(model, x + 0.3, kind()).matrices["k.weight"].trace()
+    wanted = before.trace() + own
+    shared.consolidate([x + 0.3])
+    torch.testing.assert_close(shared.matrices["k.weight"].trace(), wanted, rtol=1e-9, atol=0)
+    assert (len({id(basis) for basis in bases(shared)}) == 2) == (kind is Rotated)
+
+
 def test_a_step_is_held_from_16_bits_as_from_32():
     model, x = network_and_inputs("mlp")
     start = {name: p.detach().clone() for name, p in model.named_parameters()}

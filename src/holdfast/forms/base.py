@@ -147,6 +147,11 @@ class Form(ABC):
         return None
 
     @property
+    def keeps_equal_once(self) -> bool:
+        """Whether blocks may have tensors in common, which are then kept once."""
+        return False
+
+    @property
     def passes(self) -> int:
         """How many times the engine goes through the samples."""
         return 1

@@ -286,6 +286,8 @@ class Kronecker(LayerForm):
         rank: how many directions are kept of a side of low rank.
         bits: in how many Q is kept, 32 or 16 (bfloat16), whatever the guard's ``state_dtype`` says of the anchor. In 16
             factors are kept as eigenvectors and eigenvalues: rounded themselves they would not be positive any more.
+        share_inputs: whether layers that see the same inputs, as queries, keys and values do, have their factor in
+            common, which after one task it is; sums of several tasks weigh it by each layer's other one.
         precision: of the products in the hold, ``"float32"``, or with 16 bits also ``"tf32"`` and ``"bfloat16"``.
     """
 
@@ -391,4 +393,5 @@ class Kronecker16(Kronecker):
     _: dataclasses.KW_ONLY
     largest_block: int = 2048
     bits: int = 16
+    share_inputs: bool = True
     precision: Precision = "bfloat16"

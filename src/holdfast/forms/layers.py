@@ -30,6 +30,7 @@ class LayerForm(Form):
     largest_block: int = added(1024)
     rank: int = added(256)
     bits: int = added(32)
+    share_inputs: bool = added(False)
 
     side_choices: ClassVar[tuple[Side, ...]] = get_args(Side)
     """How much may be kept of a factor."""
@@ -43,6 +44,12 @@ class LayerForm(Form):
         for name in ("largest_block", "rank"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), expected, least=1))
         require(self.bits in (16, 32), f"bits={self.bits!r}", "16 or 32")
+        require(isinstance(self.share_inputs, bool), f"share_inputs={self.share_inputs!r}", "True or False")
+
+    @property
+    def keeps_equal_once(self) -> bool:
+        """Whether layers that see the same inputs have their factor, or its eigenvectors, in common."""
+        return self.share_inputs
 
     @property
     def kept_dtype(self) -> torch.dtype | None:

@@ -242,16 +242,34 @@ def summed_basis(
     decay: float,
     sizes: tuple[int, int],
     ranks: Sequence[int | None] = (None, None),
+    inputs: Tensor | None = None,
 ) -> tuple[Basis, Basis]:
-    """Return the eigenvectors and eigenvalues of one task's balanced factors, and others' with them."""
+    """Return the eigenvectors and eigenvalues of one task's balanced factors, and others' with them.
+
+    Of inputs whose eigenvectors are given, only what lies along these.
+    """
     if theirs is not None:
         root = decay**0.5
         own = tuple(a if a is None or b is None else a + root * b for a, b in zip(own, theirs, strict=True))  # type: ignore[assignment]
-    found = [eigenbasis(factor, size) for factor, size in zip(own, sizes, strict=True)]
+    found = [
+        eigenbasis(own[0], sizes[0]),
+        eigenbasis(own[1], sizes[1]) if inputs is None else _along(own[1], inputs, sizes),
+    ]
     (u_g, l_g), (u_a, l_a) = (
         pair if rank is None else thin(*pair, rank) for pair, rank in zip(found, ranks, strict=True)
     )
     return Basis(u_g, u_a), Basis(l_g, l_a)
+
+
+def _along(factor: Factor, u: Tensor, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return some coordinates, and the diagonal that a factor of the inputs has there."""
+    assert factor is not None
+    return u, (u * (factor @ u)).sum(-2).flatten()[: sizes[1]].clamp(min=0)
+
+
+def _is_same(one: Tensor, other: Tensor | None) -> bool:
+    """Whether two layers have seen the same inputs."""
+    return other is not None and one.shape == other.shape and one.device == other.device and torch.equal(one, other)
 
 
 def _like(tensor: Tensor, other: Tensor) -> Tensor:
@@ -307,6 +325,8 @@ class Rotated(LayerForm):
         largest_block: how large a block is at most; they are of one size, as nearly as can be.
         rank: how many directions are kept of a side of low rank.
         bits: in how many Q is kept, 32 or 16 (bfloat16), whatever the guard's ``state_dtype`` says of the anchor.
+        share_inputs: whether layers that see the same inputs, as queries, keys and values do, have the inputs'
+            coordinates in common: those that are the first one's, which after one task are everyone's.
     """
 
     sharing: Sharing = "exact"
@@ -349,6 +369,7 @@ class Rotated(LayerForm):
     ) -> dict[str, Tensor]:
         """Return, after the first pass, the eigenbases of the factors of all tasks so far."""
         found = dict(means)
+        seen: list[tuple[Tensor, Tensor]] = []
         for block in blocks:
             if f"{block.name}/G" not in means and f"{block.name}/A" not in means:
                 continue
@@ -356,7 +377,11 @@ class Rotated(LayerForm):
             if isinstance(before, RotatedMatrix) and before.block == block:
                 like = next(factor for factor in own if factor is not None)
                 theirs = balanced(*before.mapped(partial(_like, other=like)).factors)
-            basis, spectra = summed_basis(own, theirs, decay, block.size)
+            inputs = means.get(f"{block.name}/A") if self.share_inputs else None
+            shared = next((u for a, u in seen if _is_same(a, inputs)), None)
+            basis, spectra = summed_basis(own, theirs, decay, block.size, inputs=shared)
+            if inputs is not None and basis.inputs is not None and shared is None:
+                seen.append((inputs, basis.inputs))
             for kind, pair in (("U", basis), ("L", spectra)):
                 found |= {f"{block.name}/{kind}{k}": t for k, t in zip("GA", pair, strict=True) if t is not None}
             for key in "GA":
@@ -422,6 +447,7 @@ class Rotated16(Rotated):
     _: dataclasses.KW_ONLY
     largest_block: int = 2048
     bits: int = 16
+    share_inputs: bool = True
 
 
 def _pair(tensors: Mapping[str, Tensor], kind: str) -> Basis:

@@ -90,7 +90,7 @@ def costs_of(memory: Memory) -> Costs:
             raise ConfigurationError(
                 f"{name!r} has no shape yet, so what it takes is not known. Run the model once on a batch before."
             )
-    measured = memory.measured
+    measured, counted = memory.measured, set()
     for block in memory.blocks(form):
         members = [measured[name] for name in block.parameters]
         cost, single = form.cost(block, measured), running_dtype(members[0]).itemsize
@@ -99,12 +99,19 @@ def costs_of(memory: Memory) -> Costs:
         parts = [memory.parameters[name] for name in memory.merged.parts.get(block.name, ())]
         # Of a merged weight the anchor is its adapter's, as parameters and as what they come to.
         anchors = 2 * sum(part.numel() for part in parts) if parts else weights * (2 if memory.leans else 1)
+        own = memory.driving.total.get(block.name)
+        if own is not None and form.keeps_equal_once:  # known by now, and how much of it another block has too
+            new = [tensor for tensor in own.tensors().values() if id(tensor) not in counted]
+            counted |= {id(tensor) for tensor in new}
+            q = sum(tensor.nbytes for tensor in new)
+        else:
+            q = kept * cost.kept
         found.append(
             BlockCost(
                 block.name,
                 weights,
                 cost.said,
-                kept * cost.kept + anchored * anchors,
+                q + anchored * anchors,
                 measuring_bytes(form, block, measured) + (single * weights if memory.gradient_term else 0),
                 cost.applying,
             )

@@ -1,7 +1,7 @@
 """What is kept for one measure: the total so far, and the running states of the current task."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from holdfast.guard.strengths import PatternStrengths, total_trace
 from holdfast.measures import Measure, PathMeasure, SampleMeasure
 from holdfast.measures.base import Finished, States
 from holdfast.tensors.in_words import amount, spread
+from holdfast.tensors.once import Once, each_as_it_is
 from holdfast.tensors.sharding import local, whole_maxima, whole_sums, wrap_local
 from holdfast.tensors.storage import Storage, at_hand, running_dtype
 
@@ -284,7 +285,7 @@ class Ledger:
         self, found: Mapping[str, Matrix], decay: float, parameters: Mapping[str, Tensor]
     ) -> dict[str, Matrix]:
         """Return the total with a task's importance taken in, changing nothing yet."""
-        total, decay = dict(self.total), self.decayed(decay)
+        total, decay, once = dict(self.total), self.decayed(decay), self.once()
         for name, matrix in found.items():
             like = parameters[matrix.block.parameters[0]]
             added = matrix
@@ -297,7 +298,7 @@ class Ledger:
                     added = own.plus(earlier, before).scaled(1 / (1 + before))
                 else:
                     added = own.plus(earlier, decay)
-            total[name] = added.mapped(partial(self.storage.resting, parameter=like))
+            total[name] = added.mapped(partial(self.storage.resting, parameter=like)).mapped(once)
             if not total[name].is_finite:
                 raise NotFiniteError(
                     f"{self.measure.name}: the importance of {name!r} is not finite, so nothing was consolidated; the "
@@ -305,6 +306,10 @@ class Ledger:
                     "weights; restart_task() drops what was gathered since the last consolidation."
                 )
         return total
+
+    def once(self) -> Callable[[Tensor], Tensor]:
+        """Return what gives equal tensors of several blocks as one, where the form lets them have any in common."""
+        return Once() if self.form.keeps_equal_once else each_as_it_is
 
     def shares(self, block: str, decay: float) -> tuple[float, float]:
         """Return by what a block's total and a task's importance are multiplied where they become the next total."""

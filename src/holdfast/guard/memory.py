@@ -354,7 +354,7 @@ class Memory:
             self._follow(name, parameter)
         for ledger in self.ledgers.values():
             for matrices in (ledger.total, ledger.held):
-                self._follow_matrices(matrices, ledger.storage)
+                self._follow_matrices(matrices, ledger)
 
     def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""
@@ -474,13 +474,14 @@ class Memory:
                 if known is not None and not storage.is_in_place(known, parameter):
                     kept[name] = keep(like_parameter(known, parameter), parameter)
 
-    def _follow_matrices(self, matrices: dict[str, Matrix], storage: Storage) -> None:
+    def _follow_matrices(self, matrices: dict[str, Matrix], ledger: Ledger) -> None:
         """Do the same with importances, those of the diagonal spread as the parameters are."""
+        storage, once = ledger.storage, ledger.once()
         for name, matrix in list(matrices.items()):
             like = self.measured.get(matrix.block.parameters[0])
             if like is None or all(storage.is_in_place(tensor, like) for tensor in matrix.tensors().values()):
                 continue
-            matrices[name] = matrix.mapped(partial(self.resting, like=like, storage=storage))
+            matrices[name] = matrix.mapped(partial(self.resting, like=like, storage=storage)).mapped(once)
 
     @staticmethod
     def resting(tensor: Tensor, like: Tensor, storage: Storage) -> Tensor:
