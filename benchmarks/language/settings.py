@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from holdfast.forms import Form, Kronecker, Rotated
+from holdfast.forms import Form, Kronecker, Kronecker16, Rotated, Rotated16
 
 MEASURES = ("L2", "EWC", "SOS", "MAS")
 DAMPING = 1e-3
@@ -10,8 +10,21 @@ FORMS: dict[str, Form] = {
     "rotated by position": Rotated(sharing="expand", damping=DAMPING, precision="tf32"),
     "rotated": Rotated(damping=DAMPING, precision="tf32"),
     "Kronecker": Kronecker(damping=DAMPING),
+    "rotated16": Rotated16(sharing="expand", damping=DAMPING),
+    "rotated16, blocks of 385": Rotated16(sharing="expand", damping=DAMPING, largest_block=385),
+    "rotated16, blocks of 129": Rotated16(sharing="expand", damping=DAMPING, largest_block=129),
+    "rotated16, rank 96": Rotated16(sharing="expand", damping=DAMPING, outputs="lowrank", inputs="lowrank", rank=96),
+    "rotated16, inputs alone": Rotated16(sharing="expand", damping=DAMPING, outputs="identity"),
+    "Kronecker16": Kronecker16(damping=DAMPING),
+    "Kronecker16, blocks of 129": Kronecker16(damping=DAMPING, largest_block=129),
 }
-"""EWC in other forms than the diagonal, of the same labels drawn for the same English."""
+"""EWC in other forms than the diagonal, of the same labels drawn for the same English.
+
+The study's network is 384 wide, and four times that within its blocks: with biases, blocks of 385 leave a side as it is
+or take it in four, as blocks of 2048 take sides of 2048 and 6144, and blocks of 129 take each in three or twelve.
+"""
+SMALLER = tuple(name for name in FORMS if "16" in name)
+"""Forms that take less than the rotated one in full."""
 ADAPTER_MEASURES = (*MEASURES, "L2 of B")
 """L2 holds both factors of an adapter, the others B alone: so does this one, to tell importance from leaving A free."""
 UNGUARDED = ("shorter", "slower", "averaged", "replay")
