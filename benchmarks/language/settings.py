@@ -13,7 +13,7 @@ FORMS: dict[str, Form] = {
     "rotated16": Rotated16(sharing="expand", damping=DAMPING),
     "rotated16, blocks of 385": Rotated16(sharing="expand", damping=DAMPING, largest_block=385),
     "rotated16, blocks of 129": Rotated16(sharing="expand", damping=DAMPING, largest_block=129),
-    "rotated16, rank 96": Rotated16(sharing="expand", damping=DAMPING, outputs="lowrank", inputs="lowrank", rank=96),
+    "rotated16, rank 48": Rotated16(sharing="expand", damping=DAMPING, outputs="lowrank", inputs="lowrank", rank=48),
     "rotated16, inputs alone": Rotated16(sharing="expand", damping=DAMPING, outputs="identity"),
     "Kronecker16": Kronecker16(damping=DAMPING),
     "Kronecker16, blocks of 129": Kronecker16(damping=DAMPING, largest_block=129),

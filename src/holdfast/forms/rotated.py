@@ -52,8 +52,8 @@ class RotatedMatrix(Matrix):
     Args:
         block: the layer.
         s: S, of outputs × inputs, or of as many numbers as there are along their coordinates.
-        basis: U_G and U_A, whole, in blocks or thin (:mod:`holdfast.forms.coordinates`); ``None`` for a side that stays
-            as it is.
+        basis: U_G and U_A, whole, in blocks, or thin, of which the rest is one coordinate more; ``None`` for a side that
+            stays as it is.
         spectra: the eigenvalues of the two factors that the basis is of; ``None`` for one that is 1.
         basis_of_sum: whether those factors are of all tasks so far, and not of the one alone that S is of.
         precision: of the products.
