@@ -116,9 +116,15 @@ class Matrix(ABC):
     def at_hand(self, d: Displacement) -> "Matrix":
         """Return Q where D is, and as precise: it may be kept elsewhere, or in fewer bits."""
         like = next(iter(d.values()))
-        if all(tensor.device == like.device and tensor.dtype == like.dtype for tensor in self.tensors().values()):
+        device, dtype = like.device, self.products_dtype(like)
+        if all(tensor.device == device and tensor.dtype == dtype for tensor in self.tensors().values()):
             return self
-        return self.mapped(lambda tensor: moved_to(like.device, tensor).to(like.dtype))
+        # First moved, then widened: so fewer bytes go over the bus.
+        return self.mapped(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu").to(dtype))
+
+    def products_dtype(self, d: Tensor) -> torch.dtype:
+        """Return in which precision Q is applied to some D; by default in D's own."""
+        return d.dtype
 
     @property
     def is_finite(self) -> bool:
@@ -222,11 +228,6 @@ class Form(ABC):
     def settings(self) -> dict[str, Any]:
         """Return the form's name and settings as plain values, to be stored with a state."""
         return {"name": self.name, **written(self)}
-
-
-def moved_to(device: torch.device, tensor: Tensor) -> Tensor:
-    """Return a tensor on a device, before it is widened there: so fewer bytes go over the bus."""
-    return tensor.to(device, non_blocking=device.type != "cpu")
 
 
 def pulled_share(pull: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from holdfast.forms.base import Cost, Displacement, Matrix, is_mean_of_squares, moved_to, pulled_share
+from holdfast.forms.base import Cost, Displacement, Matrix, is_mean_of_squares, pulled_share
 from holdfast.forms.factors import (
     Factor,
     KeptFactor,
@@ -47,7 +47,7 @@ from holdfast.persample.reductions import (
     taken_apart,
 )
 from holdfast.settings import added, choice, require
-from holdfast.tensors.products import Precision, products_in
+from holdfast.tensors.products import Precision, in_precision, products_in
 
 Sums = Literal["exact", "balanced", "nearest", "factors"]
 
@@ -90,16 +90,13 @@ class KroneckerMatrix(Matrix):
     def apply(self, d: Displacement) -> dict[str, Tensor]:
         """Return G D A: in full precision, unless spectra are kept: rounded factors are not positive any more."""
         matrix = joined(self.block, d)
-        own = matrix.bfloat16() if self.precision == "bfloat16" else matrix
+        own = matrix.to(self.products_dtype(matrix))
         with products_in(self.precision, self._device):
             return taken_apart(self.block, times(self.g, own, self.a).to(matrix.dtype))
 
-    def at_hand(self, d: Displacement) -> Matrix:
-        """Return it where D is; where products are made in 16 bits, in these."""
-        if self.precision != "bfloat16":
-            return super().at_hand(d)
-        device = next(iter(d.values())).device
-        return self.mapped(lambda tensor: moved_to(device, tensor).to(torch.bfloat16))
+    def products_dtype(self, d: Tensor) -> torch.dtype:
+        """Return 16 bits where products are to be made in these."""
+        return in_precision(self.precision, d.dtype)
 
     def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         """Return (GB)(ACAᵀ) and (BᵀGB)(AC), with C the inputs' factor: nothing is larger than B, A and the factors."""

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from holdfast.forms.base import Cost, Displacement, Matrix, moved_to, pulled_share
+from holdfast.forms.base import Cost, Displacement, Matrix, pulled_share
 from holdfast.forms.coordinates import (
     along,
     along_outputs,
@@ -43,7 +43,7 @@ from holdfast.persample.reductions import (
     taken_apart,
 )
 from holdfast.settings import choice
-from holdfast.tensors.products import Precision, products_in
+from holdfast.tensors.products import Precision, in_precision, products_in
 
 
 class RotatedMatrix(Matrix):
@@ -52,8 +52,8 @@ class RotatedMatrix(Matrix):
     Args:
         block: the layer.
         s: S, of outputs × inputs, or of as many numbers as there are along their coordinates.
-        basis: U_G and U_A, whole, in blocks, or thin, of which the rest is one coordinate more; ``None`` for a side that
-            stays as it is.
+        basis: U_G and U_A, whole, in blocks, or thin, of which the rest is one coordinate more; ``None`` for a side
+            that stays as it is.
         spectra: the eigenvalues of the two factors that the basis is of; ``None`` for one that is 1.
         basis_of_sum: whether those factors are of all tasks so far, and not of the one alone that S is of.
         precision: of the products.
@@ -87,13 +87,6 @@ class RotatedMatrix(Matrix):
         g, a = (composed(u, values) for u, values in zip(self.basis, self.spectra, strict=True))
         return g, a
 
-    def at_hand(self, d: Displacement) -> Matrix:
-        """Return it where D is; where products are made in 16 bits, in these."""
-        if self.precision != "bfloat16":
-            return super().at_hand(d)
-        device = next(iter(d.values())).device
-        return self.mapped(lambda tensor: moved_to(device, tensor).to(torch.bfloat16))
-
     def apply(self, d: Displacement) -> dict[str, Tensor]:
         """Return U_G (S∘(U_Gᵀ D U_A)) U_Aᵀ."""
         return self._in_coordinates(d, torch.mul, rounded=True)
@@ -101,7 +94,7 @@ class RotatedMatrix(Matrix):
     def value(self, d: Displacement) -> Tensor:
         """Return the sum of S∘(U_Gᵀ D U_A)²."""
         matrix = joined(self.block, d)
-        dtype = self._products_dtype(matrix)
+        dtype = self.products_dtype(matrix)
         with products_in(self.precision, self.s.device):
             turned = self._turned(matrix.to(dtype), dtype).to(matrix.dtype)
             return (self._spread(matrix.dtype) * turned.square()).sum()
@@ -134,7 +127,7 @@ class RotatedMatrix(Matrix):
         self, d: Displacement, change: Callable[[Tensor, Tensor], Tensor], *, rounded: bool = False
     ) -> dict[str, Tensor]:
         matrix = joined(self.block, d)
-        dtype = self._products_dtype(matrix) if rounded else matrix.dtype
+        dtype = self.products_dtype(matrix) if rounded else matrix.dtype
         u_g, u_a = self._basis_in(dtype)
         with products_in(self.precision, self.s.device):
             found = change(self._turned(matrix.to(dtype), dtype), self._spread(dtype))
@@ -146,8 +139,9 @@ class RotatedMatrix(Matrix):
         u_g, u_a = self._basis_in(dtype)
         return along(along_outputs(matrix, u_g), u_a)
 
-    def _products_dtype(self, matrix: Tensor) -> torch.dtype:
-        return torch.bfloat16 if self.precision == "bfloat16" else matrix.dtype
+    def products_dtype(self, d: Tensor) -> torch.dtype:
+        """Return 16 bits where products are to be made in these."""
+        return in_precision(self.precision, d.dtype)
 
     def _basis_in(self, dtype: torch.dtype) -> Basis:
         return Basis(*(None if u is None else u.to(dtype) for u in self.basis))

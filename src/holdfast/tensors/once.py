@@ -6,6 +6,9 @@ from torch import Tensor
 LEAST = 2
 """Dimensions of what is looked at: vectors take too little to be worth it."""
 
+FEW = 16
+"""Numbers of a tensor that are looked at first."""
+
 
 class Once:
     """Gives for each tensor the first of those given so far that is equal to it, number by number."""
@@ -17,7 +20,8 @@ class Once:
         """Return a tensor, or one that was given before and is the same."""
         if tensor.ndim < LEAST or tensor.is_meta:
             return tensor
-        known = self._known.setdefault((tensor.shape, tensor.dtype, tensor.device), [])
+        few = tensor.reshape(-1)[:: max(1, tensor.numel() // FEW)]  # so that all numbers are compared of few
+        known = self._known.setdefault((tensor.shape, tensor.dtype, tensor.device, *few.tolist()), [])
         for other in known:
             if torch.equal(tensor, other):
                 return other

@@ -11,6 +11,11 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 bfloat16: of tensors that have 16 bits themselves, whatever they had before."""
 
 
+def in_precision(precision: Precision, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of tensors that are to be multiplied in a precision, which had another."""
+    return torch.bfloat16 if precision == "bfloat16" else dtype
+
+
 @contextlib.contextmanager
 def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
     """Multiply matrices in a precision, also where autocast would take 16 bits."""
