@@ -2,20 +2,23 @@
 
 import argparse
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks.language import corpus, recipe_report, recipes, report, study
+from benchmarks.language import corpus, recipe_report, recipes, report, small_forms, study
 from benchmarks.language.adapter_recipes import ADAPTER_RECIPES
 from benchmarks.language.english import new_model
 from benchmarks.language.frontier import points
-from benchmarks.language.settings import REHEARSAL, Settings
+from benchmarks.language.settings import REHEARSAL, SMALL, Settings
+from benchmarks.language.small_forms import SMALL_RECIPES
 from benchmarks.language.training import Device
 
 LINES = "language.jsonl"
 RECIPE_LINES = "recipes.jsonl"
 ADAPTER_LINES = "adapter-recipes.jsonl"
+SMALL_LINES = "small-forms.jsonl"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -46,16 +49,17 @@ def _begun(options: argparse.Namespace, settings: Settings) -> tuple[Settings, D
 
 
 def _recipes(options: argparse.Namespace) -> None:
-    settings = recipes.study_settings(REHEARSAL if options.rehearse else Settings())
+    settings = recipes.study_settings(REHEARSAL if options.rehearse else SMALL if options.small else Settings())
     settings, device, text = _begun(options, settings)
-    lines = options.results / (ADAPTER_LINES if options.adapter else RECIPE_LINES)
-    known = ADAPTER_RECIPES if options.adapter else recipes.RECIPES
+    lines = options.results / (SMALL_LINES if options.small else ADAPTER_LINES if options.adapter else RECIPE_LINES)
+    known = SMALL_RECIPES if options.small else ADAPTER_RECIPES if options.adapter else recipes.RECIPES
     first, *others = known
     asked = [first, *(recipe for recipe in others if not options.only or recipe.name in options.only)]
     done = recipes.run(settings, text.to(device.device), device, lines, options.work, options.seconds, asked)
     looked = recipes.read(lines)
     if looked:
-        print(recipe_report.write(options.results, looked, text.digest(), known))
+        writer = small_forms.write if options.small else partial(recipe_report.write, recipes=known)
+        print(writer(options.results, looked, text.digest()))
     print(f"{len(looked)} trials; " + ("done" if done else "time is up: the same command goes on"), flush=True)
 
 
@@ -82,6 +86,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     run = commands.add_parser("run", help="learn and teach; what is finished is not run again")
     cook = commands.add_parser("recipes", help="guards, old and own text, merging, and all of them together")
     cook.add_argument("--adapter", action="store_true", help="by an adapter, held by its factors and by merged weights")
+    cook.add_argument("--small", action="store_true", help="forms that take less, at a size for a CPU")
     for command in (run, cook):
         command.add_argument("corpus", type=Path)
         command.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")
@@ -89,7 +94,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
         command.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after so many")
         command.add_argument("--rehearse", action="store_true", help="at a size for a CPU; give --results of its own")
-    names = [recipe.name for recipe in (*recipes.RECIPES, *ADAPTER_RECIPES)]
+    names = [recipe.name for recipe in (*recipes.RECIPES, *ADAPTER_RECIPES, *SMALL_RECIPES)]
     cook.add_argument(
         "--only", nargs="+", metavar="recipe", choices=names, help="and fine-tuning, beside which they are"
     )

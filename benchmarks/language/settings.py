@@ -13,7 +13,7 @@ FORMS: dict[str, Form] = {
     "rotated16": Rotated16(sharing="expand", damping=DAMPING),
     "rotated16, blocks of 385": Rotated16(sharing="expand", damping=DAMPING, largest_block=385),
     "rotated16, blocks of 129": Rotated16(sharing="expand", damping=DAMPING, largest_block=129),
-    "rotated16, rank 48": Rotated16(sharing="expand", damping=DAMPING, outputs="lowrank", inputs="lowrank", rank=48),
+    "rotated16, rank 96": Rotated16(sharing="expand", damping=DAMPING, outputs="lowrank", inputs="lowrank", rank=96),
     "rotated16, inputs alone": Rotated16(sharing="expand", damping=DAMPING, outputs="identity"),
     "Kronecker16": Kronecker16(damping=DAMPING),
     "Kronecker16, blocks of 129": Kronecker16(damping=DAMPING, largest_block=129),
@@ -25,6 +25,13 @@ or take it in four, as blocks of 2048 take sides of 2048 and 6144, and blocks of
 """
 SMALLER = tuple(name for name in FORMS if "16" in name)
 """Forms that take less than the rotated one in full."""
+FORMS |= {
+    "rotated16, blocks of 65": Rotated16(sharing="expand", damping=DAMPING, largest_block=65),
+    "rotated16, blocks of 22": Rotated16(sharing="expand", damping=DAMPING, largest_block=22),
+    "rotated16, rank 16": Rotated16(sharing="expand", damping=DAMPING, outputs="lowrank", inputs="lowrank", rank=16),
+    "Kronecker16, blocks of 22": Kronecker16(damping=DAMPING, largest_block=22),
+}
+"""Likewise for a network of 64."""
 ADAPTER_MEASURES = (*MEASURES, "L2 of B")
 """L2 holds both factors of an adapter, the others B alone: so does this one, to tell importance from leaving A free."""
 UNGUARDED = ("shorter", "slower", "averaged", "replay")
@@ -95,6 +102,21 @@ class Settings:
         """Return what a method is run with: strengths, or shares where there is no guard."""
         return self.unguarded[method] if method in UNGUARDED else self.strengths
 
+
+SMALL = Settings(
+    width=64,
+    layers=2,
+    heads=2,
+    context=64,
+    english_steps=600,
+    english_batch=16,
+    english_rate=3e-3,
+    python_steps=100,
+    python_batch=16,
+    windows=128,
+    seeds=(0,),
+)
+"""A study that a CPU runs through in half an hour: what comes out is an order among forms, in a small network."""
 
 REHEARSAL = Settings(
     width=32,

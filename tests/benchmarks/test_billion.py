@@ -29,7 +29,7 @@ def test_a_cost_that_is_not_what_is_kept_is_refused():
 
 def test_factors_are_measured_also_in_turns():
     *_, report = billion_forms.factors(None, CPU, True)
-    assert list(report.seconds)[-1] == "in turns" and len(report.seconds) == 5
+    assert list(report.seconds)[-1] == "in turns" and len(report.seconds) == 4
     assert all("passes" in note for note in report.notes[1:])
 
 

@@ -388,7 +388,7 @@ class Kronecker16(Kronecker):
     outputs: Side = "blocks"
     inputs: Side = "blocks"
     _: dataclasses.KW_ONLY
-    largest_block: int = 2048
+    largest_block: int = 8192
     bits: int = 16
     share_inputs: bool = True
     precision: Precision = "bfloat16"

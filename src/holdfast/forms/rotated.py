@@ -430,16 +430,16 @@ class Rotated(LayerForm):
 class Rotated16(Rotated):
     """The rotated form in half the bytes: S and bases in bfloat16, by which products are made, and the anchor as it is.
 
-    Sides of more than ``largest_block`` are rotated in blocks, of which each takes its own eigenvectors. So a layer of
-    m × n weights takes 2(mn + m·min(m, b) + n·min(n, b)) bytes beside its anchor, and its hold no more than 4b
-    multiplications a weight and step, however wide it is.
+    Sides of more than ``largest_block`` = b are rotated in blocks, each by its own eigenvectors. So a layer of m × n
+    weights takes 2(mn + m·min(m, b) + n·min(n, b)) bytes beside its anchor, and its hold at most 4b multiplications a
+    weight and step, however wide it is.
     """
 
     outputs: Side = "blocks"
     inputs: Side = "blocks"
     precision: Precision = "bfloat16"
     _: dataclasses.KW_ONLY
-    largest_block: int = 2048
+    largest_block: int = 8192
     bits: int = 16
     share_inputs: bool = True
 
