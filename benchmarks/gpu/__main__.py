@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import billion, fisher, forms, plain_step, training
+from benchmarks.gpu import billion, billion_forms, fisher, forms, plain_step, training
 from holdfast.lab.data.locations import Datasets
 
 BENCHMARKS = {
@@ -18,6 +18,9 @@ BENCHMARKS = {
     "forms-split-cifar": forms.split_cifar,
     "billion-16": billion.with_16_bit_weights,
     "billion-32": billion.with_32_bit_weights,
+    "billion-forms-16": billion_forms.with_16_bit_weights,
+    "billion-forms-32": billion_forms.with_32_bit_weights,
+    "billion-factors": billion_forms.factors,
 }
 
 

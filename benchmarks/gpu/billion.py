@@ -1,10 +1,12 @@
-"""Fine-tuning a decoder of about a billion parameters, unprotected and with SOS: seconds a step, and memory."""
+"""Fine-tuning a decoder of about a billion parameters, unprotected and with SOS: seconds a step, and memory.
+
+How a loop is timed is that of the forms too, in ``billion_forms.py``.
+"""
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -33,11 +35,19 @@ class Size:
 FULL = Size(width=2048, layers=16, feed_forward=6144, vocabulary=32_000, sequences=16, length=1024, steps=15)
 SMALL = Size(width=32, layers=2, feed_forward=64, vocabulary=100, sequences=2, length=16, steps=2)
 
-CASES: dict[str, dict[str, Any] | None] = {
+Guarded = Callable[[torch.nn.Module], holdfast.Consolidator] | None
+"""What makes the guard of a case; ``None`` for the step without one."""
+
+
+def _sos(**storage: torch.dtype | str) -> Guarded:
+    return lambda model: holdfast.Consolidator(model, holdfast.SOS(), STRENGTH, **storage)  # type: ignore[arg-type]
+
+
+CASES: dict[str, Guarded] = {
     "unprotected": None,
-    "SOS, state in 16 bits": {"state_dtype": torch.bfloat16},
-    "SOS, state in 32 bits": {},
-    "SOS, state in 16 bits on the processor": {"state_dtype": torch.bfloat16, "state_device": "cpu"},
+    "SOS, state in 16 bits": _sos(state_dtype=torch.bfloat16),
+    "SOS, state in 32 bits": _sos(),
+    "SOS, state in 16 bits on the processor": _sos(state_dtype=torch.bfloat16, state_device="cpu"),
 }
 
 
@@ -49,6 +59,7 @@ class Loop:
     peak: int
     state: int
     parameters: int
+    guard: holdfast.Consolidator | None
 
 
 def with_16_bit_weights(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Report]:
@@ -66,11 +77,10 @@ def _report(weights: str, dtype: torch.dtype, device: torch.device, quick: bool)
     size = SMALL if quick else FULL
     rounds: dict[str, list[Loop]] = {case: [] for case in CASES}
     for _ in range(ROUNDS):
-        for case, storage in CASES.items():
-            rounds[case].append(_loop(size, dtype, storage, device))
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+        for case, guarded in CASES.items():
+            rounds[case].append(loop(size, dtype, guarded, device))
+            rounds[case][-1].guard = None
+            make_room(device)
     parameters = rounds["unprotected"][0].parameters
     notes = [
         (
@@ -98,13 +108,21 @@ def _report(weights: str, dtype: torch.dtype, device: torch.device, quick: bool)
     return report
 
 
-def _loop(size: Size, dtype: torch.dtype, storage: dict[str, Any] | None, device: torch.device) -> Loop:
+def make_room(device: torch.device) -> None:
+    """Give back what the case before has left."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def loop(size: Size, dtype: torch.dtype, guarded: Guarded, device: torch.device) -> Loop:
+    """Train a new model for a few steps, end a task, and time the steps after it."""
     torch.manual_seed(0)
-    model = _decoder(size).to(dtype)
+    model = decoder(size).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     guard = None
-    if storage is not None:
-        guard = holdfast.Consolidator(model, holdfast.SOS(), STRENGTH, **storage)
+    if guarded is not None:
+        guard = guarded(model)
         guard.attach(optimizer)
     batches = [torch.randint(size.vocabulary, (size.sequences, size.length), device=device) for _ in range(4)]
 
@@ -119,7 +137,8 @@ def _loop(size: Size, dtype: torch.dtype, storage: dict[str, Any] | None, device
     for i in range(3):
         step(i)
     if guard is not None:
-        guard.consolidate()
+        from_data = any(measure.needs.data for measure in guard.measures.values())
+        guard.consolidate([{"input_ids": batches[0][:2, : size.length // 2]}] if from_data else None)
     for i in range(2):
         step(i)
     _synchronise(device)
@@ -132,11 +151,13 @@ def _loop(size: Size, dtype: torch.dtype, storage: dict[str, Any] | None, device
         _synchronise(device)
         seconds.append(time.perf_counter() - began)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    state = 0 if guard is None else sum(tensor.nbytes for tensor in guard.state_dict()["tensors"].values())
-    return Loop(seconds, peak, state, sum(parameter.numel() for parameter in model.parameters()))
+    tensors = [] if guard is None else guard.state_dict()["tensors"].values()
+    state = sum({id(tensor): tensor.nbytes for tensor in tensors}.values())  # some layers have tensors in common
+    return Loop(seconds, peak, state, sum(parameter.numel() for parameter in model.parameters()), guard)
 
 
-def _decoder(size: Size) -> torch.nn.Module:
+def decoder(size: Size, device: str | None = None) -> torch.nn.Module:
+    """Return a Llama of random weights, on a GPU if there is one; on ``"meta"``, without them."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 (only this benchmark needs it)
 
     config = LlamaConfig(
@@ -148,5 +169,5 @@ def _decoder(size: Size) -> torch.nn.Module:
         max_position_embeddings=size.length,
         use_cache=False,
     )
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+    with torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")):
         return LlamaForCausalLM(config)

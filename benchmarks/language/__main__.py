@@ -2,11 +2,12 @@
 
 import argparse
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks.language import corpus, recipe_report, recipes, report, sources, study
+from benchmarks.language import corpus, recipe_report, recipes, report, small_forms, sources, study
 from benchmarks.language.adapter_recipes import ADAPTER_RECIPES
 from benchmarks.language.english import new_model
 from benchmarks.language.formats import report as format_report
@@ -16,13 +17,15 @@ from benchmarks.language.large_recipes import HUGE_RECIPES, LARGE_RECIPES
 from benchmarks.language.sequence import report as sequence_report
 from benchmarks.language.sequence import study as sequence
 from benchmarks.language.sequence.keeping import FREE, KEEPINGS, Keeping
-from benchmarks.language.settings import HUGE, LARGE, REHEARSAL, Settings
+from benchmarks.language.settings import HUGE, LARGE, REHEARSAL, TINY, Settings
+from benchmarks.language.small_forms import SMALL_RECIPES
 from benchmarks.language.training import Device
 
 LINES = "language.jsonl"
 RECIPE_LINES = "recipes.jsonl"
-SIZES = {"small": Settings(), "large": LARGE, "huge": HUGE}
-RECIPES = {"small": recipes.RECIPES, "large": LARGE_RECIPES, "huge": HUGE_RECIPES}
+SMALL_LINES = "small-forms.jsonl"
+SIZES = {"tiny": TINY, "small": Settings(), "large": LARGE, "huge": HUGE}
+RECIPES = {"tiny": SMALL_RECIPES, "small": recipes.RECIPES, "large": LARGE_RECIPES, "huge": HUGE_RECIPES}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -72,6 +75,8 @@ def _begun(options: argparse.Namespace, settings: Settings) -> tuple[Settings, D
 def _recipes(options: argparse.Namespace) -> None:
     settings, device, text = _begun(options, _of_size(options))
     lines = _lines(options, "adapter-recipes" if options.adapter else "recipes")
+    if options.size == "tiny":
+        lines = options.results / SMALL_LINES
     known = ADAPTER_RECIPES if options.adapter else RECIPES[options.size]
     first, *others = known
     asked = [first, *(recipe for recipe in others if not options.only or recipe.name in options.only)]
@@ -79,7 +84,9 @@ def _recipes(options: argparse.Namespace) -> None:
     looked = recipes.read(lines)
     if looked:
         flags = "" if options.size == "small" else f"--size {options.size} "
-        print(recipe_report.write(lines.with_suffix(".md"), looked, text.digest(), known, flags))
+        usual = partial(recipe_report.write, lines.with_suffix(".md"), recipes=known, flags=flags)
+        write = partial(small_forms.write, options.results) if options.size == "tiny" else usual
+        print(write(looked, text.digest()))
     print(f"{len(looked)} trials; " + ("done" if done else "time is up: the same command goes on"), flush=True)
 
 
@@ -161,7 +168,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--only", nargs="+", metavar="recipe", choices=[each.name for each in KEEPINGS])
     for command in (course, record):
         command.add_argument("--size", choices=["small", "large"], default="small", help="(default: small)")
-    cook.add_argument("--size", choices=SIZES, default="small", help="huge: of tokens (default: small)")
+    sizes = "tiny: forms that take less, on a CPU; huge: a network of tokens (default: small)"
+    cook.add_argument("--size", choices=SIZES, default="small", help=sizes)
     for command in (run, cook, course, record):
         command.add_argument("corpus", type=Path)
         command.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")
@@ -169,7 +177,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
         command.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after so many")
         command.add_argument("--rehearse", action="store_true", help="at a size for a CPU; give --results of its own")
-    names = [recipe.name for recipe in (*recipes.RECIPES, *ADAPTER_RECIPES)]
+    names = [recipe.name for recipe in (*recipes.RECIPES, *ADAPTER_RECIPES, *SMALL_RECIPES)]
     cook.add_argument(
         "--only", nargs="+", metavar="recipe", choices=names, help="and fine-tuning, beside which they are"
     )

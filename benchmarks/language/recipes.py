@@ -18,7 +18,7 @@ from torch import Tensor
 import holdfast
 from benchmarks.language.corpus import LANGUAGES, Corpus
 from benchmarks.language.english import Taught, is_learned, learn_english, new_guard, start_python, weights_of
-from benchmarks.language.settings import Settings
+from benchmarks.language.settings import SMALLER, Settings
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule
 from holdfast import Consolidator, Fisher, Form, Hold, Kronecker
 from holdfast.forms import Matrix
@@ -99,6 +99,7 @@ RECIPES = (
     Recipe("Kronecker", STRONG, guard="Kronecker"),
     Recipe("Fisher merge", merged_by="diagonal"),
     Recipe("RegMean merge", merged_by=Kronecker(outputs="identity")),
+    *(Recipe(name, STRONG, guard=name) for name in SMALLER),
 )
 """In order of worth."""
 

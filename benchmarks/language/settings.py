@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from holdfast.forms import Form, Kronecker, Rotated
+from holdfast.forms import Form, Kronecker, Kronecker16, Rotated, Rotated16
 
 MEASURES = ("L2", "EWC", "SOS", "MAS")
 DAMPING = 1e-3
@@ -10,8 +10,28 @@ FORMS: dict[str, Form] = {
     "rotated by position": Rotated(sharing="expand", damping=DAMPING, precision="tf32"),
     "rotated": Rotated(damping=DAMPING, precision="tf32"),
     "Kronecker": Kronecker(damping=DAMPING),
+    "rotated16": Rotated16(sharing="expand", damping=DAMPING),
+    "rotated16, blocks of 385": Rotated16(sharing="expand", damping=DAMPING, largest_block=385),
+    "rotated16, blocks of 129": Rotated16(sharing="expand", damping=DAMPING, largest_block=129),
+    "rotated16, rank 96": Rotated16(sharing="expand", damping=DAMPING, outputs="lowrank", inputs="lowrank", rank=96),
+    "rotated16, inputs alone": Rotated16(sharing="expand", damping=DAMPING, outputs="identity"),
+    "Kronecker16": Kronecker16(damping=DAMPING),
+    "Kronecker16, blocks of 129": Kronecker16(damping=DAMPING, largest_block=129),
 }
-"""EWC in other forms than the diagonal, of the same labels drawn for the same English."""
+"""EWC in other forms than the diagonal, of the same labels drawn for the same English.
+
+The study's network is 384 wide, and four times that within its blocks: with biases, blocks of 385 leave a side as it is
+or take it in four, as blocks of 2048 take sides of 2048 and 6144, and blocks of 129 take each in three or twelve.
+"""
+SMALLER = tuple(name for name in FORMS if "16" in name)
+"""Forms that take less than the rotated one in full."""
+FORMS |= {
+    "rotated16, blocks of 65": Rotated16(sharing="expand", damping=DAMPING, largest_block=65),
+    "rotated16, blocks of 22": Rotated16(sharing="expand", damping=DAMPING, largest_block=22),
+    "rotated16, rank 16": Rotated16(sharing="expand", damping=DAMPING, outputs="lowrank", inputs="lowrank", rank=16),
+    "Kronecker16, blocks of 22": Kronecker16(damping=DAMPING, largest_block=22),
+}
+"""Likewise for a network of 64."""
 ADAPTER_MEASURES = (*MEASURES, "L2 of B")
 """L2 holds both factors of an adapter, the others B alone: so does this one, to tell importance from leaving A free."""
 UNGUARDED = ("shorter", "slower", "averaged", "replay")
@@ -84,6 +104,21 @@ class Settings:
         """Return what a method is run with: strengths, or shares where there is no guard."""
         return self.unguarded[method] if method in UNGUARDED else self.strengths
 
+
+TINY = Settings(
+    width=64,
+    layers=2,
+    heads=2,
+    context=64,
+    english_steps=600,
+    english_batch=16,
+    english_rate=3e-3,
+    python_steps=100,
+    python_batch=16,
+    windows=128,
+    seeds=(0,),
+)
+"""A study that a CPU runs through in half an hour: what comes out is an order among forms, in a small network."""
 
 LARGE = Settings(width=768, layers=9, heads=12)
 """4.4 times as many weights; size is all that differs."""

@@ -1,7 +1,7 @@
 """Tokens of several bytes in the place of bytes: byte pair encoding (Sennrich et al. 2016, arXiv 1508.07909).
 
-``python -m benchmarks.language tokens`` calls it: a corpus of bytes becomes one of tokens, for a network that is to be as
-pretrained ones are. Pairs are learned from what is trained on alone.
+``python -m benchmarks.language tokens`` calls it: a corpus of bytes becomes one of tokens, for a network that is to be
+as pretrained ones are. Pairs are learned from what is trained on alone.
 """
 
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ def _bytes_first(tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
 
 
 def _bytes_of_letters() -> dict[str, int]:
-    """Return the byte that each letter of the byte level stands for: itself where it can be seen, else a later letter."""
+    """Return the byte that each letter stands for: itself where it can be seen, else one of the letters after."""
     seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(BYTES) if byte not in seen]
     return {chr(byte): byte for byte in seen} | {chr(BYTES + i): byte for i, byte in enumerate(others)}

@@ -16,7 +16,7 @@ from holdfast.errors import (
     StateError,
     StoreError,
 )
-from holdfast.forms import Dense, Form, Kronecker, LowRank, Rotated, register_form
+from holdfast.forms import Dense, Form, Kronecker, Kronecker16, LowRank, Rotated, Rotated16, register_form
 from holdfast.guard import Consolidator, TaskImportance, averaged_weights
 from holdfast.holds import (
     Asymmetric,
@@ -93,6 +93,7 @@ __all__ = [
     "HoldfastWarning",
     "KeptSet",
     "Kronecker",
+    "Kronecker16",
     "LogLikelihood",
     "LowRank",
     "Magnitude",
@@ -118,6 +119,7 @@ __all__ = [
     "Ring",
     "RootFisher",
     "Rotated",
+    "Rotated16",
     "SampleAccumulator",
     "SampleImportance",
     "SampleMeasure",

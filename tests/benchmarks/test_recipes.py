@@ -6,10 +6,11 @@ import math
 import pytest
 import torch
 
-from benchmarks.language import corpus, recipe_plot, recipe_report, recipes
+from benchmarks.language import corpus, recipe_plot, recipe_report, recipes, small_forms
 from benchmarks.language.adapter_recipes import ADAPTER_RECIPES
 from benchmarks.language.recipes import OLD, RECIPES, SHARES, Looked, Recipe, Trial
 from benchmarks.language.settings import REHEARSAL
+from benchmarks.language.small_forms import STRENGTHS
 from benchmarks.language.training import Device
 from holdfast import Kronecker
 
@@ -113,6 +114,15 @@ def test_without_averaging_the_line_goes_through_the_strengths():
     assert "Not run to their end: rotated;" in page and "| rotated | 0.001 | 0 | 1.000 | 0.350 | 1 |" in page
     whole = [*looked, made("rotated", 3e-3, [0.3, 0.3], [1.9, 1.9]), made("rotated", 3e-2, [0.1, 0.1], [1.0, 1.0])]
     assert "| rotated | 0.250 |" in recipe_report.page(whole, "abc")
+
+
+def test_forms_that_take_less_are_compared_once_all_of_their_strengths_were_tried():
+    lines = [made("fine-tuning", 0.0, [0.5, 0.5], [2.0, 2.0])]
+    for name, count in (("rotated", 4), ("Kronecker16", 3)):
+        for i, strength in enumerate(STRENGTHS[:count]):
+            lines.append(made(name, strength, [0.4 - 0.1 * i] * 2, [2.0 - 0.1 * i] * 2))
+    page = small_forms.page(lines, "abc")
+    assert "| rotated | 0.300 | 0.360 | 0 |" in page and "| Kronecker16 " not in page
 
 
 def test_recipes_are_drawn(looked, tmp_path):

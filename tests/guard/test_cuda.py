@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import holdfast
 from tests.guard.test_storage import MEASURES, learned
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -23,3 +24,20 @@ def test_state_on_the_processor_gives_what_state_on_the_gpu_gives(measure, state
     here.save(tmp_path / "guard.safetensors")
     there.load(tmp_path / "guard.safetensors")
     assert {tensor.device.type for tensor in there.state_dict()["tensors"].values()} == {"cuda"}
+
+
+@pytest.mark.parametrize("form", ["rotated", "rotated16", "kronecker", "kronecker16"])
+def test_a_form_on_the_processor_holds_as_on_the_gpu(form):
+    model, _, _ = learned("EWC", device="cuda", form=form)
+    other, here, _ = learned("EWC", device="cuda", form=form, state_device="cpu")
+    parts = [tensor for matrix in here.matrices.values() for tensor in matrix.tensors().values()]
+    assert all(tensor.is_pinned() for tensor in [*parts, *here.anchor.values()])
+    for mine, its in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", [{"outputs": "blocks", "largest_block": 3}, {"inputs": "lowrank", "rank": 2}], ids=str)
+def test_sides_that_are_cut_hold_on_the_gpu_as_on_the_processor(form):
+    ends = [learned("EWC", device=device, form=holdfast.Rotated(**form))[0] for device in ("cpu", "cuda")]
+    for mine, its in zip(*(end.parameters() for end in ends), strict=True):
+        torch.testing.assert_close(mine, its.cpu(), rtol=1e-3, atol=1e-4)

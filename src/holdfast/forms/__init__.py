@@ -7,9 +7,9 @@ from holdfast.errors import ConfigurationError
 from holdfast.forms.base import Cost, Form, Matrix
 from holdfast.forms.dense import Dense, DenseMatrix
 from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
-from holdfast.forms.kronecker import Kronecker, KroneckerMatrix
+from holdfast.forms.kronecker import Kronecker, Kronecker16, KroneckerMatrix
 from holdfast.forms.lowrank import LowRank, LowRankMatrix
-from holdfast.forms.rotated import Rotated, RotatedMatrix
+from holdfast.forms.rotated import Rotated, Rotated16, RotatedMatrix
 from holdfast.forms.summed import Summed
 from holdfast.persample.reductions import Block
 from holdfast.registry import Registry, registering_class
@@ -27,7 +27,9 @@ def register_form(name: str) -> Callable[[type[F]], type[F]]:
 
 register_form("diagonal")(Diagonal)
 register_form("rotated")(Rotated)
+register_form("rotated16")(Rotated16)
 register_form("kronecker")(Kronecker)
+register_form("kronecker16")(Kronecker16)
 register_form("lowrank")(LowRank)
 register_form("dense")(Dense)
 
@@ -50,11 +52,13 @@ __all__ = [
     "DiagonalMatrix",
     "Form",
     "Kronecker",
+    "Kronecker16",
     "KroneckerMatrix",
     "LowRank",
     "LowRankMatrix",
     "Matrix",
     "Rotated",
+    "Rotated16",
     "RotatedMatrix",
     "Summed",
     "form",

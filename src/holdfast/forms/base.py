@@ -113,6 +113,19 @@ class Matrix(ABC):
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Matrix":
         """Return the same with each of its tensors changed: moved, or in another precision."""
 
+    def at_hand(self, d: Displacement) -> "Matrix":
+        """Return Q where D is, and as precise: it may be kept elsewhere, or in fewer bits."""
+        like = next(iter(d.values()))
+        device, dtype = like.device, self.products_dtype(like)
+        if all(tensor.device == device and tensor.dtype == dtype for tensor in self.tensors().values()):
+            return self
+        # First moved, then widened: so fewer bytes go over the bus.
+        return self.mapped(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu").to(dtype))
+
+    def products_dtype(self, d: Tensor) -> torch.dtype:
+        """Return in which precision Q is applied to some D; by default in D's own."""
+        return d.dtype
+
     @property
     def is_finite(self) -> bool:
         """Whether it is made of numbers alone."""
@@ -129,8 +142,20 @@ class Form(ABC):
     elementwise: ClassVar[bool] = False
     """Whether Q acts on each weight by itself, so that weights can be walked through in any pieces."""
 
-    bears_rounding: ClassVar[bool] = True
-    """Whether Q pushes nothing away from the anchor once its tensors are rounded to 16 bits."""
+    @property
+    def bears_rounding(self) -> bool:
+        """Whether Q pushes nothing away from the anchor once its tensors are rounded to 16 bits."""
+        return True
+
+    @property
+    def kept_dtype(self) -> torch.dtype | None:
+        """The precision in which Q is kept from task to task; ``None`` for that of all that the guard keeps."""
+        return None
+
+    @property
+    def keeps_equal_once(self) -> bool:
+        """Whether blocks may have tensors in common, which are then kept once."""
+        return False
 
     @property
     def passes(self) -> int:

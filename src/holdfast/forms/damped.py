@@ -26,6 +26,10 @@ class Damped(Matrix):
         """Return Q(D) + λD."""
         return {name: q + self.damping * d[name] for name, q in self.matrix.apply(d).items()}
 
+    def at_hand(self, d: Displacement) -> "Damped":
+        """Return the same with Q at hand."""
+        return Damped(self.matrix.at_hand(d), self.damping)
+
     def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return those of Q, and λBAAᵀ and λBᵀBA."""
         own = self.matrix.apply_to_product(b, a)

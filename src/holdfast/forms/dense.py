@@ -7,7 +7,6 @@ it alone knows how weights of different layers depend on each other, and a sum o
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from holdfast.forms.vectors import VectorForm, places_in
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import Block, OuterReduction, Reduction, as_vector, at_least_single, in_shapes
 from holdfast.settings import whole_number
+from holdfast.tensors.decompositions import decomposed
 from holdfast.tensors.products import products_in
 
 KRYLOV = 100
@@ -98,7 +98,7 @@ class DenseMatrix(Matrix):
                     along = along - basis @ (basis.mT @ along)
                 basis[:, step] = along / along.norm().clamp(min=torch.finfo(along.dtype).tiny)
                 along = self.h @ basis[:, step]
-            values: Tensor = torch.linalg.eigvalsh(basis.mT @ (self.h @ basis))
+            values: Tensor = decomposed(torch.linalg.eigvalsh, basis.mT @ (self.h @ basis))
         return values[-1].clamp(min=0)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -123,7 +123,10 @@ class Dense(VectorForm):
 
     largest: int = 20_000
 
-    bears_rounding: ClassVar[bool] = False
+    @property
+    def bears_rounding(self) -> bool:
+        """Not: the smallest eigenvalues of H fall below 0."""
+        return False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,18 +13,41 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.forms.base import Cost, Displacement, Matrix, is_mean_of_squares, pulled_share
-from holdfast.forms.factors import Factor, damped, diagonal_of, divided, eigenbasis, times, trace_of
+from holdfast.forms.factors import (
+    Factor,
+    KeptFactor,
+    Spectrum,
+    damped,
+    diagonal_of,
+    divided,
+    eigenbasis,
+    thin,
+    times,
+    trace_of,
+    whole,
+)
 from holdfast.forms.layers import LayerForm, refuse_other_shapes
+from holdfast.forms.rotated import RotatedMatrix
 from holdfast.measures.base import Measure, SampleMeasure
-from holdfast.persample.reductions import Block, Reduction, factors_of, joined, taken_apart
-from holdfast.settings import choice
-from holdfast.tensors.products import products_in
+from holdfast.persample.reductions import (
+    COUNTS,
+    Basis,
+    Block,
+    Reduction,
+    Side,
+    factors_of,
+    joined,
+    sums_shape,
+    taken_apart,
+)
+from holdfast.settings import added, choice, require
+from holdfast.tensors.products import Precision, in_precision, products_in
 
 Sums = Literal["exact", "balanced", "nearest", "factors"]
 
@@ -37,25 +60,43 @@ class KroneckerMatrix(Matrix):
 
     Args:
         block: the layer.
-        g: G; a vector is its diagonal, ``None`` stands for 1.
+        g: G, also in blocks or as its spectrum; a vector is its diagonal, ``None`` stands for 1.
         a: A, likewise.
         sums: how another is added.
+        precision: of the products; below float32 only where both factors that are matrices are kept as spectra.
     """
 
-    def __init__(self, block: Block, g: Factor, a: Factor, sums: Sums = "balanced") -> None:
+    def __init__(
+        self,
+        block: Block,
+        g: KeptFactor,
+        a: KeptFactor,
+        sums: Sums = "balanced",
+        precision: Precision = "float32",
+    ) -> None:
         self.block = block
         self.g = g
         self.a = a
         self.sums = sums
+        self.precision = precision
+
+    def _with(self, g: KeptFactor, a: KeptFactor) -> "KroneckerMatrix":
+        return KroneckerMatrix(self.block, g, a, self.sums, self.precision)
 
     @property
     def _device(self) -> torch.device:
         return next(iter(self.tensors().values())).device
 
     def apply(self, d: Displacement) -> dict[str, Tensor]:
-        """Return G D A: in full precision, since rounded factors are not positive any more."""
-        with products_in("float32", self._device):
-            return taken_apart(self.block, times(self.g, joined(self.block, d), self.a))
+        """Return G D A: in full precision, unless spectra are kept: rounded factors are not positive any more."""
+        matrix = joined(self.block, d)
+        own = matrix.to(self.products_dtype(matrix))
+        with products_in(self.precision, self._device):
+            return taken_apart(self.block, times(self.g, own, self.a).to(matrix.dtype))
+
+    def products_dtype(self, d: Tensor) -> torch.dtype:
+        """Return 16 bits where products are to be made in these."""
+        return in_precision(self.precision, d.dtype)
 
     def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         """Return (GB)(ACAᵀ) and (BᵀGB)(AC), with C the inputs' factor: nothing is larger than B, A and the factors."""
@@ -76,36 +117,43 @@ class KroneckerMatrix(Matrix):
         return self._in_basis(b, partial(divided, damping=damping))
 
     def _in_basis(self, d: Displacement, change: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
-        (u_g, l_g), (u_a, l_a) = self._bases
-        matrix = joined(self.block, d)
-        outputs, inputs = self.block.size
-        values = diagonal_of(l_g, outputs, matrix).unsqueeze(1) * diagonal_of(l_a, inputs, matrix)
-        with products_in("float32", matrix.device):
-            turned = times(None if u_g is None else u_g.mT, matrix, u_a)
-            found = times(u_g, change(turned, values), None if u_a is None else u_a.mT)
-        return taken_apart(self.block, found)
+        return self._turned.changed(d, change)
+
+    def in_coordinates(self) -> RotatedMatrix:
+        """Return the same along pairs of eigenvectors, where its eigenvalues are the products of both factors'."""
+        return self._turned
 
     @cached_property
-    def _bases(self) -> tuple[tuple[Factor, Factor], tuple[Factor, Factor]]:
-        return eigenbasis(self.g), eigenbasis(self.a)
+    def _turned(self) -> RotatedMatrix:
+        (u_g, l_g), (u_a, l_a) = (eigenbasis(f, n) for f, n in zip((self.g, self.a), self.block.size, strict=True))
+        like = next(value for value in (l_g, l_a) if value is not None)
+        ones = (
+            like.new_ones(size) if own is None else own for own, size in zip((l_g, l_a), self.block.size, strict=True)
+        )
+        return RotatedMatrix(self.block, torch.outer(*ones), Basis(u_g, u_a), Basis(l_g, l_a))
 
     def plus(self, earlier: Matrix, decay: float) -> "KroneckerMatrix":
         """Return one product for both, scaled to the sum of their traces."""
         assert isinstance(earlier, KroneckerMatrix)
-        u, v = _weights(self, earlier, decay, self.sums)
-        g, a = _combined(self.g, earlier.g, u), _combined(self.a, earlier.a, v)
-        found = KroneckerMatrix(self.block, g, a, self.sums)
-        wanted, has = self.trace() + decay * earlier.trace(), found.trace()
+        like = next(iter(self.tensors().values()))
+        earlier = earlier.mapped(lambda tensor: tensor.to(like))
+        one, other = (whole(self.g), whole(self.a)), (whole(earlier.g), whole(earlier.a))
+        u, v = _weights(one, other, decay, self.sums)
+        g, a = _combined(one[0], other[0], u), _combined(one[1], other[1], v)
+        wanted, has = self.trace() + decay * earlier.trace(), self._with(g, a).trace()
         scale = torch.where(has > 0, wanted / has, torch.ones_like(has))
         if a is not None:
-            return KroneckerMatrix(self.block, g, a * scale, self.sums)
-        return KroneckerMatrix(self.block, None if g is None else g * scale, a, self.sums)
+            a = a * scale
+        elif g is not None:
+            g = g * scale
+        sizes = self.block.size
+        return self._with(_kept_like(self.g, g, sizes[0]), _kept_like(self.a, a, sizes[1]))
 
     def scaled(self, factor: float) -> "KroneckerMatrix":
         """Return a multiple of one of the factors."""
         if self.g is not None:
-            return KroneckerMatrix(self.block, factor * self.g, self.a, self.sums)
-        return KroneckerMatrix(self.block, self.g, None if self.a is None else factor * self.a, self.sums)
+            return self._with(_multiple(self.g, factor), self.a)
+        return self._with(self.g, None if self.a is None else _multiple(self.a, factor))
 
     def diagonal(self) -> dict[str, Tensor]:
         """Return the products of both diagonals."""
@@ -116,23 +164,56 @@ class KroneckerMatrix(Matrix):
 
     def trace(self) -> Tensor:
         """Return the product of both traces."""
-        (outputs, inputs), like = self.block.size, next(iter(self.tensors().values()))
-        return diagonal_of(self.g, outputs, like).sum() * diagonal_of(self.a, inputs, like).sum()
+        like = next(iter(self.tensors().values()))
+        g, a = (
+            trace_of(factor) if isinstance(factor, Spectrum) else diagonal_of(factor, size, like).sum()
+            for factor, size in zip((self.g, self.a), self.block.size, strict=True)
+        )
+        return g * a
 
     def largest_eigenvalue(self) -> Tensor:
         """Return the product of both largest ones."""
-        (outputs, inputs), like = self.block.size, next(iter(self.tensors().values()))
-        (_, l_g), (_, l_a) = self._bases
-        return diagonal_of(l_g, outputs, like).max() * diagonal_of(l_a, inputs, like).max()
+        return self._turned.largest_eigenvalue()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the factors that are not 1."""
-        return {name: factor for name, factor in (("G", self.g), ("A", self.a)) if factor is not None}
+        """Return the factors that are not 1, or their spectra."""
+        found: dict[str, Tensor] = {}
+        for key, factor in (("G", self.g), ("A", self.a)):
+            if isinstance(factor, Spectrum):
+                found |= {f"U{key}": factor.vectors, f"L{key}": factor.values}
+            elif factor is not None:
+                found[key] = factor
+        return found
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "KroneckerMatrix":
         """Return the same with both changed."""
-        g, a = (None if factor is None else change(factor) for factor in (self.g, self.a))
-        return KroneckerMatrix(self.block, g, a, self.sums)
+        g, a = (
+            None if factor is None else factor.mapped(change) if isinstance(factor, Spectrum) else change(factor)
+            for factor in (self.g, self.a)
+        )
+        return self._with(g, a)
+
+
+def _multiple(factor: Tensor | Spectrum, by: float) -> Tensor | Spectrum:
+    return Spectrum(factor.vectors, by * factor.values) if isinstance(factor, Spectrum) else by * factor
+
+
+def _kept_like(kept: KeptFactor, factor: Factor, size: int) -> KeptFactor:
+    """Return a factor as another is kept: as its spectrum, with as many directions."""
+    if not isinstance(kept, Spectrum):
+        return factor
+    columns = kept.vectors.shape[-1]
+    return spectrum_of(factor, size, columns if kept.vectors.ndim == 2 and columns < size else None)
+
+
+def spectrum_of(factor: Factor, size: int, rank: int | None) -> KeptFactor:
+    """Return a factor that is a matrix as its spectrum, that of its largest directions where a rank is given."""
+    vectors, values = eigenbasis(factor, size)
+    if vectors is None or values is None:
+        return factor
+    vectors, values = (vectors, values) if rank is None else thin(vectors, values, rank)
+    assert vectors is not None and values is not None
+    return Spectrum(vectors, values)
 
 
 def _combined(one: Factor, other: Factor, weights: tuple[Tensor, Tensor]) -> Factor:
@@ -140,7 +221,7 @@ def _combined(one: Factor, other: Factor, weights: tuple[Tensor, Tensor]) -> Fac
 
 
 def _weights(
-    one: KroneckerMatrix, other: KroneckerMatrix, decay: float, sums: Sums
+    one: tuple[Factor, Factor], other: tuple[Factor, Factor], decay: float, sums: Sums
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     r"""Return with which weights factors are added: (u₁G₁ + u₂G₂) and (v₁A₁ + v₂A₂).
 
@@ -149,19 +230,20 @@ def _weights(
     is nearest to the sum in the Frobenius norm: the largest singular pair of a matrix of rank two (Van Loan and
     Pitsianis 1993), for which the inner products of the factors will do.
     """
-    unit = next(iter(one.tensors().values())).new_ones(())
+    (g, a), (other_g, other_a) = one, other
+    unit = next(factor for factor in one if factor is not None).new_ones(())
     root = unit * decay**0.5
-    if one.g is None or other.g is None or one.a is None or other.a is None:
+    if g is None or other_g is None or a is None or other_a is None:
         return (unit, decay * unit), (unit, decay * unit)  # one factor is 1, and the sum of the others is exact
     if sums == "factors":
         return (unit, root), (unit, root)
     if sums == "balanced":
-        pi = (trace_of(one.g) * trace_of(other.a) / (trace_of(other.g) * trace_of(one.a))).sqrt()
+        pi = (trace_of(g) * trace_of(other_a) / (trace_of(other_g) * trace_of(a))).sqrt()
         pi = torch.where(pi.isfinite() & (pi > 0), pi, unit)
         return (unit, pi * root), (unit, root / pi)
     # The sum is X Yᵀ with X = [G₁, γG₂] and Y = [A₁, A₂] as columns, so its singular vectors are X u and Y v.
-    x = [[_inner(p, q) for q in (one.g, other.g)] for p in (one.g, other.g)]
-    y = [[_inner(p, q) for q in (one.a, other.a)] for p in (one.a, other.a)]
+    x = [[_inner(p, q) for q in (g, other_g)] for p in (g, other_g)]
+    y = [[_inner(p, q) for q in (a, other_a)] for p in (a, other_a)]
     x = [[x[0][0], decay * x[0][1]], [decay * x[1][0], decay**2 * x[1][1]]]
     v = [1.0, 1.0]
     for _ in range(STEPS):
@@ -190,20 +272,38 @@ class Kronecker(LayerForm):
         largest_side: of a layer's side with more outputs or inputs than this the diagonal is kept, since the factor
             would take the square of it: 8192 is 256 MiB in single precision.
         damping: a share of each factor's mean, by whose root every direction is held beside what was measured.
-        outputs: how much is kept of G: ``"dense"``, ``"diagonal"``, or nothing, ``"identity"``.
+        outputs: how much is kept of G: ``"dense"``, ``"blocks"`` of ``largest_block`` along its diagonal, the ``rank``
+            largest directions, all others having their mean (``"lowrank"``), ``"diagonal"``, or nothing,
+            ``"identity"``.
         inputs: how much is kept of A.
         sums: what becomes of several tasks: all products are kept (``"exact"``, for as many times the memory and the
             time), or one is, by balanced sums of the factors (``"balanced"``), by those nearest to the exact sum
             (``"nearest"``), or by sums of the factors as they are (``"factors"``).
+        largest_block: how large a block is at most; they are of one size, as nearly as can be.
+        rank: how many directions are kept of a side of low rank.
+        bits: in how many Q is kept, 32 or 16 (bfloat16), whatever the guard's ``state_dtype`` says of the anchor. In 16
+            factors are kept as eigenvectors and eigenvalues: rounded themselves they would not be positive any more.
+        share_inputs: whether layers that see the same inputs, as queries, keys and values do, have their factor in
+            common, which after one task it is; sums of several tasks weigh it by each layer's other one.
+        precision: of the products in the hold, ``"float32"``, or with 16 bits also ``"tf32"`` and ``"bfloat16"``.
     """
 
     sums: Sums = "balanced"
+    _: dataclasses.KW_ONLY
+    precision: Precision = added("float32")  # noqa: RUF009 (a field, as its docstring says)
 
-    bears_rounding: ClassVar[bool] = False
+    @property
+    def bears_rounding(self) -> bool:
+        """Whether factors are kept as their spectra."""
+        return self.bits == 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choice("sums", self.sums, get_args(Sums))
+        choice("precision", self.precision, get_args(Precision))
+        given = f"precision={self.precision!r} with bits={self.bits}"
+        expected = "bits=16 with it, since a product of rounded factors is not positive, and one of their spectra is"
+        require(self.precision == "float32" or self.bits == 16, given, expected)
         if self.outputs == self.inputs == "identity":
             choice("inputs", "identity with outputs='identity'", ("dense", "diagonal"))
 
@@ -228,25 +328,67 @@ class Kronecker(LayerForm):
 
     def matrix(self, measure: SampleMeasure, block: Block, means: Mapping[str, Tensor]) -> KroneckerMatrix:
         """Return the factors of a layer."""
-        g, a = (damped(factor, self.damping**0.5) for factor in factors_of(block, means))
-        return KroneckerMatrix(block, g, a, self.sums)
+        share = self.damping**0.5
+        factors = (damped(f, share, n) for f, n in zip(factors_of(block, means), block.size, strict=True))
+        g, a = (self._kept(*each) for each in zip(factors, self.sides(block), block.size, strict=True))
+        return KroneckerMatrix(block, g, a, self.sums, self.precision)
+
+    def _kept(self, factor: Factor, side: Side, size: int) -> KeptFactor:
+        """Return a factor as it is kept."""
+        if not self._is_spectrum(side):
+            return factor
+        return spectrum_of(factor, size, self.rank if side == "lowrank" else None)
+
+    def _is_spectrum(self, side: Side) -> bool:
+        return side == "lowrank" or (self.bits == 16 and side in ("dense", "blocks"))
 
     def cost(self, block: Block, parameters: Mapping[str, Tensor]) -> Cost:
-        """Return what the factors take: Q is one product for each that is a matrix."""
+        """Return what the factors take: Q is one product for each that is a matrix, and two for each spectrum."""
         if not block.is_matrix:
             return super().cost(block, parameters)
-        (outputs, inputs), sides = block.size, self.sides(block)
-        kept = sum({"dense": n * n, "diagonal": n, "identity": 0}[s] for n, s in zip(block.size, sides, strict=True))
-        dense = sum(n for n, side in zip(block.size, sides, strict=True) if side == "dense")
-        said = "kronecker" if set(sides) == {"dense"} else f"kronecker, outputs {sides[0]}, inputs {sides[1]}"
-        return Cost(kept, kept, outputs * inputs * max(1, dense), said)
+        pairs = list(zip(self.sides(block), block.size, strict=True))
+        measuring = [math.prod(sums_shape(side, n, self.largest_block)) for side, n in pairs if side != "identity"]
+        kept = [math.prod(shape) for shape in self._shapes(block).values()]
+        columns = 0
+        for side, size in pairs:
+            if side not in ("diagonal", "identity"):
+                columns += self.basis_shape(side, size)[-1] * (2 if self._is_spectrum(side) else 1)
+        sides = {side for side, _ in pairs}
+        said = "kronecker" if sides == {"dense"} else f"kronecker, outputs {pairs[0][0]}, inputs {pairs[1][0]}"
+        return Cost(sum(kept), sum(measuring) + COUNTS, math.prod(block.size) * max(1, columns), said)
+
+    def _shapes(self, block: Block) -> dict[str, tuple[int, ...]]:
+        """Return the names and shapes of all that a layer's Q is made of."""
+        found: dict[str, tuple[int, ...]] = {}
+        for key, side, size in zip("GA", self.sides(block), block.size, strict=True):
+            if self._is_spectrum(side):
+                found |= {f"U{key}": self.basis_shape(side, size), f"L{key}": (self.along(side, size),)}
+            elif side != "identity":
+                found[key] = sums_shape(side, size, self.largest_block)
+        return found
 
     def restored_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> KroneckerMatrix:
-        """Return the factors."""
-        shapes = {
-            key: (size, size) if side == "dense" else (size,)
-            for key, side, size in zip("GA", self.sides(block), block.size, strict=True)
-            if side != "identity"
-        }
-        refuse_other_shapes(block, tensors, shapes)
-        return KroneckerMatrix(block, tensors.get("G"), tensors.get("A"), self.sums)
+        """Return the factors, or their spectra."""
+        refuse_other_shapes(block, tensors, self._shapes(block))
+        g, a = (
+            Spectrum(tensors[f"U{key}"], tensors[f"L{key}"]) if f"U{key}" in tensors else tensors.get(key)
+            for key in "GA"
+        )
+        return KroneckerMatrix(block, g, a, self.sums, self.precision)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kronecker16(Kronecker):
+    """The Kronecker form in 16 bits: eigenvectors and eigenvalues of both factors in bfloat16, and the anchor as it is.
+
+    It takes 2(m·min(m, b) + n·min(n, b)) bytes for a layer of m × n weights, sides of more than b = ``largest_block``
+    being kept in blocks: that is without the 2mn of S in the rotated form.
+    """
+
+    outputs: Side = "blocks"
+    inputs: Side = "blocks"
+    _: dataclasses.KW_ONLY
+    largest_block: int = 8192
+    bits: int = 16
+    share_inputs: bool = True
+    precision: Precision = "bfloat16"

@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
@@ -13,8 +14,8 @@ from holdfast.forms.base import Form, Matrix
 from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
 from holdfast.forms.summed import Summed
 from holdfast.measures.base import SampleMeasure
-from holdfast.persample.reductions import Block, FactorReduction, Side, Sides
-from holdfast.settings import choice, number, whole_number
+from holdfast.persample.reductions import Block, FactorReduction, Side, Sides, sums_shape
+from holdfast.settings import added, choice, number, require, whole_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,11 @@ class LayerForm(Form):
     damping: float = 0.0
     outputs: Side = "dense"
     inputs: Side = "dense"
+    _: dataclasses.KW_ONLY
+    largest_block: int = added(1024)
+    rank: int = added(256)
+    bits: int = added(32)
+    share_inputs: bool = added(False)
 
     side_choices: ClassVar[tuple[Side, ...]] = get_args(Side)
     """How much may be kept of a factor."""
@@ -35,6 +41,20 @@ class LayerForm(Form):
         object.__setattr__(self, "damping", checked_damping(self.damping))
         for side in ("outputs", "inputs"):
             choice(side, getattr(self, side), self.side_choices)
+        for name in ("largest_block", "rank"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), expected, least=1))
+        require(self.bits in (16, 32), f"bits={self.bits!r}", "16 or 32")
+        require(isinstance(self.share_inputs, bool), f"share_inputs={self.share_inputs!r}", "True or False")
+
+    @property
+    def keeps_equal_once(self) -> bool:
+        """Whether layers that see the same inputs have their factor, or its eigenvectors, in common."""
+        return self.share_inputs
+
+    @property
+    def kept_dtype(self) -> torch.dtype | None:
+        """bfloat16 where Q is to be kept in 16 bits, whatever the guard keeps its anchor in."""
+        return torch.bfloat16 if self.bits == 16 else None
 
     @property
     @abstractmethod
@@ -83,11 +103,20 @@ class LayerForm(Form):
 
     def sides(self, block: Block) -> Sides:
         """Return how much is kept of a block's two factors."""
+        sides = zip(self.wanted_sides, block.size, (False, block.looked_up), strict=True)
         outputs, inputs = (
-            "diagonal" if wanted == "dense" and (size > self.largest_side or diagonal) else wanted
-            for wanted, size, diagonal in zip(self.wanted_sides, block.size, (False, block.looked_up), strict=True)
+            wanted if wanted in ("diagonal", "identity") else "diagonal" if looked_up else self._cut_side(wanted, size)
+            for wanted, size, looked_up in sides
         )
         return Sides(outputs, inputs)
+
+    def _cut_side(self, wanted: Side, size: int) -> Side:
+        """Return how much is kept of a factor of some size: all of it where one block, or the rank, has room for it."""
+        if wanted == "blocks" and size > self.largest_block:
+            return "blocks"
+        if size > self.largest_side:
+            return "diagonal"
+        return "lowrank" if wanted == "lowrank" and size > self.rank else "dense"
 
     def notices(self, blocks: Sequence[Block]) -> list[str]:
         """Say which sides are too large to be kept whole."""
@@ -95,13 +124,15 @@ class LayerForm(Form):
         for block in blocks:
             wanted = zip(self.wanted_sides, block.size, ("outputs", "inputs"), strict=True) if block.is_matrix else ()
             for side, size, what in wanted:
-                if side != "dense" or size <= self.largest_side or (what == "inputs" and block.looked_up):
+                if side not in ("dense", "lowrank") or size <= self.largest_side:
+                    continue
+                if what == "inputs" and block.looked_up:
                     continue
                 found.append(
                     f"{block.name!r} has {size:,} {what}, and all of their factor would take {4e-9 * size**2:.3g} GB "
                     f"in single precision, so only its diagonal is kept (largest_side={self.largest_side:,}). To have "
-                    f"all of it give form={type(self).__name__}(largest_side={size}); to hold that layer not at all, "
-                    "leave it out of protect=."
+                    f"all of it give form={type(self).__name__}(largest_side={size}), to have it in blocks "
+                    f"{what}='blocks'; to hold that layer not at all, leave it out of protect=."
                 )
         return found
 
@@ -111,7 +142,15 @@ class LayerForm(Form):
         """Return the sums of every layer's factors, and the diagonal of what is no layer's."""
         single = [block.name for block in blocks if not block.is_matrix]
         sides = {block.name: self.sides(block) for block in blocks if block.is_matrix}
-        return FactorReduction(measure.phi, blocks, parameters, single, sides)
+        return FactorReduction(measure.phi, blocks, parameters, single, sides, self.largest_block)
+
+    def basis_shape(self, side: Side, size: int) -> tuple[int, ...]:
+        """Return the shape of a side's eigenvectors."""
+        return (size, self.rank) if side == "lowrank" else sums_shape(side, size, self.largest_block)
+
+    def along(self, side: Side, size: int) -> int:
+        """Return how many numbers there are along a side's coordinates: of a low rank, one for the whole rest."""
+        return self.rank + 1 if side == "lowrank" else size
 
 
 def layer_blocks(model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:

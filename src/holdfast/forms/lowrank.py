@@ -24,6 +24,7 @@ from holdfast.forms.vectors import VectorForm, places_in
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import Block, ProductReduction, Reduction, as_vector, at_least_single, in_shapes
 from holdfast.settings import choice, whole_number
+from holdfast.tensors.decompositions import decomposed
 from holdfast.tensors.products import products_in
 from holdfast.tensors.storage import widest_dtype
 
@@ -164,8 +165,8 @@ class LowRankMatrix(Matrix):
 def principal(root: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
     """Return the eigenvectors and eigenvalues of WWᵀ, the largest first, at most so many, given W of few columns."""
     with products_in("float32", root.device):
-        q, r = torch.linalg.qr(root)
-        x, sigma, _ = torch.linalg.svd(r.to(widest_dtype(r.device)), full_matrices=False)
+        q, r = decomposed(torch.linalg.qr, root)
+        x, sigma, _ = decomposed(torch.linalg.svd, r.to(widest_dtype(r.device)), full_matrices=False)
         return q @ x[:, :most].to(q.dtype), sigma[:most].square().to(q.dtype)
 
 
@@ -245,7 +246,7 @@ class LowRank(VectorForm):
             return u
         generator = torch.Generator().manual_seed(SEED)
         columns = min(block.length, self.rank + OVERSAMPLING)
-        found: Tensor = torch.linalg.qr(torch.randn(block.length, columns, generator=generator).to(like))[0]
+        found: Tensor = decomposed(torch.linalg.qr, torch.randn(block.length, columns, generator=generator).to(like))[0]
         return found
 
     def matrices(

@@ -27,6 +27,10 @@ class Summed(Matrix):
         found = [part.apply(d) for part in self.parts]
         return {name: torch.stack([each[name] for each in found]).sum(0) for name in found[0]}
 
+    def at_hand(self, d: Displacement) -> "Summed":
+        """Return the same with all parts at hand."""
+        return Summed([part.at_hand(d) for part in self.parts])
+
     def value(self, d: Displacement) -> Tensor:
         """Return the sum of all ⟨D, Q_k(D)⟩."""
         return torch.stack([part.value(d) for part in self.parts]).sum()

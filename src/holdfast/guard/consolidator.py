@@ -61,6 +61,7 @@ from holdfast.retention import KeptSet, KeptSets, PulledBack, Retention, Toleran
 from holdfast.retention.controller import checked_nats
 from holdfast.retention.kept_set import SAMPLES, keep, taken
 from holdfast.seeding import undisturbed
+from holdfast.settings import whole_number
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.storage import Storage
 
@@ -627,7 +628,12 @@ class Consolidator:
 
     @torch.inference_mode(mode=False)  # what is kept has to serve in training, wherever this is called
     def consolidate(
-        self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None, share: float | None = None
+        self,
+        batches: Iterable[Any] | None = None,
+        *,
+        forward: Forward | None = None,
+        share: float | None = None,
+        within: int | None = None,
     ) -> dict[str, TaskImportance]:
         """End a task: fold its importance into the total, and make the current weights the anchor.
 
@@ -645,16 +651,20 @@ class Consolidator:
                 ``model(inputs)``.
             share: go back towards the last anchor first, as :meth:`average` does. Measures along the path see where
                 that leads: SI divides by the square of a shorter way.
+            within: bytes that a form's sums over samples may take: layers are then measured in turns, each of which
+                goes through the batches by itself. ``print(guard.cost())`` says what all of them take together.
 
         Returns:
             What each measure found for this task, by the measure's name. Its tensors may be the guard's own: clone
             what you want to change.
         """
+        if within is not None:
+            within = whole_number("within", within, "a whole number of bytes, at least 1", least=1)
         goes_back = self._goes_back
         self._tell_of_what_nothing_held()
         if share is None and not goes_back:
             with evaluated_weights(self._attachment.attached()):
-                return self._consolidated(batches, forward)
+                return self._consolidated(batches, forward, within)
         self._memory.refresh()
         kept = [(parameter, parameter.detach().clone()) for parameter in self._memory.parameters.values()]
         try:
@@ -663,21 +673,23 @@ class Consolidator:
             if goes_back:
                 self.pull_back()
             with evaluated_weights(self._attachment.attached()):
-                return self._consolidated(batches, forward)
+                return self._consolidated(batches, forward, within)
         except BaseException:
             with torch.no_grad():
                 for parameter, before in kept:
                     parameter.copy_(before)
             raise
 
-    def _consolidated(self, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, TaskImportance]:
+    def _consolidated(
+        self, batches: Iterable[Any] | None, forward: Forward | None, within: int | None
+    ) -> dict[str, TaskImportance]:
         memory = self._memory
         memory.ranks.together(memory.refresh)
         memory.refuse_unless_ranks_agree()
         norms = norms_of_task(memory, batches, forward)
         memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
         with norms.folding.put_in_place(), memory.merged.put_in_place():
-            found = measure_task(memory, norms.batches, forward)
+            found = measure_task(memory, norms.batches, forward, within)
         for finding in found.values():
             finding.matrices = norms.silenced(finding.matrices)
         if memory.driving.strengths is not None:

@@ -6,6 +6,8 @@ from torch.nn.parameter import is_lazy
 
 from holdfast.errors import ConfigurationError
 from holdfast.guard.memory import Memory
+from holdfast.guard.turns import measuring_bytes
+from holdfast.tensors.in_words import in_bytes
 from holdfast.tensors.storage import running_dtype
 
 _SHOWN = 12
@@ -82,38 +84,36 @@ class Costs:
 
 def costs_of(memory: Memory) -> Costs:
     """Return what a guard takes for the parameters that it protects now."""
-    form, found = memory.driving.form, []
+    form, storage, found = memory.driving.form, memory.driving.storage, []
     for name, parameter in memory.parameters.items():
         if is_lazy(parameter):
             raise ConfigurationError(
                 f"{name!r} has no shape yet, so what it takes is not known. Run the model once on a batch before."
             )
-    measured = memory.measured
+    measured, counted = memory.measured, set()
     for block in memory.blocks(form):
         members = [measured[name] for name in block.parameters]
         cost, single = form.cost(block, measured), running_dtype(members[0]).itemsize
-        resting = memory.storage.dtype.itemsize if memory.storage.dtype else single
+        anchored, kept = (each.dtype.itemsize if each.dtype else single for each in (memory.storage, storage))
         weights = sum(parameter.numel() for parameter in members)
         parts = [memory.parameters[name] for name in memory.merged.parts.get(block.name, ())]
         # Of a merged weight the anchor is its adapter's, as parameters and as what they come to.
         anchors = 2 * sum(part.numel() for part in parts) if parts else weights * (2 if memory.leans else 1)
+        own = memory.driving.total.get(block.name)
+        if own is not None and form.keeps_equal_once:  # known by now, and how much of it another block has too
+            new = [tensor for tensor in own.tensors().values() if id(tensor) not in counted]
+            counted |= {id(tensor) for tensor in new}
+            q = sum(tensor.nbytes for tensor in new)
+        else:
+            q = kept * cost.kept
         found.append(
             BlockCost(
                 block.name,
                 weights,
                 cost.said,
-                resting * (cost.kept + anchors),
-                single * (cost.measuring + (weights if memory.gradient_term else 0)),
+                q + anchored * anchors,
+                measuring_bytes(form, block, measured) + (single * weights if memory.gradient_term else 0),
                 cost.applying,
             )
         )
     return Costs(tuple(found), form.name)
-
-
-def in_bytes(count: float) -> str:
-    """Return a number of bytes in the unit that suits it."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    raise AssertionError

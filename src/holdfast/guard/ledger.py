@@ -1,8 +1,8 @@
 """What is kept for one measure: the total so far, and the running states of the current task."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -15,6 +15,7 @@ from holdfast.guard.strengths import PatternStrengths, total_trace
 from holdfast.measures import Measure, PathMeasure, SampleMeasure
 from holdfast.measures.base import Finished, States
 from holdfast.tensors.in_words import amount, spread
+from holdfast.tensors.once import Once, each_as_it_is
 from holdfast.tensors.sharding import local, whole_maxima, whole_sums, wrap_local
 from holdfast.tensors.storage import Storage, at_hand, running_dtype
 
@@ -156,6 +157,7 @@ class Ledger:
     measure: Measure
     form: Form = field(default_factory=Diagonal)
     storage: Storage = field(default_factory=Storage)
+    """How its tensors are kept: as all of the guard's, but for a form that says in how many bits."""
     total: dict[str, Matrix] = field(default_factory=dict)
     """Q of every block so far, by the block's name."""
     held: dict[str, Matrix] = field(default_factory=dict)
@@ -174,6 +176,8 @@ class Ledger:
         _check_measure(self.measure)
         self.form.check(self.measure)
         self._refuse_rounding()
+        if self.form.kept_dtype is not None:
+            self.storage = replace(self.storage, dtype=self.form.kept_dtype)
         self.restart()
 
     @property
@@ -236,7 +240,7 @@ class Ledger:
             raise ConfigurationError(
                 f"state_dtype=torch.bfloat16 with form={self.form.name!r}: rounded to 16 bits, its matrix is no longer "
                 "positive semi-definite, and some directions would be pushed away from the anchor. Leave state_dtype "
-                "out, or take form='lowrank', which bears it."
+                "out, or take a form that bears it: Kronecker(bits=16), 'rotated' or 'lowrank'."
             )
 
     def _refuse_negative(self, omegas: Mapping[str, Tensor]) -> None:
@@ -281,19 +285,20 @@ class Ledger:
         self, found: Mapping[str, Matrix], decay: float, parameters: Mapping[str, Tensor]
     ) -> dict[str, Matrix]:
         """Return the total with a task's importance taken in, changing nothing yet."""
-        total, decay = dict(self.total), self.decayed(decay)
+        total, decay, once = dict(self.total), self.decayed(decay), self.once()
         for name, matrix in found.items():
             like = parameters[matrix.block.parameters[0]]
             added = matrix
             if name in total and self.measure.total != "replace":
                 known = total[name] if total[name].block == matrix.block else total[name].widened(matrix.block)
                 earlier = known.mapped(partial(at_hand, parameter=like))
+                own = _awake(matrix, like)
                 if self.measure.total == "average":
                     before = decay * self.weights.get(name, 0.0)
-                    added = matrix.plus(earlier, before).scaled(1 / (1 + before))
+                    added = own.plus(earlier, before).scaled(1 / (1 + before))
                 else:
-                    added = matrix.plus(earlier, decay)
-            total[name] = added.mapped(partial(self.storage.resting, parameter=like))
+                    added = own.plus(earlier, decay)
+            total[name] = added.mapped(partial(self.storage.resting, parameter=like)).mapped(once)
             if not total[name].is_finite:
                 raise NotFiniteError(
                     f"{self.measure.name}: the importance of {name!r} is not finite, so nothing was consolidated; the "
@@ -301,6 +306,10 @@ class Ledger:
                     "weights; restart_task() drops what was gathered since the last consolidation."
                 )
         return total
+
+    def once(self) -> Callable[[Tensor], Tensor]:
+        """Return what gives equal tensors of several blocks as one, where the form lets them have any in common."""
+        return Once() if self.form.keeps_equal_once else each_as_it_is
 
     def shares(self, block: str, decay: float) -> tuple[float, float]:
         """Return by what a block's total and a task's importance are multiplied where they become the next total."""
@@ -354,6 +363,14 @@ class Ledger:
         self.running = {
             state: self.running.get(state, {}) if lifetime == "lasting" else {} for state, lifetime in lifetimes.items()
         }
+
+
+def _awake(matrix: Matrix, like: Tensor) -> Matrix:
+    """Return what was found as it was measured: where layers are taken in turns, it has been put to rest since."""
+    dtype = running_dtype(like)
+    if all(tensor.dtype == dtype and tensor.device == like.device for tensor in matrix.tensors().values()):
+        return matrix
+    return matrix.mapped(lambda tensor: at_hand(tensor, like).to(dtype))
 
 
 def diagonal_of(matrices: Mapping[str, Matrix]) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from holdfast.errors import BatchError, HoldfastWarning, OrderError
-from holdfast.forms import Matrix
+from holdfast.forms import Block, Matrix
 from holdfast.guard.centre.task_gradient import TaskGradient
 from holdfast.guard.distributed.ranks import Ranks, is_one_of_several
 from holdfast.guard.distributed.whole_model import whole_model
@@ -18,6 +18,7 @@ from holdfast.guard.ledger import Ledger, TaskImportance
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.new_classes import Classes, together, warn_of_new_classes
 from holdfast.guard.noticing.telling import tell
+from holdfast.guard.turns import put_to_rest, turns_of
 from holdfast.measures import Fisher, SampleMeasure
 from holdfast.persample.batches import Batch, Forward, check_batches
 from holdfast.persample.engine import SampleAccumulator, SampleImportance
@@ -54,15 +55,18 @@ class Finding:
         return TaskImportance(importance, self.raw, self.samples, self.fallback, self.outputs, forms)
 
 
-def measure_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> dict[str, Finding]:
+def measure_task(
+    memory: Memory, batches: Iterable[Any] | None, forward: Forward | None, within: int | None = None
+) -> dict[str, Finding]:
     """Return what each measure found, by its name; one that only watches and saw no step is left out."""
     sampled = _sampled(memory)
+    turns = turns_of(memory, within)
     _tell_notices(memory)
     gradient = TaskGradient(memory) if memory.gradient_term else None
     found = memory.ranks.together(lambda: _measure_without_data(memory))
     if sampled or gradient is not None:
         given = memory.ranks.together(lambda: _given(batches, sampled))
-        found |= _measure_samples(memory, sampled, given, forward, gradient)
+        found |= _measure_in_turns(memory, sampled, given, forward, gradient, turns)
     if gradient is not None:
         found[memory.driver].gradient = memory.ranks.together(gradient.found)
     return found
@@ -155,29 +159,62 @@ def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) 
     return check_batches(batches)
 
 
-def _measure_samples(
+def _measure_in_turns(
     memory: Memory,
     sampled: Mapping[str, SampleMeasure],
     batches: Iterable[Any],
     forward: Forward | None,
-    gradient: TaskGradient | None = None,
+    gradient: TaskGradient | None,
+    turns: Sequence[Sequence[Block]],
 ) -> dict[str, Finding]:
-    """Give every batch to every measure that looks at data, so that all of them see the same samples."""
-    passes = max((memory.ledgers[name].form.passes for name in sampled), default=1)
+    """Measure the layers of each turn in passes of their own, and all that has no layers in those of the first."""
+    passes = len(turns) * max((memory.ledgers[name].form.passes for name in sampled), default=1)
     # A loader is not asked for an iterator to find out: it would draw from the random state.
     if passes > 1 and isinstance(batches, Iterator):
         raise BatchError(
             f"The form {memory.driving.form.name!r} goes through the samples {passes} times, and the batches given can "
             "be gone through once: an iterator, or a generator. Give a DataLoader, or a list of batches."
         )
+    if len(turns) == 1:
+        return _measure_samples(memory, sampled, batches, forward, gradient)
+    found: dict[str, Finding] = {}
+    driver = {memory.driver: sampled[memory.driver]}
+    for number, blocks in enumerate(turns):
+        first = number == 0
+        here = _measure_samples(
+            memory, sampled if first else driver, batches, forward, gradient if first else None, blocks
+        )
+        own = here[memory.driver]
+        own.matrices = put_to_rest(memory, own.matrices)
+        if first:
+            found = here
+        else:
+            found[memory.driver].matrices |= own.matrices
+            found[memory.driver].fallback |= own.fallback
+    return found
+
+
+def _measure_samples(
+    memory: Memory,
+    sampled: Mapping[str, SampleMeasure],
+    batches: Iterable[Any],
+    forward: Forward | None,
+    gradient: TaskGradient | None = None,
+    some: Sequence[Block] | None = None,
+) -> dict[str, Finding]:
+    """Give every batch to every measure that looks at data, so that all of them see the same samples.
+
+    ``some`` are the blocks that are measured of the measure that drives the hold, where these are not all.
+    """
+    passes = max((memory.ledgers[name].form.passes for name in sampled), default=1)
     known: dict[str, dict[str, Tensor]] = {name: {} for name in sampled}
     seen: dict[str, SampleImportance] = {}
     classes = Classes()
     for number in range(passes):
         wanted = {name: measure for name, measure in sampled.items() if number < memory.ledgers[name].form.passes}
-        results, classes = _pass(memory, wanted, batches, forward, known, gradient if number == 0 else None)
+        results, classes = _pass(memory, wanted, batches, forward, known, gradient if number == 0 else None, some)
         for name, result in results.items():
-            known[name] = _learned(memory, name, known[name] | result.values)
+            known[name] = _learned(memory, name, known[name] | result.values, some)
         seen = seen or results
     found = {}
     for name, measure in sampled.items():
@@ -185,17 +222,23 @@ def _measure_samples(
         if ledger.form.elementwise:
             matrices, lasting = _finished(memory, ledger, known[name])
         else:
-            blocks = memory.blocks(ledger.form)
-            matrices, lasting = ledger.form.matrices(measure, blocks, known[name]), {}
+            matrices, lasting = ledger.form.matrices(measure, _blocks(memory, name, some), known[name]), {}
         first = seen[name]
         found[name] = Finding(matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs)
     return found
 
 
-def _learned(memory: Memory, name: str, means: dict[str, Tensor]) -> dict[str, Tensor]:
+def _blocks(memory: Memory, name: str, some: Sequence[Block] | None) -> Sequence[Block]:
+    """Return the blocks that a measure is asked about: all of its form's, or some of those that drive the hold."""
+    return memory.blocks(memory.ledgers[name].form) if some is None or name != memory.driver else some
+
+
+def _learned(
+    memory: Memory, name: str, means: dict[str, Tensor], some: Sequence[Block] | None = None
+) -> dict[str, Tensor]:
     """Return what a form makes of the means so far, worked out by one process for all."""
     ledger, ranks = memory.ledgers[name], memory.ranks
-    blocks = memory.blocks(ledger.form)
+    blocks = _blocks(memory, name, some)
     earlier = {} if ledger.measure.total == "replace" else ledger.total
     decay = ledger.decayed(memory.decay)
     if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
@@ -210,13 +253,14 @@ def _pass(
     forward: Forward | None,
     known: Mapping[str, Mapping[str, Tensor]],
     gradient: TaskGradient | None,
+    some: Sequence[Block] | None = None,
 ) -> tuple[dict[str, SampleImportance], Classes]:
     """Go through the samples once, and return each measure's means over those of all ranks, and all labels."""
     ranks = memory.ranks
-    collectors = _collectors(memory, sampled, forward, known)
+    collectors = _collectors(memory, sampled, forward, known, some)
     every = list(dict.fromkeys(collectors.values()))
     if gradient is not None:
-        every.append(gradient.collector(forward, every))
+        every.append(gradient.collector(forward, every if some is None else []))
     if not any(known.values()):  # of several passes, before the first
         _warn_if_alone_among_several(ranks)
     classes = _collect(ranks, every, batches)
@@ -245,6 +289,7 @@ def _collectors(
     sampled: Mapping[str, SampleMeasure],
     forward: Forward | None,
     known: Mapping[str, Mapping[str, Tensor]] | None = None,
+    some: Sequence[Block] | None = None,
 ) -> dict[str, SampleAccumulator]:
     """Return each measure's collector, which those share that make something else of the same mean, as a root does."""
     ranks = memory.ranks
@@ -256,10 +301,12 @@ def _collectors(
         form = memory.ledgers[name].form
         mean = (measure.score, measure.phi, measure.sample_limit, measure.draw_seed, form)
         if mean not in made:
-            blocks = memory.blocks(form)
+            blocks = _blocks(memory, name, some)
+            partly = some is not None and name == memory.driver
+            own = [member for block in blocks for member in block.parameters] if partly else parameters
             made[mean] = measure.accumulator(
                 model,
-                parameters,
+                {member: parameters[member] for member in own},
                 forward,
                 task=draws,
                 reduction=partial(form.reduction, measure, blocks, known=(known or {}).get(name, {})),

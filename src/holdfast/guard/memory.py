@@ -361,7 +361,7 @@ class Memory:
             self._follow(name, parameter)
         for ledger in self.ledgers.values():
             for matrices in (ledger.total, ledger.held):
-                self._follow_matrices(matrices)
+                self._follow_matrices(matrices, ledger)
 
     def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""
@@ -481,17 +481,19 @@ class Memory:
                 if known is not None and not storage.is_in_place(known, parameter):
                     kept[name] = keep(like_parameter(known, parameter), parameter)
 
-    def _follow_matrices(self, matrices: dict[str, Matrix]) -> None:
+    def _follow_matrices(self, matrices: dict[str, Matrix], ledger: Ledger) -> None:
         """Do the same with importances, those of the diagonal spread as the parameters are."""
+        storage, once = ledger.storage, ledger.once()
         for name, matrix in list(matrices.items()):
             like = self.measured.get(matrix.block.parameters[0])
-            if like is None or all(self.storage.is_in_place(tensor, like) for tensor in matrix.tensors().values()):
+            if like is None or all(storage.is_in_place(tensor, like) for tensor in matrix.tensors().values()):
                 continue
-            matrices[name] = matrix.mapped(partial(self.resting, like=like))
+            matrices[name] = matrix.mapped(partial(self.resting, like=like, storage=storage)).mapped(once)
 
-    def resting(self, tensor: Tensor, like: Tensor) -> Tensor:
+    @staticmethod
+    def resting(tensor: Tensor, like: Tensor, storage: Storage) -> Tensor:
         """Return part of an importance as it is kept, beside a parameter of its block."""
-        return self.storage.resting(like_parameter(tensor, like), like)
+        return storage.resting(like_parameter(tensor, like), like)
 
     def running(self) -> list[dict[str, Tensor]]:
         """Return the running states of all measures, each by parameter."""

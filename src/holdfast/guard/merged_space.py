@@ -20,6 +20,7 @@ from holdfast.forms import Form
 from holdfast.forms.layers import layer_blocks
 from holdfast.holds.of_weights.merged_weights import MergedWeights
 from holdfast.persample.reductions import Block
+from holdfast.tensors.decompositions import decomposed
 from holdfast.tensors.names import named_modules
 from holdfast.tensors.sharding import is_sharded
 
@@ -156,7 +157,7 @@ class MergedSpace:
             change = adapter.change()
             if isinstance(change, Product):
                 sides = change.a @ change.a.mT, change.b.mT @ change.b
-                most = max(float(torch.linalg.matrix_norm(side.float(), 2)) for side in sides)
+                most = max(float(decomposed(torch.linalg.eigvalsh, side.float())[-1]) for side in sides)
                 found |= dict.fromkeys(self.parts[name], most)
         return found
 

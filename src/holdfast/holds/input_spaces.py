@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.forms.factors import eigenbasis, trace_of
+from holdfast.tensors.decompositions import decomposed
 from holdfast.tensors.storage import widest_dtype
 
 
@@ -90,13 +91,14 @@ class HardSpace(InputSpace):
         assert vectors is not None and found is not None
         count = min(_needed(found.flip(0), missing), self.free)
         new = vectors.flip(1)[:, :count]
-        new = torch.linalg.qr(new - m @ (m.mT @ new)).Q
+        new = decomposed(torch.linalg.qr, new - m @ (m.mT @ new))[0]
         return HardSpace(torch.cat([m, new], 1).to(self.kept.dtype).contiguous())
 
     @cached_property
     def _open(self) -> Tensor:
         """The directions that are free, in columns."""
-        whole: Tensor = torch.linalg.qr(self.kept.to(widest_dtype(self.kept.device)), mode="complete").Q
+        exact = self.kept.to(widest_dtype(self.kept.device))
+        whole: Tensor = decomposed(torch.linalg.qr, exact, mode="complete")[0]
         return whole[:, self.closed :].to(self.kept.dtype).contiguous()
 
     def left_of(self, d: Tensor) -> Tensor:
@@ -115,7 +117,7 @@ class HardSpace(InputSpace):
         if part.ndim == 1 or not part.shape[1]:
             return HardSpace(part)
         exact = part.to(widest_dtype(part.device))
-        u, s, _ = torch.linalg.svd(exact, full_matrices=False)
+        u, s, _ = decomposed(torch.linalg.svd, exact, full_matrices=False)
         return HardSpace(u[:, s > len(self.kept) * torch.finfo(self.kept.dtype).eps].to(part.dtype).contiguous())
 
 
@@ -142,7 +144,9 @@ class SoftSpace(InputSpace):
         if exact.ndim == 1:
             return (1 / (1 + exact)).to(self.kept.dtype)
         one = torch.eye(len(exact), dtype=exact.dtype, device=exact.device)
-        return torch.cholesky_inverse(torch.linalg.cholesky(one + exact)).to(self.kept.dtype)
+        root = decomposed(torch.linalg.cholesky, one + exact)
+        inverse: Tensor = decomposed(torch.cholesky_inverse, root)
+        return inverse.to(self.kept.dtype)
 
     @property
     def free(self) -> float:

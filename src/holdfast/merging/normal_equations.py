@@ -21,8 +21,9 @@ from torch import Tensor
 from holdfast.errors import HoldfastWarning
 from holdfast.forms import DenseMatrix, DiagonalMatrix, KroneckerMatrix, Matrix, RotatedMatrix, Summed
 from holdfast.forms.conjugate_gradients import Linear, conjugate_gradients
-from holdfast.forms.factors import Factor, balanced, diagonal_of, divided, eigenbasis
+from holdfast.forms.factors import Factor, as_square, balanced, divided, eigenbasis, whole
 from holdfast.persample.reductions import Basis, Block, as_vector, in_shapes, joined, taken_apart
+from holdfast.tensors.decompositions import decomposed
 
 TOLERANCE = 1e-8
 """The residual at which conjugate gradients stop, relative to the right-hand side."""
@@ -153,22 +154,23 @@ def _one_sided(forms: Sequence[Pull], b: Weights, shift: float, *, inputs: bool)
     matrices = [matrix for pull in forms for matrix in pull.matrices or () if isinstance(matrix, KroneckerMatrix)]
     block = matrices[0].block
     own = joined(block, b)
-    sides = [matrix.a if inputs else matrix.g for matrix in matrices]
-    total = _summed_factors([pull.factor for pull in forms], sides)
+    size = block.size[1 if inputs else 0]
+    sides = [whole(matrix.a if inputs else matrix.g) for matrix in matrices]
+    total = _summed_factors([pull.factor for pull in forms], sides, size)
     if total is None:  # both factors are 1
         return {name: each / (shift + sum(pull.factor for pull in forms)) for name, each in b.items()}
-    total = total.diag() if total.ndim == 1 else total
+    total = as_square(total, size)
     d = _positive_solve(total, own.mT, shift).mT if inputs else _positive_solve(total, own, shift)
     return taken_apart(block, d)
 
 
-def _summed_factors(weights: Sequence[float], factors: Sequence[Factor]) -> Factor:
+def _summed_factors(weights: Sequence[float], factors: Sequence[Factor], size: int) -> Factor:
     """Return a weighted sum of factors that are not 1: a matrix if one of them is, else a diagonal."""
     given = [(w, factor) for w, factor in zip(weights, factors, strict=True) if factor is not None]
-    whole = any(factor.ndim == 2 for _, factor in given)
+    alike = len({factor.shape for _, factor in given}) == 1
     total: Factor = None
     for w, factor in given:
-        own = w * (factor.diag() if whole and factor.ndim == 1 else factor)
+        own = w * (factor if alike else as_square(factor, size))
         total = own if total is None else total + own
     return total
 
@@ -176,7 +178,7 @@ def _summed_factors(weights: Sequence[float], factors: Sequence[Factor]) -> Fact
 def _positive_solve(h: Tensor, b: Tensor, shift: float) -> Tensor:
     """Return (H + shift)⁻¹B of a positive semi-definite H; nothing along directions where that is 0 up to rounding."""
     damped = h + shift * torch.eye(len(h), dtype=h.dtype, device=h.device)
-    root, failed = torch.linalg.cholesky_ex(damped)
+    root, failed = decomposed(torch.linalg.cholesky_ex, damped)
     pivots = root.diagonal()
     rounding = len(h) * torch.finfo(h.dtype).eps * pivots.max() ** 2 if len(h) else 0.0
     if not bool(failed) and bool((pivots.square() > rounding).all()):
@@ -236,8 +238,9 @@ def _inverse(values: Tensor, most: float) -> Tensor:
 def _in_common_coordinates(block: Block, turned: Sequence[tuple[float, RotatedMatrix]], shift: float) -> Linear:
     """Return the inverse of a sum's diagonal in the eigenbasis of all factors' sums."""
     halves = [(factor**0.5, balanced(*matrix.factors)) for factor, matrix in turned]
-    sides = [_summed_factors([root for root, _ in halves], [pair[k] for _, pair in halves]) for k in (0, 1)]
-    (u_g, l_g), (u_a, l_a) = map(eigenbasis, sides)
+    roots = [root for root, _ in halves]
+    sides = [_summed_factors(roots, [pair[k] for _, pair in halves], block.size[k]) for k in (0, 1)]
+    (u_g, l_g), (u_a, l_a) = map(eigenbasis, sides, block.size)
     basis = Basis(u_g, u_a)
     s = torch.stack([factor * matrix.diagonal_in(basis) for factor, matrix in turned]).sum(0) + shift
     return RotatedMatrix(block, _inverse(s, float(s.max())), basis, Basis(l_g, l_a)).apply
@@ -254,8 +257,5 @@ def _as_rotated(block: Block, matrices: Sequence[Matrix]) -> list[RotatedMatrix]
     if isinstance(matrix, Summed):
         return [each for part in matrix.parts for each in _as_rotated(block, [part])]
     if isinstance(matrix, KroneckerMatrix):
-        (outputs, inputs), like = block.size, next(iter(matrix.tensors().values()))
-        (u_g, l_g), (u_a, l_a) = eigenbasis(matrix.g), eigenbasis(matrix.a)
-        s = torch.outer(diagonal_of(l_g, outputs, like), diagonal_of(l_a, inputs, like))
-        return [RotatedMatrix(block, s, Basis(u_g, u_a), Basis(l_g, l_a))]
+        return [matrix.in_coordinates()]
     return [matrix] if isinstance(matrix, RotatedMatrix) else []

@@ -30,3 +30,12 @@ def spread(tensors: Iterable[Tensor]) -> str:
 
 def _share(part: int, whole: int) -> str:
     return "all" if part == whole else f"{100 * part / whole:.2g} %"
+
+
+def in_bytes(count: float) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    raise AssertionError

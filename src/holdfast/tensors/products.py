@@ -6,8 +6,14 @@ from typing import Literal
 
 import torch
 
-Precision = Literal["float32", "tf32"]
-"""float32: in full. tf32: with inputs rounded to 10 bits, on GPUs that can; elsewhere in full. Doubles stay doubles."""
+Precision = Literal["float32", "tf32", "bfloat16"]
+"""float32: in full. tf32: with inputs rounded to 10 bits, on GPUs that can; elsewhere in full. Doubles stay doubles.
+bfloat16: of tensors that have 16 bits themselves, whatever they had before."""
+
+
+def in_precision(precision: Precision, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of tensors that are to be multiplied in a precision, which had another."""
+    return torch.bfloat16 if precision == "bfloat16" else dtype
 
 
 @contextlib.contextmanager

@@ -287,7 +287,7 @@ def _restored(
 ) -> dict[str, Matrix]:
     """Return the importances of a measure, each of its tensors where it belongs."""
     blocks = {block.name: block for block in memory.merged.blocks_of(ledger.form, parameters)}
-    found = {}
+    found, once = {}, ledger.once()
     for name, parts in tensors.items():
         if name not in blocks:
             raise StateError(
@@ -296,7 +296,8 @@ def _restored(
             )
         like = parameters[blocks[name].parameters[0]]
         matrix = ledger.form.restored(blocks[name], parts, parameters)
-        found[name] = matrix.mapped(Tensor.clone).mapped(partial(memory.resting, like=like))
+        rest = partial(memory.resting, like=like, storage=ledger.storage)
+        found[name] = matrix.mapped(Tensor.clone).mapped(rest).mapped(once)
     return found
 
 

@@ -12,7 +12,7 @@ from holdfast.guard.memory import Memory
 from holdfast.guard.steps.bundles import Bundle, Several
 from holdfast.guard.steps.reach import Reach, reaches_of
 from holdfast.holds.of_weights.implicit import pull_implicitly_, pulled
-from holdfast.holds.of_weights.quadratic import displacement, matrix_at_hand
+from holdfast.holds.of_weights.quadratic import displacement
 from holdfast.tensors.pieces import in_pieces
 from holdfast.tensors.storage import at_hand, running_dtype
 
@@ -125,7 +125,7 @@ class ImplicitPull:
         assert rate is not None
         d = displacement(matrix, owned, self.memory.anchor)
         factor = min(2 * self.memory.strength * rate, torch.finfo(next(iter(d.values())).dtype).max)
-        found = pulled(matrix_at_hand(matrix, d), d, factor, self._tilt(d))
+        found = pulled(matrix.at_hand(d), d, factor, self._tilt(d))
         for name, pull in found.items():
             theta = owned[name].detach()
             theta.copy_(theta.to(pull.dtype) - pull)

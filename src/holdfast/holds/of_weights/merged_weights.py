@@ -20,7 +20,6 @@ from holdfast.adapters import Adapter, Change, Product, difference, mapped, whol
 from holdfast.errors import ConfigurationError
 from holdfast.forms.base import Matrix
 from holdfast.holds.base import Held, Hold
-from holdfast.holds.of_weights.quadratic import matrix_at_hand
 from holdfast.persample.reductions import Block, joined, taken_apart
 from holdfast.tensors.products import products_in
 from holdfast.tensors.storage import at_hand, running_dtype
@@ -81,7 +80,7 @@ class MergedWeights(Hold):
     def _term(self, weight: str, matrix: Matrix) -> Tensor:
         d = self.displacement(weight)
         tensors = tuple(d) if isinstance(d, Product) else (d,)
-        value: Tensor = _Value.apply(matrix_at_hand(matrix, {weight: tensors[0]}), self.blocks[weight], *tensors)  # type: ignore[no-untyped-call]
+        value: Tensor = _Value.apply(matrix.at_hand({weight: tensors[0]}), self.blocks[weight], *tensors)  # type: ignore[no-untyped-call]
         return value
 
 

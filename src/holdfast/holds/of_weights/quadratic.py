@@ -36,15 +36,7 @@ class Quadratic(Hold):
 def applied(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return Q(θ − θ*) of a block, where the parameters are."""
     d = displacement(matrix, parameters, anchor)
-    return matrix_at_hand(matrix, d).apply(d)
-
-
-def matrix_at_hand(matrix: Matrix, d: Mapping[str, Tensor]) -> Matrix:
-    """Return Q where D is, and as precise: it may be kept elsewhere, or in fewer bits."""
-    like = next(iter(d.values()))
-    if all(tensor.device == like.device and tensor.dtype == like.dtype for tensor in matrix.tensors().values()):
-        return matrix
-    return matrix.mapped(lambda tensor: tensor.to(like.device, like.dtype))
+    return matrix.at_hand(d).apply(d)
 
 
 def displacement(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -80,7 +72,7 @@ def penalty_value(
 def _term(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
     if not isinstance(matrix, DiagonalMatrix):
         d = displacement(matrix, parameters, anchor)
-        matrix = matrix_at_hand(matrix, d)
+        matrix = matrix.at_hand(d)
         if not torch.is_grad_enabled():
             return matrix.value(d)
         value: Tensor = _Value.apply(matrix, *(d[name] for name in matrix.block.parameters))  # type: ignore[no-untyped-call]

@@ -2,12 +2,13 @@
 
 from holdfast.persample.reductions.base import Arrival, Reduction, at_least_single
 from holdfast.persample.reductions.diagonal import DiagonalReduction
-from holdfast.persample.reductions.factors import FactorReduction, Side, Sides, factors_of
+from holdfast.persample.reductions.factors import COUNTS, FactorReduction, Side, Sides, factors_of, sums_shape
 from holdfast.persample.reductions.layer_matrix import Block, joined, taken_apart
 from holdfast.persample.reductions.rotated import Basis, RotatedReduction, Sharing
 from holdfast.persample.reductions.whole_gradients import OuterReduction, ProductReduction, as_vector, in_shapes
 
 __all__ = [
+    "COUNTS",
     "Arrival",
     "Basis",
     "Block",
@@ -25,5 +26,6 @@ __all__ = [
     "factors_of",
     "in_shapes",
     "joined",
+    "sums_shape",
     "taken_apart",
 ]

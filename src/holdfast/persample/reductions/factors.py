@@ -19,9 +19,15 @@ from holdfast.persample.reductions.base import at_least_single
 from holdfast.persample.reductions.layer_matrix import Block, LayerReduction
 from holdfast.persample.reductions.outer_products import add_outer_, as_rows, mirror_
 from holdfast.persample.rules.base import LookedUp, Products
+from holdfast.tensors.blocks import add_outer_blocks_, block_shape
 
-Side = Literal["dense", "diagonal", "identity"]
-"""How much of a factor is kept: all of it, its diagonal, or nothing, since it is taken to be 1."""
+Side = Literal["dense", "blocks", "lowrank", "diagonal", "identity"]
+"""How much of a factor is kept: all of it, blocks along its diagonal, its largest directions, for which all of it is
+added up first, its diagonal, or nothing, since it is taken to be 1."""
+
+
+COUNTS = 3
+"""Numbers that a block has beside its factors: what A is divided by, and by which of two ways they came."""
 
 
 class Sides(NamedTuple):
@@ -44,6 +50,7 @@ class FactorReduction(LayerReduction):
         parameters: Mapping[str, nn.Parameter],
         diagonal: Collection[str],
         sides: Mapping[str, Sides],
+        largest_block: int = 1024,
     ) -> None:
         super().__init__(phi, blocks, parameters, diagonal)
         self._by_gradients: set[str] = set()
@@ -54,7 +61,7 @@ class FactorReduction(LayerReduction):
             with torch.inference_mode(False):
                 for key, side, size in zip("GA", sides[block.name], block.size, strict=True):
                     if side != "identity":
-                        self.sums[f"{block.name}/{key}"] = nothing.new_zeros([size] * (2 if side == "dense" else 1))
+                        self.sums[f"{block.name}/{key}"] = nothing.new_zeros(sums_shape(side, size, largest_block))
                 self.sums[f"{block.name}/mass"] = nothing.new_zeros(())
                 self.sums[f"{block.name}/ways"] = nothing.new_zeros(2)
 
@@ -77,6 +84,10 @@ class FactorReduction(LayerReduction):
                 (factor if factor.ndim == 1 else factor.diagonal()).add_(torch.bincount(counted, minlength=rows))
             return
         mass += products.a[..., 0].numel()
+        if factor is not None and factor.ndim == 3 and products.bias:
+            one = products.a.new_ones(*products.a.shape[:-1], 1)
+            self._add_outer(f"{block.name}/A", torch.cat([products.a, one], -1))
+            return
         self._add_outer(f"{block.name}/A", products.a)
         if factor is not None and products.bias:
             if factor.ndim == 2:
@@ -96,6 +107,9 @@ class FactorReduction(LayerReduction):
         factor, size = self.sums.get(key), vectors.shape[-1]
         if factor is None:
             return
+        if factor.ndim == 3:
+            add_outer_blocks_(factor, as_rows(vectors))
+            return
         if factor.ndim == 2:
             self._halves[key] = factor
         add_outer_(factor[tuple(slice(size) for _ in factor.shape)], vectors)
@@ -104,6 +118,13 @@ class FactorReduction(LayerReduction):
         """Fill in what lies above the factors' diagonals."""
         while self._halves:
             mirror_(self._halves.popitem()[1])
+
+
+def sums_shape(side: Side, size: int, largest_block: int) -> tuple[int, ...]:
+    """Return in which shape a side's factor is added up."""
+    if side == "blocks":
+        return block_shape(size, largest_block)
+    return (size,) if side == "diagonal" else (size, size)
 
 
 def factors_of(block: Block, means: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:

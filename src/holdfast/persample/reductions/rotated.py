@@ -15,13 +15,14 @@ from holdfast.persample.reductions.base import at_least_single
 from holdfast.persample.reductions.layer_matrix import Block, LayerReduction
 from holdfast.persample.rules.base import LookedUp, Products, phi_of_products, tile_bytes
 from holdfast.persample.rules.embedding import phi_of_looked_up
+from holdfast.tensors.blocks import times_blocks
 
 Sharing = Literal["exact", "expand"]
 """Of a layer that is used at several positions: square a sample's gradient, the sum over them, or each position's."""
 
 
 class Basis(NamedTuple):
-    """The coordinates of a block; ``None`` for a side that stays as it is."""
+    """The coordinates of a block: a matrix, or one of blocks; ``None`` for a side that stays as it is."""
 
     outputs: Tensor | None
     inputs: Tensor | None
@@ -99,12 +100,17 @@ class RotatedReduction(LayerReduction):
             self._add_rotated(total, part, self.bases[block.name])
 
     def _add_rotated(self, total: Tensor, gradients: Tensor, basis: Basis) -> None:
-        turned = gradients if basis.outputs is None else basis.outputs.mT @ gradients
+        if basis.outputs is not None and basis.outputs.ndim == 3:
+            turned = times_blocks(gradients.mT, basis.outputs).mT
+        else:
+            turned = gradients if basis.outputs is None else basis.outputs.mT @ gradients
         total.add_(self.phi.sum(_turned(turned, basis.inputs), (0,)))
 
 
 def _turned(vectors: Tensor, u: Tensor | None) -> Tensor:
     """Return vectors along the last dimension in other coordinates, as one product: many small ones are much slower."""
+    if u is not None and u.ndim == 3:
+        return times_blocks(vectors, u)
     return vectors if u is None else (vectors.reshape(-1, len(u)) @ u).view(*vectors.shape[:-1], u.shape[-1])
 
 
@@ -112,4 +118,6 @@ def _turned_inputs(a: Tensor, u: Tensor | None, *, bias: bool) -> Tensor:
     """Return the inputs, and the bias's 1 with them, in other coordinates."""
     if not bias:
         return _turned(a, u)
-    return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1) if u is None else _turned(a, u[:-1]).add_(u[-1])
+    if u is not None and u.ndim == 2:
+        return _turned(a, u[:-1]).add_(u[-1])
+    return _turned(torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1), u)

@@ -9,7 +9,7 @@ from torch import nn
 
 import holdfast
 from holdfast.errors import ConfigurationError
-from holdfast.forms import DiagonalMatrix, Kronecker, KroneckerMatrix, Rotated, RotatedMatrix
+from holdfast.forms import DiagonalMatrix, Kronecker, KroneckerMatrix, Rotated, Rotated16, RotatedMatrix
 from holdfast.lab.networks import MultiHead
 from holdfast.lab.training.fast import FastRuns
 from holdfast.lab.training.fast.flat_layout import FlatLayout
@@ -255,7 +255,8 @@ class Own(Rotated):
 
 
 def test_forms_that_it_has_no_products_for_are_refused():
-    for form in (Rotated(sums="exact"), Kronecker(sums="exact"), Own()):
+    cut = Rotated(outputs="blocks"), Kronecker(inputs="lowrank"), Kronecker(bits=16), Rotated(precision="bfloat16")
+    for form in (Rotated(sums="exact"), Kronecker(sums="exact"), Own(), Rotated16(), *cut):
         assert not can_hold(form)
         with pytest.raises(ConfigurationError, match=r"cannot do with the form .*expected engine='plain'"):
             FastRuns([linear(1, form)])

@@ -29,13 +29,15 @@ Parts = dict[str, Tensor]
 def can_hold(form: Form, *, implicit: bool = False) -> bool:
     """Whether the fast engine can do with a form: one number a weight, or layers' matrices that it has products for.
 
-    An exact sum has more products after each task, and what another class makes of these forms is not known here. A
-    hold that is implicit is one number a weight too, or has equations to solve that have no place here.
+    An exact sum has more products after each task, and what another class makes of these forms is not known here, nor
+    are sides in blocks or of low rank, or 16 bits. A hold that is implicit is one number a weight too, or has equations
+    to solve that have no place here.
     """
     if implicit:
         return form.elementwise
     if isinstance(form, Rotated | Kronecker) and type(form) in (Rotated, Kronecker):
-        return form.sums != "exact"
+        whole = {form.outputs, form.inputs} <= {"dense", "diagonal", "identity"}
+        return form.sums != "exact" and whole and form.bits == 32 and form.precision != "bfloat16"
     return form.elementwise
 
 

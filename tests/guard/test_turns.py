@@ -1,0 +1,89 @@
+"""Layers measured in turns: the same importance, and never more sums at once than were asked for."""
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.errors import BatchError, ConfigurationError
+from holdfast.forms import Kronecker, Rotated
+from holdfast.persample.engine import SampleAccumulator
+from holdfast.persample.reductions.layer_matrix import LayerReduction
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 8), nn.Tanh(), nn.Linear(8, 5)
+    ).double()
+
+
+def data(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(8, 6, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+@pytest.fixture
+def sums_at_once(monkeypatch):
+    """Remember what the sums of each pass come to, in bytes."""
+    found, result = [], SampleAccumulator.result
+
+    def watched(collector):
+        if isinstance(collector.reduction, LayerReduction):
+            found.append(sum(total.nbytes for total in collector.sums.values()))
+        return result(collector)
+
+    monkeypatch.setattr(SampleAccumulator, "result", watched)
+    return found
+
+
+@pytest.mark.parametrize("form", ["rotated", "kronecker", Rotated(outputs="blocks", largest_block=3)], ids=str)
+def test_turns_find_what_one_pass_finds_within_the_bytes_that_were_given(form, sums_at_once):
+    whole, turned = (holdfast.Consolidator(network(), "EWC", form=form, watch=["MAS"]) for _ in range(2))
+    most = max(block.measuring for block in turned.cost().blocks)
+    for task in range(2):
+        whole.consolidate(data(task))
+        passes = len(sums_at_once)
+        sums_at_once.clear()
+        found = turned.consolidate(data(task), within=most)
+        assert max(sums_at_once) <= most and len(sums_at_once) == 3 * passes
+        assert found["EWC"].samples == 24 and found["MAS"].importance.keys() == found["EWC"].importance.keys()
+        sums_at_once.clear()
+    for name, matrix in whole.matrices.items():
+        for one, other in zip(matrix.diagonal().values(), turned.matrices[name].diagonal().values(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+
+
+def test_what_a_turn_has_found_is_put_to_rest_before_the_next():
+    whole, turned = (holdfast.Consolidator(network().float(), "EWC", form="rotated16") for _ in range(2))
+    batches = [[x.float() for x in data(task)] for task in range(2)]
+    for given in batches:
+        whole.consolidate(given)
+        turned.consolidate(given, within=max(block.measuring for block in turned.cost().blocks))
+    for name, matrix in turned.matrices.items():
+        assert {t.dtype for t in matrix.tensors().values()} == {torch.bfloat16}
+        torch.testing.assert_close(matrix.trace(), whole.matrices[name].trace(), rtol=0.02, atol=0)
+
+
+def test_the_gradient_of_the_loss_is_of_all_layers():
+    whole, turned = (
+        holdfast.Consolidator(network(), "EWC", form="kronecker", anchor="mean", gradient_term=True) for _ in "ab"
+    )
+    given = [(x, torch.zeros(8, dtype=torch.long)) for x in data()]
+    whole.consolidate(given)
+    turned.consolidate(given, within=max(block.measuring for block in turned.cost().blocks))
+    for name, tilt in whole.tilt.items():
+        torch.testing.assert_close(turned.tilt[name], tilt, rtol=1e-10, atol=1e-14)
+
+
+def test_what_cannot_be_within_is_refused_and_nothing_has_changed():
+    guard = holdfast.Consolidator(network(), "EWC", form="rotated")
+    with pytest.raises(ConfigurationError, match=r"within=100 bytes: the sums of '3\.weight' alone take .* at least"):
+        guard.consolidate(data(), within=100)
+    with pytest.raises(ConfigurationError, match="within=0: expected a whole number of bytes"):
+        guard.consolidate(data(), within=0)
+    with pytest.raises(BatchError, match="times, and the batches given can be gone through once"):
+        holdfast.Consolidator(network(), "EWC", form=Kronecker()).consolidate(iter(data()), within=2000)
+    with pytest.raises(ConfigurationError, match="'diagonal', which has no layers to be measured in turns"):
+        holdfast.Consolidator(network(), "EWC").consolidate(data(), within=10_000)
+    assert not guard.matrices
