@@ -18,6 +18,7 @@ from holdfast.guard.batch_norm.frozen_statistics import FrozenStatistics, with_s
 from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
 from holdfast.guard.ledger import Ledger, diagonal_of
 from holdfast.guard.merged_space import MergedSpace, Space
+from holdfast.guard.micro_batches.gradient_sums import Watched
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.selection import Selection
 from holdfast.guard.strengths import PatternStrengths
@@ -113,6 +114,8 @@ class Memory:
     """How much of that may be lost, which the strength follows."""
     control: Control = field(default_factory=Control)
     """Where following is at."""
+    watched: Watched | None = None
+    """What micro-batches have shown since the last consolidation, without a step."""
     version: int = 0
     """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
 
@@ -396,6 +399,7 @@ class Memory:
         self.start = {}
         self.steps = {}
         self.head = HeadGradients()
+        self.watched = None
         self.version += 1
 
     def forget(self, name: str) -> None:
