@@ -13,6 +13,7 @@ from holdfast.errors import BatchError, HoldfastWarning, OrderError
 from holdfast.forms import Matrix
 from holdfast.guard.centre.task_gradient import TaskGradient
 from holdfast.guard.distributed.ranks import Ranks, is_one_of_several
+from holdfast.guard.distributed.sharded_matrices import as_parameters_are, unsharded
 from holdfast.guard.distributed.whole_model import whole_model
 from holdfast.guard.ledger import Ledger, TaskImportance
 from holdfast.guard.memory import Memory
@@ -227,8 +228,8 @@ def _measure_samples(
         if ledger.form.elementwise:
             matrices, lasting = _finished(memory, ledger, known[name])
         else:
-            blocks = memory.blocks(ledger.form)
-            matrices, lasting = ledger.form.matrices(measure, blocks, known[name]), {}
+            made = ledger.form.matrices(measure, memory.blocks(ledger.form), known[name])
+            matrices, lasting = {key: as_parameters_are(each, memory.measured) for key, each in made.items()}, {}
         first = seen[name]
         found[name] = Finding(matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs)
     return found
@@ -242,6 +243,7 @@ def _learned(memory: Memory, name: str, means: dict[str, Tensor]) -> dict[str, T
     decay = ledger.decayed(memory.decay)
     if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
         return ledger.form.learned(blocks, means, earlier, decay)
+    earlier = {key: unsharded(matrix) for key, matrix in earlier.items()}
     return ranks.from_first(lambda: ledger.form.learned(blocks, means, earlier, decay))
 
 
@@ -264,8 +266,9 @@ def _pass(
     classes = _collect(ranks, every, batches)
     if not any(known.values()):
         look_at_classes(memory, classes, every)
+    layers = {collectors[name] for name in sampled if not memory.ledgers[name].form.elementwise}
     for collector in every:
-        _add_up(memory, collector)
+        _add_up(memory, collector, in_parts=collector not in layers)
     results = ranks.together(lambda: {collector: collector.result() for collector in every})
     # A rank that had no sample has not met the parameters that no rule covers.
     ways = ranks.each(lambda: [result.fallback for result in results.values()])
@@ -381,14 +384,14 @@ class Reader:
         return 0
 
 
-def _add_up(memory: Memory, collector: SampleAccumulator) -> None:
-    """Put the sums of all ranks into a collector, of sharded parameters this rank's part of them."""
+def _add_up(memory: Memory, collector: SampleAccumulator, *, in_parts: bool = True) -> None:
+    """Put the sums of all ranks into a collector; of sharded parameters this rank's part, unless layers are wanted."""
     ranks = memory.ranks
     if ranks.size == 1:
         return
     for name, own in collector.sums.items():
         parameter = memory.parameters.get(name)
-        spread = parameter is not None and is_sharded(parameter)
+        spread = in_parts and parameter is not None and is_sharded(parameter)
         collector.sums[name] = added_up_part(own, parameter) if spread else ranks.add_up(own)
     collector.samples = sum(ranks.each(lambda: collector.samples))
 

@@ -16,6 +16,7 @@ from holdfast.forms import Form, Matrix
 from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
 from holdfast.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
+from holdfast.guard.distributed.sharded_matrices import as_parameters_are, refuse_unless_whole_layers
 from holdfast.guard.ledger import Ledger, diagonal_of
 from holdfast.guard.merged_space import MergedSpace, Space
 from holdfast.guard.micro_batches.gradient_sums import Watched
@@ -362,11 +363,7 @@ class Memory:
     def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""
         form = self.driving.form
-        if not form.elementwise and (sharded := [n for n, p in named_parameters(self.model) if is_sharded(p)]):
-            raise ConfigurationError(
-                f"form={form.name!r} with parameters that are spread over processes, such as {sharded[0]!r}: it needs "
-                "whole layers. Use DDP, or the form 'diagonal', which goes weight by weight."
-            )
+        refuse_unless_whole_layers(form, dict(named_parameters(self.model)), self.ranks.size)
         if self.space == "merged":
             space = MergedSpace.of(self.model, parameters, self.space)
             parameters = space.without_layers(parameters)
@@ -484,7 +481,13 @@ class Memory:
             like = self.measured.get(matrix.block.parameters[0])
             if like is None or all(self.storage.is_in_place(tensor, like) for tensor in matrix.tensors().values()):
                 continue
-            matrices[name] = matrix.mapped(partial(self.resting, like=like))
+            matrices[name] = self.resting_matrix(matrix)
+
+    def resting_matrix(self, matrix: Matrix, parameters: Mapping[str, Tensor] | None = None) -> Matrix:
+        """Return an importance as it is kept, beside the parameters of its block."""
+        beside = self.measured if parameters is None else parameters
+        rest = partial(self.storage.resting, parameter=beside[matrix.block.parameters[0]])
+        return as_parameters_are(matrix, beside).mapped(rest)
 
     def resting(self, tensor: Tensor, like: Tensor) -> Tensor:
         """Return part of an importance as it is kept, beside a parameter of its block."""
