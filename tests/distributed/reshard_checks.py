@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 from holdfast import Distillation, Replay, Tolerance
+from holdfast.integrations.hub import from_pretrained, save_pretrained
 from tests.distributed.problem import whole
 from tests.distributed.processes import all_equal
 
@@ -165,8 +166,13 @@ def forms_go_on_from_any_number_of_processes(here):
     folder, path = here.folder / "rotated", here.folder / "rotated.safetensors"
     checkpoint.save({"guard": guard.state_dict(), "model": model.state_dict()}, checkpoint_id=folder)
     guard.save(path)
+    save_pretrained(guard, here.folder / "shared", measured_from="what a model wrote itself")
     torch.distributed.barrier()
     expected, alike = alone("rotated", strength=1.0)
+    with pytest.warns(holdfast.HoldfastWarning, match="away from those that"):
+        shared = from_pretrained(here.folder / "shared", Small(seed=5), strength=1.0)
+    for name, value in alike.importance.items():
+        torch.testing.assert_close(shared.importance[name], value, rtol=1e-8, atol=1e-12)
     go_on(expected, alike, 0, 1)
     mesh = init_device_mesh("cpu", (here.size // 2, 2), mesh_dim_names=("pairs", "of"))["of"]
     for pair in (mesh, None):
