@@ -8,6 +8,7 @@ from torch import nn
 
 import holdfast
 from holdfast.measures.recurrences import add_batch_gradient_, squares_of_single_samples
+from tests.adapters.by_hand import adapt, networks
 from tests.guard.helpers import batch, loss, net, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:This guard holds nothing yet")
@@ -31,6 +32,21 @@ def test_single_samples_give_the_measure_itself(measure):
     guard.watch_only(singly(batch(0)))
     assert guard.consolidate()[measure.name].samples == 7
     expected.consolidate(singly(batch(0)))
+    close(guard.importance, expected.importance)
+
+
+def test_adapters_by_their_merged_weights():
+    def adapted():
+        torch.manual_seed(0)
+        model, _, layers = networks()["mlp"]
+        return adapt(model.double(), layers)
+
+    measure = holdfast.Fisher(labels="true")
+    guard, expected = (holdfast.Consolidator(adapted(), measure, space="merged") for _ in range(2))
+    guard.watch_only(singly(batch(0)))
+    guard.consolidate()
+    expected.consolidate([batch(0)])
+    assert expected.importance
     close(guard.importance, expected.importance)
 
 
