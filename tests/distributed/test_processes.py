@@ -21,6 +21,7 @@ TWO += ["tests.distributed.hold_checks", "tests.distributed.implicit_checks", "t
 TWO += ["tests.distributed.retention_checks", "tests.distributed.relatives_checks", "tests.distributed.merged_checks"]
 TWO += ["tests.distributed.accelerate_checks", "tests.distributed.trainer_checks"]
 THREE = ["tests.distributed.three_checks"]
+FOUR = ["tests.distributed.watch_checks", "tests.distributed.reshard_checks"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 
@@ -37,6 +38,11 @@ def test_one_two_and_three_processes(tmp_path):
     passed(run_checks(2, TWO, tmp_path / "two"))
     passed(run_checks(3, THREE, tmp_path / "three"))
     problem.check_checkpoint(tmp_path / "two" / "from_two", net())
+
+
+@pytest.mark.slow
+def test_four_processes(tmp_path):
+    passed(run_checks(4, FOUR, tmp_path / "four"))
 
 
 def test_what_is_no_checkpoint_of_this_guard_is_refused(tmp_path):

@@ -50,7 +50,7 @@ def whole_network_of_a_sharded_model_is_refused(here):
     model = fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,)))
     for form in ("dense", "lowrank"):
         with pytest.raises(
-            holdfast.ConfigurationError, match=r"spread over processes.*Use DDP, or the form 'diagonal'"
+            holdfast.ConfigurationError, match=r"spread over processes.*Use DDP, or one of the forms 'diagonal'"
         ):
             holdfast.Consolidator(model, holdfast.Fisher(), form=form)
 

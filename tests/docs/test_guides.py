@@ -64,6 +64,13 @@ def test_adapters(capsys):
     assert "adapters by their merged weights" in capsys.readouterr().out
 
 
+def test_importance_for_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_page("guides/sharing.md")["guard"].tasks == 1
+    assert "in the form 'rotated'" in capsys.readouterr().out
+    assert (tmp_path / "importance" / "README.md").is_file()
+
+
 def test_safe_at_any_strength():
     scope = run_page("guides/safe-at-any-strength.md")
     assert scope["guard"].implicit and scope["guard"].penalty().isfinite()

@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 from holdfast.errors import BatchError
-from holdfast.guard.measuring import _check_read_alike
+from holdfast.guard.measuring import check_read_alike
 from holdfast.persample.scores import OutputReading
 from tests.guard.helpers import batch, net
 
@@ -37,19 +37,19 @@ LABELS = OutputReading("bernoulli", None, "targets of 0 and 1")
     ],
 )
 def test_ranks_that_read_alike_or_have_read_nothing(readings):
-    _check_read_alike(Several(*readings), [])
+    check_read_alike(Several(*readings), [])
 
 
 def test_ranks_that_read_different_likelihoods_are_refused():
     message = r"Rank 1 of 3 .* 'bernoulli', by targets of 0 and 1, and rank 2 as 'gaussian', by targets of 3.7"
     with pytest.raises(BatchError, match=message + ".*likelihood= on every rank"):
-        _check_read_alike(Several(None, LABELS, VALUES), [])
+        check_read_alike(Several(None, LABELS, VALUES), [])
 
 
 def test_ranks_that_find_classes_in_different_dimensions_are_refused():
     readings = OutputReading("categorical", 1, "labels"), OutputReading("categorical", -1, "labels")
     with pytest.raises(BatchError, match=r"Rank 0 of 2 found .* dimension 1, and rank 1 in dimension -1.*class_dim="):
-        _check_read_alike(Several(*readings), [])
+        check_read_alike(Several(*readings), [])
 
 
 def test_asking_how_often_batches_can_be_read_draws_nothing():

@@ -43,6 +43,7 @@ from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
 from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import AnchorKind, Memory, leans
 from holdfast.guard.merged_space import Space
+from holdfast.guard.micro_batches.watching_only import watch_only
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.saving import state_files
 from holdfast.guard.saving.state import blank_state, from_state, to_state
@@ -720,6 +721,37 @@ class Consolidator:
             self._attachment.look_out()
         return {name: finding.shown() for name, finding in found.items()}
 
+    @torch.inference_mode(mode=False)
+    def watch_only(self, batches: Iterable[Any], *, forward: Forward | None = None) -> None:
+        """Let measures see the gradients of micro-batches, as in training at a learning rate of 0: nothing moves.
+
+        For models that :meth:`consolidate` cannot gather whole on each device: under FSDP2 and with tensor parallelism
+        the model runs as it does in training, in eval mode, and all that is kept is sharded as the parameters are.
+        Call ``consolidate()`` afterwards, without data. May be called several times before that.
+
+        >>> guard = Consolidator(model, Fisher(labels="true"), strength=100.0)
+        >>> guard.watch_only(micro_batches)
+        >>> guard.consolidate()
+
+        From micro-batches of one sample this is the empirical Fisher itself, with ``labels="sampled"`` the Fisher of
+        drawn labels; from larger ones an estimate of it without bias. SOS and the posterior precision see one
+        gradient after another, those of the mean loss over labels. Other measures, and other forms than the diagonal,
+        are refused.
+
+        Args:
+            batches: as for :meth:`consolidate`, with labels. With several processes, each gives its own; those of a
+                model that FSDP2 shards make one micro-batch together.
+            forward: as for :meth:`consolidate`.
+        """
+        memory = self._memory
+        memory.ranks.together(memory.refresh)
+        with (
+            evaluated_weights(self._attachment.attached()),
+            self._attachment.watcher.calls.paused(),
+            memory.merged.put_in_place(),
+        ):
+            watch_only(memory, batches, forward)
+
     def average(self, share: float = 0.5) -> None:
         """Move the weights back towards the anchor: to θ* + share·(θ − θ*), their mean before and after training.
 
@@ -821,6 +853,11 @@ class Consolidator:
         Its tensors are the live ones, as with PyTorch's optimisers, for as long as no parameter is added, frozen or
         consolidated; :meth:`save` writes a file.
         """
+        if self._memory.watched is not None and self._memory.watched.sums:
+            tell(
+                "A state between watch_only() and consolidate() is without what was seen of micro-batches: call "
+                "consolidate() first."
+            )
         return to_state(self._memory)
 
     @torch.inference_mode(mode=False)

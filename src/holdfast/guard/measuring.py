@@ -5,7 +5,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
@@ -13,15 +13,18 @@ from holdfast.errors import BatchError, HoldfastWarning, OrderError
 from holdfast.forms import Block, Matrix
 from holdfast.guard.centre.task_gradient import TaskGradient
 from holdfast.guard.distributed.ranks import Ranks, is_one_of_several
+from holdfast.guard.distributed.sharded_matrices import as_parameters_are, unsharded
 from holdfast.guard.distributed.whole_model import whole_model
 from holdfast.guard.ledger import Ledger, TaskImportance
 from holdfast.guard.memory import Memory
+from holdfast.guard.micro_batches.gradient_sums import Asked
 from holdfast.guard.noticing.new_classes import Classes, together, warn_of_new_classes
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.turns import put_to_rest, turns_of
 from holdfast.measures import Fisher, SampleMeasure
 from holdfast.persample.batches import Batch, Forward, check_batches
 from holdfast.persample.engine import SampleAccumulator, SampleImportance
+from holdfast.persample.scores import OutputReading
 from holdfast.tensors.sharding import added_up_part, is_sharded, wrap_local
 
 DRAWS_APART = 2**20
@@ -55,6 +58,25 @@ class Finding:
         return TaskImportance(importance, self.raw, self.samples, self.fallback, self.outputs, forms)
 
 
+class ReadsBatches(Protocol):
+    """What batches are read for."""
+
+    @property
+    def full(self) -> bool:
+        """Whether it has seen as many samples as it wants."""
+
+    @property
+    def reading(self) -> OutputReading | None:
+        """How outputs are read, as the batches so far tell it."""
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes outputs tell apart, where that is known."""
+
+    def read(self, batch: Any) -> Batch:
+        """Return a batch as the model's are measured."""
+
+
 def measure_task(
     memory: Memory, batches: Iterable[Any] | None, forward: Forward | None, within: int | None = None
 ) -> dict[str, Finding]:
@@ -64,6 +86,9 @@ def measure_task(
     _tell_notices(memory)
     gradient = TaskGradient(memory) if memory.gradient_term else None
     found = memory.ranks.together(lambda: _measure_without_data(memory))
+    if memory.watched is not None:
+        found |= memory.ranks.together(lambda: _watched(memory, sampled, batches))
+        sampled = {}
     if sampled or gradient is not None:
         given = memory.ranks.together(lambda: _given(batches, sampled))
         found |= _measure_in_turns(memory, sampled, given, forward, gradient, turns)
@@ -88,7 +113,7 @@ def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forwar
     for collector in collectors:
         if not collector.seen:
             memory.ranks.together(collector.result)  # says that there were no batches
-    _look_at_classes(memory, classes, collectors)
+    look_at_classes(memory, classes, collectors)
 
 
 def _tell_notices(memory: Memory) -> None:
@@ -159,6 +184,24 @@ def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) 
     return check_batches(batches)
 
 
+def _watched(memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any] | None) -> dict[str, Finding]:
+    """Return what measures that look at data have seen of micro-batches; data beside it are for others alone."""
+    watched = memory.watched
+    assert watched is not None
+    watched.refuse_unless_at(memory.parameters)
+    if batches is not None and not (memory.gradient_term or any(hold.takes_batches for hold in memory.holds)):
+        raise OrderError(
+            "consolidate(batches) after watch_only(), which has measured this task already, and nothing else looks at "
+            "data. Call consolidate() without, or restart_task() first to drop what was seen."
+        )
+    found = {}
+    for name, measure in sampled.items():
+        sums = watched.sums[Asked.by(measure)]
+        matrices, lasting = _finished(memory, memory.ledgers[name], sums.squares())
+        found[name] = Finding(matrices, lasting, None, sums.samples, {}, watched.classes.labels, sums.outputs)
+    return found
+
+
 def _measure_in_turns(
     memory: Memory,
     sampled: Mapping[str, SampleMeasure],
@@ -222,7 +265,8 @@ def _measure_samples(
         if ledger.form.elementwise:
             matrices, lasting = _finished(memory, ledger, known[name])
         else:
-            matrices, lasting = ledger.form.matrices(measure, _blocks(memory, name, some), known[name]), {}
+            made = ledger.form.matrices(measure, _blocks(memory, name, some), known[name])
+            matrices, lasting = {key: as_parameters_are(each, memory.measured) for key, each in made.items()}, {}
         first = seen[name]
         found[name] = Finding(matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs)
     return found
@@ -243,6 +287,7 @@ def _learned(
     decay = ledger.decayed(memory.decay)
     if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
         return ledger.form.learned(blocks, means, earlier, decay)
+    earlier = {key: unsharded(matrix) for key, matrix in earlier.items()}
     return ranks.from_first(lambda: ledger.form.learned(blocks, means, earlier, decay))
 
 
@@ -262,12 +307,13 @@ def _pass(
     if gradient is not None:
         every.append(gradient.collector(forward, every if some is None else []))
     if not any(known.values()):  # of several passes, before the first
-        _warn_if_alone_among_several(ranks)
+        warn_if_alone_among_several(ranks)
     classes = _collect(ranks, every, batches)
     if not any(known.values()):
-        _look_at_classes(memory, classes, every)
+        look_at_classes(memory, classes, every)
+    layers = {collectors[name] for name in sampled if not memory.ledgers[name].form.elementwise}
     for collector in every:
-        _add_up(memory, collector)
+        _add_up(memory, collector, in_parts=collector not in layers)
     results = ranks.together(lambda: {collector: collector.result() for collector in every})
     # A rank that had no sample has not met the parameters that no rule covers.
     ways = ranks.each(lambda: [result.fallback for result in results.values()])
@@ -276,7 +322,7 @@ def _pass(
     return {name: results[collectors[name]] for name in sampled}, classes
 
 
-def _look_at_classes(memory: Memory, classes: Classes, collectors: Iterable[SampleAccumulator]) -> None:
+def look_at_classes(memory: Memory, classes: Classes, collectors: Iterable[ReadsBatches]) -> None:
     """Warn of classes that are all new; holds of other kinds may keep the old ones."""
     if not memory.holds and memory.strength:
         found = [collector.classes for collector in collectors]
@@ -322,7 +368,7 @@ def _collect(ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterabl
     a limit takes the same samples as one process would that is given those. A rank that has no batch left waits for
     the others.
     """
-    reader = _Reader(batches, collectors)
+    reader = Reader(batches, collectors)
     sizes = ranks.each(reader.read_next)
     while any(sizes):
         mine = sum(sizes[: ranks.rank])
@@ -337,11 +383,11 @@ def _collect(ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterabl
             return reader.read_next()
 
         sizes = ranks.each(measure_and_read_on)
-    _check_read_alike(ranks, collectors)
+    check_read_alike(ranks, collectors)
     return together(ranks.each(lambda: reader.classes))
 
 
-def _check_read_alike(ranks: Ranks, collectors: list[SampleAccumulator]) -> None:
+def check_read_alike(ranks: Ranks, collectors: Sequence[ReadsBatches]) -> None:
     """Refuse sums over ranks whose batches told different things of what the model's outputs are."""
     told = ranks.each(lambda: [collector.reading for collector in collectors])
     for readings in zip(*told, strict=True):
@@ -362,10 +408,10 @@ def _check_read_alike(ranks: Ranks, collectors: list[SampleAccumulator]) -> None
                 )
 
 
-class _Reader:
+class Reader:
     """Reads this rank's batches one by one, as long as a collector wants more."""
 
-    def __init__(self, batches: Iterable[Any], collectors: list[SampleAccumulator]) -> None:
+    def __init__(self, batches: Iterable[Any], collectors: Sequence[ReadsBatches]) -> None:
         self.batch: Batch | None = None
         self.classes = Classes()
         """The labels of all batches so far."""
@@ -386,19 +432,20 @@ class _Reader:
         return 0
 
 
-def _add_up(memory: Memory, collector: SampleAccumulator) -> None:
-    """Put the sums of all ranks into a collector, of sharded parameters this rank's part of them."""
+def _add_up(memory: Memory, collector: SampleAccumulator, *, in_parts: bool = True) -> None:
+    """Put the sums of all ranks into a collector; of sharded parameters this rank's part, unless layers are wanted."""
     ranks = memory.ranks
     if ranks.size == 1:
         return
     for name, own in collector.sums.items():
         parameter = memory.parameters.get(name)
-        spread = parameter is not None and is_sharded(parameter)
+        spread = in_parts and parameter is not None and is_sharded(parameter)
         collector.sums[name] = added_up_part(own, parameter) if spread else ranks.add_up(own)
     collector.samples = sum(ranks.each(lambda: collector.samples))
 
 
-def _warn_if_alone_among_several(ranks: Ranks) -> None:
+def warn_if_alone_among_several(ranks: Ranks) -> None:
+    """Warn of a process that measures by itself where several run."""
     if ranks.group is None and is_one_of_several():
         warnings.warn(
             "torch.distributed runs several processes, but this Consolidator was given a bare model and no group, so "

@@ -1,7 +1,7 @@
 """All that a Consolidator remembers, shared by the parts that read it, write it and save it."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -16,8 +16,10 @@ from holdfast.forms import Form, Matrix
 from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
 from holdfast.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
+from holdfast.guard.distributed.sharded_matrices import as_parameters_are, refuse_unless_whole_layers
 from holdfast.guard.ledger import Ledger, diagonal_of
 from holdfast.guard.merged_space import MergedSpace, Space
+from holdfast.guard.micro_batches.gradient_sums import Watched
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.selection import Selection
 from holdfast.guard.strengths import PatternStrengths
@@ -113,6 +115,8 @@ class Memory:
     """How much of that may be lost, which the strength follows."""
     control: Control = field(default_factory=Control)
     """Where following is at."""
+    watched: Watched | None = None
+    """What micro-batches have shown since the last consolidation, without a step."""
     version: int = 0
     """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
 
@@ -366,11 +370,7 @@ class Memory:
     def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""
         form = self.driving.form
-        if not form.elementwise and (sharded := [n for n, p in named_parameters(self.model) if is_sharded(p)]):
-            raise ConfigurationError(
-                f"form={form.name!r} with parameters that are spread over processes, such as {sharded[0]!r}: it needs "
-                "whole layers. Use DDP, or the form 'diagonal', which goes weight by weight."
-            )
+        refuse_unless_whole_layers(form, dict(named_parameters(self.model)), self.ranks.size)
         if self.space == "merged":
             space = MergedSpace.of(self.model, parameters, self.space)
             parameters = space.without_layers(parameters)
@@ -403,6 +403,7 @@ class Memory:
         self.start = {}
         self.steps = {}
         self.head = HeadGradients()
+        self.watched = None
         self.version += 1
 
     def forget(self, name: str) -> None:
@@ -488,12 +489,23 @@ class Memory:
             like = self.measured.get(matrix.block.parameters[0])
             if like is None or all(storage.is_in_place(tensor, like) for tensor in matrix.tensors().values()):
                 continue
-            matrices[name] = matrix.mapped(partial(self.resting, like=like, storage=storage)).mapped(once)
+            matrices[name] = self.resting_matrix(matrix, ledger, once)
 
-    @staticmethod
-    def resting(tensor: Tensor, like: Tensor, storage: Storage) -> Tensor:
-        """Return part of an importance as it is kept, beside a parameter of its block."""
-        return storage.resting(like_parameter(tensor, like), like)
+    def resting_matrix(
+        self,
+        matrix: Matrix,
+        ledger: Ledger,
+        once: Callable[[Tensor], Tensor],
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> Matrix:
+        """Return an importance as it is kept, beside the parameters of its block; what is kept once, by ``once``."""
+        beside = self.measured if parameters is None else parameters
+        rest = partial(ledger.storage.resting, parameter=beside[matrix.block.parameters[0]])
+        return as_parameters_are(matrix, beside).mapped(rest).mapped(once)
+
+    def resting(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """Return a tensor as it is kept, beside a parameter and spread as that is."""
+        return self.storage.resting(like_parameter(tensor, like), like)
 
     def running(self) -> list[dict[str, Tensor]]:
         """Return the running states of all measures, each by parameter."""

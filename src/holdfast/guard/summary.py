@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from holdfast.guard.distributed.sharded_matrices import ShardedMatrix
 from holdfast.guard.ledger import diagonal_of
 from holdfast.guard.memory import Memory
 from holdfast.holds import Hold
@@ -135,15 +136,18 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
         return "some weights are not finite any more: training has diverged"
     if not moved:
         return f"no weight has moved {since}"
+    whose = f", most in {farthest} ({_percent(most)})" if len(held) > 1 else ""
+    far = f", {_percent(moved / size)} of their length" if size else ""
+    so_far = f"moved {since} by {math.sqrt(moved):.3g}{far}{whose}"
+    if any(isinstance(matrix, ShardedMatrix) for matrix in memory.driving.total.values()):
+        return f"{so_far}; guard.penalty(), asked on every process, tells the penalty"  # others would have to be here
     if not memory.driving.form.elementwise:
         maps = memory.folding.coordinates(memory.parameters)
         penalty = float(penalty_value(maps, memory.driving.held, memory.anchor, memory.strength))
     penalty -= 2 * memory.strength * lean
     merged = memory.merged.hold(memory.merged_anchor).value_of(memory.driving.held, memory.strength)
     penalty += 0.0 if merged is None else float(merged)
-    whose = f", most in {farthest} ({_percent(most)})" if len(held) > 1 else ""
-    far = f", {_percent(moved / size)} of their length" if size else ""
-    return f"moved {since} by {math.sqrt(moved):.3g}{far}{whose}; the penalty is {penalty:.3g}"
+    return f"{so_far}; the penalty is {penalty:.3g}"
 
 
 def _percent(share: float) -> str:

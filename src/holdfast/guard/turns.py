@@ -5,7 +5,6 @@ found is put to rest, in fewer bits and elsewhere where that is asked for, befor
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from torch import Tensor
 
@@ -13,6 +12,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.forms import Block, Form, Matrix
 from holdfast.guard.memory import Memory
 from holdfast.tensors.in_words import in_bytes
+from holdfast.tensors.once import each_as_it_is
 from holdfast.tensors.storage import running_dtype
 
 
@@ -58,8 +58,4 @@ def in_turns(blocks: Sequence[Block], sizes: Sequence[int], most: int) -> list[l
 
 def put_to_rest(memory: Memory, matrices: Mapping[str, Matrix]) -> dict[str, Matrix]:
     """Return what was found as it will be kept, so that the next turn has the memory."""
-    storage, measured = memory.driving.storage, memory.measured
-    return {
-        name: matrix.mapped(partial(memory.resting, like=measured[matrix.block.parameters[0]], storage=storage))
-        for name, matrix in matrices.items()
-    }
+    return {name: memory.resting_matrix(matrix, memory.driving, each_as_it_is) for name, matrix in matrices.items()}

@@ -43,6 +43,35 @@ def add_pairs_to_second_moment_(
     second_moment.add_(noise, alpha=(1 - beta2) * spread)
 
 
+def add_batch_gradient_(mean: Tensor, spread: Tensor, gradient: Tensor, samples: int, before: int) -> None:
+    r"""Take in the mean gradient g of so many more samples, after those ``before``.
+
+    .. math:: \delta = g - \bar g, \qquad \bar g \leftarrow \bar g + \tfrac{b}{N}\,\delta, \qquad
+              s \leftarrow s + \tfrac{b\,(N-b)}{N}\,\delta^2
+
+    :math:`\bar g` is the mean over all N samples, and :math:`s = \sum_k b_k\,(g_k-\bar g)^2` over the batches. West
+    1979, "Updating mean and variance estimates"; sums of several processes are put together likewise.
+    """
+    off = gradient - mean
+    share = samples / (before + samples)
+    mean.add_(off, alpha=share)
+    spread.addcmul_(off, off, value=share * before)
+
+
+def squares_of_single_samples(mean: Tensor, spread: Tensor, batches: int, samples: int) -> Tensor:
+    r"""Return an estimate, without bias, of the mean of single samples' squared gradients.
+
+    .. math:: \hat F = \bar g^2 + \frac{N-1}{N}\,\frac{s}{n-1}
+
+    for n batches of N samples in all. With C the variance of one sample's gradient and :math:`\mu` its mean, of
+    independent samples :math:`E[s] = (n-1)\,C` and :math:`E[\bar g^2] = \mu^2 + C/N`, so that the expectation is
+    :math:`\mu^2 + C`. For batches of one sample, n = N, it is the mean of their squares itself.
+    """
+    if samples == 1:
+        return mean.square()
+    return mean.square().add_(spread, alpha=(samples - 1) / samples / (batches - 1))
+
+
 def distance_score(gained: Tensor, fisher: Tensor, moved: Tensor, epsilon: float) -> Tensor:
     r"""Return :math:`\Delta L / (\tfrac12 F\,\Delta\theta^2 + \epsilon)`, what a way in predictions has gained.
 

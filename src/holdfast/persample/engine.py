@@ -268,7 +268,7 @@ class SampleAccumulator:
 
     def _add_chunk(self, batch: Batch) -> None:
         uses, outputs = record(self.model, self.parameters, self.forward, batch.inputs)
-        _check_outputs(outputs, batch.size)
+        check_outputs(outputs, batch.size)
         self.classes = outputs.shape[1] if outputs.ndim == 2 and bool(outputs.isfinite().all()) else None
         plan = self._plan_for(batch, uses, outputs)
         sites, without_rule = ([], set()) if plan is None else self._sites(plan, uses, outputs)
@@ -486,7 +486,8 @@ def _generator_from_global_state(device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
-def _check_outputs(outputs: Tensor, samples: int) -> None:
+def check_outputs(outputs: Tensor, samples: int) -> None:
+    """Refuse outputs that are not of these samples, or not of the parameters."""
     if outputs.ndim == 0 or len(outputs) != samples:
         raise ModelError(
             f"The model returned outputs of shape {tuple(outputs.shape)} for {samples} samples; expected "

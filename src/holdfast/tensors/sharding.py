@@ -42,6 +42,54 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
+def whole_together(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return all of some tensors, those that are cut into rows alike in one go: every process has to ask for it."""
+    found: dict[int, Tensor] = {}
+    alike: dict[object, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        if _is_cut_into_rows(tensor):
+            alike.setdefault((tensor.device_mesh, tensor.dtype), []).append(place)
+        else:
+            found[place] = whole(tensor)
+    for places in alike.values():
+        found |= dict(zip(places, _rows_together([tensors[place] for place in places]), strict=True))
+    return [found[place] for place in range(len(tensors))]
+
+
+def _is_cut_into_rows(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether the processes along the last dimension of a mesh have some rows each, and all others copies."""
+    if not is_sharded(tensor):
+        return False
+    from torch.distributed.tensor import Shard  # noqa: PLC0415 (not in every build of torch)
+
+    *copies, last = tensor.placements
+    return type(last) is Shard and last.dim == 0 and all(each.is_replicate() for each in copies)
+
+
+@torch.no_grad()
+def _rows_together(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors that are cut into rows, whole, by one gathering of all processes' rows side by side."""
+    from torch import distributed  # noqa: PLC0415
+
+    first = tensors[0]
+    assert is_sharded(first)
+    mesh = first.device_mesh
+    processes = mesh.size(mesh.ndim - 1)
+    rows = [-(-len(tensor) // processes) for tensor in tensors]  # the last ones may have fewer, or none
+    own = torch.cat([_filled_up(local(tensor), most).reshape(-1) for tensor, most in zip(tensors, rows, strict=True)])
+    every = own.new_empty(processes * own.numel())
+    distributed.all_gather_into_tensor(every, own, group=mesh.get_group(mesh.ndim - 1))
+    sizes = [most * tensor.shape[1:].numel() for tensor, most in zip(tensors, rows, strict=True)]
+    parts = every.view(processes, -1).split(sizes, dim=1)
+    return [part.reshape(-1, *t.shape[1:])[: len(t)] for part, t in zip(parts, tensors, strict=True)]
+
+
+def _filled_up(rows: Tensor, most: int) -> Tensor:
+    """Return rows with others below them, of whatever values, up to a number."""
+    missing = most - len(rows)
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+
+
 def whole_sums(sums: Sequence[Tensor]) -> list[Tensor]:
     """Return sums over tensors with those of sharded ones added up over the processes, in one go for each mesh."""
     plain = [own for own in sums if not is_sharded(own)]

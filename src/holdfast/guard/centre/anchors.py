@@ -121,7 +121,7 @@ def new_tilt(memory: Memory, finding: Finding, anchor: Mapping[str, Tensor]) -> 
                 tilt = tilt - old * moved[name]
             if memory.gradient_term:
                 tilt = tilt - new * finding.gradient[name]
-            found[name] = memory.resting(tilt, parameter, memory.storage)
+            found[name] = memory.resting(tilt, parameter)
             if not is_finite(found[name]):
                 raise NotFiniteError(
                     f"The sum of all tasks' penalties has a gradient at {name!r} that is not finite, so nothing was "

@@ -37,7 +37,7 @@ from holdfast.holds.base import Hold, states_kept
 from holdfast.retention import Tolerance
 from holdfast.retention.controller import Control
 from holdfast.tensors.finite import is_finite
-from holdfast.tensors.sharding import is_sharded, like_parameter
+from holdfast.tensors.sharding import is_sharded, like_parameter, whole
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -294,10 +294,9 @@ def _restored(
                 f"The state holds an importance of {name!r}, which is no block of this model's parameters in the form "
                 f"{ledger.form.name!r}. It was made for another model, or with another `protect`."
             )
-        like = parameters[blocks[name].parameters[0]]
-        matrix = ledger.form.restored(blocks[name], parts, parameters)
-        rest = partial(memory.resting, like=like, storage=ledger.storage)
-        found[name] = matrix.mapped(Tensor.clone).mapped(rest).mapped(once)
+        gather = (lambda tensor: tensor) if ledger.form.elementwise else whole  # a matrix is kept in parts by itself
+        matrix = ledger.form.restored(blocks[name], {part: gather(t) for part, t in parts.items()}, parameters)
+        found[name] = memory.resting_matrix(matrix.mapped(Tensor.clone), ledger, once, parameters)
     return found
 
 

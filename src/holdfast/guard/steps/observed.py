@@ -46,7 +46,7 @@ def protected_gradients(memory: Memory, loss: Tensor, scaler: GradScaler | None)
     parameters = list(trained.values())
     if is_fully_sharded(memory.model):
         memory.ranks.together(lambda: _require_gradient(loss))
-        found = _gradients_by_backward(loss, parameters, memory.model, scaler)
+        found = gradients_by_backward(loss, parameters, memory.model, scaler)
     else:
 
         def own_gradients() -> list[Tensor | None]:
@@ -100,7 +100,7 @@ def _gradients(loss: Tensor, parameters: Sequence[Tensor], scaler: GradScaler | 
     return [unscaled(gradient, scaler) for gradient in scaled]
 
 
-def _gradients_by_backward(
+def gradients_by_backward(
     loss: Tensor, parameters: Sequence[nn.Parameter], model: nn.Module, scaler: GradScaler | None
 ) -> list[Tensor | None]:
     """Return the gradients of a sharded model's loss, averaged over the ranks, and leave every ``.grad`` as it is.

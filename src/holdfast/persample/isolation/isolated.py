@@ -23,11 +23,9 @@ from holdfast.seeding import undisturbed
 
 @contextlib.contextmanager
 def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Put ``model`` in eval mode with gradients for ``parameters``, and restore everything afterwards."""
-    parameters = list(parameters)
+    """Put ``model`` in eval mode with gradients for ``parameters`` of single samples, and restore all afterwards."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(looked_at(model, parameters))
-        stack.enter_context(torch.enable_grad())
+        stack.enter_context(differentiated(model, parameters))
         # A fused attention hides its backward pass from vmap.
         stack.enter_context(reentrant_checkpoints_opened())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -36,6 +34,14 @@ def isolated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[N
         # Where torch has no batched form of an operation it runs it in a loop, and says so: nothing to act on here.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
+
+
+@contextlib.contextmanager
+def differentiated(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Put ``model`` in eval mode with gradients for ``parameters``, and restore everything afterwards."""
+    parameters = list(parameters)
+    with looked_at(model, parameters), torch.enable_grad(), contextlib.ExitStack() as stack:
         stack.callback(_restore_requirements, [(parameter, parameter.requires_grad) for parameter in parameters])
         for parameter in parameters:
             parameter.requires_grad_(True)

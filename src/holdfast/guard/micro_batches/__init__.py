@@ -1,0 +1,1 @@
+"""Importance from the gradients of micro-batches, for which no step is taken."""

@@ -1,0 +1,201 @@
+"""Importance from micro-batches at a learning rate of 0, against the per-sample engine and brute force in float64."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.measures.recurrences import add_batch_gradient_, squares_of_single_samples
+from tests.adapters.by_hand import adapt, networks
+from tests.guard.helpers import batch, loss, net, weights
+
+pytestmark = pytest.mark.filterwarnings("ignore:This guard holds nothing yet")
+
+
+def singly(data):
+    return [tuple(part[n : n + 1] for part in data) for n in range(len(data[0]))]
+
+
+def close(found, expected, tolerance=1e-10):
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=tolerance, atol=1e-15, msg=name)
+
+
+@pytest.mark.parametrize("measure", ["EWC-empirical", "EWC-sampled", "sqrtFisher", "online-EWC"])
+def test_single_samples_give_the_measure_itself(measure):
+    settings = {"labels": "true"} if measure in ("sqrtFisher", "online-EWC") else {}
+    measure = holdfast.measure(measure, samples=7, **settings)
+    guard = holdfast.Consolidator(net(), measure)
+    expected = holdfast.Consolidator(net(), measure)
+    guard.watch_only(singly(batch(0)))
+    assert guard.consolidate()[measure.name].samples == 7
+    expected.consolidate(singly(batch(0)))
+    close(guard.importance, expected.importance)
+
+
+def test_adapters_by_their_merged_weights():
+    def adapted():
+        torch.manual_seed(0)
+        model, _, layers = networks()["mlp"]
+        return adapt(model.double(), layers)
+
+    measure = holdfast.Fisher(labels="true")
+    guard, expected = (holdfast.Consolidator(adapted(), measure, space="merged") for _ in range(2))
+    guard.watch_only(singly(batch(0)))
+    guard.consolidate()
+    expected.consolidate([batch(0)])
+    assert expected.importance
+    close(guard.importance, expected.importance)
+
+
+def test_tokens_that_do_not_count_and_a_scale_by_token():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(7, 5), nn.Linear(5, 7)
+
+        def forward(self, tokens):
+            return self.head(self.embedding(tokens).cumsum(1).tanh())
+
+    torch.manual_seed(0)
+    model, tokens = Tagger().double(), torch.randint(7, (6, 4))
+    labels = tokens.masked_fill(torch.rand(6, 4) < 0.4, -100)
+    labels[2] = -100  # a sample that does not count at all
+    measure = holdfast.Fisher(labels="true", per="token")
+    guard = holdfast.Consolidator(model, measure)
+    guard.watch_only(singly((tokens, labels)))
+    guard.consolidate()
+    close(guard.importance, measure.measure(model, [(tokens, labels)]))
+
+
+def test_uneven_batches_of_several_calls_follow_the_formula():
+    model, parts = net(), [batch(seed, n) for seed, n in enumerate((3, 1, 4, 2))]
+    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"))
+    guard.watch_only(parts[:1])
+    guard.watch_only(parts[1:])
+    guard.consolidate()
+    sizes = torch.tensor([3.0, 1, 4, 2], dtype=torch.float64)
+    for name, parameter in model.named_parameters():
+        g = torch.stack([torch.autograd.grad(loss(model, part), parameter)[0] for part in parts])
+        b = sizes.view(-1, *[1] * parameter.ndim)
+        mean = (b * g).sum(0) / 10
+        expected = mean**2 + (1 - 1 / 10) * (b * (g - mean) ** 2).sum(0) / 3
+        torch.testing.assert_close(guard.importance[name], expected, rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 3), (1, 1, 2)])
+def test_the_estimate_has_no_bias(sizes):
+    """Over every sequence of four samples that could be drawn out of three, its mean is that of single squares."""
+    gradients = torch.tensor([0.3, -1.7, 2.2], dtype=torch.float64)
+    total = 0.0
+    for drawn in itertools.product(gradients, repeat=4):
+        mean, spread, before = torch.zeros(1).double(), torch.zeros(1).double(), 0
+        for part in torch.stack(drawn).split(sizes):
+            add_batch_gradient_(mean, spread, part.mean().view(1), len(part), before)
+            before += len(part)
+        total += squares_of_single_samples(mean, spread, len(sizes), 4).item() / 3**4
+    assert total == pytest.approx(gradients.square().mean().item(), rel=1e-12)
+
+
+def test_measures_along_the_path_see_what_training_at_a_rate_of_0_shows():
+    parts = [batch(seed) for seed in range(3)]
+    watching, trained = net(), net()
+    guard = holdfast.Consolidator(watching, "SOS", watch=["posterior", "L2"])
+    guard.watch_only(parts)
+    expected = holdfast.Consolidator(trained, "SOS", watch=["posterior", "L2"])
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.0)
+    expected.attach(optimizer)
+    for part in parts:
+        optimizer.zero_grad()
+        loss(trained, part).backward()
+        optimizer.step()
+    assert guard.path.steps == 3
+    guard.consolidate()
+    expected.consolidate()
+    for name in ("SOS", "posterior", "L2"):
+        close(guard.importance_of(name), expected.importance_of(name))
+
+
+def test_nothing_else_changes():
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(), nn.Linear(5, 3)).double()
+    model[0].weight.grad = torch.ones(5, 4, dtype=torch.float64)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"), protect="*weight")
+    guard.watch_only([batch(0), batch(1)])
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(model[0].weight.grad, torch.ones(5, 4, dtype=torch.float64))
+    assert model[3].weight.grad is None
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("measure", "options", "message"),
+    [
+        ("MAS", {}, "each sample's own gradient.*Those that can: SOS, EWC-sampled, EWC-empirical, posterior, "),
+        ("EWC", {}, "labels='exact' wants one backward pass a label"),
+        ("SI", {}, "it measures what steps do"),
+        (holdfast.SOS(alpha=1.0), {}, "needs a second gradient"),
+        (holdfast.Fisher(labels="true", positions="separate"), {}, "positions='separate'"),
+        ("EWC-empirical", {"form": "rotated"}, "watch_only.. with form='rotated'"),
+        ("EWC-empirical", {"watch": ["AF"]}, "watch_only.. with AF"),
+        ("L2", {}, "which looks at no gradient"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(measure, options, message):
+    guard = holdfast.Consolidator(net(), measure, **options)
+    with pytest.raises(holdfast.ConfigurationError, match=message):
+        guard.watch_only([batch(0)])
+
+
+def test_data_that_tell_too_little_or_something_else():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"))
+    with pytest.raises(holdfast.BatchError, match="given no batches"):
+        guard.watch_only([])
+    guard.watch_only([batch(0)])
+    with pytest.raises(holdfast.BatchError, match=r"seen one micro-batch, of 8 samples"):
+        guard.consolidate()
+    with pytest.raises(holdfast.OrderError, match=r"consolidate\(batches\) after watch_only"):
+        guard.consolidate([batch(0)])
+    with pytest.warns(holdfast.HoldfastWarning, match="without what was seen"):
+        guard.state_dict()
+    with torch.no_grad():
+        model[0].bias.add_(1.0)
+    with pytest.raises(holdfast.OrderError, match="weights have changed since"):
+        guard.watch_only([batch(0)])
+    with pytest.raises(holdfast.OrderError, match="weights have changed since"):
+        guard.consolidate()
+    guard.restart_task()
+    guard.consolidate([batch(0)])
+    assert guard.tasks == 1
+
+
+def test_a_batch_that_fails_leaves_what_was_seen_before():
+    guard = holdfast.Consolidator(net(), "SOS", watch=["EWC-empirical"])
+    guard.watch_only([batch(0), batch(1)])
+    seen = {name: value.clone() for name, value in guard.path.running["SOS"]["second_moment"].items()}
+    with pytest.raises(holdfast.HoldfastError):
+        guard.watch_only([batch(2), (batch(3)[0], torch.full((8,), 17))])
+    assert guard.path.steps == 2
+    close(guard.path.running["SOS"]["second_moment"], seen, 0.0)
+    guard.consolidate()
+    expected = holdfast.Consolidator(net(), "SOS", watch=["EWC-empirical"])
+    expected.watch_only([batch(0), batch(1)])
+    expected.consolidate()
+    for name in ("SOS", "EWC-empirical"):
+        close(guard.importance_of(name), expected.importance_of(name), 0.0)
+
+
+def test_path_measures_do_not_mix_it_with_training():
+    model = net()
+    guard = holdfast.Consolidator(model, "SOS")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    loss(model, batch(0)).backward()
+    optimizer.step()
+    moved = weights(model)
+    with pytest.raises(holdfast.OrderError, match="in the middle of a task: SOS has seen 1 steps"):
+        guard.watch_only([batch(0)])
+    assert all(torch.equal(moved[name], value) for name, value in weights(model).items())
