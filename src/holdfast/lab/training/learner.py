@@ -8,7 +8,7 @@ import contextlib
 import copy
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ from holdfast.lab.training.bounds import check_unprotected, own_heads, together,
 from holdfast.lab.training.halves import check_halves
 from holdfast.lab.training.modes import FEW, Modes, modes_of
 from holdfast.lab.training.observer import Observer
+from holdfast.lab.training.posteriors import Posterior, variational_hold
 from holdfast.lab.training.precision import check_precision, computing_in
 from holdfast.lab.training.progress import Outcome, Progress
 from holdfast.lab.training.protocol import Settings
@@ -108,6 +109,10 @@ class Learner:
         sizes = [len(task.stored_train) for task in scenario.tasks]
         self._sizes = training_sizes(sizes, settings.trains)
         self.model = with_own_dropout(model).to(self.device)
+        own = variational_hold(holds)
+        self.posterior = None
+        if own is not None:
+            self.posterior = Posterior(own, self.model, scenario, settings.batch_size, settings.learning_rate)
         self.modes = self._modes()
         if self.modes.draws:
             warnings.warn(
@@ -275,6 +280,8 @@ class Learner:
                 statistics = dict(self._redrawn.named_buffers())
                 drawn = {name: value for name, value in drawn.items() if name not in statistics}
             take_weights(self._redrawn, drawn)
+        if self.posterior is not None:
+            self.posterior.begin_task(self._sizes[task])
         if self._tolerance is not None and task:  # an equal part for each task that can lose anything
             self.guard.tolerance = self._tolerance.nats * task / (len(self.scenario) - 1)
         for observer in self.observers.values():
@@ -372,14 +379,24 @@ class Learner:
         # Enough to fill an accelerator, little enough for a CPU's cache.
         batch = 1000 if self.device.type == "cpu" else 5000
         right, counts = [], []
+        scores = self._scores()
         with self.computing():
-            for task in self.scenario.tasks:
+            for i, task in enumerate(self.scenario.tasks):
                 samples: Samples = getattr(task, self.judge_by)
                 pairs = zip(samples.x.split(batch), samples.y.split(batch), strict=True)
-                right.append(torch.stack([(self.model(x, task.head).argmax(1) == y).sum() for x, y in pairs]).sum())
+                right.append(torch.stack([(scores(x, i).argmax(1) == y).sum() for x, y in pairs]).sum())
                 counts.append(len(samples))
         # Read all at once: an accelerator would be waited for each time.
         return [correct / count for correct, count in zip(torch.stack(right).tolist(), counts, strict=True)]
+
+    def _scores(self) -> Callable[[Tensor, int], Tensor]:
+        """Return what gives the classes of some inputs of a task their scores, by which the run is judged."""
+        tasks, posterior = self.scenario.tasks, self.posterior
+        if posterior is None:
+            return lambda x, task: cast("Tensor", self.model(x, tasks[task].head))
+        with self.computing():
+            weights = posterior.weights(self.guard.tasks)
+        return lambda x, task: posterior.scores(x, tasks[task].head, weights[task])
 
     def state(self) -> dict[str, Any]:
         """Return everything about the run but its optimiser, the samples in holds' buffers too."""
