@@ -53,6 +53,8 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
         wanted.append(f"tolerance={guard.tolerance:g}, which looks at kept inputs within a task")
     if learner.settings.trains == "jointly":
         wanted.append("trains='jointly', whose batches go through several heads")
+    if learner.scenario.grows:
+        wanted.append("a head that grows, of which each step has another part")
     if learner.task_free is not None:
         wanted.append(f"consolidate={learner.settings.consolidate!r}, which looks at the loss of each step")
     wanted += [f"the hold {hold.name!r}" for hold in guard.holds]
