@@ -55,7 +55,6 @@ class Growing(torch.nn.Module):
             self.bias = torch.nn.Parameter(torch.cat([self.bias, self.whole.bias[len(self.bias) : rows]]))
 
 
-@pytest.mark.filterwarnings("ignore:The classes of this task")
 def test_a_masked_head_learns_what_one_does_that_grows():
     settings = Settings(epochs=2, batch_size=16, learning_rate=0.05, optimizer="sgd", momentum=0.0)
     spec = Spec("split-digits", "fine-tune", tasks=3, hidden=(8,), incremental="class", engine="plain")
@@ -84,7 +83,6 @@ def test_a_masked_head_learns_what_one_does_that_grows():
     assert learner.outcome.matrix[0][1:] == [0.0, 0.0]  # classes that have not come are never said
 
 
-@pytest.mark.filterwarnings("ignore:The classes of this task")
 @pytest.mark.parametrize("hold", ["replay", "distillation", "DER++", "A-GEM", "projection"])
 def test_holds_do_with_a_head_that_grows(hold):
     spec = paper_spec("split-digits", "fine-tune", tasks=3, hidden=(8,), incremental="class", holds=(hold,))

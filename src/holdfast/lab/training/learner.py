@@ -303,9 +303,10 @@ class Learner:
         head, trace = self.scenario.tasks[task].head, self.guard.trace
         if self.task_free is None:
             outputs = self.outputs(task)
-            found = self.guard.consolidate(
-                self._measured(task), forward=lambda model, x: open_outputs(model(x, head), outputs)
-            )
+            with self.expecting_new_classes():
+                found = self.guard.consolidate(
+                    self._measured(task), forward=lambda model, x: open_outputs(model(x, head), outputs)
+                )
         else:  # which is told of no ends
             found = {}
             if task == len(self.scenario) - 1 and not self.task_free.consolidated:
@@ -363,6 +364,16 @@ class Learner:
     def outputs(self, task: int) -> int | None:
         """Return how many outputs are open while a task is learned; ``None`` for all, where heads do not grow."""
         return self.scenario.tasks[task].outputs
+
+    @contextlib.contextmanager
+    def expecting_new_classes(self) -> Iterator[None]:
+        """Be silent about classes that are all new, where the head grows: that is what was asked for."""
+        if not self.scenario.grows:
+            yield
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The classes of this task", HoldfastWarning)
+            yield
 
     @property
     def _at(self) -> int:
