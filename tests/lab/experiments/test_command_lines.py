@@ -55,5 +55,7 @@ def test_the_command_makes_the_same_runs(name, monkeypatch):
 
 
 def test_runs_that_differ_in_more_have_none():
-    with pytest.raises(ConfigurationError, match="No single command"):
-        command_of([paper_spec("split-digits", "SI"), paper_spec("split-digits", "EWC")])
+    halves = paper_spec("permuted-mnist", "SOS", batch_size=2048, second_batch="halves")
+    for specs in ([paper_spec("split-digits", "SI"), paper_spec("split-digits", "EWC")], [halves]):
+        with pytest.raises(ConfigurationError, match="No single command"):
+            command_of(specs)

@@ -50,19 +50,22 @@ def tiny_preset(**changes):
 
 
 def tiny_studies():
-    """Return studies of a few relatives."""
+    """Return studies of a few relatives, one for everything that claims are about."""
     usual = {"tasks": 2, "epochs": 1, "hidden": (8,), "batch_size": 64}
     distributions = {**holding("variational", predictions=2, coreset=1), "kept": 10}
+    memory = (Row("replay", changes=holding("replay", source=8, size=8)),)
     rows = (
         Row("fine-tuning", reported=Reported(99.0, "a table")),
         Row("EWC", "EWC", {"strength": 1.0}, Reported(0.5, "another", remembered=False), differs="a little"),
         Row("VCL", changes=distributions, seeds=1),
     )
     split = tuple(
-        Study(f"tiny-{kind}", kind, "split-digits", usual, kind_rows(kind, {"EWC": 1.0}, ()), 1, about=kind)
+        Study(f"tiny-{kind}", kind, "split-digits", usual, kind_rows(kind, {"EWC": 1.0}, memory), 1, about=kind)
         for kind in KINDS
     )
-    return (Study("tiny", "Tiny", "permuted-digits", usual, rows, seeds=2, source="nobody"), *split)
+    whole = Study("tiny", "Tiny", "permuted-digits", usual, rows, seeds=2, about="distributions", source="nobody")
+    walks = (Row("fine-tuning"), Row("RWalk", "RWalk-batch", {"strength": 1.0}))
+    return (whole, *split, Study("tiny-pass", "One pass", "permuted-digits", usual, walks, 1, about="one pass"))
 
 
 def with_unknown_strength():

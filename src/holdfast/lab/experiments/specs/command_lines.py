@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import ConfigurationError
-from holdfast.lab.experiments.specs.paper_specs import paper_spec
+from holdfast.lab.experiments.specs.paper_specs import usual_settings
 from holdfast.lab.experiments.specs.spec import Spec
+from holdfast.lab.experiments.specs.usual_protocols import LARGE_BATCH
+from holdfast.measures import measure
 
 _SETTINGS = {
     "epochs": "--epochs",
@@ -29,6 +31,7 @@ _FIELDS = {
     "kept": "--kept",
     "incremental": "--incremental",
     "precision": "--precision",
+    "engine": "--engine",
 }
 
 
@@ -40,16 +43,25 @@ def command_of(specs: Sequence[Spec]) -> str:
     """
     first = specs[0]
     kinds = {repr({**spec.to_dict(), "seed": 0}) for spec in specs}
-    if len(kinds) > 1 or first.source is not None or first.judge_by != "test":
-        raise ConfigurationError("No single command makes these runs; expected runs that differ in their seeds alone.")
+    if len(kinds) > 1 or not _can_be_told(first):
+        raise ConfigurationError(
+            "No single command makes these runs; expected runs that differ in their seeds alone, judged by test "
+            "samples, with nothing that has no option."
+        )
     words = ["holdfast", "run", first.scenario, "-m", first.measure, *_strength(first), *_seeds(specs)]
     words += [*_settings(first), *_fields(first)]
     words += [word for hold in first.holds for word in ("--hold", hold)]
     words += ["--gradient-term"] * first.gradient_term + ["--implicit"] * first.implicit
     words += [word for probe in first.probes for word in ("--probe", probe)]
-    words += [word for name in first.watch for word in ("--watch", name)]
     words += [word for assignment in _assignments(first) for word in ("--set", assignment)]
     return shlex.join(words)
+
+
+def _can_be_told(spec: Spec) -> bool:
+    """Whether every field of a spec has an option."""
+    kept_back = spec.validation == spec.scenario_kind.validation and spec.validation_seed == 0
+    in_halves = spec.settings.second_batch != "drawn"
+    return spec.source is None and spec.judge_by == "test" and kept_back and not in_halves and not spec.watch
 
 
 def _settings(spec: Spec) -> Iterator[str]:
@@ -71,24 +83,14 @@ def _settings(spec: Spec) -> Iterator[str]:
 
 
 def _fields(spec: Spec) -> Iterator[str]:
-    """Yield what else is not as usual; the engine where another would be taken."""
-    usual = paper_spec(spec.scenario, "fine-tune")
-    if spec.hidden != usual.hidden and spec.hidden is not None:
-        yield from ("--hidden", ",".join(map(str, spec.hidden)))
+    """Yield what else is not as usual."""
+    kind, defaults = spec.scenario_kind, {field.name: field.default for field in dataclasses.fields(Spec)}
+    if spec.hidden not in (None, kind.hidden):
+        yield from ("--hidden", ",".join(map(str, spec.hidden or ())))
     for name, option in _FIELDS.items():
         value = getattr(spec, name)
-        if value != getattr(usual, name) and value is not None:
+        if value not in (None, kind.tasks if name == "tasks" else defaults[name]):
             yield from (option, _said(value))
-    if spec.engine == "plain" and _could_be_fast(spec):
-        yield from ("--engine", "plain")
-
-
-def _could_be_fast(spec: Spec) -> bool:
-    try:
-        dataclasses.replace(spec, engine="fast")
-    except ConfigurationError:
-        return False
-    return True
 
 
 def _strength(spec: Spec) -> list[str]:
@@ -108,8 +110,9 @@ def _seeds(specs: Sequence[Spec]) -> list[str]:
 
 def _assignments(spec: Spec) -> Iterator[str]:
     """Yield settings of the measure that are not as usual, and all of forms, holds and the tolerance."""
-    beside: dict[str, Any] = {"batch_size": spec.settings.batch_size, "strength": spec.strength, "engine": "plain"}
-    known = paper_spec(spec.scenario, spec.measure, **beside).measure_settings
+    protocol = spec.scenario_kind.protocol
+    large = bool(protocol.large) and spec.settings.batch_size == LARGE_BATCH
+    known = {**measure(spec.measure).settings(), **usual_settings(protocol, spec.measure, large=large)}
     for name, value in spec.measure_settings.items():
         if known.get(name) != value:
             yield f"{name}={_said(value)}"

@@ -10,6 +10,7 @@ from holdfast.lab.paper.items import (
     gradient_noise,
     keeping,
     mas_logits,
+    overview,
     relatives,
     sample_sizes,
     summed_importances,
@@ -36,5 +37,6 @@ ITEMS: dict[str, PaperItem] = {
         accuracies.LONG_TRAINING,
         accuracies.SGD,
         relatives.ITEM,
+        overview.ITEM,
     )
 }

@@ -18,7 +18,8 @@ from holdfast.lab.report import Item
 
 def runs(preset: Preset) -> list[Spec]:
     """Return the runs of all studies, the most worth first."""
-    return [spec for study in preset.relatives for row in study.rows for spec in study.runs(row)]
+    every = [spec for study in preset.relatives for row in study.rows for spec in study.runs(row)]
+    return list({spec.id: spec for spec in every}.values())
 
 
 def draw(results: Results) -> Sequence[Item]:

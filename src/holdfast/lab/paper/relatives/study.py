@@ -55,6 +55,8 @@ class Study:
     """Whose protocol it is."""
     differs: str = ""
     """In what all runs differ from it."""
+    _made: dict[str, list[Spec]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The runs of methods that were asked for: tables and claims ask for them anew."""
 
     def row(self, name: str) -> Row:
         """Return a method by its name."""
