@@ -7,13 +7,7 @@ import dataclasses
 from typing import Any
 
 from holdfast.lab.paper.relatives.studies import AS_PUBLISHED, KINDS, kind_rows
-from holdfast.lab.paper.relatives.study import Row, Study, holding, references
-
-
-def with_one_seed(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """Return rows of one run each: what takes longest, and is a reference alone."""
-    return tuple(dataclasses.replace(row, seeds=1) for row in rows)
-
+from holdfast.lab.paper.relatives.study import Row, Study, holding, references, with_one_seed
 
 # Strengths are the digits' own (usual_protocols.py), by domain and by class too; in one pass, the best of a few on
 # validation data, with one seed that no study uses.

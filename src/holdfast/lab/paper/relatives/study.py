@@ -1,5 +1,6 @@
 """What a study of relatives is: one protocol of somebody's, and the methods that are run by it."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,8 +65,10 @@ class Study:
 
     def runs(self, row: Row) -> list[Spec]:
         """Return the runs of one of its methods."""
-        changes = {**self.usual, **row.changes}
-        return [paper_spec(self.scenario, row.measure, seed=seed, **changes) for seed in range(row.seeds or self.seeds)]
+        if row.name not in self._made:
+            changes, seeds = {**self.usual, **row.changes}, range(row.seeds or self.seeds)
+            self._made[row.name] = [paper_spec(self.scenario, row.measure, seed=seed, **changes) for seed in seeds]
+        return self._made[row.name]
 
 
 def holding(hold: str, **settings: Any) -> dict[str, Any]:
@@ -91,4 +94,20 @@ def references(few: int, size: int, later_epochs: int | None = None, **settings:
         Row("GPM", changes=holding("projection", **settings.get("GPM", {}))),
         Row("joint training", changes={"trains": "jointly", **jointly}),
         Row("training anew", changes={"trains": "anew"}),
+    )
+
+
+def with_one_seed(rows: tuple[Row, ...], differs: str = "", **changes: Any) -> tuple[Row, ...]:
+    """Return rows of one run each, what takes longest and is a reference alone; with changes, if need be."""
+    return tuple(dataclasses.replace(row, seeds=1, differs=differs, changes={**changes, **row.changes}) for row in rows)
+
+
+def joint_in_large_batches(rows: tuple[Row, ...], batch_size: int) -> tuple[Row, ...]:
+    """Return rows of which joint training, which sees every task's samples over and over, has larger batches."""
+    large, said = {"batch_size": batch_size}, f"batches of {batch_size}"
+    return tuple(
+        dataclasses.replace(row, changes={**row.changes, **large}, differs=said)
+        if row.name == "joint training"
+        else row
+        for row in rows
     )
