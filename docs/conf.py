@@ -44,7 +44,7 @@ autodoc_mock_imports = ["accelerate", "lightning", "peft", "ray", "transformers"
 # There is no network to look others' pages up on, so names of other packages stay plain text.
 nitpick_ignore_regex = [
     (r"py:class", r"(?!holdfast\b).*"),  # as types in signatures are written, with their package or without
-    (r"py:class", r"holdfast\.models\.dropout\.Model"),  # a type variable
+    (r"py:class", r"holdfast\.(models\.dropout|variational\.mean_field)\.Model"),  # type variables
     (r"py:.*", r"(lightning|numpy|pandas|ray|torch|transformers)\..*"),
 ]
 

@@ -28,6 +28,7 @@ from holdfast.holds import (
     Replay,
     Reservoir,
     Ring,
+    Variational,
     register_hold,
 )
 from holdfast.measures import (
@@ -62,6 +63,7 @@ from holdfast.persample.phi import ABSOLUTE, SQUARE
 from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
 from holdfast.retention import KeptSet, PulledBack, Retention, Tolerance
 from holdfast.task_free import Plateaus, TaskFree
+from holdfast.variational import mean_field, predictive, refined
 
 __all__ = [
     "ABSOLUTE",
@@ -129,12 +131,16 @@ __all__ = [
     "TaskFree",
     "TaskImportance",
     "Tolerance",
+    "Variational",
     "WeightMeasure",
     "averaged_weights",
     "choose_share",
+    "mean_field",
     "measure",
     "measures",
     "merge",
+    "predictive",
+    "refined",
     "register_adapter",
     "register_form",
     "register_hold",

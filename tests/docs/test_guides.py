@@ -122,6 +122,10 @@ def test_without_tasks(capsys):
     assert capsys.readouterr().out.startswith("[")
 
 
+def test_weights_as_distributions():
+    assert len(run_page("guides/variational.md")["hold"].prior) == 4
+
+
 def test_own_text(capsys):
     scope = run_page("guides/own-text.md")
     assert "64 pieces" in capsys.readouterr().out

@@ -15,6 +15,7 @@ from holdfast.holds.of_weights.asymmetric import Asymmetric
 from holdfast.holds.of_weights.merged_weights import MergedWeights
 from holdfast.holds.of_weights.quadratic import Quadratic
 from holdfast.holds.of_weights.tilt import Tilt
+from holdfast.holds.of_weights.variational import Variational
 from holdfast.holds.projection import Projection
 from holdfast.registry import Registry, registering_class
 
@@ -49,6 +50,7 @@ register_hold("DER++")(DarkExperience)
 register_hold("projection")(Projection)
 register_hold("asymmetric")(Asymmetric)
 register_hold("A-GEM")(AveragedGradient)
+register_hold("variational")(Variational)
 
 __all__ = [
     "HOLDS",
@@ -66,6 +68,7 @@ __all__ = [
     "Reservoir",
     "Ring",
     "Tilt",
+    "Variational",
     "hold",
     "register_hold",
 ]

@@ -14,6 +14,7 @@ from holdfast.guard.distributed.ranks import is_one_of_several
 from holdfast.measures import SampleMeasure
 from holdfast.persample.batches import check_batches
 from holdfast.settings import checked_share, number
+from holdfast.task_free import TaskFree
 from holdfast.tensors.sharding import whole_maxima, whole_sums
 
 
@@ -252,3 +253,13 @@ def end_within_tolerance(guard: Consolidator, share: float | None) -> None:
         guard.average(share)
     if guard.tolerance is not None and guard.anchor and guard.kept and guard.path.steps:
         guard.pull_back()
+
+
+def checked_task_free(given: object, guard: object) -> TaskFree | None:
+    """Return it, or refuse one of another guard, which would consolidate something else than is held."""
+    if given is None or (isinstance(given, TaskFree) and given.guard is guard):
+        return given
+    what = "of another guard" if isinstance(given, TaskFree) else f"={type(given).__name__}"
+    raise ConfigurationError(
+        f"task_free {what}; expected task_free=holdfast.TaskFree(guard) with the very guard that the callback is given."
+    )

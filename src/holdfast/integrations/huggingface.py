@@ -21,6 +21,7 @@ from holdfast.integrations.callbacks import (
     StopAt,
     checked_end,
     checked_share_at_end,
+    checked_task_free,
     end_within_tolerance,
     explaining,
     join_processes,
@@ -28,8 +29,11 @@ from holdfast.integrations.callbacks import (
     sample_limits,
     statistics,
 )
+from holdfast.integrations.huggingface_steps import SeenSteps, check_steps_are_seen
 from holdfast.integrations.loader_samples import first_batches
 from holdfast.persample.batches import Forward
+from holdfast.seeding import undisturbed
+from holdfast.task_free import TaskFree
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -60,6 +64,9 @@ class HoldfastCallback(TrainerCallback):
             three looks in a row; ``stop.stopped_at`` says what was lost then.
         share: of the way from the anchor to where training has ended, that weights keep when it ends, as by
             :meth:`holdfast.Consolidator.average`. In a first task, which has no anchor, they keep all.
+        task_free: consolidates by itself on the way, as it is told of every optimiser step: a
+            :class:`holdfast.TaskFree` of the same guard, or a function that makes one from the guard. The model has to
+            return its loss, as it does when it is given ``labels``.
     """
 
     def __init__(
@@ -70,7 +77,12 @@ class HoldfastCallback(TrainerCallback):
         *,
         stop_at: float | None = None,
         share: float | None = None,
+        task_free: TaskFree | Callable[[Consolidator], TaskFree] | None = None,
     ) -> None:
+        self._makes_task_free = task_free if callable(task_free) else None
+        given = None if self._makes_task_free is not None else task_free
+        self.task_free = checked_task_free(given, guard)
+        self._steps: SeenSteps | None = None
         self.stop = StopAt(stop_at)
         self.share = checked_share_at_end(share)
         self._source = GuardInCallback(guard)
@@ -111,12 +123,30 @@ class HoldfastCallback(TrainerCallback):
         self.stop.begin(guard)
         optimizer: Optimizer = kwargs["optimizer"]
         guard.attach(optimizer)
+        if self._makes_task_free is not None:
+            self.task_free = checked_task_free(self._makes_task_free(guard), guard)
+        if self.task_free is not None:
+            check_steps_are_seen(kwargs["model"])
+            self._steps = SeenSteps(kwargs["model"])
         self._to_rehearse = self.consolidate_at_end is not False and bool(sample_limits(guard))
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Look away while holds run the model."""
+        if self._steps is not None:
+            self._steps.close()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Rehearse the end after the first step, rather than find out hours later, and stop where too much is lost."""
         if self.stop.is_beyond(self.guard):
             control.should_training_stop = True
+        if self._steps is not None and self.task_free is not None:
+            loss, (*parts, last) = self._steps.take()
+            for part in parts:
+                self.task_free.samples.take(part)
+            with undisturbed():  # training goes on after this
+                self.task_free.step(loss, last)
         if not self._to_rehearse:
             return
         self._to_rehearse = False
@@ -142,6 +172,9 @@ class HoldfastCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """End the task, if there was one, with the weights that the Trainer ends with."""
+        if self._steps is not None:
+            self._steps.end()
+            self._steps = None
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self._go_back_to_best(state)
         share = self.share if self.guard.tasks and self.guard.path.steps else None

@@ -22,6 +22,7 @@ from holdfast.integrations.callbacks import (
     StopAt,
     checked_end,
     checked_share_at_end,
+    checked_task_free,
     end_within_tolerance,
     explaining,
     join_processes,
@@ -81,7 +82,7 @@ class HoldfastCallback(Callback):
         task_free: TaskFree | None = None,
     ) -> None:
         super().__init__()
-        self.task_free = _checked_task_free(task_free, guard)
+        self.task_free = checked_task_free(task_free, guard)
         self.stop = StopAt(stop_at)
         self.share = checked_share_at_end(share)
         self._source = GuardInCallback(guard)
@@ -267,16 +268,6 @@ class HoldfastCallback(Callback):
             return given, int(count)  # with limit_train_batches, fewer than there are
         refuse_endless_data(self.guard, f"set limit_train_batches, or give the batches: {_AS_BATCHES}")
         return given, None
-
-
-def _checked_task_free(given: object, guard: object) -> TaskFree | None:
-    """Return it, or refuse one of another guard, which would consolidate something else than is held."""
-    if given is None or (isinstance(given, TaskFree) and given.guard is guard):
-        return given
-    what = "of another guard" if isinstance(given, TaskFree) else f"={type(given).__name__}"
-    raise ConfigurationError(
-        f"task_free {what}; expected task_free=holdfast.TaskFree(guard) with the very guard that the callback is given."
-    )
 
 
 class _Converted:

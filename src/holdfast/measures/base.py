@@ -39,7 +39,7 @@ class Needs:
     step: bool = False
     """Δ, so that it is updated after every step and not before it."""
     number: bool = False
-    """How many steps the task has taken before, which an engine that records its steps cannot tell."""
+    """How many steps the task has taken before; an engine that records its steps has it on the device alone."""
     data: bool = False
     """Samples, at the end of a task."""
     squares: bool = False
@@ -59,8 +59,9 @@ class Seen(NamedTuple):
     step: Tensor | None = None
     samples: int | None = None
     """How many samples each of the gradients is the mean of, where known."""
-    number: int | None = None
-    """How many steps the task has taken before this one."""
+    number: int | Tensor | None = None
+    """How many steps the task has taken before this one; a tensor of one number for measures that count on the device,
+    where steps are recorded."""
     squares: Tensor | None = None
     """The mean of the squared gradients of the step's samples, at the steps that they were given for."""
 
@@ -108,6 +109,8 @@ class Finished(NamedTuple):
 class Measure(ABC):
     """How important each weight is for what was learned."""
 
+    counts_on_device: ClassVar[bool] = False
+    """Whether a step's number may be a tensor, so that steps can be recorded; of measures that need it."""
     choose_when: ClassVar[str]
     """One line on when to choose it."""
 

@@ -44,6 +44,7 @@ class RWalk(PathMeasure):
     epsilon: float = 1e-3
     fisher: FisherOf = "samples"
 
+    counts_on_device: ClassVar[bool] = True
     choose_when: ClassVar[str] = "One pass over the data, small batches, and a strength that need not fall with tasks."
 
     def __post_init__(self) -> None:
@@ -85,7 +86,12 @@ class RWalk(PathMeasure):
             states["fisher"].lerp_(squares.to(states["fisher"].dtype), self.alpha)
         add_to_path_(states["gained"], seen.gradient, seen.step)
         states["moved"].add_(seen.step)
-        if (seen.number + 1) % self.every == 0:
+        over = (seen.number + 1) % self.every == 0
+        if isinstance(over, Tensor):  # a recorded step, which cannot go one way or the other
+            states["score"].add_(torch.where(over, self._of_interval(states), 0))
+            states["gained"].masked_fill_(over, 0)
+            states["moved"].masked_fill_(over, 0)
+        elif over:
             states["score"].add_(self._of_interval(states))
             states["gained"].zero_()
             states["moved"].zero_()

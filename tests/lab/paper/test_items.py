@@ -52,7 +52,11 @@ def test_without_results_an_item_says_so_instead_of_failing(item, nothing):
         if isinstance(each, Text):
             assert "Not measured yet" in each.text
         elif isinstance(each, Table):
-            ours = [i for i, column in enumerate(each.columns) if i and column != "No." and "paper" not in column]
+            others = ("No.", "reported", "verdict", "where", "differs", "study", "benchmark", "method", "command")
+            ours = [i for i, column in enumerate(each.columns) if i and column not in others and "paper" not in column]
+            if each.name.endswith("-left"):  # which lists what has no results
+                assert each.rows
+                continue
             assert all(row[i] is None for row in each.rows for i in ours)
         else:
             assert isinstance(each, Figure) and each.data is None

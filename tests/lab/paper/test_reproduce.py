@@ -11,7 +11,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments import Result, Spec, Store, Summary
 from holdfast.lab.experiments.store.store import read_nested
 from holdfast.lab.paper import ITEMS, items_named, reproduce, run_nothing
-from holdfast.lab.paper.drawing.run_tables import FORM_COLUMNS, HOLD_COLUMNS, RUNS_COLUMNS, csv_files
+from holdfast.lab.paper.drawing.run_tables import FORM_COLUMNS, HOLD_COLUMNS, KIND_COLUMNS, RUNS_COLUMNS, csv_files
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.needed_runs import accuracy_runs
 from holdfast.lab.paper.presets import BENCHMARKS, DIGITS
@@ -107,7 +107,7 @@ def test_the_papers_numbers_stand_beside_runs_that_follow_it_alone(results, tmp_
 def test_runs_csv_has_every_run_with_the_accuracy_on_each_task(reproduced):
     found, folder = reproduced
     lines = rows(folder / "runs.csv")
-    assert tuple(lines[0]) == (*RUNS_COLUMNS, *FORM_COLUMNS, *HOLD_COLUMNS)
+    assert tuple(lines[0]) == (*RUNS_COLUMNS, *FORM_COLUMNS, *HOLD_COLUMNS, *KIND_COLUMNS)
     assert [line["id"] for line in lines] == [spec.id for spec in found.specs]
     for line in lines:
         single = [float(accuracy) for accuracy in line["accuracies"].split()]

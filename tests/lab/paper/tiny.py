@@ -4,6 +4,9 @@ import dataclasses
 
 from holdfast.lab.paper.presets import DIGITS, Chosen, SearchPlan
 from holdfast.lab.paper.presets.form_variants import by_samples, in_two_forms, over_many_tasks
+from holdfast.lab.paper.relatives import Reported, Row, Study
+from holdfast.lab.paper.relatives.studies import KINDS, kind_rows
+from holdfast.lab.paper.relatives.study import holding
 
 _SMALL = {"tasks": 2, "epochs": 1, "hidden": (8,), "batch_size": 64}
 _LARGE = {"batch_size": 256}
@@ -43,7 +46,30 @@ def tiny_preset(**changes):
             **sizes,
         ),
     }
-    return dataclasses.replace(DIGITS, stages=stages, repetitions=2, logits_seeds=2)
+    return dataclasses.replace(DIGITS, stages=stages, repetitions=2, logits_seeds=2, relatives=tiny_studies())
+
+
+def tiny_studies():
+    """Return studies of a few relatives, one for everything that claims are about."""
+    usual = {"tasks": 2, "epochs": 1, "hidden": (7,), "batch_size": 64}
+    distributions = {**holding("variational", predictions=2, coreset=1), "kept": 10}
+    memory = (Row("replay", changes=holding("replay", source=8, size=8)),)
+    rows = (
+        Row("fine-tuning", reported=Reported(99.0, "a table")),
+        Row("EWC", "EWC", {"strength": 1.0}, Reported(0.5, "another", remembered=False), differs="a little"),
+        Row("VCL", changes=distributions, seeds=1),
+    )
+    split = tuple(
+        Study(f"tiny-{kind}", kind, "split-digits", usual, kind_rows(kind, {"EWC": 1.0}, memory), 1, about=kind)
+        for kind in KINDS
+    )
+    whole = Study("tiny", "Tiny", "permuted-digits", usual, rows, seeds=2, about="distributions", source="nobody")
+    walks = (Row("fine-tuning"), Row("RWalk", "RWalk-batch", {"strength": 1.0}))
+    return (
+        whole,
+        *split,
+        Study("tiny-pass", "One pass", "permuted-digits", {**usual, "hidden": (6,)}, walks, 1, about="one pass"),
+    )
 
 
 def with_unknown_strength():

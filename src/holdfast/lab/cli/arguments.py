@@ -90,7 +90,7 @@ Holds = Annotated[
     _option(
         "--hold",
         help="A hold beside the measure's own: replay, distillation (Learning without Forgetting), DER++, A-GEM, "
-        "asymmetric; may be repeated.",
+        "projection (GPM), asymmetric, variational (VCL); may be repeated.",
         panel=_NETWORK,
     ),
 ]
@@ -118,6 +118,15 @@ Kept = Annotated[
     _option(
         "--kept",
         help="Training samples of each task to set aside, by which to see what is left of it; 300 with --tolerance.",
+        panel=_NETWORK,
+    ),
+]
+Incremental = Annotated[
+    str | None,
+    _option(
+        "--incremental",
+        help="Learn the tasks as another of the three kinds: task (a head each), domain (one head, the same labels in "
+        "all) or class (one head that grows, with labels for each).",
         panel=_NETWORK,
     ),
 ]

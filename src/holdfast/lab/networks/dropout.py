@@ -5,6 +5,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from holdfast.variational import MeanField
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -53,7 +55,7 @@ def with_own_dropout(model: Model) -> Model:
 
 
 def give_generator(model: nn.Module, generator: torch.Generator | None) -> None:
-    """Let all dropout layers of a model draw from one generator."""
+    """Let all layers of a model that draw, dropout or distributions of weights, do so from one generator."""
     for module in model.modules():
-        if isinstance(module, Dropout):
+        if isinstance(module, Dropout | MeanField):
             module.generator = generator

@@ -1,8 +1,21 @@
 """Sequences of tasks: permuted, split, or one's own."""
 
 from holdfast.lab.scenarios.kept_samples import set_aside
+from holdfast.lab.scenarios.kinds import Kind, of_kind, open_outputs
 from holdfast.lab.scenarios.permuted_images import permuted
 from holdfast.lab.scenarios.split_images import split, split_cifar
 from holdfast.lab.scenarios.tasks import Samples, Scenario, Task, scenario_of
 
-__all__ = ["Samples", "Scenario", "Task", "permuted", "scenario_of", "set_aside", "split", "split_cifar"]
+__all__ = [
+    "Kind",
+    "Samples",
+    "Scenario",
+    "Task",
+    "of_kind",
+    "open_outputs",
+    "permuted",
+    "scenario_of",
+    "set_aside",
+    "split",
+    "split_cifar",
+]

@@ -73,6 +73,8 @@ class Task:
     transform: Callable[[Tensor], Tensor] = field(default=_as_they_are)
     stored_kept: Samples | None = None
     """Those that were set aside from training, to see by them later what is left of the task."""
+    outputs: int | None = None
+    """How many outputs of the head are open once the task is learned, where the head grows; ``None`` for all."""
 
     def __repr__(self) -> str:
         kept = self.stored_validation
@@ -112,7 +114,8 @@ class Scenario:
     """Tasks in the order in which they are learned.
 
     With one head for all tasks (``heads=1``), a network is not told which task an input belongs to
-    (domain-incremental); with a head each, it is (task-incremental).
+    (domain-incremental); with a head each, it is (task-incremental). A head that grows with the tasks is
+    class-incremental: :func:`~holdfast.lab.scenarios.of_kind`.
     """
 
     name: str
@@ -121,7 +124,10 @@ class Scenario:
     """How many classes each head tells apart."""
 
     def __repr__(self) -> str:
-        shape, heads = " × ".join(map(str, self.input_shape)), "one head" if self.heads == 1 else f"{self.heads} heads"
+        shape, heads = (
+            " × ".join(map(str, self.input_shape)),
+            "one head" + " that grows" * self.grows if self.heads == 1 else f"{self.heads} heads",
+        )
         shown = [f"  {task!r}" for task in self.tasks[:SHOWN]]
         more = [f"  and {len(self) - SHOWN} more"] if len(self) > SHOWN else []
         first = f"Scenario {self.name!r}: {len(self)} tasks of {self.classes} classes, {heads}, inputs of {shape}"
@@ -136,6 +142,11 @@ class Scenario:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.tasks[0].stored_train.x.shape[1:])
+
+    @property
+    def grows(self) -> bool:
+        """Whether outputs of the one head are closed until a task opens them."""
+        return any(task.outputs is not None for task in self.tasks)
 
     @property
     def keeps(self) -> bool:

@@ -8,7 +8,7 @@ import contextlib
 import copy
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -20,15 +20,16 @@ from holdfast.errors import ConfigurationError, HoldfastWarning
 from holdfast.forms import Form
 from holdfast.guard import Consolidator
 from holdfast.guard.memory import AnchorKind
-from holdfast.holds import Buffer, Hold
+from holdfast.holds import Buffer, DarkExperience, Distillation, Hold
 from holdfast.holds.of_batches.batch_hold import BatchHold
 from holdfast.lab.networks import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
-from holdfast.lab.scenarios import Samples, Scenario
+from holdfast.lab.scenarios import Samples, Scenario, open_outputs
 from holdfast.lab.training.batch_order import epoch_order, second_order, steps_per_epoch
 from holdfast.lab.training.bounds import check_unprotected, own_heads, together, training_sizes
 from holdfast.lab.training.halves import check_halves
 from holdfast.lab.training.modes import FEW, Modes, modes_of
 from holdfast.lab.training.observer import Observer
+from holdfast.lab.training.posteriors import Posterior, variational_hold
 from holdfast.lab.training.precision import check_precision, computing_in
 from holdfast.lab.training.progress import Outcome, Progress
 from holdfast.lab.training.protocol import Settings
@@ -108,6 +109,10 @@ class Learner:
         sizes = [len(task.stored_train) for task in scenario.tasks]
         self._sizes = training_sizes(sizes, settings.trains)
         self.model = with_own_dropout(model).to(self.device)
+        own = variational_hold(holds)
+        self.posterior = None
+        if own is not None:
+            self.posterior = Posterior(own, self.model, scenario, settings.batch_size, settings.learning_rate)
         self.modes = self._modes()
         if self.modes.draws:
             warnings.warn(
@@ -144,12 +149,13 @@ class Learner:
         )
         for hold in self.guard.holds:
             if isinstance(hold, BatchHold) and hold.forward is None:
-                hold.call_by(self._through_its_head if scenario.heads > 1 else self._as_trained)
+                hold.call_by(self._through_its_head if scenario.heads > 1 else self._one_head_for(hold))
         check_halves(settings.second_batch, self.guard.measures.values())
         self.observers = dict(observers or {})
         self.task_free = task_free_of(settings, self.guard, scenario.heads, self.observers)
         self._drawn: dict[int, dict[str, Tensor]] = {}
-        self.outcome = Outcome(untrained=self.accuracies())
+        self.outcome = Outcome(untrained=[])
+        self.outcome.untrained = self.accuracies()
 
     @property
     def path_measures(self) -> dict[str, PathMeasure]:
@@ -275,6 +281,8 @@ class Learner:
                 statistics = dict(self._redrawn.named_buffers())
                 drawn = {name: value for name, value in drawn.items() if name not in statistics}
             take_weights(self._redrawn, drawn)
+        if self.posterior is not None:
+            self.posterior.begin_task(self._sizes[task])
         if self._tolerance is not None and task:  # an equal part for each task that can lose anything
             self.guard.tolerance = self._tolerance.nats * task / (len(self.scenario) - 1)
         for observer in self.observers.values():
@@ -294,7 +302,11 @@ class Learner:
         """Measure what the task was worth, hold it from now on, and see how well every task is done now."""
         head, trace = self.scenario.tasks[task].head, self.guard.trace
         if self.task_free is None:
-            found = self.guard.consolidate(self._measured(task), forward=lambda model, x: model(x, head))
+            outputs = self.outputs(task)
+            with self.expecting_new_classes():
+                found = self.guard.consolidate(
+                    self._measured(task), forward=lambda model, x: open_outputs(model(x, head), outputs)
+                )
         else:  # which is told of no ends
             found = {}
             if task == len(self.scenario) - 1 and not self.task_free.consolidated:
@@ -347,19 +359,49 @@ class Learner:
         """Return the mean cross-entropy of a batch, in the run's precision, through the task's head or others."""
         with self.computing():
             logits = self.model(x, self.scenario.tasks[task].head if heads is None else heads)
-        return task_loss(logits, y)
+        return task_loss(open_outputs(logits, self.outputs(task)), y)
 
-    def _as_trained(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """Call a network with one head for all tasks, in the run's precision: how holds that run it do."""
+    def outputs(self, task: int) -> int | None:
+        """Return how many outputs are open while a task is learned; ``None`` for all, where heads do not grow."""
+        return self.scenario.tasks[task].outputs
+
+    @contextlib.contextmanager
+    def expecting_new_classes(self) -> Iterator[None]:
+        """Be silent about classes that are all new, where the head grows: that is what was asked for."""
+        if not self.scenario.grows:
+            yield
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The classes of this task", HoldfastWarning)
+            yield
+
+    @property
+    def _at(self) -> int:
+        """The task that is being learned, or has just been."""
+        return min(len(self.outcome.matrix), len(self.scenario) - 1)
+
+    def _one_head_for(self, hold: BatchHold) -> Callable[[nn.Module, Tensor], Tensor]:
+        """Return how a hold calls a network with one head for all tasks, in the run's precision.
+
+        Where the head grows, old outputs are held over the classes that the old network had (LwF), as they are (DER++),
+        and samples are learned once more beside all classes so far.
+        """
+        if isinstance(hold, DarkExperience):
+            return lambda model, inputs: self._as_trained(model, inputs, None)
+        if isinstance(hold, Distillation):
+            return lambda model, inputs: self._as_trained(model, inputs, self.outputs(max(self._at - 1, 0)))
+        return lambda model, inputs: self._as_trained(model, inputs, self.outputs(self._at))
+
+    def _as_trained(self, model: nn.Module, inputs: Tensor, outputs: int | None) -> Tensor:
         with self.computing():
             logits: Tensor = model(inputs)
-        return logits
+        return open_outputs(logits, outputs)
 
     def _through_its_head(self, model: nn.Module, inputs: Tensor, task: int) -> Tensor:
         """The same where tasks have heads of their own."""
         with self.computing():
             logits: Tensor = model(inputs, self.scenario.tasks[task].head)
-        return logits
+        return open_outputs(logits, self.outputs(task))
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
         """Compute in the run's precision."""
@@ -372,14 +414,24 @@ class Learner:
         # Enough to fill an accelerator, little enough for a CPU's cache.
         batch = 1000 if self.device.type == "cpu" else 5000
         right, counts = [], []
+        scores = self._scores()
         with self.computing():
-            for task in self.scenario.tasks:
+            for i, task in enumerate(self.scenario.tasks):
                 samples: Samples = getattr(task, self.judge_by)
                 pairs = zip(samples.x.split(batch), samples.y.split(batch), strict=True)
-                right.append(torch.stack([(self.model(x, task.head).argmax(1) == y).sum() for x, y in pairs]).sum())
+                right.append(torch.stack([(scores(x, i).argmax(1) == y).sum() for x, y in pairs]).sum())
                 counts.append(len(samples))
         # Read all at once: an accelerator would be waited for each time.
         return [correct / count for correct, count in zip(torch.stack(right).tolist(), counts, strict=True)]
+
+    def _scores(self) -> Callable[[Tensor, int], Tensor]:
+        """Return what gives the classes of some inputs of a task their scores, by which the run is judged."""
+        tasks, posterior, outputs = self.scenario.tasks, self.posterior, self.outputs(self._at)
+        if posterior is None:
+            return lambda x, task: open_outputs(self.model(x, tasks[task].head), outputs)
+        with self.computing():
+            weights = posterior.weights(self.guard.tasks)
+        return lambda x, task: open_outputs(posterior.scores(x, tasks[task].head, weights[task]), outputs)
 
     def state(self) -> dict[str, Any]:
         """Return everything about the run but its optimiser, the samples in holds' buffers too."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.lab.networks import Dropout, MultiHead
+from holdfast.variational import mean_field_layers
 
 FEW = 8
 """Samples that a network is tried on: more than one, which batch norm could not do with."""
@@ -17,7 +18,7 @@ class Modes:
     """What a network does in training that it does not do in evaluation."""
 
     drops: bool
-    """Whether it has dropout layers."""
+    """Whether it has dropout layers, or others that draw from the run's own stream."""
     differs: bool
     """Whether it differs apart from those: batch norm, or random numbers drawn in the network's own code."""
     draws: bool
@@ -37,6 +38,9 @@ def modes_of(model: MultiHead, x: Tensor) -> Modes:
     tried = copy.deepcopy(model)
     own = [module for module in tried.modules() if isinstance(module, Dropout)]
     drops = any(module.p > 0 for module in own)
+    for layer in mean_field_layers(tried).values():
+        layer.register_forward_pre_hook(_without_noise)  # which comes from the run's stream too
+        drops = True
     calls: list[nn.Module] = []
     for module in own:
         module.p = 0.0  # so that only what else differs is seen
@@ -50,3 +54,7 @@ def modes_of(model: MultiHead, x: Tensor) -> Modes:
         torch.manual_seed(1)
         again = copy.deepcopy(tried).train()(x)
     return Modes(drops, not torch.equal(still, trained), not torch.equal(trained, again), drops_twice)
+
+
+def _without_noise(layer: nn.Module, _: object) -> None:
+    layer.training = False

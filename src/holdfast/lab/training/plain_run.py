@@ -114,7 +114,8 @@ class PlainRun:
             raise NotFiniteError(learner.outcome.failure)
         loss.backward()
         try:
-            self.optimizer.step()
+            with learner.expecting_new_classes():
+                self.optimizer.step()
         except NotFiniteError as error:  # a finite loss with a gradient that is not
             learner.outcome.failure = f"Task {task + 1}: {error}"
             raise NotFiniteError(learner.outcome.failure) from error

@@ -17,10 +17,12 @@ from holdfast.lab.training.progress import Engine
 def start_engine(specs: Sequence[Spec], datasets: Mapping[str, Dataset], device: torch.device) -> Engine:
     """Return an engine at the beginning of one run, or of several side by side."""
     scenarios: dict[tuple[object, ...], Scenario] = {}
+    key: tuple[object, ...]
     learners = []
     for spec in specs:
         seed = spec.seed if spec.scenario_kind.seeded else None
-        key = spec.source, spec.scenario, spec.tasks, spec.validation, spec.validation_seed, spec.kept, seed
+        key = (spec.source, spec.scenario, spec.incremental, spec.tasks, spec.validation, spec.validation_seed)
+        key = (*key, spec.kept, seed)
         if key not in scenarios:
             scenarios[key] = spec.make_scenario(datasets).to(device)
         learners.append(make_learner(spec, scenarios[key], device))

@@ -67,17 +67,19 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     settings = {**(protocol.large if large else {}), "reinitialise": reinitialise}
     settings.update({name: value for name, value in changes.items() if name in _SETTINGS})
     given = dict(own.pop("watch_settings", {}))
-    watched = {name: {**_usual(protocol, name, large=large), **given.get(name, {})} for name in own.get("watch", ())}
+    watched = {
+        name: {**usual_settings(protocol, name, large=large), **given.get(name, {})} for name in own.get("watch", ())
+    }
     leaning = leans(kept_as, own.get("anchor", "last"), gradient_term=own.get("gradient_term", False))
     folds, jointly = own.get("batch_norm") == "fold", settings.get("trains") == "jointly"
     by_itself = settings.get("consolidate", "tasks") != "tasks"
     held = can_hold(kept_as, implicit=own.get("implicit", False))
-    follows = "tolerance" in others
+    follows = "tolerance" in others or own.get("incremental") == "class"
     if own.get("holds") or folds or jointly or leaning or follows or not held or not seen or by_itself:
         own.setdefault("engine", "plain")  # the fast one has no place for them
     usual: dict[str, Any] = {
         "strength": strength,
-        "measure_settings": {**_usual(protocol, measure, large=large), **own.pop("measure_settings", {})},
+        "measure_settings": {**usual_settings(protocol, measure, large=large), **own.pop("measure_settings", {})},
         "watch_settings": {**given, **watched},
     }
     return Spec(
@@ -85,7 +87,7 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     )
 
 
-def _usual(protocol: Protocol, measure: str, *, large: bool) -> dict[str, Any]:
+def usual_settings(protocol: Protocol, measure: str, *, large: bool) -> dict[str, Any]:
     """Return the settings that a measure has on a benchmark."""
     if measure in ("SI", "SIU", "SIB") and protocol.damping is not None:
         return {"damping": protocol.damping}

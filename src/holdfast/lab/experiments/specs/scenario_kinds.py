@@ -16,7 +16,7 @@ from holdfast.lab.experiments.specs import usual_protocols
 from holdfast.lab.experiments.specs.source_files import told_in_a_line
 from holdfast.lab.experiments.specs.usual_protocols import Protocol, protocol_of
 from holdfast.lab.networks import NETWORKS
-from holdfast.lab.scenarios import Scenario, permuted, split, split_cifar
+from holdfast.lab.scenarios import Kind, Scenario, permuted, split, split_cifar
 from holdfast.lab.scenarios.kept_samples import split_once
 from holdfast.lab.scenarios.tasks import hold_out
 from holdfast.lab.training.protocol import Settings
@@ -48,6 +48,8 @@ class ScenarioKind:
     """The usual widths of that network's hidden layers; ``None`` where it has none to choose."""
     protocol: Protocol = field(default_factory=Protocol)
     """How it is usually learned, and how strongly each measure protects then."""
+    incremental: Kind | None = None
+    """Which of the three kinds of continual learning it is as it stands, where that is known."""
     counted_by_pixel: bool = False
     """Whether tasks made of one pixel an image, with any seed, have as many samples as the whole ones."""
 
@@ -270,4 +272,5 @@ _BUILT_IN = {
     ),
 }
 for _name, _kind in _BUILT_IN.items():
-    SCENARIOS.register(_name, dataclasses.replace(_kind, counted_by_pixel=True))
+    _incremental: Kind = "domain" if _kind.make is _permuted else "task"
+    SCENARIOS.register(_name, dataclasses.replace(_kind, counted_by_pixel=True, incremental=_incremental))

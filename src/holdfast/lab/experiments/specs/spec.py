@@ -17,7 +17,7 @@ from holdfast.lab.experiments.specs.canonical import FrozenDict, digest_of
 from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKind, find_scenario
 from holdfast.lab.experiments.specs.source_files import is_source_digest, missing_source, told_in_a_line
 from holdfast.lab.networks import NETWORKS, MultiHead
-from holdfast.lab.scenarios import Scenario
+from holdfast.lab.scenarios import Kind, Scenario, of_kind
 from holdfast.lab.scenarios.kept_samples import set_aside
 from holdfast.lab.training.bounds import check_unprotected
 from holdfast.lab.training.fast.layer_holds import can_hold
@@ -85,6 +85,8 @@ class Spec:
         kept: how many samples of each task are kept once it is learned, to see by them what is left of it: training
             samples that are set aside, so that nothing trains on them or measures importance from them; 300 with a
             tolerance, none by default. Runs are compared with others of the same ``kept``, which learn from as many.
+        incremental: which of the three kinds of continual learning the tasks are learned as, ``"task"``, ``"domain"``
+            or ``"class"``, where it is not the scenario's own; see :func:`~holdfast.lab.scenarios.of_kind`.
         source: the digest of the file that registers what is named here, such as the scenario, which
             :func:`~holdfast.lab.experiments.load_source` has loaded. It is found by itself. A spec that is read where
             that file was not loaded is as it was written, and says so when its tasks are asked for.
@@ -119,6 +121,7 @@ class Spec:
     tolerance: float | None = added(None)
     tolerance_settings: Mapping[str, Any] = added(FrozenDict({}))
     kept: int = added(0)
+    incremental: Kind | None = added(None)  # noqa: RUF009 (likewise)
     source: str | None = added(None)
 
     def __post_init__(self) -> None:
@@ -229,6 +232,8 @@ class Spec:
             validation=self.validation,
             validation_seed=self.validation_seed,
         )
+        if self.incremental is not None:
+            made = of_kind(made, self.incremental)
         return set_aside(made, self.kept, self.validation_seed) if self.kept else made
 
     def make_network(self, scenario: Scenario) -> MultiHead:
@@ -337,6 +342,10 @@ class Spec:
             raise ConfigurationError("judge_by='validation' and validation=0: nothing is kept back to judge by.")
         # The usual network is the same run whether it is named or not.
         other = None if chosen == kind.network else chosen
+        known = (None, *get_args(Kind))
+        _require(self.incremental in known, "incremental", self.incremental, "'task', 'domain', 'class' or None")
+        incremental = None if self.incremental == kind.incremental else self.incremental
+        self._set(incremental=incremental)
         self._set(scenario=name, tasks=tasks, hidden=hidden, validation=share, network=other)
 
     def _fill_in_measures(self) -> None:
@@ -401,7 +410,8 @@ class Spec:
                 f"tolerance={self.tolerance:g} with consolidate={self.settings.consolidate!r}: what may be lost is "
                 "shared out over tasks, of whose ends it is not told. Expected consolidate='tasks', or a strength."
             )
-        unlike = holds or folds or jointly or leaning or follows or by_itself or unseen
+        grows = self.incremental == "class"
+        unlike = holds or folds or jointly or leaning or follows or by_itself or unseen or grows
         if self.engine == "fast" and (unlike or not can_hold(made, implicit=self.implicit)):
             centre = f"anchor='mean' and gradient_term={self.gradient_term} in " if leaning else ""
             what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"{centre}the form {made}"
@@ -409,7 +419,8 @@ class Spec:
             what = "trains='jointly'" if jointly else what
             what = f"tolerance={self.tolerance:g}" if follows else what
             what = f"consolidate={self.settings.consolidate!r}" if by_itself else what
-            what = f"{unseen[0]}, which counts steps or looks at single samples in them" if unseen else what
+            what = "incremental='class', a head that grows" if grows else what
+            what = f"{unseen[0]}, which looks at single samples in steps, or counts steps in Python" if unseen else what
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 
     def _every_measure(self) -> dict[str, Measure]:

@@ -115,5 +115,16 @@ EXPECTED_ON_DIGITS: dict[str, tuple[str, Bound]] = {
         "So it does over many tasks, in these coordinates or as a product of two factors (permuted digits).",
         AtLeast(0.0, errors=2),
     ),
+    "own-importance-helps-by-task": (
+        "Where the task is known, importance keeps more than nothing.",
+        AtLeast(0.0),
+    ),
+    "own-importance-cannot-by-class": (
+        "Where classes are to be told from all others, importance alone keeps next to nothing.",
+        AtMost(5.0),
+    ),
+    "own-replay-can-by-class": ("There, a few old samples keep most of it.", AtLeast(20.0)),
+    "own-distributions-keep": ("Weights as distributions keep more than weights as numbers.", AtLeast(5.0)),
+    "own-rwalk-keeps-in-one-pass": ("In one pass over the data, RWalk keeps more than nothing.", AtLeast(0.0)),
 }
 """What is said of the digits, and the bound that it has to keep, by the name of the claim."""

@@ -162,6 +162,7 @@ def _described(spec: Spec) -> str:
     """Return what tells a run apart from others of the study."""
     settings = spec.settings
     parts = [f"{spec.measure} on {spec.scenario}", f"c = {spec.strength:g}"]
+    parts += [f"{spec.incremental}-incremental"] * (spec.incremental is not None)
     parts += [f"α = {spec.measure_settings['alpha']:g}"] if spec.measure_settings.get("alpha") is not None else []
     parts += ["re-initialised"] * settings.reinitialise
     later = "" if settings.later_epochs is None else f" and then {settings.later_epochs}"
@@ -174,6 +175,8 @@ def _described(spec: Spec) -> str:
     parts += [f"{spec.form}{_said(spec.form_settings)}"] * (spec.form != "diagonal")
     parts += [f"trained {settings.trains}"] * (settings.trains != "sequentially")
     parts += [f"{hold}{_said(spec.hold_settings.get(hold, {}))}" for hold in spec.holds]
+    parts += [f"{spec.kept} samples a task set aside"] * bool(spec.kept)
+    parts += [f"consolidated by {settings.consolidate}"] * (settings.consolidate != "tasks")
     # Measures that watch have numbers of samples of their own.
     usual = kind.protocol.settings.samples
     parts += [f"{settings.samples} samples"] * (settings.samples not in (None, usual) and not spec.watch)

@@ -53,6 +53,9 @@ FORM_COLUMNS = ("samples", "form", "form_settings", "hidden")
 HOLD_COLUMNS = ("trains", "holds", "hold_settings")
 """Further ones, where something else keeps old tasks in some run, or nothing has to."""
 
+KIND_COLUMNS = ("incremental", "kept", "learning_rate", "consolidate")
+"""Further ones, where some run is of another kind, sets samples aside, or is told of no ends of tasks."""
+
 
 def csv_files(results: Results, specs: Sequence[Spec]) -> dict[str, bytes]:
     """Return ``table1.csv`` and ``runs.csv``: accuracies in per cent, those of single tasks with spaces between."""
@@ -76,6 +79,9 @@ def csv_files(results: Results, specs: Sequence[Spec]) -> dict[str, bytes]:
     if any(spec.holds or spec.settings.trains != "sequentially" for spec in specs):
         columns = (*columns, *HOLD_COLUMNS)
         runs = [[*line, *_hold_cells(spec)] for line, spec in zip(runs, specs, strict=True)]
+    if any(spec.incremental or spec.kept or spec.settings.consolidate != "tasks" for spec in specs):
+        columns = (*columns, *KIND_COLUMNS)
+        runs = [[*line, *_kind_cells(spec)] for line, spec in zip(runs, specs, strict=True)]
     return {"table1.csv": _csv(TABLE1_COLUMNS, lines), "runs.csv": _csv(columns, runs)}
 
 
@@ -122,6 +128,15 @@ def _form_cells(spec: Spec) -> list[Any]:
 def _hold_cells(spec: Spec) -> list[Any]:
     settings = [f"{name}.{key}={value}" for name, each in spec.hold_settings.items() for key, value in each.items()]
     return [spec.settings.trains, " ".join(spec.holds), " ".join(settings)]
+
+
+def _kind_cells(spec: Spec) -> list[Any]:
+    settings, usual = spec.settings, spec.scenario_kind.protocol.settings
+    rate = settings.learning_rate if settings.learning_rate != usual.learning_rate else ""
+    return [
+        *(spec.incremental or "", spec.kept or "", rate),
+        settings.consolidate if settings.consolidate != "tasks" else "",
+    ]
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, and three of our own, in the order of their value to a reader who has little time."""
+"""The paper's tables and figures, and a few of our own, in the order of their value to a reader who has little time."""
 
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.items import (
@@ -11,6 +11,8 @@ from holdfast.lab.paper.items import (
     gradient_noise,
     keeping,
     mas_logits,
+    overview,
+    relatives,
     sample_sizes,
     summed_importances,
     table1,
@@ -36,5 +38,7 @@ ITEMS: dict[str, PaperItem] = {
         accuracies.TRAINING_FACTORS,
         accuracies.LONG_TRAINING,
         accuracies.SGD,
+        relatives.ITEM,
+        overview.ITEM,
     )
 }

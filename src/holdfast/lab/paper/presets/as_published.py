@@ -3,6 +3,7 @@
 from holdfast.lab.paper.presets.form_variants import AROUND, ONE_SEED, by_samples, in_two_forms, over_many_tasks
 from holdfast.lab.paper.presets.keeping_variants import keeping, tries
 from holdfast.lab.paper.presets.preset import Preset, SearchPlan, Stage
+from holdfast.lab.paper.relatives.studies import AS_PUBLISHED
 
 LARGE_BATCH = {"batch_size": 2048}
 NO_ALPHA = {"measure_settings": {"alpha": 0.0}}
@@ -101,4 +102,5 @@ PAPER = Preset(
     follows_the_paper=True,
     thresholds="paper",
     strengths="Strengths that nobody has published are searched for on validation data.",
+    relatives=AS_PUBLISHED,
 )

@@ -4,6 +4,7 @@ from holdfast.lab.paper.presets.as_published import HALVES, KRONECKER, NO_ALPHA,
 from holdfast.lab.paper.presets.form_variants import by_samples, in_two_forms, over_many_tasks
 from holdfast.lab.paper.presets.keeping_variants import choices, keeping, tries
 from holdfast.lab.paper.presets.preset import Chosen, Preset, Stage
+from holdfast.lab.paper.relatives.in_miniature import IN_MINIATURE
 
 # The digits are few and easy: everything is smaller, and a large batch is still eight times the usual one. Strengths
 # are the digits' own; those of the permuted digits' variants, and of both forms on the split ones, are the best on
@@ -114,4 +115,5 @@ DIGITS = Preset(
     follows_the_paper=False,
     thresholds="digits",
     strengths="Strengths are the best found for digits on validation data, or of the right order where little matters.",
+    relatives=IN_MINIATURE,
 )

@@ -9,6 +9,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments import Spec, paper_spec
 from holdfast.lab.experiments.specs.canonical import frozen
 from holdfast.lab.experiments.strengths.strength_search import SEARCH_SEEDS
+from holdfast.lab.paper.relatives import Study
 
 Benchmark = Literal["P-MNIST", "CIFAR"]
 BENCHMARKS: tuple[Benchmark, ...] = ("P-MNIST", "CIFAR")
@@ -126,6 +127,8 @@ class Preset:
     """Whose thresholds decide the claims; with ``None``, no claim is decided."""
     strengths: str
     """Where strengths come from that the paper does not give, in a sentence."""
+    relatives: tuple[Study, ...] = ()
+    """The studies of the methods that the paper stands among, in the order of their worth."""
     _made: dict[tuple[_Row, int, Mapping[str, Any]], Spec] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

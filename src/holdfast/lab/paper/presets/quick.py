@@ -14,6 +14,7 @@ from holdfast.lab.paper.presets.as_published import (
 from holdfast.lab.paper.presets.form_variants import over_many_tasks
 from holdfast.lab.paper.presets.keeping_variants import choices
 from holdfast.lab.paper.presets.preset import Chosen, Preset
+from holdfast.lab.paper.relatives.in_miniature import QUICKLY
 
 # Enough to see that everything works on the real data, too little for the paper's numbers.
 _QUICK_MNIST = {"tasks": 3, "epochs": 2}
@@ -91,4 +92,5 @@ QUICK = Preset(
     follows_the_paper=False,
     thresholds=None,
     strengths="Strengths that nobody has published are those that the paper preset found, or of their order.",
+    relatives=QUICKLY,
 )

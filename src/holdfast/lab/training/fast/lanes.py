@@ -55,7 +55,7 @@ def joined_update(layout: FlatLayout, update: Update, device: torch.device) -> C
         flat_measured = flat_step if measured is None else layout.joined(measured).to(dtype)
         flat_independent = None if independent is None else layout.joined(independent).to(dtype)
         flat_pull = None if pull is None else layout.joined(pull)
-        update(Kept.of(kept, moments), flat_step, flat_measured, flat_independent, row, hold, flat_pull)
+        update(Kept.of(kept, moments), flat_step, flat_measured, flat_independent, row, hold, flat_pull, number)
 
     return compiled(run, device)
 
@@ -113,13 +113,19 @@ class Lane:
         pull = None if pulls is None else {name: found[self.rows] for name, found in pulls().items()}
         if self._in_pieces:
             row = schedule.coefficients.index_select(0, number)[0]
-            self._update_in_pieces(step, measured, independent, row, pull or {})
+            self._update_in_pieces(step, measured, independent, row, pull or {}, number)
         else:
             given = self.kept.tensors(), len(self.kept.moments), step, measured, independent
             self._update_joined(*given, schedule.coefficients, number, self.hold, pull)
 
     def _update_in_pieces(
-        self, step: Gradients, measured: Gradients | None, independent: Gradients | None, row: Tensor, pull: Gradients
+        self,
+        step: Gradients,
+        measured: Gradients | None,
+        independent: Gradients | None,
+        row: Tensor,
+        pull: Gradients,
+        number: Tensor,
     ) -> None:
         hold = self.hold[0]
         for name, place in self.layout.places.items():
@@ -131,4 +137,4 @@ class Lane:
                 g_independent = None if independent is None else more[0]
                 g_pull = more[-1] if name in pull else None
                 moments = len(self.kept.moments)
-                self.update(Kept.of(own, moments), g_step, g_measured, g_independent, row, hold, g_pull)
+                self.update(Kept.of(own, moments), g_step, g_measured, g_independent, row, hold, g_pull, number)

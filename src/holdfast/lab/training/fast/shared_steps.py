@@ -33,8 +33,9 @@ def check_alike(learners: Sequence[Learner]) -> None:
 
 
 def can_measure(measure: Measure) -> bool:
-    """Whether a recorded step can show a measure all that it needs: neither its number nor samples one by one."""
-    return not (measure.needs.number or measure.needs.squares)
+    """Whether a recorded step can show a measure all that it needs: its number on the device, no samples one by one."""
+    needs = measure.needs
+    return not needs.squares and (not needs.number or measure.counts_on_device)
 
 
 def _refuse_what_has_no_place(learner: Learner) -> None:
@@ -53,11 +54,13 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
         wanted.append(f"tolerance={guard.tolerance:g}, which looks at kept inputs within a task")
     if learner.settings.trains == "jointly":
         wanted.append("trains='jointly', whose batches go through several heads")
+    if learner.scenario.grows:
+        wanted.append("a head that grows, of which each step has another part")
     if learner.task_free is not None:
         wanted.append(f"consolidate={learner.settings.consolidate!r}, which looks at the loss of each step")
     wanted += [f"the hold {hold.name!r}" for hold in guard.holds]
     unknown = [name for name, measure in guard.measures.items() if not can_measure(measure)]
-    wanted += [f"{name}, which counts steps or looks at single samples in them" for name in unknown]
+    wanted += [f"{name}, which looks at single samples in steps, or counts steps in Python" for name in unknown]
     if wanted:
         raise ConfigurationError(
             f"The fast engine cannot do with {', '.join(wanted)}; expected engine='plain' for such a run."

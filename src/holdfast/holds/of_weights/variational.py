@@ -1,0 +1,230 @@
+r"""Variational continual learning: the posterior of one task is the prior of the next.
+
+.. math::
+    \mathcal L_t = \mathbb E_{q}\bigl[-\log p(y \mid x, \theta)\bigr] + \frac{\beta}{N_t}\,\mathrm{KL}(q\,\|\,q_{t-1}),
+    \qquad q_0 = \mathcal N(0, \sigma_0^2)
+
+The first term is the mean loss that the loop computes, with weights that are drawn
+(:mod:`holdfast.variational.mean_field`); the second is this hold. Nguyen, Li, Bui and Turner 2018 (arXiv 1710.10628);
+with local reparametrisation Swaroop, Nguyen, Bui and Turner 2019 (arXiv 1905.02099).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import ConfigurationError
+from holdfast.holds.base import Held, Hold
+from holdfast.settings import number, whole_number
+from holdfast.tensors.sharding import is_sharded
+from holdfast.tensors.storage import at_hand, running_dtype
+from holdfast.variational.coresets import refined
+from holdfast.variational.gaussians import Gaussian, kl, kl_gradient
+from holdfast.variational.mean_field import LOG_VARIANCE, mean_field_layers
+from holdfast.variational.prediction import predictive
+
+_MEAN, _VARIANCE, _LEARNED = "mean/", "log_variance/", "learned/"
+
+
+class _Pulled(NamedTuple):
+    """A weight that this step trains."""
+
+    mean_name: str
+    variance_name: str
+    q: Gaussian
+    p: Gaussian
+
+
+class Variational(Hold):
+    r"""Adds :math:`\frac{\beta}{N}\,\mathrm{KL}(q\,\|\,q_{t-1})`, from the first step on.
+
+    >>> model = holdfast.mean_field(model)
+    >>> hold = holdfast.Variational(samples=len(first_task))
+    >>> guard = holdfast.Consolidator(model, "fine-tune", holds=[hold])
+    ...
+    >>> guard.consolidate()                    # the posterior becomes the prior
+    >>> hold.samples = len(second_task)
+    >>> probabilities = hold.predict(model, x).exp()
+
+    A weight that no task has trained before, such as one of a new head, begins at :math:`q_0`; heads that a step does
+    not use are left alone.
+
+    Args:
+        samples: N, how many training samples the task has: the loss is their mean, and the KL is counted once for all.
+            It can be set before each task.
+        strength: β; 1 is Bayes' rule.
+        prior_variance: :math:`\sigma_0^2`.
+        predictions: over how many draws ``predict`` averages.
+        coreset: how many epochs ``refined`` takes.
+    """
+
+    def __init__(
+        self,
+        samples: int | None = None,
+        strength: float = 1.0,
+        *,
+        prior_variance: float = 1.0,
+        predictions: int = 100,
+        coreset: int = 0,
+    ) -> None:
+        super().__init__(strength)
+        self.samples = samples
+        fits = "a number above 0"
+        self.prior_variance = float(number("prior_variance", prior_variance, fits, lambda given: given > 0))
+        self.predictions = whole_number("predictions", predictions, "a whole number of at least 1", least=1)
+        self.coreset = whole_number("coreset", coreset, "a whole number, 0 or more", least=0)
+        self.prior: dict[str, Gaussian] = {}
+        """The last posterior, by the names of means."""
+        self._learned: set[str] = set()
+        """What the current task has trained."""
+        self._points: list[str] = []
+        """What it has trained that is no distribution."""
+
+    @property
+    def samples(self) -> int | None:
+        """N, how many training samples the current task has."""
+        return self._samples
+
+    @samples.setter
+    def samples(self, given: int | None) -> None:
+        self._samples = None if given is None else whole_number("samples", given, "a whole number above 0", least=1)
+
+    def told(self) -> str:
+        """Return what the posterior is held to."""
+        return f"the KL to the last posterior of {len(self.prior)} tensors" if self.prior else "the KL to the prior"
+
+    def predict(self, model: nn.Module, *inputs: Any, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return logarithms of predicted probabilities, averaged over draws; see :func:`holdfast.predictive`."""
+        return predictive(model, *inputs, samples=self.predictions, weights=weights)
+
+    def refined(self, model: nn.Module, batches: list[tuple[Any, ...]], **settings: Any) -> dict[str, Tensor]:
+        """Return weights that have looked at a coreset too; see :func:`holdfast.refined`."""
+        return refined(model, batches, epochs=self.coreset, **settings)
+
+    def value(self, held: Held) -> Tensor | None:
+        """Return β KL/N of what the step trains."""
+        pulled = self._pulled(held)
+        if not pulled:
+            return None
+        terms = [kl(each.q, each.p) for each in pulled.values()]
+        device = terms[0].device
+        return self._weight * torch.stack([term.to(device) for term in terms]).sum()
+
+    def gradient(self, held: Held) -> Mapping[str, Tensor]:
+        """Return its gradient by means and by logarithms of variances."""
+        pulled, found = self._pulled(held), dict[str, Tensor]()
+        for each in pulled.values():
+            by = kl_gradient(each.q, each.p)
+            found |= {each.mean_name: self._weight * by.mean, each.variance_name: self._weight * by.log_variance}
+        self._learned |= pulled.keys()
+        if not self._points:
+            self._points = [n for n, p in held.trained.items() if p.grad is not None and n not in found]
+        return found
+
+    @property
+    def _weight(self) -> float:
+        if self.samples is None:
+            raise ConfigurationError(
+                "Variational(samples=None): the KL counts once for all training samples of a task, so their number has "
+                "to be known; expected Variational(samples=60_000), or hold.samples = 60_000 before the task's first "
+                "step."
+            )
+        return self.strength / self.samples
+
+    def _pulled(self, held: Held) -> dict[str, _Pulled]:
+        """Return every weight that this step trains, by the name that its mean has in the model."""
+        names = {id(parameter): name for name, parameter in held.trained.items()}
+        layers = mean_field_layers(held.model)
+        if not layers:
+            raise ConfigurationError(
+                f"The hold {self.name!r} for a model whose weights are numbers, not distributions; expected "
+                "holdfast.mean_field(model) before the guard and the optimiser are made."
+            )
+        found = {}
+        for path, layer in layers.items():
+            for own, q in layer.gaussians().items():
+                place = f"{path}.{own}".lstrip(".")
+                mean, variance = q
+                if id(mean) not in names or (mean.grad is None and variance.grad is None):
+                    continue  # a head that this step does not use
+                _check_trained(place, mean, variance, known=id(variance) in names)
+                wide = Gaussian(*(part.to(running_dtype(part)) for part in q))
+                found[place] = _Pulled(names[id(mean)], names[id(variance)], wide, self._prior_of(place, wide))
+        return found
+
+    def _prior_of(self, name: str, q: Gaussian) -> Gaussian:
+        if name not in self.prior:
+            zero = torch.zeros_like(q.mean)
+            return Gaussian(zero, zero + math.log(self.prior_variance))
+        p = self.prior[name]
+        if p.mean.shape != q.mean.shape:
+            raise ConfigurationError(
+                f"{name!r} has shape {tuple(q.mean.shape)}, and {tuple(p.mean.shape)} in the last posterior. Restore "
+                "it, or guard.forget it."
+            )
+        self.prior[name] = p = Gaussian(*(at_hand(part, q.mean).to(q.mean.dtype) for part in p))
+        return p
+
+    def end_task(self, held: Held) -> None:
+        """Let the posterior be the prior from now on, of all that has been trained."""
+        for path, layer in mean_field_layers(held.model).items():
+            for own, q in layer.gaussians().items():
+                name = f"{path}.{own}".lstrip(".")
+                if name in self._learned or name in self.prior:
+                    self.prior[name] = Gaussian(*(part.detach().clone() for part in q))
+        self._learned = set()
+
+    def notices(self) -> list[str]:
+        """Say which weights are no distributions, and so not held."""
+        if not self._points:
+            return []
+        others = f" and {len(self._points) - 1} more" * (len(self._points) > 1)
+        said = (
+            f"{self._points[0]!r}{others} were trained as numbers, not as distributions, so that this hold does not "
+            "keep them. Freeze them after the first task, or hold them by a measure beside it."
+        )
+        return [said]
+
+    def forget(self, name: str) -> None:
+        """Let go of a parameter."""
+        self.prior.pop(name, None)
+        self._learned.discard(name)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what a state was made with."""
+        return {"prior_variance": self.prior_variance}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the prior, and what this task has trained."""
+        found = {f"{_LEARNED}{name}": torch.ones(1) for name in sorted(self._learned)}
+        for name, (mean, log_variance) in self.prior.items():
+            found |= {f"{_MEAN}{name}": mean, f"{_VARIANCE}{name}": log_variance}
+        return found
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take both over."""
+        means = {key.removeprefix(_MEAN): tensor for key, tensor in state.items() if key.startswith(_MEAN)}
+        self.prior = {name: Gaussian(mean, state[f"{_VARIANCE}{name}"]) for name, mean in means.items()}
+        self._learned = {key.removeprefix(_LEARNED) for key in state if key.startswith(_LEARNED)}
+
+
+def _check_trained(name: str, mean: Tensor, variance: Tensor, *, known: bool) -> None:
+    """Refuse a mean that is trained without its variance: the KL would shrink weights that are never drawn."""
+    if is_sharded(mean):
+        raise ConfigurationError(
+            f"{name!r} is sharded over processes, which distributions cannot be yet; expected DDP, or one process."
+        )
+    if not known:
+        raise ConfigurationError(
+            f"The optimiser moves {name!r} and not {name + LOG_VARIANCE!r}: it was made before mean_field(model). "
+            "Expected an optimiser of all that model.parameters() has now."
+        )
+    if variance.grad is None or mean.grad is None:
+        raise ConfigurationError(
+            f"{name!r} was trained without being drawn: its {'variance' if variance.grad is None else 'mean'} has no "
+            "gradient. The model was in evaluation mode, or uses the weight past its layer; expected model.train(), "
+            "and mean_field() of layers that are called."
+        )

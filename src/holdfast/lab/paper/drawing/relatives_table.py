@@ -1,0 +1,85 @@
+"""What relatives keep by their authors' protocols, as tables: ours beside theirs, with a verdict."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from holdfast.lab.analysis.repetitions import Estimate, estimate
+from holdfast.lab.experiments import Result
+from holdfast.lab.experiments.specs.command_lines import command_of
+from holdfast.lab.paper.findings import Results
+from holdfast.lab.paper.relatives import Reported, Row, Study
+from holdfast.lab.report import Cell, Measured, Table
+
+_COLUMNS = ("method", "accuracy", "forgetting", "seconds a run", "runs")
+_BESIDE = ("reported", "verdict", "where", "differs")
+_NEAR = 1.0
+"""Points by which a number may differ and still be as reported: protocols are never quite the same."""
+
+
+def relatives_table(results: Results, study: Study) -> Table:
+    """Return a line for each method of a study."""
+    compared = any(row.reported for row in study.rows)
+    rows = [_row(results, study, row, compared=compared) for row in study.rows]
+    said = f"{study.title}. Average accuracy over all tasks after the last, and how far accuracies fell, in per cent."
+    said += f" Protocol: {study.source}." * bool(study.source)
+    said += f" Ours differs: {study.differs}" * bool(study.differs)
+    if compared:
+        said += (
+            f" As reported means within {_NEAR:g} point or two standard errors of ours. Numbers that are remembered "
+            "were not looked up."
+        )
+    return Table(f"relatives-{study.name}", said, (*_COLUMNS, *_BESIDE * compared), tuple(rows))
+
+
+def left_to_run(results: Results, studies: Sequence[Study]) -> list[Table]:
+    """Return what has no result yet, with the command that makes it; no table where nothing is left."""
+    rows: list[tuple[Cell, ...]] = []
+    for study in studies:
+        for row in study.rows:
+            left = [spec for spec in study.runs(row) if results.result(spec) is None]
+            if left:
+                rows.append((study.title, row.name, len(left), command_of(left)))
+    if not rows:
+        return []
+    caption = "Not reached yet, in the order of worth. Each command makes the runs of one line into a store."
+    return [Table("relatives-left", caption, ("study", "method", "runs", "command"), tuple(rows))]
+
+
+def _row(results: Results, study: Study, row: Row, *, compared: bool) -> tuple[Cell, ...]:
+    found = results.finished(study.runs(row))
+    beside = _beside(row, accuracy_of(found)) if compared else ()
+    if not found:
+        return (row.name, *[None] * (len(_COLUMNS) - 1), *beside)
+    forgotten = estimate(100 * run.forgetting for run in found)
+    seconds = round(statistics.mean(run.seconds for run in found), 1)
+    ours = accuracy_of(found)
+    assert ours is not None
+    return (row.name, measured(ours), measured(forgotten), seconds, len(found), *beside)
+
+
+def accuracy_of(found: Sequence[Result]) -> Estimate | None:
+    """Return the mean accuracy of some runs, in per cent; ``None`` of none."""
+    return estimate(100 * run.average_accuracy for run in found) if found else None
+
+
+def measured(found: Estimate) -> Measured:
+    """Return an estimate as it stands in tables."""
+    return Measured(found.mean, None if math.isnan(found.error) else found.error, decimals=1)
+
+
+def verdict(ours: Estimate, reported: Reported) -> str:
+    """Say how ours compares with what was reported."""
+    near = _NEAR if math.isnan(ours.error) else max(_NEAR, 2 * ours.error)
+    more = ours.mean - reported.mean
+    if abs(more) <= near:
+        return "as reported"
+    return f"{'above' if more > 0 else 'below'} by {abs(more):.1f}"
+
+
+def _beside(row: Row, ours: Estimate | None) -> tuple[Cell, ...]:
+    reported = row.reported
+    if reported is None:
+        return (None, None, None, row.differs or None)
+    said = verdict(ours, reported) if ours is not None else "not reached yet"
+    return (str(reported), said, reported.where, row.differs or None)

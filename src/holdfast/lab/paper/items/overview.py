@@ -1,0 +1,30 @@
+"""One table and one figure over everything that the library has: every method, every benchmark."""
+
+from collections.abc import Sequence
+
+from holdfast.lab.experiments import Spec
+from holdfast.lab.paper.algorithms import ALGORITHMS
+from holdfast.lab.paper.drawing.overview_table import every_line, overview_figure, overview_left, overview_table
+from holdfast.lab.paper.findings import Results
+from holdfast.lab.paper.item import PaperItem
+from holdfast.lab.paper.presets import Preset
+from holdfast.lab.report import Item
+
+
+def runs(preset: Preset) -> list[Spec]:
+    """Return the runs behind every accuracy of the other items."""
+    return list({spec.id: spec for line in every_line(preset) for spec in line.specs}.values())
+
+
+def draw(results: Results) -> Sequence[Item]:
+    """Return the table and the figure, and what has not been run yet, with the command that makes it."""
+    return [overview_table(results), overview_figure(results), *overview_left(results)]
+
+
+ITEM = PaperItem(
+    "overview",
+    "Everything: every method on every benchmark, by accuracy, forgetting, memory and time",
+    runs,
+    draw,
+    tuple(ALGORITHMS.values()),
+)

@@ -1,0 +1,113 @@
+"""What a study of relatives is: one protocol of somebody's, and the methods that are run by it."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.lab.experiments import Spec, paper_spec
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Reported:
+    """An average accuracy that others have published, in per cent."""
+
+    mean: float
+    where: str
+    remembered: bool = True
+    """Whether nobody has looked it up: a number from memory of a paper's table, shown as such."""
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f} (remembered)" if self.remembered else f"{self.mean:.1f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method in a study."""
+
+    name: str
+    measure: str = "fine-tune"
+    changes: Settings = field(default_factory=dict)
+    """What its runs have on top of the study's."""
+    reported: Reported | None = None
+    differs: str = ""
+    """In what its runs differ from those that were published, beside what all of the study do."""
+    seeds: int | None = None
+    """How many runs, where it is another number than the study's."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A protocol, and the methods that are run by it."""
+
+    name: str
+    """That of its table's file."""
+    title: str
+    scenario: str
+    usual: Settings
+    """How its runs differ from what is usual for the scenario."""
+    rows: tuple[Row, ...]
+    seeds: int
+    about: str = ""
+    """What claims find it by: a kind, or what is special about it."""
+    source: str = ""
+    """Whose protocol it is."""
+    differs: str = ""
+    """In what all runs differ from it."""
+    _made: dict[str, list[Spec]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The runs of methods that were asked for: tables and claims ask for them anew."""
+
+    def row(self, name: str) -> Row:
+        """Return a method by its name."""
+        return next(row for row in self.rows if row.name == name)
+
+    def runs(self, row: Row) -> list[Spec]:
+        """Return the runs of one of its methods."""
+        if row.name not in self._made:
+            changes, seeds = {**self.usual, **row.changes}, range(row.seeds or self.seeds)
+            self._made[row.name] = [paper_spec(self.scenario, row.measure, seed=seed, **changes) for seed in seeds]
+        return self._made[row.name]
+
+
+def holding(hold: str, **settings: Any) -> dict[str, Any]:
+    """Return what lets a hold keep old tasks in place of importance."""
+    return {"holds": (hold,), "hold_settings": {hold: settings} if settings else {}}
+
+
+def references(few: int, size: int, later_epochs: int | None = None, **settings: Settings) -> tuple[Row, ...]:
+    """Return what stands beside the methods of every study.
+
+    Args:
+        few: how many samples a memory holds in all.
+        size: how many of them are looked at in a step.
+        later_epochs: of joint training from the second task on, where it has more samples.
+        settings: further settings of rows, by the first word of their names.
+    """
+    jointly = {} if later_epochs is None else {"later_epochs": later_epochs}
+    return (
+        Row("replay", changes=holding("replay", source=few, size=size, **settings.get("replay", {}))),
+        Row("A-GEM", changes=holding("A-GEM", source=few, size=size)),
+        Row("DER++", changes=holding("DER++", source=few, size=size)),
+        Row("LwF", changes=holding("distillation", temperature=2.0, **settings.get("LwF", {}))),
+        Row("GPM", changes=holding("projection", **settings.get("GPM", {}))),
+        Row("joint training", changes={"trains": "jointly", **jointly}),
+        Row("training anew", changes={"trains": "anew"}),
+    )
+
+
+def with_one_seed(rows: tuple[Row, ...], differs: str = "", **changes: Any) -> tuple[Row, ...]:
+    """Return rows of one run each, what takes longest and is a reference alone; with changes, if need be."""
+    return tuple(dataclasses.replace(row, seeds=1, differs=differs, changes={**changes, **row.changes}) for row in rows)
+
+
+def joint_in_large_batches(rows: tuple[Row, ...], batch_size: int) -> tuple[Row, ...]:
+    """Return rows of which joint training, which sees every task's samples over and over, has larger batches."""
+    large, said = {"batch_size": batch_size}, f"batches of {batch_size}"
+    return tuple(
+        dataclasses.replace(row, changes={**row.changes, **large}, differs=said)
+        if row.name == "joint training"
+        else row
+        for row in rows
+    )

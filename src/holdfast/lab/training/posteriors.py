@@ -1,0 +1,76 @@
+"""Runs whose weights are distributions: what the hold "variational" asks of a network, of a task and of predictions."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor
+
+from holdfast.errors import ConfigurationError
+from holdfast.holds import Hold, Variational
+from holdfast.lab.networks import MultiHead
+from holdfast.lab.scenarios import Scenario, Task
+from holdfast.variational import mean_field, mean_field_layers
+
+Weights = Mapping[str, Tensor]
+
+
+class Posterior:
+    """The hold of a run, and how its network is trained and judged with it.
+
+    Args:
+        hold: says how far the posterior may go, over how many draws predictions are averaged, and how long coresets are
+            looked at.
+        model: the network, whose layers get distributions.
+        scenario: the tasks, whose coresets are the samples that were set aside of them.
+        batch_size: of steps on coresets.
+        learning_rate: of these.
+    """
+
+    def __init__(
+        self, hold: Variational, model: MultiHead, scenario: Scenario, batch_size: int, learning_rate: float
+    ) -> None:
+        if hold.coreset and not scenario.keeps:
+            raise ConfigurationError(
+                f"coreset={hold.coreset} epochs for a scenario that has set no samples aside for it; expected kept= in "
+                "a spec, --kept on the command line, such as 200."
+            )
+        if not mean_field_layers(model):
+            mean_field(model)
+        self.hold = hold
+        self._given = hold.samples
+        self._model, self._tasks, self._own_heads = model, scenario.tasks, scenario.heads > 1
+        self._batch_size, self._learning_rate = batch_size, learning_rate
+
+    def begin_task(self, samples: int) -> None:
+        """Let the KL count once for so many samples, unless another number was given."""
+        self.hold.samples = self._given or samples
+
+    def weights(self, learned: int) -> list[Weights | None]:
+        """Return what each task is judged with: the network's own weights, or those that have seen coresets too.
+
+        With one head for all, they see the coresets of all tasks that have been learned; with a head each, a task is
+        judged by weights that have seen its own.
+        """
+        found: list[Weights | None] = [None] * len(self._tasks)
+        if not self.hold.coreset or not learned:
+            return found
+        if not self._own_heads:
+            return [self._refined(self._tasks[:learned])] * len(self._tasks)
+        return [self._refined([task]) for task in self._tasks[:learned]] + found[learned:]
+
+    def scores(self, x: Tensor, head: int, weights: Weights | None) -> Tensor:
+        """Return predicted probabilities, as logarithms."""
+        return self.hold.predict(self._model, x, head, weights=weights)
+
+    def _refined(self, tasks: Sequence[Task]) -> Weights:
+        batches = []
+        for task in tasks:
+            aside = task.kept
+            assert aside is not None
+            pairs = zip(aside.x.split(self._batch_size), aside.y.split(self._batch_size), strict=True)
+            batches += [(x, task.head, y) for x, y in pairs]
+        return self.hold.refined(self._model, batches, learning_rate=self._learning_rate)
+
+
+def variational_hold(holds: Iterable[Hold]) -> Variational | None:
+    """Return the hold that lets weights be distributions, if there is one."""
+    return next((hold for hold in holds if isinstance(hold, Variational)), None)

@@ -1,0 +1,10 @@
+"""Weights as distributions: mean-field Gaussians in the place of a model's linear and convolutional weights.
+
+What holds them is :class:`holdfast.Variational`, in ``holds/of_weights/variational.py``.
+"""
+
+from holdfast.variational.coresets import refined
+from holdfast.variational.mean_field import MeanField, mean_field, mean_field_layers
+from holdfast.variational.prediction import predictive
+
+__all__ = ["MeanField", "mean_field", "mean_field_layers", "predictive", "refined"]

@@ -1,0 +1,185 @@
+r"""Linear and convolutional layers whose weights are independent Gaussians.
+
+A parameter becomes a mean, which keeps the parameter's name, and the logarithm of a variance beside it. In training a
+layer draws: with local reparametrisation (Kingma, Salimans and Welling 2015, arXiv 1506.02557) not the weights but what
+they make of each sample, :math:`\mathcal N(\mu_W a + \mu_b,\ \sigma_W^2 a^2 + \sigma_b^2)`, so that every sample has
+noise of its own. In evaluation it is the layer of the means.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import ClassVar, Literal, TypeVar, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.errors import ConfigurationError
+from holdfast.settings import choice, number
+from holdfast.variational.gaussians import Gaussian
+
+Noise = Literal["outputs", "weights"]
+"""outputs: local reparametrisation. weights: one draw of all weights for the whole batch."""
+Model = TypeVar("Model", bound=nn.Module)
+
+LOG_VARIANCE = "_log_variance"
+"""What follows a parameter's name in that of its variance's logarithm."""
+
+
+class MeanField(nn.Module):
+    """What all such layers have in common; made from existing layers by :func:`mean_field`."""
+
+    weight: Tensor
+    bias: Tensor | None
+    weight_log_variance: nn.Parameter
+    bias_log_variance: nn.Parameter | None
+    noise: Noise
+    generator: torch.Generator | None = None
+    """Where noise is drawn from; torch's own generator by default."""
+    always: bool = False
+    """Whether it draws in evaluation too."""
+    LAYER: ClassVar[type[nn.Module]]
+
+    def become(self, log_variance: float, noise: Noise) -> None:
+        """Get variances, all the same."""
+        self.noise = noise
+        for name in ("weight", "bias"):
+            mean = getattr(self, name)
+            variance = None if mean is None else nn.Parameter(torch.full_like(mean.detach(), log_variance))
+            self.register_parameter(name + LOG_VARIANCE, variance)
+
+    def gaussians(self) -> dict[str, Gaussian]:
+        """Return weight and bias as they are distributed, by the names of their means."""
+        found = {"weight": Gaussian(self.weight, self.weight_log_variance)}
+        if self.bias is not None and self.bias_log_variance is not None:
+            found["bias"] = Gaussian(self.bias, self.bias_log_variance)
+        return found
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's outputs, drawn in training."""
+        if not (self.training or self.always):
+            return self.mapped(input, self.weight, self.bias)
+        if self.noise == "weights":
+            drawn = {name: self._drawn(g.mean, torch.exp(0.5 * g.log_variance)) for name, g in self.gaussians().items()}
+            return self.mapped(input, drawn["weight"], drawn.get("bias"))
+        mean = self.mapped(input, self.weight, self.bias)
+        of_bias = None if self.bias_log_variance is None else self.bias_log_variance.exp()
+        variance = self.mapped(input.square(), self.weight_log_variance.exp(), of_bias)
+        # Inputs that are all 0 leave none, where a root has no slope.
+        return self._drawn(mean, variance.clamp(min=torch.finfo(variance.dtype).tiny).sqrt())
+
+    def mapped(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return what the layer makes of an input with given weights."""
+        raise NotImplementedError
+
+    def _drawn(self, mean: Tensor, deviation: Tensor) -> Tensor:
+        noise = torch.empty_like(mean, requires_grad=False).normal_(generator=self.generator)
+        return mean + deviation * noise
+
+
+class MeanFieldLinear(MeanField, nn.Linear):  # type: ignore[misc]  # torch says that it always has a bias
+    """A linear layer."""
+
+    LAYER = nn.Linear
+
+    def mapped(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the product."""
+        return F.linear(input, weight, bias)
+
+
+class _MeanFieldConv(MeanField):
+    def mapped(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the convolution, padded as the layer's own."""
+        outputs: Tensor = self._conv_forward(input, weight, bias)  # type: ignore[operator]
+        return outputs
+
+
+class MeanFieldConv1d(_MeanFieldConv, nn.Conv1d):
+    """A convolution over one dimension."""
+
+    LAYER = nn.Conv1d
+
+
+class MeanFieldConv2d(_MeanFieldConv, nn.Conv2d):
+    """A convolution over two dimensions."""
+
+    LAYER = nn.Conv2d
+
+
+class MeanFieldConv3d(_MeanFieldConv, nn.Conv3d):
+    """A convolution over three dimensions."""
+
+    LAYER = nn.Conv3d
+
+
+KINDS: dict[type[nn.Module], type[MeanField]] = {
+    kind.LAYER: kind for kind in (MeanFieldLinear, MeanFieldConv1d, MeanFieldConv2d, MeanFieldConv3d)
+}
+
+
+def mean_field(model: Model, log_variance: float = -6.0, noise: Noise = "outputs") -> Model:
+    """Let the weights of a model's linear and convolutional layers be Gaussians around where they are, in place.
+
+    >>> model = holdfast.mean_field(model)
+    >>> optimizer = torch.optim.Adam(model.parameters())  # after it, since there are parameters that were not there
+    >>> guard = holdfast.Consolidator(model, "fine-tune", holds=[holdfast.Variational(samples=60_000)])
+
+    Layers of other kinds, and frozen ones, stay as they are. A model that has been trained plainly starts better than
+    one that has not: with wide weights from the first step, it learns little (Nguyen et al. 2018, arXiv 1710.10628).
+
+    Args:
+        model: any; a layer's hooks, name and place stay.
+        log_variance: the logarithm of every variance, to begin with.
+        noise: ``"outputs"``, local reparametrisation, or ``"weights"``, one draw for the whole batch.
+    """
+    start = number("log_variance", log_variance, "a number from -50 to 10", lambda given: -50 <= given <= 10)
+    choice("noise", noise, get_args(Noise))
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(f"mean_field() was given a {type(model).__name__}; expected a torch.nn.Module.")
+    names = {module: name for name, module in model.named_modules()}
+    layers = [module for module in names if type(module) in KINDS and module.weight.requires_grad]
+    if not layers:
+        raise ConfigurationError(
+            "mean_field() found no layer to change: expected some of Linear, Conv1d, Conv2d and Conv3d that are "
+            "trained, and of no class of their own."
+        )
+    _refuse_shared(model, layers, names)
+    for layer in layers:
+        layer.__class__ = KINDS[type(layer)]
+        assert isinstance(layer, MeanField)
+        layer.become(float(start), noise)
+    return model
+
+
+def mean_field_layers(model: nn.Module) -> dict[str, MeanField]:
+    """Return the layers of a model whose weights are distributions, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, MeanField)}
+
+
+@contextlib.contextmanager
+def drawing(model: nn.Module) -> Iterator[None]:
+    """Let such layers draw for a while whatever their mode is."""
+    layers = [(layer, layer.always) for layer in mean_field_layers(model).values()]
+    try:
+        for layer, _ in layers:
+            layer.always = True
+        yield
+    finally:
+        for layer, before in layers:
+            layer.always = before
+
+
+def _refuse_shared(model: nn.Module, layers: list[nn.Module], names: dict[nn.Module, str]) -> None:
+    """Refuse weights that several layers have: drawn in one place, they would be fixed in another."""
+    owners: dict[int, list[str]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():  # noqa: SLF001 (parameters() leaves out repeated ones)
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append(names[module])
+    for layer in layers:
+        for parameter in layer.parameters(recurse=False):
+            if len(owners[id(parameter)]) > 1:
+                raise ConfigurationError(
+                    f"{' and '.join(map(repr, owners[id(parameter)]))} share a weight, which would be drawn in each by "
+                    "itself; expected layers with weights of their own. Untie them first."
+                )

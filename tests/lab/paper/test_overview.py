@@ -1,0 +1,74 @@
+"""One table and one figure over everything."""
+
+import pytest
+
+from holdfast.lab.data import digits_dataset
+from holdfast.lab.experiments import Store, execute, paper_spec
+from holdfast.lab.experiments.running.engines import make_learner
+from holdfast.lab.paper.drawing.overview_table import every_line, overview_figure, overview_left, overview_table
+from holdfast.lab.paper.findings import Results
+from holdfast.lab.paper.kept_bytes import kept_bytes
+from tests.lab.paper.tiny import tiny_preset
+
+SMALL = {"tasks": 3, "hidden": (8,), "epochs": 1}
+
+
+def test_what_has_runs_is_in_the_table_and_everything_else_is_listed(tmp_path):
+    preset, store = tiny_preset(), Store(tmp_path / "store")
+    lines = every_line(preset)
+    chosen = [line for line in lines if line.method in ("SI", "VCL", "joint training")]
+    execute([spec for line in chosen for spec in line.specs[:1]], store, device="cpu")
+    results = Results(store, preset)
+    shown = {tuple(row[:2]) for row in overview_table(results).rows}
+    assert shown == {(line.benchmark, line.method) for line in chosen}
+    (left,) = overview_left(results)
+    assert len(left.rows) == len(lines) - len(chosen)
+    assert all(row[2].startswith(("holdfast run ", "holdfast reproduce ")) for row in left.rows)
+    figure = overview_figure(results)
+    assert len(figure.data.rows) == len(chosen)
+
+
+@pytest.mark.parametrize(
+    ("measure", "changes"),
+    [
+        ("EWC", {}),
+        ("RWalk-batch", {}),
+        ("EWC", {"form": "rotated"}),
+        ("fine-tune", {"holds": ("distillation",)}),
+        ("fine-tune", {"holds": ("variational",)}),
+    ],
+)
+def test_bytes_that_are_worked_out_are_those_that_a_run_keeps(measure, changes):
+    spec = paper_spec("split-digits", measure, strength=1.0, **SMALL, **changes)
+    learner = make_learner(spec, spec.make_scenario({"digits": digits_dataset()}), "cpu")
+    for task in range(2):
+        learner.begin_task(task)
+        learner.model.train()
+        optimizer = learner.settings.make_optimizer(learner.model.parameters())
+        learner.guard.attach(optimizer)
+        samples = learner.samples(task)
+        for head in range(len(learner.model.heads)):
+            learner.loss(samples.x, samples.y, task, head).backward()
+        optimizer.step()
+        learner.guard.detach()
+        learner.guard.consolidate([(samples.x, samples.y)], forward=lambda model, x: model(x, 0))
+    state = learner.guard.state_dict()["tensors"]
+    kept = ("anchor/", "total/", "hold/variational/mean", "hold/variational/log_variance", "hold/distillation/")
+    lasting = ("running.fisher/", "running.past/")
+    tensors = [t for name, t in state.items() if name.startswith((*kept, *lasting)) and "fine-tune" not in name]
+    if measure == "fine-tune":
+        tensors = [t for name, t in state.items() if name.startswith("hold/") and "learned/" not in name]
+    assert kept_bytes(spec).bytes == sum(t.numel() * t.element_size() for t in tensors)
+
+
+def test_samples_and_networks_are_counted():
+    sample = 64 * 4
+    assert kept_bytes(paper_spec("permuted-digits", "fine-tune", **SMALL)).bytes == 0
+    replay = {"holds": ("replay",), "hold_settings": {"replay": {"source": 10}}}
+    assert kept_bytes(paper_spec("permuted-digits", "fine-tune", **SMALL, **replay)).bytes == 10 * (sample + 4)
+    weights = 64 * 8 + 8 + 8 * 10 + 10
+    anew = paper_spec("permuted-digits", "fine-tune", **SMALL, trains="anew")
+    assert kept_bytes(anew).bytes == 2 * 4 * weights
+    jointly = paper_spec("permuted-digits", "fine-tune", **SMALL, trains="jointly")
+    assert kept_bytes(jointly).bytes == 2 * sample * len(digits_dataset().train.labels)
+    assert kept_bytes(paper_spec("split-digits", "fine-tune", **SMALL, holds=("projection",))).at_most

@@ -1,0 +1,81 @@
+"""The methods that the paper stands among, as a report on them."""
+
+import dataclasses
+import math
+
+import pytest
+
+from holdfast.lab.analysis.repetitions import Estimate
+from holdfast.lab.experiments import Store, execute
+from holdfast.lab.paper import PRESETS, items_named, reproduce
+from holdfast.lab.paper.claims import check
+from holdfast.lab.paper.claims.relatives import CLAIMS
+from holdfast.lab.paper.drawing.relatives_table import left_to_run, relatives_table, verdict
+from holdfast.lab.paper.findings import Results
+from holdfast.lab.paper.relatives import Reported
+from tests.lab.paper.tiny import tiny_preset
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Results of the tiny studies, but for one of two runs of EWC."""
+    preset, store = tiny_preset(), Store(tmp_path_factory.mktemp("relatives") / "store")
+    study = preset.relatives[0]
+    specs = [spec for each in preset.relatives for row in each.rows for spec in each.runs(row)]
+    left = study.runs(study.row("EWC"))[1]
+    execute([spec for spec in specs if spec != left], store, device="cpu")
+    return Results(store, preset)
+
+
+def test_ours_stand_beside_theirs_with_a_verdict(made):
+    table = relatives_table(made, made.preset.relatives[0])
+    cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert cells["fine-tuning"]["reported"] == "99.0 (remembered)"
+    assert cells["fine-tuning"]["verdict"].startswith("below by ")
+    assert cells["EWC"]["reported"] == "0.5" and cells["EWC"]["verdict"].startswith("above by ")
+    assert cells["EWC"]["differs"] == "a little" and cells["EWC"]["runs"] == 1
+    assert cells["VCL"]["reported"] is None and cells["VCL"]["accuracy"].mean > 0
+
+
+def test_a_verdict_counts_a_point_or_two_errors():
+    reported = Reported(90.0, "a table")
+    assert verdict(Estimate(89.1, math.nan, 1), reported) == "as reported"
+    assert verdict(Estimate(88.9, 0.1, 3), reported) == "below by 1.1"
+    assert verdict(Estimate(87.0, 1.6, 3), reported) == "as reported"
+    assert verdict(Estimate(93.5, 1.6, 3), reported) == "above by 3.5"
+
+
+def test_what_is_left_comes_with_its_command(made):
+    (table,) = left_to_run(made, made.preset.relatives)
+    ((study, method, count, command),) = table.rows
+    assert (study, method, count) == ("Tiny", "EWC", 1)
+    assert command.startswith("holdfast run permuted-digits -m EWC -c 1 --seed 1 ")
+
+
+def test_claims_are_decided_where_their_runs_are(made, tmp_path):
+    assert all(check(claim, made).holds is not None for claim in CLAIMS)
+    empty = Results(Store(tmp_path / "empty"), made.preset)
+    assert all("has finished" in check(claim, empty).note for claim in CLAIMS)
+    without = Results(made.store, dataclasses.replace(made.preset, relatives=()))
+    assert all("no study is about" in check(claim, without).note for claim in CLAIMS)
+
+
+def test_the_item_goes_on_where_it_was_left(made, tmp_path):
+    def run(specs, store):
+        assert [spec.seed for spec in specs] == [1]
+        return execute(specs, store, device="cpu")
+
+    found = reproduce(items_named(["relatives"]), made.preset, made.store, tmp_path / "report", run=run)
+    assert found.complete and "Not reached yet" not in found.index.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_each_run_once_and_each_about(name):
+    preset = PRESETS[name]
+    specs = [spec.id for study in preset.relatives for row in study.rows for spec in study.runs(row)]
+    assert len(specs) >= 100
+    for about in ("task", "domain", "class", "one pass", "distributions"):
+        study = next(study for study in preset.relatives if study.about == about)
+        assert {"fine-tuning", "replay", "A-GEM", "DER++", "LwF", "GPM", "joint training", "training anew"} <= {
+            row.name for row in study.rows
+        }

@@ -1,0 +1,153 @@
+"""The KL to the last posterior as a hold, in loops of one's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+
+import holdfast
+from holdfast.errors import ConfigurationError, HoldfastWarning
+
+X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(5)), torch.arange(12) % 3
+
+
+def network():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    return holdfast.mean_field(model, log_variance=-3.0)
+
+
+def guarded(model, **settings):
+    hold = holdfast.Variational(**{"samples": 20, **settings})
+    guard = holdfast.Consolidator(model, "fine-tune", holds=[hold], from_scratch=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    return guard, optimizer, hold
+
+
+def step(model, optimizer, seed):
+    torch.manual_seed(seed)
+    optimizer.zero_grad()
+    F.cross_entropy(model(X.double()), Y).backward()
+    optimizer.step()
+
+
+def test_steps_are_those_of_the_bound_written_out():
+    """Two tasks of SGD by autograd of N·E[−log p] + KL, over N; the KL is torch's."""
+    model, reference = network(), network()
+    guard, optimizer, hold = guarded(model)
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    prior = {name: torch.zeros_like(p) for name, p in reference.named_parameters()}  # variance 1
+    for task, samples in enumerate((20, 50)):
+        hold.samples = samples
+        for i in range(4):
+            step(model, optimizer, 10 * task + i)
+            torch.manual_seed(10 * task + i)
+            plain.zero_grad()
+            loss = F.cross_entropy(reference(X.double()), Y)
+            now = dict(reference.named_parameters())
+            for name in now:
+                if not name.endswith("_log_variance"):
+                    q, p = (Normal(these[name], (0.5 * these[f"{name}_log_variance"]).exp()) for these in (now, prior))
+                    loss = loss + kl_divergence(q, p).sum() / samples
+            loss.backward()
+            plain.step()
+        guard.consolidate()
+        prior = {name: p.detach().clone() for name, p in reference.named_parameters()}
+    for own, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-12)
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 5)
+        self.heads = nn.ModuleList(nn.Linear(5, 2) for _ in range(3))
+
+    def forward(self, x, head):
+        return self.heads[head](self.body(x))
+
+
+def test_a_head_that_is_not_used_is_left_alone_and_a_new_one_begins_at_the_first_prior():
+    torch.manual_seed(0)
+    model = holdfast.mean_field(Heads())
+    guard, optimizer, hold = guarded(model)
+    last = [p.detach().clone() for p in model.heads[2].parameters()]
+    for task in range(2):
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(X, task), Y % 2).backward()
+            optimizer.step()
+        guard.consolidate()
+    assert all(torch.equal(a, b) for a, b in zip(last, model.heads[2].parameters(), strict=True))
+    assert "heads.1.weight" in hold.prior and "heads.2.weight" not in hold.prior
+    model.body = nn.Linear(4, 5)  # a layer that nobody has changed
+    other, optimizer, _ = guarded(model)
+    F.cross_entropy(model(X, 0), Y % 2).backward()
+    optimizer.step()
+    with pytest.warns(HoldfastWarning, match="trained as numbers"):
+        other.consolidate()
+
+
+def test_a_saved_guard_goes_on_exactly(tmp_path):
+    whole, stopped = network(), network()
+    guard, optimizer, _ = guarded(whole)
+    other, early, _ = guarded(stopped)
+    for task in range(2):
+        for i in range(3):
+            step(whole, optimizer, i)
+            if task == 0 or i == 0:
+                step(stopped, early, i)
+        guard.consolidate()
+        if task == 0:
+            other.consolidate()
+    other.save(tmp_path / "guard.safetensors")
+    again = network()
+    again.load_state_dict(stopped.state_dict())
+    resumed, late, hold = guarded(again)
+    resumed.load(tmp_path / "guard.safetensors")
+    for i in (1, 2):
+        step(again, late, i)
+    resumed.consolidate()
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
+    assert len(hold.prior) == 4
+
+
+def test_a_coreset_changes_what_is_predicted_and_not_the_model():
+    model = network()
+    before = [p.detach().clone() for p in model.parameters()]
+    batches = [(X[:6].double(), Y[:6]), (X[6:].double(), Y[6:])]
+    weights = holdfast.refined(model.eval(), batches, epochs=60, learning_rate=0.05)
+    assert not model.training
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    losses = [
+        F.nll_loss(holdfast.predictive(model, X.double(), samples=20, weights=these), Y) for these in (None, weights)
+    ]
+    assert losses[1] < losses[0] - 0.05
+    stays = holdfast.refined(model, batches, epochs=0)
+    assert all(torch.equal(stays[name], p) for name, p in model.named_parameters())
+
+
+def test_what_would_train_something_else_is_refused_at_the_first_step():
+    plain = nn.Linear(4, 3).double()
+    guard, optimizer, _ = guarded(plain)
+    with pytest.raises(ConfigurationError, match="numbers, not distributions"):
+        step(plain, optimizer, 0)
+    model = network()
+    guard, optimizer, _ = guarded(model, samples=None)
+    with pytest.raises(ConfigurationError, match="their number has to be known"):
+        step(model, optimizer, 0)
+    model = network().eval()
+    guard, optimizer, _ = guarded(model)
+    with pytest.raises(ConfigurationError, match="without being drawn"):
+        step(model, optimizer, 0)
+    model = nn.Linear(4, 3).double()
+    early = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = holdfast.Consolidator(
+        holdfast.mean_field(model), "fine-tune", holds=[holdfast.Variational(5)], from_scratch=True
+    )
+    with pytest.warns(HoldfastWarning, match="No attached optimiser trains 'weight_log_variance'"):
+        guard.attach(early)
+    with pytest.raises(ConfigurationError, match="made before mean_field"):
+        step(model, early, 0)
