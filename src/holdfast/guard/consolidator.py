@@ -695,6 +695,7 @@ class Consolidator:
             finding.matrices = norms.silenced(finding.matrices)
         if memory.driving.strengths is not None:
             norms.folding.check_strengths(memory.driving.strengths)
+        memory.ranks.together(self._refuse_weights_not_finite)  # before anything is gathered, which all take part in
         totals = memory.ranks.together(lambda: self._new_totals(found))
         strength = self._strength_found(found[memory.driver], norms.folding.silent)
         anchor = memory.ranks.together(lambda: new_anchor(memory, found[memory.driver], norms.folding))
@@ -989,15 +990,17 @@ class Consolidator:
             return set()
         return {name for name, p in memory.parameters.items() if not p.requires_grad and name not in memory.steps}
 
-    def _new_totals(self, found: Mapping[str, Finding]) -> dict[str, dict[str, Matrix]]:
-        """Return the totals with a task's importance taken in, or refuse what is not finite."""
-        memory = self._memory
-        for name, parameter in memory.parameters.items():
+    def _refuse_weights_not_finite(self) -> None:
+        for name, parameter in self._memory.parameters.items():
             if not is_finite(parameter):
                 raise NotFiniteError(
                     f"The weights {name!r} are not finite, so nothing was consolidated; the previous anchor and "
                     "importance still hold. Training has diverged: restore an earlier checkpoint."
                 )
+
+    def _new_totals(self, found: Mapping[str, Finding]) -> dict[str, dict[str, Matrix]]:
+        """Return the totals with a task's importance taken in, or refuse what is not finite."""
+        memory = self._memory
         return {
             name: memory.ledgers[name].new_total(finding.matrices, memory.decay, memory.measured)
             for name, finding in found.items()

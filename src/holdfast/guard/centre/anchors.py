@@ -30,6 +30,7 @@ from torch import Tensor
 
 from holdfast.adapters import Change, mapped
 from holdfast.errors import NotFiniteError
+from holdfast.forms import Matrix
 from holdfast.guard.batch_norm.folding import Folding
 from holdfast.guard.measuring import Finding
 from holdfast.guard.memory import Memory
@@ -105,15 +106,13 @@ def new_tilt(memory: Memory, finding: Finding, anchor: Mapping[str, Tensor]) -> 
     if not memory.leans:
         return {}
     found: dict[str, Tensor] = {}
-    measured = driving.measured
+    # All of them first: where Q is in parts all processes take part, and none may have stopped by then.
+    every = {key: _moved(memory, q, anchor) for key, q in driving.measured.items() if key in finding.matrices}
     for key, matrix in finding.matrices.items():
-        own = {name: memory.parameters[name] for name in matrix.block.parameters}
         old, new = driving.shares(key, memory.decay)
-        moved: Mapping[str, Tensor] = {}
-        if key in measured:
-            there = {name: at_hand(anchor[name], parameter) for name, parameter in own.items()}
-            moved = applied(measured[key], there, memory.anchor)
-        for name, parameter in own.items():
+        moved = every.get(key, {})
+        for name in matrix.block.parameters:
+            parameter = memory.parameters[name]
             tilt = torch.zeros_like(parameter, dtype=running_dtype(parameter), requires_grad=False)
             if name in memory.tilt:
                 tilt = tilt + old * at_hand(memory.tilt[name], parameter)
@@ -129,3 +128,9 @@ def new_tilt(memory: Memory, finding: Finding, anchor: Mapping[str, Tensor]) -> 
                     "and in this task's gradients."
                 )
     return found
+
+
+def _moved(memory: Memory, matrix: Matrix, anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return Q(θ′ − θ*) of a block, from the old anchor to the new one."""
+    there = {name: at_hand(anchor[name], memory.parameters[name]) for name in matrix.block.parameters}
+    return applied(matrix, there, memory.anchor)

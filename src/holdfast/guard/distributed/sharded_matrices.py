@@ -32,10 +32,14 @@ class ShardedMatrix(Matrix):
         diagonal: that of Q, spread as the parameters are.
         trace: the sum of its eigenvalues.
         largest: the largest of them.
+        finite: whether it is made of numbers alone; a process that saw that of its own part would stop by itself.
     """
 
-    def __init__(self, matrix: Matrix, diagonal: Mapping[str, Tensor], trace: Tensor, largest: Tensor) -> None:
+    def __init__(
+        self, matrix: Matrix, diagonal: Mapping[str, Tensor], trace: Tensor, largest: Tensor, *, finite: bool
+    ) -> None:
         self.block = matrix.block
+        self._finite = finite
         self._parts = matrix
         self._diagonal = dict(diagonal)
         self._trace = trace
@@ -48,7 +52,8 @@ class ShardedMatrix(Matrix):
         assert is_sharded(like)
         mesh = like.device_mesh
         diagonal = {name: like_parameter(omega, parameters[name]) for name, omega in matrix.diagonal().items()}
-        return cls(matrix.mapped(lambda t: _in_rows(t, mesh)), diagonal, matrix.trace(), matrix.largest_eigenvalue())
+        numbers = matrix.trace(), matrix.largest_eigenvalue()
+        return cls(matrix.mapped(lambda t: _in_rows(t, mesh)), diagonal, *numbers, finite=matrix.is_finite)
 
     @property
     def said(self) -> str:
@@ -120,7 +125,12 @@ class ShardedMatrix(Matrix):
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Matrix:
         """Return the same with all parts changed."""
         diagonal = {name: change(omega) for name, omega in self._diagonal.items()}
-        return ShardedMatrix(self._parts.mapped(change), diagonal, self._trace, self._largest)
+        return ShardedMatrix(self._parts.mapped(change), diagonal, self._trace, self._largest, finite=self._finite)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of it is made of numbers alone, the same on all processes."""
+        return self._finite
 
 
 def unsharded(matrix: Matrix) -> Matrix:
