@@ -39,7 +39,7 @@ class Needs:
     step: bool = False
     """Δ, so that it is updated after every step and not before it."""
     number: bool = False
-    """How many steps the task has taken before, which an engine that records its steps cannot tell."""
+    """How many steps the task has taken before; see ``PathMeasure.takes_number_as_tensor``."""
     data: bool = False
     """Samples, at the end of a task."""
     squares: bool = False
@@ -59,8 +59,8 @@ class Seen(NamedTuple):
     step: Tensor | None = None
     samples: int | None = None
     """How many samples each of the gradients is the mean of, where known."""
-    number: int | None = None
-    """How many steps the task has taken before this one."""
+    number: int | Tensor | None = None
+    """How many steps the task has taken before this one; a tensor for measures that take one."""
     squares: Tensor | None = None
     """The mean of the squared gradients of the step's samples, at the steps that they were given for."""
 
@@ -157,6 +157,10 @@ class Measure(ABC):
 class PathMeasure(Measure):
     """A measure that is taken along the training path, one optimiser step after another."""
 
+    takes_number_as_tensor: ClassVar[bool] = False
+    """Whether a step's number may be a tensor, as an engine has it that records its steps: it is calculated with alone,
+    and decides nothing."""
+
     @property
     @abstractmethod
     def needs(self) -> Needs:
@@ -179,6 +183,9 @@ class PathMeasure(Measure):
     def check_step(self, samples: int | None) -> None:
         """Refuse a step that cannot be measured, before anything is; ``samples`` as in :class:`Seen`."""
 
+    def check_task(self, steps: int) -> None:
+        """Refuse a task of so many steps that cannot be measured; called beforehand where that number is known."""
+
     @abstractmethod
     def update_(self, states: States, seen: Seen) -> None:
         """Take one training step into the states, in place and element by element.
@@ -187,7 +194,13 @@ class PathMeasure(Measure):
         """
 
     def update_from_estimates_(
-        self, states: States, mean: Tensor, mean_square: Tensor, estimates: int, samples: int | None
+        self,
+        states: States,
+        mean: Tensor,
+        mean_square: Tensor,
+        estimates: int,
+        samples: int | None,
+        number: int | None = None,
     ) -> None:
         """Do the same, given estimates of the gradient that are independent of each other; see ``takes_estimates``.
 
@@ -197,6 +210,7 @@ class PathMeasure(Measure):
             mean_square: the mean of their squares.
             estimates: how many there are, at least two.
             samples: how many samples each of them is the mean of, where known.
+            number: how many steps the task has taken before, for measures that need it.
         """
         raise TypeError(f"{self.name} has no use for several estimates of the gradient")
 

@@ -4,9 +4,10 @@ import dataclasses
 
 from holdfast.lab.paper.presets import DIGITS, Chosen, SearchPlan
 from holdfast.lab.paper.presets.form_variants import by_samples, in_two_forms, over_many_tasks
+from holdfast.lab.paper.presets.window_variants import windows
 
 _SMALL = {"tasks": 2, "epochs": 1, "hidden": (8,), "batch_size": 64}
-_LARGE = {"batch_size": 256}
+_LARGE = {"batch_size": 128}
 _NO_ALPHA = {"measure_settings": {"alpha": 0.0}}
 _DAMPED = {"damping": 0.001}
 _FORMS = {
@@ -24,6 +25,7 @@ def tiny_preset(**changes):
         "large batch": _LARGE,
         "large batch, α = 0": {**_LARGE, **_NO_ALPHA},
         "large batch, halves": {**_LARGE, "second_batch": "halves"},
+        **windows(_LARGE, middle=0.9, short=0.8, tied=0.3, skip=1, rate=0.01),
     }
     stages = {
         "P-MNIST": dataclasses.replace(

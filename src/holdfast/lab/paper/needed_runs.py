@@ -1,8 +1,9 @@
 """The runs that items share. Each is declared once, so that it is made once, whoever asks for it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
-from holdfast.lab.experiments import Spec
+from holdfast.lab.experiments import SCENARIOS, Spec
 from holdfast.lab.paper.algorithms import ALGORITHMS, Algorithm
 from holdfast.lab.paper.presets import Benchmark, Preset, Variant
 
@@ -56,6 +57,67 @@ def control_runs(preset: Preset, control: Variant) -> list[Spec]:
     """Return the runs of one control of Figure 1, which are on CIFAR alone."""
     return [
         preset.spec("CIFAR", "SI", control, seed=seed, watch=("SOS",), probes=("importances",))
+        for seed in range(preset.repetitions)
+    ]
+
+
+AVERAGES: tuple[str, ...] = (
+    "long window",
+    "middle window",
+    "short window",
+    "window of ten steps",
+    "tied window",
+    "first steps left out",
+)
+"""How far SOS's average reaches, from the paper's β₂ on; that of ten steps is read off, and protects nothing."""
+_WITHOUT_CELLS = {"long window": {}, "window of ten steps": {"beta2": 0.9}}
+
+
+def average_settings(preset: Preset, benchmark: Benchmark, average: str) -> Mapping[str, Any]:
+    """Return the settings of SOS that an average stands for, α apart."""
+    if average in _WITHOUT_CELLS:
+        return _WITHOUT_CELLS[average]
+    changes = preset.stages[benchmark].variants[cast("Variant", f"large batch, {average}, α = 0")]
+    return {name: value for name, value in changes["measure_settings"].items() if name != "alpha"}
+
+
+def large_batch_rates(preset: Preset, benchmark: Benchmark) -> dict[str, float]:
+    """Return the learning rates of large batches: the paper's, and another."""
+    paper = preset.spec(benchmark, "SOS", "large batch").settings.learning_rate
+    other = preset.stages[benchmark].variants["large batch, another rate"]["learning_rate"]
+    return {"its rate": paper, "another rate": other}
+
+
+def watched_average(average: str, alpha: float) -> str:
+    """Return what SOS with an average and an α goes by in :func:`reading_runs`."""
+    return "SOS" if (average, alpha) == ("long window", 1.0) else f"SOS:{average}, α = {alpha:g}"
+
+
+def reading_runs(preset: Preset, benchmark: Benchmark, rate: str) -> list[Spec]:
+    """Return runs of large batches in which SOS of every average watches beside √Fisher; a rate goes by its name.
+
+    What is read off is the first task, which no strength has a part in, so that they are as short as runs can be.
+    """
+    watched = {
+        watched_average(average, alpha): {**average_settings(preset, benchmark, average), "alpha": alpha}
+        for average in AVERAGES
+        for alpha in (0.0, 1.0)
+    }
+    del watched["SOS"]  # which protects
+    stage = preset.stages[benchmark]
+    return [
+        preset.spec(
+            benchmark,
+            "SOS",
+            "large batch",
+            seed=seed,
+            tasks=SCENARIOS[stage.scenario].possible_tasks[0],
+            learning_rate=large_batch_rates(preset, benchmark)[rate],
+            samples=stage.many_samples,
+            watch=(*watched, "sqrtFisher"),
+            watch_settings=watched,
+            probes=("importances",),
+        )
         for seed in range(preset.repetitions)
     ]
 

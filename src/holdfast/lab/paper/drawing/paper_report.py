@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.claims import CLAIMS, check_all
+from holdfast.lab.paper.drawing.run_tables import unusual_average
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem, runs_of
 from holdfast.lab.paper.searched_strengths import unknown_strengths
@@ -163,6 +164,7 @@ def _described(spec: Spec) -> str:
     settings = spec.settings
     parts = [f"{spec.measure} on {spec.scenario}", f"c = {spec.strength:g}"]
     parts += [f"α = {spec.measure_settings['alpha']:g}"] if spec.measure_settings.get("alpha") is not None else []
+    parts += [f"{name} {value:g}" for name, value in unusual_average(spec).items()]
     parts += ["re-initialised"] * settings.reinitialise
     later = "" if settings.later_epochs is None else f" and then {settings.later_epochs}"
     parts += [f"{spec.tasks} tasks", f"{settings.epochs}{later} epochs", f"batch {settings.batch_size}"]

@@ -50,6 +50,9 @@ RUNS_COLUMNS = (
 FORM_COLUMNS = ("samples", "form", "form_settings", "hidden")
 """Further columns, where some run keeps its importance in another form than the diagonal."""
 
+AVERAGE_COLUMNS = ("learning_rate", "beta2", "window", "skip")
+"""Further ones, where the running average of some run reaches less far than usual."""
+
 HOLD_COLUMNS = ("trains", "holds", "hold_settings")
 """Further ones, where something else keeps old tasks in some run, or nothing has to."""
 
@@ -76,7 +79,17 @@ def csv_files(results: Results, specs: Sequence[Spec]) -> dict[str, bytes]:
     if any(spec.holds or spec.settings.trains != "sequentially" for spec in specs):
         columns = (*columns, *HOLD_COLUMNS)
         runs = [[*line, *_hold_cells(spec)] for line, spec in zip(runs, specs, strict=True)]
+    if any(unusual_average(spec) for spec in specs):
+        columns = (*columns, *AVERAGE_COLUMNS)
+        runs = [[*line, *_average_cells(spec)] for line, spec in zip(runs, specs, strict=True)]
     return {"table1.csv": _csv(TABLE1_COLUMNS, lines), "runs.csv": _csv(columns, runs)}
+
+
+def unusual_average(spec: Spec) -> dict[str, float]:
+    """Return the settings of a running average where they are not the usual ones."""
+    usual = {"beta2": 0.999, "window": None, "skip": 0}
+    given = {name: spec.measure_settings.get(name, value) for name, value in usual.items()}
+    return {name: value for name, value in given.items() if value != usual[name]}
 
 
 def _table1_line(preset: Preset, row: AccuracyRow) -> list[Any]:
@@ -122,6 +135,12 @@ def _form_cells(spec: Spec) -> list[Any]:
 def _hold_cells(spec: Spec) -> list[Any]:
     settings = [f"{name}.{key}={value}" for name, each in spec.hold_settings.items() for key, value in each.items()]
     return [spec.settings.trains, " ".join(spec.holds), " ".join(settings)]
+
+
+def _average_cells(spec: Spec) -> list[Any]:
+    settings = spec.measure_settings
+    known = (settings.get(name) for name in ("beta2", "window", "skip"))
+    return [spec.settings.learning_rate, *("" if value is None else value for value in known)]
 
 
 def _number(value: float) -> str:

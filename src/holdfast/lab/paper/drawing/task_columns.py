@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.lab.analysis.repetitions import Estimate, estimate
+from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.paper.needed_runs import control_runs, correlation_runs
 from holdfast.lab.paper.presets import Benchmark, Variant
@@ -23,6 +24,12 @@ def control_correlations(results: Results, control: Variant) -> Table:
     """Return the correlation of SI with SOS in one of Figure 1's controls."""
     seen = results.observed(control_runs(results.preset, control), "importances")
     return _table([run["tasks"] for run in seen], lambda entry: _pair(entry["correlations"]["after"], "SI", "SOS"))
+
+
+def first_task_correlations(results: Results, specs: Sequence[Spec], a: str, b: str) -> Table:
+    """Return the correlation of two measures after the first task of some runs."""
+    seen = results.observed(specs, "importances")
+    return _table([run["tasks"][:1] for run in seen], lambda entry: _pair(entry["correlations"]["after"], a, b))
 
 
 def correlations_without_top(results: Results, benchmark: Benchmark, a: str, b: str, share: str) -> Table:

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, and two of our own, in the order of their value to a reader who has little time."""
+"""The paper's tables and figures, and some of our own, in the order of their value to a reader who has little time."""
 
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.items import (
@@ -13,6 +13,7 @@ from holdfast.lab.paper.items import (
     sample_sizes,
     summed_importances,
     table1,
+    window,
     without_top,
 )
 
@@ -22,6 +23,8 @@ ITEMS: dict[str, PaperItem] = {
         table1.ITEM,
         forms.ITEM,
         keeping.ITEM,
+        window.PERMUTED,
+        window.SPLIT,
         figure1.ITEM,
         figure2.ITEM,
         accuracies.BATCH_SIZE,

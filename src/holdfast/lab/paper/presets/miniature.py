@@ -4,6 +4,7 @@ from holdfast.lab.paper.presets.as_published import HALVES, KRONECKER, NO_ALPHA,
 from holdfast.lab.paper.presets.form_variants import ONE_SEED, by_samples, in_two_forms, over_many_tasks
 from holdfast.lab.paper.presets.keeping_variants import choices, keeping, tries
 from holdfast.lab.paper.presets.preset import Chosen, Preset, Stage
+from holdfast.lab.paper.presets.window_variants import CELLS, strengths, windows
 
 # The digits are few and easy: everything is smaller, and a large batch is still eight times the usual one. Strengths
 # are the digits' own; those of the permuted digits' variants are the best on validation data, with three seeds that no
@@ -21,6 +22,11 @@ PERMUTED_TRIES = tries(PERMUTED_KEEPING, (10.0, 50.0, 200.0, 1000.0, 5000.0), {}
 SPLIT_TRIES = tries(SPLIT_KEEPING, (10.0, 50.0, 200.0, 1000.0, 5000.0), {}, ONE_SEED)
 _PERMUTED_BEST = choices(PERMUTED_TRIES, 1, 4, 4, 0, 1)
 _SPLIT_BEST = choices(SPLIT_TRIES, 0, 0, 0, 0, 0)
+# Tasks have 25 steps with large batches on the permuted digits, and about 90 on the split ones.
+PERMUTED_WINDOWS = windows(_PERMUTED_LARGE, middle=0.95, short=0.85, tied=0.1, skip=5, rate=0.003)
+SPLIT_WINDOWS = windows(_SPLIT_LARGE, middle=0.95, short=0.85, tied=0.1, skip=10, rate=0.012)
+_PERMUTED_STRENGTHS = (20.0, 10.0, 10.0, 20.0, 20.0, 50.0, 5.0, 20.0, 50.0)
+_SPLIT_STRENGTHS = (10.0,) * len(CELLS)
 DIGITS = Preset(
     name="digits",
     about="The paper in miniature, on 1797 digits of 8×8 pixels: permuted digits in place of Permuted MNIST, and "
@@ -43,6 +49,7 @@ DIGITS = Preset(
                 **_BY_SAMPLES,
                 **_OVER_MANY_TASKS,
                 **PERMUTED_KEEPING,
+                **PERMUTED_WINDOWS,
             },
             seeds=3,
             samples=200,
@@ -72,6 +79,7 @@ DIGITS = Preset(
                 ("EWC", "rotated, many tasks"): Chosen(5.0, reinitialise=False),
                 ("EWC", "Kronecker, many tasks"): Chosen(5.0, reinitialise=False),
                 **_PERMUTED_BEST,
+                **strengths(_PERMUTED_STRENGTHS, reinitialise=False),
             },
             seeds_of={**dict.fromkeys((*_BY_SAMPLES, *_OVER_MANY_TASKS), 2), **dict.fromkeys(PERMUTED_KEEPING, 1)},
         ),
@@ -89,6 +97,7 @@ DIGITS = Preset(
                 "all tasks": {"tasks": 5},
                 **in_two_forms(200, _ROTATED),
                 **SPLIT_KEEPING,
+                **SPLIT_WINDOWS,
             },
             seeds=3,
             samples=100,
@@ -104,6 +113,7 @@ DIGITS = Preset(
                 ("EWC", "diagonal"): Chosen(100.0, reinitialise=False),
                 ("EWC", "rotated"): Chosen(20.0, reinitialise=False),
                 **_SPLIT_BEST,
+                **strengths(_SPLIT_STRENGTHS, reinitialise=False),
             },
             seeds_of=dict.fromkeys(SPLIT_KEEPING, 1),
         ),

@@ -13,7 +13,20 @@ from holdfast.lab.experiments.strengths.strength_search import SEARCH_SEEDS
 Benchmark = Literal["P-MNIST", "CIFAR"]
 BENCHMARKS: tuple[Benchmark, ...] = ("P-MNIST", "CIFAR")
 
-Variant = Literal[
+WindowVariant = Literal[
+    "large batch, tied window, α = 0",
+    "large batch, first steps left out, α = 0",
+    "large batch, short window, α = 0",
+    "large batch, tied window",
+    "large batch, another rate, α = 0",
+    "large batch, another rate",
+    "large batch, middle window, α = 0",
+    "large batch, short window",
+    "large batch, tied window, another rate, α = 0",
+]
+"""The cells of the study of what α is for, in the order of their worth; see ``window_variants.py``."""
+
+_OtherVariant = Literal[
     "usual",
     "large batch",
     "large batch, α = 0",
@@ -47,6 +60,7 @@ Variant = Literal[
     "jointly",
     "anew",
 ]
+Variant = _OtherVariant | WindowVariant
 """What can be unusual about a run."""
 
 _Row = tuple[Benchmark, str, Variant]

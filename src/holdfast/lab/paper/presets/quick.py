@@ -14,6 +14,7 @@ from holdfast.lab.paper.presets.as_published import (
 from holdfast.lab.paper.presets.form_variants import over_many_tasks
 from holdfast.lab.paper.presets.keeping_variants import choices
 from holdfast.lab.paper.presets.preset import Chosen, Preset
+from holdfast.lab.paper.presets.window_variants import CELLS, strengths, windows
 
 # Enough to see that everything works on the real data, too little for the paper's numbers.
 _QUICK_MNIST = {"tasks": 3, "epochs": 2}
@@ -30,6 +31,8 @@ _FORMS = {
     for row in PERMUTED_MNIST.searched
     if row[0] == "EWC"
 }
+_CIFAR_LARGE = {**LARGE_BATCH, "later_epochs": 50}
+_MNIST_WINDOWS, _CIFAR_WINDOWS = (strengths([c] * len(CELLS), reinitialise=True) for c in (10.0, 2000.0))
 QUICK = Preset(
     name="quick",
     about="The real data with three tasks, a few epochs and two seeds: to see that everything works. Its numbers are "
@@ -60,6 +63,7 @@ QUICK = Preset(
                 ("SI", "SGD"): Chosen(5.0, reinitialise=False),
                 ("SIU", "SGD"): Chosen(20.0, reinitialise=False),
                 **_FORMS,
+                **_MNIST_WINDOWS,
                 **_KEEPING["P-MNIST"],
             },
             seeds_of={},
@@ -69,9 +73,10 @@ QUICK = Preset(
             usual={**SPLIT_CIFAR.usual, **_QUICK_CIFAR},
             variants={
                 **SPLIT_CIFAR.variants,
-                "large batch": {**LARGE_BATCH, "later_epochs": 50},
-                "large batch, α = 0": {**LARGE_BATCH, **NO_ALPHA, "later_epochs": 50},
-                "large batch, halves": {**LARGE_BATCH, **HALVES, "later_epochs": 50},
+                "large batch": _CIFAR_LARGE,
+                "large batch, α = 0": {**_CIFAR_LARGE, **NO_ALPHA},
+                "large batch, halves": {**_CIFAR_LARGE, **HALVES},
+                **windows(_CIFAR_LARGE, middle=0.99, short=0.97, tied=0.1, skip=20, rate=0.004),
                 "jointly": {"trains": "jointly"},
                 "all tasks": {"tasks": 5},
             },
@@ -81,6 +86,7 @@ QUICK = Preset(
             chosen={
                 ("EWC", "diagonal"): Chosen(10_000.0, reinitialise=False),
                 ("EWC", "rotated"): Chosen(20.0, reinitialise=False),
+                **_CIFAR_WINDOWS,
                 **_KEEPING["CIFAR"],
             },
             seeds_of={},

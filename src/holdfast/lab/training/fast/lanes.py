@@ -55,7 +55,7 @@ def joined_update(layout: FlatLayout, update: Update, device: torch.device) -> C
         flat_measured = flat_step if measured is None else layout.joined(measured).to(dtype)
         flat_independent = None if independent is None else layout.joined(independent).to(dtype)
         flat_pull = None if pull is None else layout.joined(pull)
-        update(Kept.of(kept, moments), flat_step, flat_measured, flat_independent, row, hold, flat_pull)
+        update(Kept.of(kept, moments), flat_step, flat_measured, flat_independent, row, hold, flat_pull, number)
 
     return compiled(run, device)
 
@@ -131,4 +131,5 @@ class Lane:
                 g_independent = None if independent is None else more[0]
                 g_pull = more[-1] if name in pull else None
                 moments = len(self.kept.moments)
-                self.update(Kept.of(own, moments), g_step, g_measured, g_independent, row, hold, g_pull)
+                given = g_step, g_measured, g_independent, row, hold, g_pull, self.clock.in_task
+                self.update(Kept.of(own, moments), *given)

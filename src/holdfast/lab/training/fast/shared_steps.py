@@ -33,8 +33,9 @@ def check_alike(learners: Sequence[Learner]) -> None:
 
 
 def can_measure(measure: Measure) -> bool:
-    """Whether a recorded step can show a measure all that it needs: neither its number nor samples one by one."""
-    return not (measure.needs.number or measure.needs.squares)
+    """Whether a recorded step can show a measure all that it needs: its number as a tensor alone, no single samples."""
+    counts = measure.needs.number and not getattr(measure, "takes_number_as_tensor", False)
+    return not (counts or measure.needs.squares)
 
 
 def _refuse_what_has_no_place(learner: Learner) -> None:

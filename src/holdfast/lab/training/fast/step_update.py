@@ -62,6 +62,7 @@ class Update:
         row: Tensor,
         hold: Tensor,
         pull: Tensor | None = None,
+        number: Tensor | None = None,
     ) -> None:
         """Take the step.
 
@@ -73,12 +74,13 @@ class Update:
             row: the optimiser's coefficients.
             hold: 2c, of a shape that broadcasts.
             pull: Q(θ − θ*) of weights that are held by more than an importance each; Ω is 0 there.
+            number: how many steps the task has taken before.
         """
         rest = iter(kept.states)
         measures = [(measure, {state: next(rest) for state in measure.running}) for measure in self.measures]
         for measure, states in measures:
             if not measure.needs.step:
-                measure.update_(states, Seen(measured, independent, None, self.batch_size))
+                measure.update_(states, Seen(measured, independent, None, self.batch_size, number))
         before = kept.weights.clone()
         held = step if self.implicit else step + penalty_gradient(before, kept.importance, kept.anchor, hold)
         if pull is not None:
@@ -87,7 +89,7 @@ class Update:
         moved = kept.weights - before
         for measure, states in measures:
             if measure.needs.step:
-                measure.update_(states, Seen(measured, independent, moved, self.batch_size))
+                measure.update_(states, Seen(measured, independent, moved, self.batch_size, number))
         if self.implicit:
             reach = self.optimiser.reach(kept.moments, row)
             pull_implicitly_(kept.weights, kept.importance, kept.anchor, hold, reach)
