@@ -10,6 +10,8 @@ _SMALL = {"tasks": 2, "epochs": 1, "hidden": (8,), "batch_size": 64}
 _LARGE = {"batch_size": 128}
 _NO_ALPHA = {"measure_settings": {"alpha": 0.0}}
 _DAMPED = {"damping": 0.001}
+_UNLIKE = {"unequal sizes": {"sizes": (1.0, 0.2)}}
+_ORDERS = {"easy first": {"order": (1, 0)}, "hard first": {}}
 _FORMS = {
     **in_two_forms(20, _DAMPED),
     **by_samples(5, 10, 40, _DAMPED, damping=0.01),
@@ -33,7 +35,14 @@ def tiny_preset(**changes):
             **{
                 **sizes,
                 "usual": _SMALL,
-                "variants": {**permuted.variants, **variants, **_FORMS, "long training": {"epochs": 2}},
+                "variants": {
+                    **permuted.variants,
+                    **variants,
+                    **_FORMS,
+                    "long training": {"epochs": 2},
+                    "long training, searched": {"epochs": 2},
+                    **_UNLIKE,
+                },
                 "noise": "noise:5",
                 **changes,
             },
@@ -41,7 +50,7 @@ def tiny_preset(**changes):
         "CIFAR": dataclasses.replace(
             split,
             usual=_SMALL,
-            variants={**split.variants, **variants, **in_two_forms(20, _DAMPED), "all tasks": {"tasks": 3}},
+            variants={**split.variants, **variants, **in_two_forms(20, _DAMPED), "all tasks": {"tasks": 3}, **_ORDERS},
             **sizes,
         ),
     }

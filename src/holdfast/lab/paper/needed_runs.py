@@ -122,6 +122,54 @@ def reading_runs(preset: Preset, benchmark: Benchmark, rate: str) -> list[Spec]:
     ]
 
 
+UNCLAMPED = ("SI", "SIU", "SIB")
+"""The measures that the authors' scripts compare on CIFAR as they are before they are clamped."""
+LOGITS = ("MAS-logits", "MASX-logits", "AF", "sqrtFisher")
+FROM_DATA = ("MAS", "AF", "sqrtFisher", "EWC")
+"""The measures of Table 1 that look at data after training."""
+_SETS = 30
+
+
+def unclamped_runs(preset: Preset, benchmark: Benchmark) -> list[Spec]:
+    """Return runs that train with SI, watched as the authors' figures have it: on CIFAR by what is not clamped too."""
+    damping = preset.spec(benchmark, "SI").measure_settings["damping"]
+    unclamped = {f"{name}:unclamped": {"damping": damping, "clamp": "total"} for name in UNCLAMPED}
+    watched = {**unclamped, "SOS": {}} if benchmark == "CIFAR" else {}
+    return [
+        preset.spec(
+            benchmark, "SI", seed=seed, watch=(*watched, *LOGITS), watch_settings=watched, probes=("importances",)
+        )
+        for seed in range(preset.repetitions)
+    ]
+
+
+def runs_at_their_rate(preset: Preset) -> list[Spec]:
+    """Return the runs of the sums on CIFAR, with the learning rate that the authors' script has there."""
+    probes = ("importances", f"path:{preset.stages['CIFAR'].path_steps}")
+    return [
+        preset.spec("CIFAR", "SI", "rate of their sums", seed=seed, watch=("SIU",), probes=probes)
+        for seed in range(preset.repetitions)
+    ]
+
+
+def curve_runs(preset: Preset) -> list[Spec]:
+    """Return runs on P-MNIST's first task, whose sums are followed step by step."""
+    probes = (f"curves:{preset.stages['P-MNIST'].path_steps}",)
+    return [preset.spec("P-MNIST", "SI", seed=seed, tasks=1, probes=probes) for seed in range(preset.repetitions)]
+
+
+def sample_set_runs(preset: Preset) -> list[Spec]:
+    """Return one run on P-MNIST's first task, after which MAS and AF are measured from many sets of samples."""
+    stage = preset.stages["P-MNIST"]
+    return [preset.spec("P-MNIST", "SI", tasks=1, samples=stage.samples, probes=(f"sample-sets:{_SETS}",))]
+
+
+def second_runs(preset: Preset, measure: str) -> list[Spec]:
+    """Return as many runs of a measure on CIFAR as its row has, with the seeds that follow."""
+    seeds = preset.seeds("CIFAR", measure)
+    return [preset.spec("CIFAR", measure, seed=seed) for seed in range(seeds, 2 * seeds)]
+
+
 def noise_runs(preset: Preset) -> list[Spec]:
     """Return a run on a single task, whose gradients are looked at step by step."""
     return [preset.spec("P-MNIST", "fine-tune", "noise", probes=(preset.stages["P-MNIST"].noise,))]

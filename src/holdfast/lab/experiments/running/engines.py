@@ -20,7 +20,8 @@ def start_engine(specs: Sequence[Spec], datasets: Mapping[str, Dataset], device:
     learners = []
     for spec in specs:
         seed = spec.seed if spec.scenario_kind.seeded else None
-        key = spec.source, spec.scenario, spec.tasks, spec.validation, spec.validation_seed, spec.kept, seed
+        unlike = spec.kept, spec.sizes, spec.order
+        key = spec.source, spec.scenario, spec.tasks, spec.validation, spec.validation_seed, *unlike, seed
         if key not in scenarios:
             scenarios[key] = spec.make_scenario(datasets).to(device)
         learners.append(make_learner(spec, scenarios[key], device))

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from holdfast.lab.paper.authors_data import BY_CLAIM
-from holdfast.lab.paper.claims import bias, fisher, forms, keeping, performance, window
+from holdfast.lab.paper.claims import bias, fisher, forms, keeping, left_open, performance, predictions, window
 from holdfast.lab.paper.claims.claim import Bound, Claim, check
 from holdfast.lab.paper.claims.on_digits import EXPECTED_ON_DIGITS
 from holdfast.lab.paper.findings import Results
@@ -18,7 +18,10 @@ CLAIMS: dict[str, Claim] = {
     for claim in (*bias.CLAIMS, *fisher.CLAIMS, *performance.CLAIMS)
 }
 """What the paper says."""
-OWN_CLAIMS: dict[str, Claim] = {claim.name: claim for claim in (*forms.CLAIMS, *keeping.CLAIMS, *window.CLAIMS)}
+OWN_CLAIMS: dict[str, Claim] = {
+    claim.name: claim
+    for claim in (*forms.CLAIMS, *keeping.CLAIMS, *window.CLAIMS, *predictions.CLAIMS, *left_open.CLAIMS)
+}
 """What we say."""
 
 __all__ = ["CLAIMS", "OWN_CLAIMS", "Bound", "Claim", "check", "check_all"]

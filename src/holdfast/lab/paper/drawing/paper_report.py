@@ -172,6 +172,8 @@ def _described(spec: Spec) -> str:
     parts += ["in halves"] * (settings.second_batch == "halves")
     kind = spec.scenario_kind
     parts += [f"rate {settings.learning_rate:g}"] * (settings.learning_rate != kind.protocol.settings.learning_rate)
+    parts += [f"the rate decays to {settings.rate_decay:g} of it"] * (settings.rate_decay != 1)
+    parts += [f"{name} {' '.join(f'{n:g}' for n in given)}" for name, given in _unlike(spec) if given]
     parts += [f"network {spec.network}"] * (spec.network not in (None, kind.network))
     parts += [f"{spec.form}{_said(spec.form_settings)}"] * (spec.form != "diagonal")
     parts += [f"trained {settings.trains}"] * (settings.trains != "sequentially")
@@ -181,6 +183,10 @@ def _described(spec: Spec) -> str:
     parts += [f"{settings.samples} samples"] * (settings.samples not in (None, usual) and not spec.watch)
     parts += [f"watched by {', '.join(spec.watch)}"] if spec.watch else []
     return ", ".join(parts)
+
+
+def _unlike(spec: Spec) -> list[tuple[str, tuple[float, ...]]]:
+    return [("sizes", spec.sizes), ("tasks in the order", spec.order)]
 
 
 def _said(settings: Mapping[str, object]) -> str:

@@ -13,9 +13,9 @@ from holdfast.lab.paper.items import (
     sample_sizes,
     summed_importances,
     table1,
-    window,
     without_top,
 )
+from holdfast.lab.paper.items.left_open import authors_figure1, more_seeds, predictions, sample_sets, window
 
 ITEMS: dict[str, PaperItem] = {
     item.name: item
@@ -37,5 +37,10 @@ ITEMS: dict[str, PaperItem] = {
         accuracies.TRAINING_FACTORS,
         accuracies.LONG_TRAINING,
         accuracies.SGD,
+        predictions.ITEM,
+        authors_figure1.ITEM,
+        accuracies.OPEN_SEARCHES,
+        sample_sets.ITEM,
+        more_seeds.ITEM,
     )
 }
