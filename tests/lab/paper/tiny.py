@@ -11,7 +11,7 @@ _LARGE = {"batch_size": 128}
 _NO_ALPHA = {"measure_settings": {"alpha": 0.0}}
 _DAMPED = {"damping": 0.001}
 _UNLIKE = {"unequal sizes": {"sizes": (1.0, 0.2)}}
-_ORDERS = {"easy first": {"order": (1, 0)}, "hard first": {}}
+_ORDERS = {"easy first": {"tasks": 3, "order": (1, 2, 0)}, "hard first": {"tasks": 3, "order": (2, 1, 0)}}
 _FORMS = {
     **in_two_forms(20, _DAMPED),
     **by_samples(5, 10, 40, _DAMPED, damping=0.01),

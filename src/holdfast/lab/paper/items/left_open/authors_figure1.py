@@ -130,4 +130,4 @@ def _logits(results: Results, benchmark: Benchmark) -> Panel:
     return panel_or_reason(title, make)
 
 
-ITEM = PaperItem("authors-figure1", "Figure 1 and the logits figure as the authors' scripts have them", runs, draw)
+ITEM = PaperItem("authors-figure1", "Figure 1 and the logits figure as the authors have them in scripts", runs, draw)
