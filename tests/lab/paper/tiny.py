@@ -10,7 +10,6 @@ _SMALL = {"tasks": 2, "epochs": 1, "hidden": (8,), "batch_size": 64}
 _LARGE = {"batch_size": 128}
 _NO_ALPHA = {"measure_settings": {"alpha": 0.0}}
 _DAMPED = {"damping": 0.001}
-_UNLIKE = {"unequal sizes": {"sizes": (1.0, 0.2)}}
 _ORDERS = {"easy first": {"tasks": 3, "order": (1, 2, 0)}, "hard first": {"tasks": 3, "order": (2, 1, 0)}}
 _FORMS = {
     **in_two_forms(20, _DAMPED),
@@ -41,7 +40,6 @@ def tiny_preset(**changes):
                     **_FORMS,
                     "long training": {"epochs": 2},
                     "long training, searched": {"epochs": 2},
-                    **_UNLIKE,
                 },
                 "noise": "noise:5",
                 **changes,

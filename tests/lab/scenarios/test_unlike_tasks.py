@@ -33,7 +33,8 @@ def test_what_changes_nothing_is_the_same_run_and_what_cannot_be_is_refused():
     assert paper_spec("split-digits", "SI", tasks=3, sizes=(1, 1, 1), order=(0, 1, 2)).id == usual.id
     unlike = paper_spec("split-digits", "SI", tasks=3, sizes=(1, 0.1, 1), order=[2, 0, 1])
     assert unlike.id != usual.id and Spec.from_dict(unlike.to_dict()) == unlike
-    for wrong in ({"sizes": (1, 0.1)}, {"sizes": (1, 0, 1)}, {"order": (0, 1)}, {"order": (0, 1, 1)}):
+    assert paper_spec("split-digits", "SI", tasks=3, sizes=(1, 0.1)).sizes == (1, 0.1, 1)  # by turns
+    for wrong in ({"sizes": (1, 0.1, 1, 1)}, {"sizes": (1, 0, 1)}, {"order": (0, 1)}, {"order": (0, 1, 1)}):
         with pytest.raises(ConfigurationError, match=r"3 tasks|0 to 2"):
             paper_spec("split-digits", "SI", tasks=3, **wrong)
 

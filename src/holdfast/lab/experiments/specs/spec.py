@@ -1,5 +1,6 @@
 """What a run is: everything that decides its result, in one frozen value whose hash is its name."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -86,7 +87,8 @@ class Spec:
         kept: how many samples of each task are kept once it is learned, to see by them what is left of it: training
             samples that are set aside, so that nothing trains on them or measures importance from them; 300 with a
             tolerance, none by default. Runs are compared with others of the same ``kept``, which learn from as many.
-        sizes: the share of its training samples that each task has, such as (1, 0.1, 1); all of them by default.
+        sizes: the share of its training samples that each task has, such as (1, 0.1), which tasks have by turns; all of
+            them by default.
         order: the order in which the tasks are learned, by their numbers from 0; as the scenario has them by default.
         source: the digest of the file that registers what is named here, such as the scenario, which
             :func:`~holdfast.lab.experiments.load_source` has loaded. It is found by itself. A spec that is read where
@@ -353,8 +355,9 @@ class Spec:
         """Check sizes and order; what changes nothing is the same run as one that does not say it."""
         sizes, order = tuple(self.sizes), tuple(self.order)
         are_shares = all(isinstance(share, int | float) and 0 < share <= 1 for share in sizes)
-        expected = f"a share above 0 and up to 1 for each of {tasks} tasks, or none"
-        _require(not sizes or (len(sizes) == tasks and are_shares), "sizes", sizes, expected)
+        expected = f"shares above 0 and up to 1, at most one for each of {tasks} tasks"
+        _require(len(sizes) <= tasks and are_shares, "sizes", sizes, expected)
+        sizes = tuple(itertools.islice(itertools.cycle(sizes), tasks if sizes else 0))
         expected = f"each of the tasks 0 to {tasks - 1} once, or none"
         _require(not order or sorted(order) == list(range(tasks)), "order", order, expected)
         self._set(

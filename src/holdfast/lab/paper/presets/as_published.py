@@ -24,7 +24,7 @@ CIFAR_WINDOWS = windows(_ANEW, middle=0.99, short=0.97, tied=0.1, skip=100, rate
 # Appendix B's predictions, re-initialised as SI and SOS are in the paper. Split CIFAR's tasks go by what fine-tuning
 # reaches on each, 76 to 81 %, with CIFAR-10, which has ten times the samples and steps, as the hardest.
 DECAYING = {"rate_decay": 0.01, "reinitialise": True}
-UNEQUAL = {"sizes": (1.0, 0.1) * 5, "reinitialise": True}
+UNEQUAL = {"sizes": (1.0, 0.1), "reinitialise": True}
 EASY_FIRST = (3, 5, 1, 4, 2, 0)
 # Memories of one sample a class and task in the end, and of ten. Joint training has about as many steps in all as
 # learning one task after another.

@@ -47,7 +47,7 @@ DIGITS = Preset(
                 "re-init": {"reinitialise": True},
                 "SGD": {"optimizer": "sgd", "learning_rate": 0.03},
                 "decaying rate": {"rate_decay": 0.01},
-                "unequal sizes": {"sizes": (1.0, 0.2, 1.0)},
+                "unequal sizes": {"sizes": (1.0, 0.2)},
                 "noise": {"tasks": 1},
                 **in_two_forms(400, _ROTATED),
                 **_BY_SAMPLES,

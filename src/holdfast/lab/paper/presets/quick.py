@@ -45,7 +45,6 @@ QUICK = Preset(
                 **PERMUTED_MNIST.variants,
                 "long training": {"epochs": 10},
                 "long training, searched": {"epochs": 10, "reinitialise": True},
-                "unequal sizes": {"sizes": (1.0, 0.1, 1.0), "reinitialise": True},
                 **over_many_tasks(10_000, ROTATED, KRONECKER, _TEN_TASKS),
                 "jointly": {"trains": "jointly"},
             },
