@@ -17,8 +17,8 @@ from holdfast.lab.report import Cell, Item, Measured, Table
 _ALGORITHMS = (ALGORITHMS["SI"], ALGORITHMS["SOS"], ALGORITHMS["SI, SGD"], *PREDICTIONS)
 _CAPTION = (
     "What the paper's Appendix B expects of SI and not of SOS, and leaves to others: that it suffers from a learning "
-    "rate that decays over each task (to {decay:g} of itself), from tasks of unequal sizes (by turns {sizes}), from easy "
-    "tasks before hard ones, and from SGD. Average accuracy after the last task in per cent. The orders have the "
+    "rate that decays over each task (to {decay:g} of itself), from tasks of unequal sizes (by turns {sizes}), from "
+    "easy tasks before hard ones, and from SGD. Average accuracy after the last task in per cent. The orders have the "
     "strengths of Table 1; {strengths}"
 )
 _KEPT = (
