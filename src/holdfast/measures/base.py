@@ -110,7 +110,8 @@ class Measure(ABC):
     """How important each weight is for what was learned."""
 
     counts_on_device: ClassVar[bool] = False
-    """Whether a step's number may be a tensor, so that steps can be recorded; of measures that need it."""
+    """Whether a step's number may be a tensor, so that steps can be recorded: it is calculated with, and decides
+    nothing. Of measures that need it."""
     choose_when: ClassVar[str]
     """One line on when to choose it."""
 
@@ -182,6 +183,9 @@ class PathMeasure(Measure):
     def check_step(self, samples: int | None) -> None:
         """Refuse a step that cannot be measured, before anything is; ``samples`` as in :class:`Seen`."""
 
+    def check_task(self, steps: int) -> None:
+        """Refuse a task of so many steps that cannot be measured; called beforehand where that number is known."""
+
     @abstractmethod
     def update_(self, states: States, seen: Seen) -> None:
         """Take one training step into the states, in place and element by element.
@@ -190,7 +194,13 @@ class PathMeasure(Measure):
         """
 
     def update_from_estimates_(
-        self, states: States, mean: Tensor, mean_square: Tensor, estimates: int, samples: int | None
+        self,
+        states: States,
+        mean: Tensor,
+        mean_square: Tensor,
+        estimates: int,
+        samples: int | None,
+        number: int | None = None,
     ) -> None:
         """Do the same, given estimates of the gradient that are independent of each other; see ``takes_estimates``.
 
@@ -200,6 +210,7 @@ class PathMeasure(Measure):
             mean_square: the mean of their squares.
             estimates: how many there are, at least two.
             samples: how many samples each of them is the mean of, where known.
+            number: how many steps the task has taken before, for measures that need it.
         """
         raise TypeError(f"{self.name} has no use for several estimates of the gradient")
 

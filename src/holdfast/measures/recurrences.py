@@ -24,6 +24,23 @@ def add_to_second_moment_(second_moment: Tensor, gradient: Tensor, beta2: float)
     second_moment.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
 
 
+def average_second_moment_(second_moment: Tensor, gradient: Tensor, rate: float | Tensor) -> None:
+    r"""Take one step of an average whose rate r changes from step to step, :math:`v \leftarrow v + r\,(g^2 - v)`."""
+    second_moment.lerp_(gradient.square(), rate)
+
+
+def window_rate(number: int | Tensor, window: float) -> float | Tensor:
+    r"""Return the rate at which an average over the last w of all steps takes in the next one, after n of them.
+
+    .. math:: r_n = \frac{1}{1 + w\,n}
+
+    1/r is the window, which grows as the task goes on: at its end it reaches back over a share w of it, however long
+    that has become, and with w = 1 it is the mean of all steps. Shamir and Zhang 2013 (arXiv 1212.1824), whose
+    polynomial-decay averaging has η = 1/w − 1.
+    """
+    return 1 / (1 + window * number)
+
+
 def add_pairs_to_second_moment_(
     second_moment: Tensor, mean: Tensor, mean_square: Tensor, estimates: int, alpha: float, beta2: float
 ) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -11,11 +11,15 @@ from holdfast.measures.base import Needs, PathMeasure, Seen, States
 from holdfast.measures.recurrences import (
     add_pairs_to_second_moment_,
     add_to_second_moment_,
+    average_second_moment_,
     bias_corrected,
     posterior_precision,
     unbiased_alpha,
+    window_rate,
 )
-from holdfast.settings import number, whole_number
+from holdfast.settings import added, number, require, whole_number
+
+_USUAL_BETA2 = 0.999
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,19 +33,37 @@ class SecondMoment(PathMeasure):
         beta2: the average's decay.
         normalise: divide by :math:`1-\beta_2^n` after n steps, as the paper's table of formulas does (its authors'
             scripts do not). It matters for tasks of fewer than a few thousand steps.
+        window: in place of β₂, the share of the task's steps so far that the average reaches back over, such as 0.1:
+            whatever a task's length, v is then of its last part. With β₂ = 0.999 it reaches over 1000 steps, and so
+            over the whole of a shorter task, whose first gradients are the largest. It is always normalised.
+        skip: how many steps of each task are left out, the first ones.
     """
 
-    beta2: float = 0.999
+    beta2: float = _USUAL_BETA2
     normalise: bool = True
+    window: float | None = added(None)
+    skip: int = added(0)
+
+    counts_on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         expected = "a number from 0 up to, but not, 1"
         self._set("beta2", number("beta2", self.beta2, expected, lambda given: 0 <= given < 1))
+        if self.window is not None:
+            expected = "a share of a task's steps, above 0 and up to 1"
+            self._set("window", number("window", self.window, expected, lambda given: 0 < given <= 1))
+            both = f"beta2={self.beta2:g} and window={self.window:g}"
+            require(self.beta2 == _USUAL_BETA2, both, "one of both, since a window takes the place of beta2")
+        self._set("skip", whole_number("skip", self.skip, "a whole number of steps, 0 or more", least=0))
 
     @property
     def needs(self) -> Needs:
-        """The step's gradient."""
-        return Needs(gradient=True)
+        """The step's gradient, and its number where the average depends on it."""
+        return Needs(gradient=True, number=self._counts)
+
+    @property
+    def _counts(self) -> bool:
+        return self.window is not None or self.skip > 0
 
     @property
     def running(self) -> Mapping[str, Literal["task", "lasting"]]:
@@ -50,12 +72,36 @@ class SecondMoment(PathMeasure):
 
     def update_(self, states: States, seen: Seen) -> None:
         """Add this step's gradient, squared."""
-        add_to_second_moment_(states["second_moment"], seen.gradient, self.beta2)
+        if self._counts:
+            assert seen.number is not None
+            average_second_moment_(states["second_moment"], seen.gradient, self.rate(seen.number, seen.gradient))
+        else:
+            add_to_second_moment_(states["second_moment"], seen.gradient, self.beta2)
+
+    def rate(self, steps: int | Tensor, like: Tensor) -> Any:
+        """Return r, what the next step counts for in v, after so many steps of the task: 0 for one that is left out."""
+        if isinstance(steps, Tensor):
+            counted = (steps - self.skip).clamp(min=0).to(like.dtype)
+            return self._rate_after(counted) * (steps >= self.skip).to(like.dtype)
+        return 0.0 if steps < self.skip else self._rate_after(steps - self.skip)
+
+    def _rate_after(self, counted: int | Tensor) -> Any:
+        return 1 - self.beta2 if self.window is None else window_rate(counted, self.window)
+
+    def check_task(self, steps: int) -> None:
+        """Refuse a task all of whose steps are left out, which would come out as worth nothing."""
+        if steps <= self.skip and self.skip:
+            raise ConfigurationError(
+                f"{self!r} for a task of {steps} steps, all of which it leaves out; expected a skip below that."
+            )
 
     def average(self, states: States, steps: int) -> Tensor:
         """Return v, normalised if so set."""
+        self.check_task(steps)
         v = states["second_moment"]
-        return bias_corrected(v, self.beta2, steps) if self.normalise else v
+        if self.window is not None:
+            return v
+        return bias_corrected(v, self.beta2, steps - self.skip) if self.normalise else v
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +119,8 @@ class SOS(SecondMoment):
     Args:
         beta2: the average's decay.
         normalise: divide v by :math:`1-\beta_2^n`.
+        window: in place of β₂, the share of the task's steps that the average reaches back over, such as 0.1.
+        skip: how many of each task's first steps are left out.
         alpha: α, or ``"unbiased"`` for the exact :math:`\alpha(b) = (b+\sqrt{2b-1})/(b-1)`.
         batch_size: b, the samples in *each* gradient estimate, for ``alpha="unbiased"`` where the calls do not say.
     """
@@ -92,7 +140,7 @@ class SOS(SecondMoment):
     @property
     def needs(self) -> Needs:
         """The step's gradient and, unless α is 0, a second one."""
-        return Needs(gradient=True, independent=self.alpha != 0)
+        return Needs(gradient=True, independent=self.alpha != 0, number=self._counts)
 
     @property
     def takes_estimates(self) -> bool:
@@ -111,11 +159,20 @@ class SOS(SecondMoment):
         super().update_(states, seen)
 
     def update_from_estimates_(
-        self, states: States, mean: Tensor, mean_square: Tensor, estimates: int, samples: int | None
+        self,
+        states: States,
+        mean: Tensor,
+        mean_square: Tensor,
+        estimates: int,
+        samples: int | None,
+        number: int | None = None,
     ) -> None:
         """Add the mean of the squared differences over all pairs of estimates."""
-        alpha = self.alpha_for(samples)
-        add_pairs_to_second_moment_(states["second_moment"], mean, mean_square, estimates, alpha, self.beta2)
+        alpha, beta2 = self.alpha_for(samples), self.beta2
+        if self._counts:
+            assert number is not None
+            beta2 = 1 - self.rate(number, mean)
+        add_pairs_to_second_moment_(states["second_moment"], mean, mean_square, estimates, alpha, beta2)
 
     def importance(self, states: States, displacement: Tensor, steps: int) -> Tensor:
         """Return √v."""
@@ -147,6 +204,8 @@ class PosteriorPrecision(SecondMoment):
     Args:
         beta2: the average's decay.
         normalise: divide v by :math:`1-\beta_2^n`.
+        window: in place of β₂, the share of the task's steps that the average reaches back over.
+        skip: how many of each task's first steps are left out.
         batch_size: b, the samples in each gradient.
         scaled: take the form that shows the dependence on the batch size, with η′ for η.
         eta: η (0.001 by default) or, scaled, η′ (0.01).

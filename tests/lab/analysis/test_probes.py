@@ -73,7 +73,7 @@ def test_names_and_numbers():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("pathology", "No probe is called 'pathology'; there are importances, scatter, path, noise, lca"),
+        ("pathology", "No probe is called 'pathology'; there are importances, scatter, path, noise, curves, lca"),
         ("path:", "'path:': expected a whole number of steps, such as 'path:100'"),
         ("noise:many", "'noise:many': expected a whole number of steps, such as 'noise:100'"),
         ("path:3", "path:3: expected an even number"),

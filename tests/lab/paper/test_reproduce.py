@@ -11,7 +11,15 @@ from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments import Result, Spec, Store, Summary
 from holdfast.lab.experiments.store.store import read_nested
 from holdfast.lab.paper import ITEMS, items_named, reproduce, run_nothing
-from holdfast.lab.paper.drawing.run_tables import FORM_COLUMNS, HOLD_COLUMNS, KIND_COLUMNS, RUNS_COLUMNS, csv_files
+from holdfast.lab.paper.drawing.run_tables import (
+    AVERAGE_COLUMNS,
+    FORM_COLUMNS,
+    HOLD_COLUMNS,
+    KIND_COLUMNS,
+    RATE_COLUMNS,
+    RUNS_COLUMNS,
+    csv_files,
+)
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.needed_runs import accuracy_runs
 from holdfast.lab.paper.presets import BENCHMARKS, DIGITS
@@ -107,7 +115,8 @@ def test_the_papers_numbers_stand_beside_runs_that_follow_it_alone(results, tmp_
 def test_runs_csv_has_every_run_with_the_accuracy_on_each_task(reproduced):
     found, folder = reproduced
     lines = rows(folder / "runs.csv")
-    assert tuple(lines[0]) == (*RUNS_COLUMNS, *FORM_COLUMNS, *HOLD_COLUMNS, *KIND_COLUMNS)
+    every = (*RUNS_COLUMNS, *FORM_COLUMNS, *HOLD_COLUMNS, *KIND_COLUMNS, *AVERAGE_COLUMNS, *RATE_COLUMNS)
+    assert tuple(lines[0]) == every
     assert [line["id"] for line in lines] == [spec.id for spec in found.specs]
     for line in lines:
         single = [float(accuracy) for accuracy in line["accuracies"].split()]
@@ -120,13 +129,14 @@ def test_runs_csv_has_every_run_with_the_accuracy_on_each_task(reproduced):
 @pytest.mark.slow
 def test_the_report_in_a_browser(reproduced, tmp_path):
     """Every figure decodes, in the page as it comes out of real runs, and no cell says that it is not a number."""
-    found, _ = reproduced
+    found, folder = reproduced
     with Browser(tmp_path) as browser:
         browser.open(found.index, width=1600)
         widths = browser.evaluate(
             "Promise.all([...document.images].map(async image => { await image.decode(); return image.naturalWidth; }))"
         )
-        assert len(widths) == 11 and all(width > 100 for width in widths)
+        assert len(widths) == len(list((folder / "figures").glob("*.png"))) >= 12
+        assert all(width > 100 for width in widths)
         text = browser.evaluate("document.body.innerText")
         assert not re.search(r"\bnan\b|not measured|None", text)
         links = browser.evaluate("[...document.querySelectorAll('a[href$=\"csv\"]')].map(a => a.getAttribute('href'))")

@@ -4,14 +4,16 @@ import dataclasses
 
 from holdfast.lab.paper.presets import DIGITS, Chosen, SearchPlan
 from holdfast.lab.paper.presets.form_variants import by_samples, in_two_forms, over_many_tasks
+from holdfast.lab.paper.presets.window_variants import windows
 from holdfast.lab.paper.relatives import Reported, Row, Study
 from holdfast.lab.paper.relatives.studies import KINDS, kind_rows
 from holdfast.lab.paper.relatives.study import holding
 
 _SMALL = {"tasks": 2, "epochs": 1, "hidden": (8,), "batch_size": 64}
-_LARGE = {"batch_size": 256}
+_LARGE = {"batch_size": 128}
 _NO_ALPHA = {"measure_settings": {"alpha": 0.0}}
 _DAMPED = {"damping": 0.001}
+_ORDERS = {"easy first": {"tasks": 3, "order": (1, 2, 0)}, "hard first": {"tasks": 3, "order": (2, 1, 0)}}
 _FORMS = {
     **in_two_forms(20, _DAMPED),
     **by_samples(5, 10, 40, _DAMPED, damping=0.01),
@@ -27,6 +29,7 @@ def tiny_preset(**changes):
         "large batch": _LARGE,
         "large batch, α = 0": {**_LARGE, **_NO_ALPHA},
         "large batch, halves": {**_LARGE, "second_batch": "halves"},
+        **windows(_LARGE, middle=0.9, short=0.8, tied=0.3, skip=1, rate=0.01),
     }
     stages = {
         "P-MNIST": dataclasses.replace(
@@ -34,7 +37,13 @@ def tiny_preset(**changes):
             **{
                 **sizes,
                 "usual": _SMALL,
-                "variants": {**permuted.variants, **variants, **_FORMS, "long training": {"epochs": 2}},
+                "variants": {
+                    **permuted.variants,
+                    **variants,
+                    **_FORMS,
+                    "long training": {"epochs": 2},
+                    "long training, searched": {"epochs": 2},
+                },
                 "noise": "noise:5",
                 **changes,
             },
@@ -42,7 +51,7 @@ def tiny_preset(**changes):
         "CIFAR": dataclasses.replace(
             split,
             usual=_SMALL,
-            variants={**split.variants, **variants, **in_two_forms(20, _DAMPED), "all tasks": {"tasks": 3}},
+            variants={**split.variants, **variants, **in_two_forms(20, _DAMPED), "all tasks": {"tasks": 3}, **_ORDERS},
             **sizes,
         ),
     }

@@ -156,12 +156,13 @@ class PathMeasures:
         """Take a step, or a piece of it, into a measure's states."""
         # In 16 bits a difference of gradients would lose its digits.
         g = piece["g"].to(next(iter(states.values())).dtype)
+        number = self.memory.steps.get(bundle.names[0], 0) - ("step" in piece)
         if "square" in piece and measure.takes_estimates:
             ranks = self.rank_gradients
             assert ranks is not None
-            measure.update_from_estimates_(states, g, piece["square"], ranks.estimates, ranks.samples)
+            counted = {"number": number} if measure.needs.number else {}
+            measure.update_from_estimates_(states, g, piece["square"], ranks.estimates, ranks.samples, **counted)
             return
-        number = self.memory.steps.get(bundle.names[0], 0) - ("step" in piece)
         given = piece.get("g_ind"), piece.get("step"), self.observed.samples, number, piece.get("squares")
         measure.update_(states, Seen(g, *given))
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.lab.paper.presets import BENCHMARKS, Benchmark, Variant
+from holdfast.lab.paper.presets.window_variants import CELLS
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ ELSEWHERE = (
     Algorithm("SI, a tenth of the rate", "SI", "a tenth of the rate", benchmarks=("P-MNIST",)),
     Algorithm("SI, torch's initial weights", "SI", "torch's initial weights", benchmarks=("P-MNIST",)),
     Algorithm("SI, long training", "SI", "long training", benchmarks=("P-MNIST",)),
+    Algorithm("L2-growing, re-init", "L2-growing", "re-init", benchmarks=("P-MNIST",)),
+    Algorithm("SI, long training, searched", "SI", "long training, searched", benchmarks=("P-MNIST",)),
     Algorithm("SI, SGD", "SI", "SGD", benchmarks=("P-MNIST",)),
     Algorithm("SIU, SGD", "SIU", "SGD", benchmarks=("P-MNIST",)),
 )
@@ -86,5 +89,45 @@ BOUNDS = (
     Algorithm("training anew", "fine-tune", "anew"),
 )
 
-_GROUPS = (TABLE1, BESIDE_TABLE1, ELSEWHERE, IN_TWO_FORMS, BY_SAMPLES, OVER_MANY_TASKS, KEEPING, BOUNDS)
+# What α is for: on Split CIFAR, where a run takes long, without the cells that say least.
+_ON_MNIST_ALONE = (
+    "large batch, middle window, α = 0",
+    "large batch, short window",
+    "large batch, tied window, another rate, α = 0",
+)
+WINDOWS = tuple(
+    Algorithm(
+        f"SOS{cell.replace('large batch', '(2048)')}",
+        "SOS",
+        cell,
+        benchmarks=("P-MNIST",) if cell in _ON_MNIST_ALONE else BENCHMARKS,
+    )
+    for cell in CELLS
+)
+
+# What Appendix B expects of SI and not of SOS.
+PREDICTIONS = (
+    Algorithm("SI, easy first", "SI", "easy first", benchmarks=("CIFAR",)),
+    Algorithm("SI, hard first", "SI", "hard first", benchmarks=("CIFAR",)),
+    Algorithm("SOS, easy first", "SOS", "easy first", benchmarks=("CIFAR",)),
+    Algorithm("SOS, hard first", "SOS", "hard first", benchmarks=("CIFAR",)),
+    Algorithm("SI, decaying rate", "SI", "decaying rate", benchmarks=("P-MNIST",)),
+    Algorithm("SOS, decaying rate", "SOS", "decaying rate", benchmarks=("P-MNIST",)),
+    Algorithm("SOS, SGD", "SOS", "SGD", benchmarks=("P-MNIST",)),
+    Algorithm("SI, unequal sizes", "SI", "unequal sizes", benchmarks=("P-MNIST",)),
+    Algorithm("SOS, unequal sizes", "SOS", "unequal sizes", benchmarks=("P-MNIST",)),
+)
+
+_GROUPS = (
+    TABLE1,
+    BESIDE_TABLE1,
+    ELSEWHERE,
+    IN_TWO_FORMS,
+    BY_SAMPLES,
+    OVER_MANY_TASKS,
+    KEEPING,
+    BOUNDS,
+    WINDOWS,
+    PREDICTIONS,
+)
 ALGORITHMS = {algorithm.name: algorithm for group in _GROUPS for algorithm in group}

@@ -1,8 +1,9 @@
 """The runs that items share. Each is declared once, so that it is made once, whoever asks for it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
-from holdfast.lab.experiments import Spec
+from holdfast.lab.experiments import SCENARIOS, Spec
 from holdfast.lab.paper.algorithms import ALGORITHMS, Algorithm
 from holdfast.lab.paper.presets import Benchmark, Preset, Variant
 
@@ -58,6 +59,115 @@ def control_runs(preset: Preset, control: Variant) -> list[Spec]:
         preset.spec("CIFAR", "SI", control, seed=seed, watch=("SOS",), probes=("importances",))
         for seed in range(preset.repetitions)
     ]
+
+
+AVERAGES: tuple[str, ...] = (
+    "long window",
+    "middle window",
+    "short window",
+    "window of ten steps",
+    "tied window",
+    "first steps left out",
+)
+"""How far SOS's average reaches, from the paper's β₂ on; that of ten steps is read off, and protects nothing."""
+_WITHOUT_CELLS = {"long window": {}, "window of ten steps": {"beta2": 0.9}}
+
+
+def average_settings(preset: Preset, benchmark: Benchmark, average: str) -> Mapping[str, Any]:
+    """Return the settings of SOS that an average stands for, α apart."""
+    if average in _WITHOUT_CELLS:
+        return _WITHOUT_CELLS[average]
+    changes = preset.stages[benchmark].variants[cast("Variant", f"large batch, {average}, α = 0")]
+    return {name: value for name, value in changes["measure_settings"].items() if name != "alpha"}
+
+
+def large_batch_rates(preset: Preset, benchmark: Benchmark) -> dict[str, float]:
+    """Return the learning rates of large batches: the paper's, and another."""
+    paper = preset.spec(benchmark, "SOS", "large batch").settings.learning_rate
+    other = preset.stages[benchmark].variants["large batch, another rate"]["learning_rate"]
+    return {"its rate": paper, "another rate": other}
+
+
+def watched_average(average: str, alpha: float) -> str:
+    """Return what SOS with an average and an α goes by in :func:`reading_runs`."""
+    return "SOS" if (average, alpha) == ("long window", 1.0) else f"SOS:{average}, α = {alpha:g}"
+
+
+def reading_runs(preset: Preset, benchmark: Benchmark, rate: str) -> list[Spec]:
+    """Return runs of large batches in which SOS of every average watches beside √Fisher; a rate goes by its name.
+
+    What is read off is the first task, which no strength has a part in, so that they are as short as runs can be.
+    """
+    watched = {
+        watched_average(average, alpha): {**average_settings(preset, benchmark, average), "alpha": alpha}
+        for average in AVERAGES
+        for alpha in (0.0, 1.0)
+    }
+    del watched["SOS"]  # which protects
+    stage = preset.stages[benchmark]
+    return [
+        preset.spec(
+            benchmark,
+            "SOS",
+            "large batch",
+            seed=seed,
+            tasks=SCENARIOS[stage.scenario].possible_tasks[0],
+            learning_rate=large_batch_rates(preset, benchmark)[rate],
+            samples=stage.many_samples,
+            watch=(*watched, "sqrtFisher"),
+            watch_settings=watched,
+            probes=("importances",),
+        )
+        for seed in range(preset.repetitions)
+    ]
+
+
+UNCLAMPED = ("SI", "SIU", "SIB")
+"""The measures that the authors' scripts compare on CIFAR as they are before they are clamped."""
+LOGITS = ("MAS-logits", "MASX-logits", "AF", "sqrtFisher")
+FROM_DATA = ("MAS", "AF", "sqrtFisher", "EWC")
+"""The measures of Table 1 that look at data after training."""
+_SETS = 30
+
+
+def unclamped_runs(preset: Preset, benchmark: Benchmark) -> list[Spec]:
+    """Return runs that train with SI, watched as the authors' figures have it: on CIFAR by what is not clamped too."""
+    damping = preset.spec(benchmark, "SI").measure_settings["damping"]
+    unclamped = {f"{name}:unclamped": {"damping": damping, "clamp": "total"} for name in UNCLAMPED}
+    watched = {**unclamped, "SOS": {}} if benchmark == "CIFAR" else {}
+    return [
+        preset.spec(
+            benchmark, "SI", seed=seed, watch=(*watched, *LOGITS), watch_settings=watched, probes=("importances",)
+        )
+        for seed in range(preset.repetitions)
+    ]
+
+
+def runs_at_their_rate(preset: Preset) -> list[Spec]:
+    """Return the runs of the sums on CIFAR, with the learning rate that the authors' script has there."""
+    probes = ("importances", f"path:{preset.stages['CIFAR'].path_steps}")
+    return [
+        preset.spec("CIFAR", "SI", "rate of their sums", seed=seed, watch=("SIU",), probes=probes)
+        for seed in range(preset.repetitions)
+    ]
+
+
+def curve_runs(preset: Preset) -> list[Spec]:
+    """Return runs on P-MNIST's first task, whose sums are followed step by step."""
+    probes = (f"curves:{preset.stages['P-MNIST'].path_steps}",)
+    return [preset.spec("P-MNIST", "SI", seed=seed, tasks=1, probes=probes) for seed in range(preset.repetitions)]
+
+
+def sample_set_runs(preset: Preset) -> list[Spec]:
+    """Return one run on P-MNIST's first task, after which MAS and AF are measured from many sets of samples."""
+    stage = preset.stages["P-MNIST"]
+    return [preset.spec("P-MNIST", "SI", tasks=1, samples=stage.samples, probes=(f"sample-sets:{_SETS}",))]
+
+
+def second_runs(preset: Preset, measure: str) -> list[Spec]:
+    """Return as many runs of a measure on CIFAR as its row has, with the seeds that follow."""
+    seeds = preset.seeds("CIFAR", measure)
+    return [preset.spec("CIFAR", measure, seed=seed) for seed in range(seeds, 2 * seeds)]
 
 
 def noise_runs(preset: Preset) -> list[Spec]:

@@ -6,6 +6,7 @@ read, and :class:`~holdfast.lab.training.fast.FastRuns` those of several runs si
 
 import contextlib
 import copy
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,6 +152,8 @@ class Learner:
             if isinstance(hold, BatchHold) and hold.forward is None:
                 hold.call_by(self._through_its_head if scenario.heads > 1 else self._one_head_for(hold))
         check_halves(settings.second_batch, self.guard.measures.values())
+        for task, measured in itertools.product(range(len(scenario)), self.path_measures.values()):
+            measured.check_task(self.task_steps(task))
         self.observers = dict(observers or {})
         self.task_free = task_free_of(settings, self.guard, scenario.heads, self.observers)
         self._drawn: dict[int, dict[str, Tensor]] = {}

@@ -94,6 +94,8 @@ class PlainRun:
 
     def _take_step(self, samples: Samples, chosen: Tensor, second: Tensor) -> float:
         learner, task = self.learner, self.task
+        for group in self.optimizer.param_groups if learner.settings.rate_decay != 1 else ():
+            group["lr"] = learner.settings.rate(self.step, learner.task_steps(task))
         x, y = samples.x[chosen], samples.y[chosen]
         self.optimizer.zero_grad()
         # Importance is measured with the gradient of the task's loss without dropout, at the weights before the step.

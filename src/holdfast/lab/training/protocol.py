@@ -1,6 +1,7 @@
 """How a sequence of tasks is learned."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Literal, get_args
 
@@ -40,6 +41,8 @@ class Settings:
             each by itself from new weights, and judged by the network that has learned it.
         second_batch: where a measure needs a second gradient, ``"drawn"``, that of a batch drawn for it; or for SOS
             ``"halves"``, both gradients from the halves of the step's own.
+        rate_decay: what is left of the learning rate at the last step of each task, as a share of the first one's, by
+            the same factor at every step; 1 where it does not decay.
         consolidate: when what was learned is held: at the end of each of the ``"tasks"``; or, as if nobody knew those,
             after ``"plateaus"`` of the loss, or after every so many steps. See :class:`holdfast.TaskFree`.
     """
@@ -55,6 +58,7 @@ class Settings:
     trains: Trains = added("sequentially")  # noqa: RUF009 (a field, as its docstring says)
     second_batch: SecondBatch = added("drawn")  # noqa: RUF009 (likewise)
     consolidate: Literal["tasks", "plateaus"] | int = added("tasks")
+    rate_decay: float = added(1.0)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "later_epochs", "batch_size", "samples"):
@@ -66,6 +70,8 @@ class Settings:
             raise ConfigurationError(
                 f"learning_rate={shortened(self.learning_rate)}: expected a number above 0, up to {_LARGEST_RATE:g}."
             )
+        if not 0 < self.rate_decay <= 1:
+            raise ConfigurationError(f"rate_decay={shortened(self.rate_decay)}: expected a number above 0, up to 1.")
         if not 0 <= self.momentum < 1:
             raise ConfigurationError(f"momentum={self.momentum!r}: expected a number from 0 up to, but not, 1.")
         if self.optimizer not in ("adam", "adamw", "sgd"):
@@ -95,6 +101,10 @@ class Settings:
     def epochs_of(self, task: int) -> int:
         """Return the epochs of a task, counted from 0."""
         return self.epochs if task == 0 or self.later_epochs is None else self.later_epochs
+
+    def rate(self, step: int, steps: int) -> float:
+        """Return the learning rate of a step, counted from 0, in a task of so many."""
+        return self.learning_rate * math.pow(self.rate_decay, step / max(1, steps - 1))
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return a fresh optimiser."""

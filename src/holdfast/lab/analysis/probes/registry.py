@@ -1,20 +1,23 @@
 """All probes by name, as a spec names them.
 
 ``"importances"`` and ``"scatter"`` look at what the measures found, ``"path"`` and ``"noise"`` at the steps of each
-task: all of them, or with ``"path:500"`` and ``"noise:200"`` so many. ``"lca"`` looks at all steps, and
-takes a tolerance: ``"lca:1e-5"``.
+task: all of them, or with ``"path:500"`` and ``"noise:200"`` so many; ``"curves"`` likewise at the first task's.
+``"lca"`` looks at all steps, and takes a tolerance: ``"lca:1e-5"``. ``"sample-sets:30"`` measures MAS and AF from so
+many sets.
 """
 
 from holdfast.errors import ConfigurationError
+from holdfast.lab.analysis.probes.curves import Curves
 from holdfast.lab.analysis.probes.importances import Importances
 from holdfast.lab.analysis.probes.lca import LossChanges
 from holdfast.lab.analysis.probes.noise import Noise
 from holdfast.lab.analysis.probes.path import Path
+from holdfast.lab.analysis.probes.sample_sets import SampleSets
 from holdfast.lab.analysis.probes.scatter import Scatter
 from holdfast.lab.training import Observer
 
-_OF_STEPS = {"path": Path, "noise": Noise}
-PROBES = ("importances", "scatter", *_OF_STEPS, "lca")
+_OF_STEPS = {"path": Path, "noise": Noise, "curves": Curves}
+PROBES = ("importances", "scatter", *_OF_STEPS, "lca", "sample-sets")
 """Their names."""
 
 
@@ -32,6 +35,10 @@ def make_probe(text: str, *, seed: int) -> tuple[str, Observer]:
         if colon and not (number.isascii() and number.isdigit()):
             raise ConfigurationError(f"The probe {text!r}: expected a whole number of steps, such as '{name}:100'.")
         return name, _OF_STEPS[name](seed=seed, size=int(number) if colon else None)
+    if name == "sample-sets":
+        if colon and not (number.isascii() and number.isdigit()):
+            raise ConfigurationError(f"The probe {text!r}: expected a whole number of sets, such as '{name}:30'.")
+        return name, SampleSets(seed=seed, sets=int(number)) if colon else SampleSets(seed=seed)
     if name == "lca":
         return name, LossChanges(_tolerance(text, number)) if colon else LossChanges()
     if colon:

@@ -22,7 +22,7 @@ def start_engine(specs: Sequence[Spec], datasets: Mapping[str, Dataset], device:
     for spec in specs:
         seed = spec.seed if spec.scenario_kind.seeded else None
         key = (spec.source, spec.scenario, spec.incremental, spec.tasks, spec.validation, spec.validation_seed)
-        key = (*key, spec.kept, seed)
+        key = (*key, spec.kept, spec.sizes, spec.order, seed)
         if key not in scenarios:
             scenarios[key] = spec.make_scenario(datasets).to(device)
         learners.append(make_learner(spec, scenarios[key], device))

@@ -30,7 +30,15 @@ class StepCounts:
     def _training_samples(self, spec: Spec) -> list[int]:
         """Return the number of training samples of each task."""
         kind = spec.scenario_kind
-        key: tuple[object, ...] = spec.source, spec.scenario, spec.tasks, spec.validation, spec.kept
+        key: tuple[object, ...] = (
+            spec.source,
+            spec.scenario,
+            spec.tasks,
+            spec.validation,
+            spec.kept,
+            spec.sizes,
+            spec.order,
+        )
         if not kind.counted_by_pixel:
             key = *key, spec.validation_seed, spec.seed if kind.seeded else None
         if key not in self._sizes:

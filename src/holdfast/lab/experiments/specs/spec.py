@@ -1,5 +1,6 @@
 """What a run is: everything that decides its result, in one frozen value whose hash is its name."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,7 @@ from holdfast.lab.experiments.specs.source_files import is_source_digest, missin
 from holdfast.lab.networks import NETWORKS, MultiHead
 from holdfast.lab.scenarios import Kind, Scenario, of_kind
 from holdfast.lab.scenarios.kept_samples import set_aside
+from holdfast.lab.scenarios.unlike_tasks import in_order, with_sizes
 from holdfast.lab.training.bounds import check_unprotected
 from holdfast.lab.training.fast.layer_holds import can_hold
 from holdfast.lab.training.fast.shared_steps import can_measure
@@ -87,6 +89,9 @@ class Spec:
             tolerance, none by default. Runs are compared with others of the same ``kept``, which learn from as many.
         incremental: which of the three kinds of continual learning the tasks are learned as, ``"task"``, ``"domain"``
             or ``"class"``, where it is not the scenario's own; see :func:`~holdfast.lab.scenarios.of_kind`.
+        sizes: the share of its training samples that each task has, such as (1, 0.1), which tasks have by turns; all of
+            them by default.
+        order: the order in which the tasks are learned, by their numbers from 0; as the scenario has them by default.
         source: the digest of the file that registers what is named here, such as the scenario, which
             :func:`~holdfast.lab.experiments.load_source` has loaded. It is found by itself. A spec that is read where
             that file was not loaded is as it was written, and says so when its tasks are asked for.
@@ -122,6 +127,8 @@ class Spec:
     tolerance_settings: Mapping[str, Any] = added(FrozenDict({}))
     kept: int = added(0)
     incremental: Kind | None = added(None)  # noqa: RUF009 (likewise)
+    sizes: tuple[float, ...] = added(())
+    order: tuple[int, ...] = added(())
     source: str | None = added(None)
 
     def __post_init__(self) -> None:
@@ -160,8 +167,9 @@ class Spec:
         for name in ("form_settings", "tolerance_settings"):
             if name in values:
                 values[name] = dict(getattr(self, name))
-        if "holds" in values:
-            values["holds"] = list(self.holds)
+        for name in ("holds", "sizes", "order"):
+            if name in values:
+                values[name] = list(getattr(self, name))
         if "hold_settings" in values:
             values["hold_settings"] = {name: dict(settings) for name, settings in self.hold_settings.items()}
         return {"layout": LAYOUT, **values}
@@ -181,8 +189,9 @@ class Spec:
             probes=tuple(values["probes"]),
             hidden=None if hidden is None else tuple(hidden),
         )
-        if "holds" in values:
-            values["holds"] = tuple(values["holds"])
+        for name in ("holds", "sizes", "order"):
+            if name in values:
+                values[name] = tuple(values[name])
         return cls(**values)
 
     def make_measure(self) -> Measure:
@@ -234,6 +243,8 @@ class Spec:
         )
         if self.incremental is not None:
             made = of_kind(made, self.incremental)
+        made = with_sizes(made, self.sizes, self.validation_seed) if self.sizes else made
+        made = in_order(made, self.order) if self.order else made
         return set_aside(made, self.kept, self.validation_seed) if self.kept else made
 
     def make_network(self, scenario: Scenario) -> MultiHead:
@@ -347,6 +358,21 @@ class Spec:
         incremental = None if self.incremental == kind.incremental else self.incremental
         self._set(incremental=incremental)
         self._set(scenario=name, tasks=tasks, hidden=hidden, validation=share, network=other)
+        self._fill_in_unlike_tasks(tasks)
+
+    def _fill_in_unlike_tasks(self, tasks: int) -> None:
+        """Check sizes and order; what changes nothing is the same run as one that does not say it."""
+        sizes, order = tuple(self.sizes), tuple(self.order)
+        are_shares = all(isinstance(share, int | float) and 0 < share <= 1 for share in sizes)
+        expected = f"shares above 0 and up to 1, at most one for each of {tasks} tasks"
+        _require(len(sizes) <= tasks and are_shares, "sizes", sizes, expected)
+        sizes = tuple(itertools.islice(itertools.cycle(sizes), tasks if sizes else 0))
+        expected = f"each of the tasks 0 to {tasks - 1} once, or none"
+        _require(not order or sorted(order) == list(range(tasks)), "order", order, expected)
+        self._set(
+            sizes=() if all(share == 1 for share in sizes) else sizes,
+            order=() if order == tuple(range(tasks)) else order,
+        )
 
     def _fill_in_measures(self) -> None:
         unknown = sorted(set(self.watch_settings) - set(self.watch))

@@ -29,6 +29,7 @@ def fields_of(spec: Spec) -> dict[str, Any]:
     fields["hidden"] = "-".join(str(width) for width in spec.hidden or ())
     fields["watch"], fields["probes"] = " ".join(spec.watch), " ".join(spec.probes)
     fields["holds"] = " ".join(spec.holds)
+    fields["sizes"], fields["order"] = (" ".join(f"{n:g}" for n in given) for given in (spec.sizes, spec.order))
     if spec.relative_strength is not None or spec.tolerance is not None:  # whose strength each run finds for itself
         fields["strength"] = None
     beside = {"form": spec.form_settings, "tolerance": spec.tolerance_settings, **spec.hold_settings}

@@ -7,7 +7,17 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from holdfast.lab.paper.authors_data import BY_CLAIM
-from holdfast.lab.paper.claims import bias, fisher, forms, keeping, performance, relatives
+from holdfast.lab.paper.claims import (
+    bias,
+    fisher,
+    forms,
+    keeping,
+    left_open,
+    performance,
+    predictions,
+    relatives,
+    window,
+)
 from holdfast.lab.paper.claims.claim import Bound, Claim, check
 from holdfast.lab.paper.claims.on_digits import EXPECTED_ON_DIGITS
 from holdfast.lab.paper.findings import Results
@@ -18,7 +28,8 @@ CLAIMS: dict[str, Claim] = {
     for claim in (*bias.CLAIMS, *fisher.CLAIMS, *performance.CLAIMS)
 }
 """What the paper says."""
-OWN_CLAIMS: dict[str, Claim] = {claim.name: claim for claim in (*forms.CLAIMS, *keeping.CLAIMS, *relatives.CLAIMS)}
+_OWN = (forms, keeping, window, predictions, left_open, relatives)
+OWN_CLAIMS: dict[str, Claim] = {claim.name: claim for module in _OWN for claim in module.CLAIMS}
 """What we say."""
 
 __all__ = ["CLAIMS", "OWN_CLAIMS", "Bound", "Claim", "check", "check_all"]

@@ -115,6 +115,14 @@ EXPECTED_ON_DIGITS: dict[str, tuple[str, Bound]] = {
         "So it does over many tasks, in these coordinates or as a product of two factors (permuted digits).",
         AtLeast(0.0, errors=2),
     ),
+    "own-window-nearer-fisher-p-mnist": (
+        "Without α, √v comes nearer to √Fisher with a window tied to the task's length (permuted digits).",
+        AtLeast(0.0, errors=2),
+    ),
+    "own-window-nearer-fisher-cifar": (
+        "So it does on the split digits.",
+        AtLeast(0.0, errors=2),
+    ),
     "own-importance-helps-by-task": (
         "Where the task is known, importance keeps more than nothing.",
         AtLeast(0.0),

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from holdfast.errors import ConfigurationError
-from holdfast.guard.costs import in_bytes
 from holdfast.lab.analysis.repetitions import Estimate, estimate
 from holdfast.lab.experiments import Spec
 from holdfast.lab.experiments.specs.command_lines import command_of
@@ -18,6 +17,7 @@ from holdfast.lab.paper.kept_bytes import Kept, kept_bytes
 from holdfast.lab.paper.needed_runs import accuracy_runs
 from holdfast.lab.paper.presets import BENCHMARKS, Preset
 from holdfast.lab.report import Cell, Figure, Table, Text, colour, label
+from holdfast.tensors.in_words import in_bytes
 
 _COLUMNS = ("benchmark", "method", "accuracy", "forgetting", "kept of old tasks", "seconds a run", "runs")
 _CAPTION = (

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.claims import CLAIMS, check_all
+from holdfast.lab.paper.drawing.run_tables import unusual_average
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem, runs_of
 from holdfast.lab.paper.searched_strengths import unknown_strengths
@@ -164,6 +165,7 @@ def _described(spec: Spec) -> str:
     parts = [f"{spec.measure} on {spec.scenario}", f"c = {spec.strength:g}"]
     parts += [f"{spec.incremental}-incremental"] * (spec.incremental is not None)
     parts += [f"α = {spec.measure_settings['alpha']:g}"] if spec.measure_settings.get("alpha") is not None else []
+    parts += [f"{name} {value:g}" for name, value in unusual_average(spec).items()]
     parts += ["re-initialised"] * settings.reinitialise
     later = "" if settings.later_epochs is None else f" and then {settings.later_epochs}"
     parts += [f"{spec.tasks} tasks", f"{settings.epochs}{later} epochs", f"batch {settings.batch_size}"]
@@ -171,6 +173,8 @@ def _described(spec: Spec) -> str:
     parts += ["in halves"] * (settings.second_batch == "halves")
     kind = spec.scenario_kind
     parts += [f"rate {settings.learning_rate:g}"] * (settings.learning_rate != kind.protocol.settings.learning_rate)
+    parts += [f"the rate decays to {settings.rate_decay:g} of it"] * (settings.rate_decay != 1)
+    parts += [f"{name} {' '.join(f'{n:g}' for n in given)}" for name, given in _unlike(spec) if given]
     parts += [f"network {spec.network}"] * (spec.network not in (None, kind.network))
     parts += [f"{spec.form}{_said(spec.form_settings)}"] * (spec.form != "diagonal")
     parts += [f"trained {settings.trains}"] * (settings.trains != "sequentially")
@@ -182,6 +186,10 @@ def _described(spec: Spec) -> str:
     parts += [f"{settings.samples} samples"] * (settings.samples not in (None, usual) and not spec.watch)
     parts += [f"watched by {', '.join(spec.watch)}"] if spec.watch else []
     return ", ".join(parts)
+
+
+def _unlike(spec: Spec) -> list[tuple[str, tuple[float, ...]]]:
+    return [("sizes", spec.sizes), ("tasks in the order", spec.order)]
 
 
 def _said(settings: Mapping[str, object]) -> str:

@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from holdfast.lab.experiments import Spec
@@ -53,8 +53,14 @@ FORM_COLUMNS = ("samples", "form", "form_settings", "hidden")
 HOLD_COLUMNS = ("trains", "holds", "hold_settings")
 """Further ones, where something else keeps old tasks in some run, or nothing has to."""
 
-KIND_COLUMNS = ("incremental", "kept", "learning_rate", "consolidate")
+KIND_COLUMNS = ("incremental", "kept", "consolidate")
 """Further ones, where some run is of another kind, sets samples aside, or is told of no ends of tasks."""
+
+AVERAGE_COLUMNS = ("beta2", "window", "skip")
+"""Further ones, where the running average of some run reaches less far than usual."""
+
+RATE_COLUMNS = ("learning_rate",)
+"""Further, where runs have either of these, since they differ in it too."""
 
 
 def csv_files(results: Results, specs: Sequence[Spec]) -> dict[str, bytes]:
@@ -73,16 +79,33 @@ def csv_files(results: Results, specs: Sequence[Spec]) -> dict[str, bytes]:
     lines = (_table1_line(results.preset, row) for _, row in rows if row.ours is not None)
     runs = [_run_line(results, spec, names.get(spec.id, "")) for spec in specs]
     columns: tuple[str, ...] = RUNS_COLUMNS
-    if any(spec.form != "diagonal" for spec in specs):
-        columns = (*RUNS_COLUMNS, *FORM_COLUMNS)
-        runs = [[*line, *_form_cells(spec)] for line, spec in zip(runs, specs, strict=True)]
-    if any(spec.holds or spec.settings.trains != "sequentially" for spec in specs):
-        columns = (*columns, *HOLD_COLUMNS)
-        runs = [[*line, *_hold_cells(spec)] for line, spec in zip(runs, specs, strict=True)]
-    if any(spec.incremental or spec.kept or spec.settings.consolidate != "tasks" for spec in specs):
-        columns = (*columns, *KIND_COLUMNS)
-        runs = [[*line, *_kind_cells(spec)] for line, spec in zip(runs, specs, strict=True)]
+    for further, cells in _further_columns(specs):
+        columns = (*columns, *further)
+        runs = [[*line, *cells(spec)] for line, spec in zip(runs, specs, strict=True)]
     return {"table1.csv": _csv(TABLE1_COLUMNS, lines), "runs.csv": _csv(columns, runs)}
+
+
+def _further_columns(specs: Sequence[Spec]) -> Iterator[tuple[tuple[str, ...], Callable[[Spec], list[Any]]]]:
+    """Yield the columns that some of these runs need, with what makes a run's cells."""
+    if any(spec.form != "diagonal" for spec in specs):
+        yield FORM_COLUMNS, _form_cells
+    if any(spec.holds or spec.settings.trains != "sequentially" for spec in specs):
+        yield HOLD_COLUMNS, _hold_cells
+    kinds = any(spec.incremental or spec.kept or spec.settings.consolidate != "tasks" for spec in specs)
+    if kinds:
+        yield KIND_COLUMNS, _kind_cells
+    averages = any(map(unusual_average, specs))
+    if averages:
+        yield AVERAGE_COLUMNS, _average_cells
+    if kinds or averages:
+        yield RATE_COLUMNS, lambda spec: [spec.settings.learning_rate]
+
+
+def unusual_average(spec: Spec) -> dict[str, float]:
+    """Return the settings of a running average where they are not the usual ones."""
+    usual = {"beta2": 0.999, "window": None, "skip": 0}
+    given = {name: spec.measure_settings.get(name, value) for name, value in usual.items()}
+    return {name: value for name, value in given.items() if value != usual[name]}
 
 
 def _table1_line(preset: Preset, row: AccuracyRow) -> list[Any]:
@@ -131,12 +154,13 @@ def _hold_cells(spec: Spec) -> list[Any]:
 
 
 def _kind_cells(spec: Spec) -> list[Any]:
-    settings, usual = spec.settings, spec.scenario_kind.protocol.settings
-    rate = settings.learning_rate if settings.learning_rate != usual.learning_rate else ""
-    return [
-        *(spec.incremental or "", spec.kept or "", rate),
-        settings.consolidate if settings.consolidate != "tasks" else "",
-    ]
+    consolidate = spec.settings.consolidate
+    return [spec.incremental or "", spec.kept or "", consolidate if consolidate != "tasks" else ""]
+
+
+def _average_cells(spec: Spec) -> list[Any]:
+    known = (spec.measure_settings.get(name) for name in AVERAGE_COLUMNS)
+    return ["" if value is None else value for value in known]
 
 
 def _number(value: float) -> str:

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.lab.analysis.repetitions import Estimate, estimate
+from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.findings import NotMeasuredError, Results
-from holdfast.lab.paper.needed_runs import control_runs, correlation_runs
+from holdfast.lab.paper.needed_runs import control_runs, correlation_runs, runs_at_their_rate, unclamped_runs
 from holdfast.lab.paper.presets import Benchmark, Variant
 
 Table = NDArray[np.float64]
@@ -23,6 +24,31 @@ def control_correlations(results: Results, control: Variant) -> Table:
     """Return the correlation of SI with SOS in one of Figure 1's controls."""
     seen = results.observed(control_runs(results.preset, control), "importances")
     return _table([run["tasks"] for run in seen], lambda entry: _pair(entry["correlations"]["after"], "SI", "SOS"))
+
+
+def first_task_correlations(results: Results, specs: Sequence[Spec], a: str, b: str) -> Table:
+    """Return the correlation of two measures after the first task of some runs."""
+    seen = results.observed(specs, "importances")
+    return _table([run["tasks"][:1] for run in seen], lambda entry: _pair(entry["correlations"]["after"], a, b))
+
+
+def unclamped_correlations(results: Results, benchmark: Benchmark, a: str, b: str) -> Table:
+    """Return the correlation of two measures in the runs that are watched as the authors' figures have it."""
+    seen = results.observed(unclamped_runs(results.preset, benchmark), "importances")
+    return _table([run["tasks"] for run in seen], lambda entry: _pair(entry["correlations"]["after"], a, b))
+
+
+def sums_at_their_rate(results: Results) -> dict[str, Table]:
+    """Return SI's and SIU's sums on CIFAR, the full gradient's and the decrease in loss, at the authors' rate."""
+    specs = runs_at_their_rate(results.preset)
+    sums = [run["tasks"] for run in results.observed(specs, "importances")]
+    paths = [run["tasks"] for run in results.observed(specs, "path")]
+    return {
+        "SI": _table(sums, lambda entry: entry["raw_sums"]["SI"]),
+        "SIU": _table(sums, lambda entry: entry["raw_sums"]["SIU"]),
+        "full gradient": _table(paths, lambda entry: entry["full_path"]),
+        "decrease in loss": _table(paths, lambda entry: entry["loss_before"] - entry["loss_after"]),
+    }
 
 
 def correlations_without_top(results: Results, benchmark: Benchmark, a: str, b: str, share: str) -> Table:

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, and a few of our own, in the order of their value to a reader who has little time."""
+"""The paper's tables and figures, and some of our own, in the order of their value to a reader who has little time."""
 
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.items import (
@@ -18,6 +18,7 @@ from holdfast.lab.paper.items import (
     table1,
     without_top,
 )
+from holdfast.lab.paper.items.left_open import authors_figure1, more_seeds, predictions, sample_sets, window
 
 ITEMS: dict[str, PaperItem] = {
     item.name: item
@@ -26,6 +27,8 @@ ITEMS: dict[str, PaperItem] = {
         table1.ITEM,
         forms.ITEM,
         keeping.ITEM,
+        window.PERMUTED,
+        window.SPLIT,
         figure1.ITEM,
         figure2.ITEM,
         accuracies.BATCH_SIZE,
@@ -38,6 +41,11 @@ ITEMS: dict[str, PaperItem] = {
         accuracies.TRAINING_FACTORS,
         accuracies.LONG_TRAINING,
         accuracies.SGD,
+        predictions.ITEM,
+        authors_figure1.ITEM,
+        accuracies.OPEN_SEARCHES,
+        sample_sets.ITEM,
+        more_seeds.ITEM,
         relatives.ITEM,
         overview.ITEM,
     )

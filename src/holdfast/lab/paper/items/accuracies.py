@@ -63,6 +63,14 @@ def _of_training_factors(preset: Preset) -> str:
     )
 
 
+def _of_open_searches(preset: Preset) -> str:
+    long = preset.spec("P-MNIST", "SI", "long training").settings.epochs
+    return (
+        "Strengths that the first searches left open: L2 that grows with the tasks, with weights drawn anew before "
+        f"each, and SI with {long} epochs at a strength of its own. {preset.strengths}"
+    )
+
+
 def _of_sgd(preset: Preset) -> str:
     rate = preset.stages["P-MNIST"].variants["SGD"]["learning_rate"]
     return (
@@ -96,5 +104,12 @@ SGD = _accuracy_item(
     "Appendix: SI and SIU with SGD and momentum",
     _of_sgd,
     ("SI", "SI, SGD", "SIU", "SIU, SGD"),
+    benchmarks=("P-MNIST",),
+)
+OPEN_SEARCHES = _accuracy_item(
+    "open-searches",
+    "Strengths that were left open: L2 with re-initialisation, and SI trained for longer",
+    _of_open_searches,
+    ("L2-growing", "L2-growing, re-init", "SI", "SI, long training", "SI, long training, searched"),
     benchmarks=("P-MNIST",),
 )

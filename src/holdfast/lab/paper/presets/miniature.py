@@ -4,6 +4,7 @@ from holdfast.lab.paper.presets.as_published import HALVES, KRONECKER, NO_ALPHA,
 from holdfast.lab.paper.presets.form_variants import by_samples, in_two_forms, over_many_tasks
 from holdfast.lab.paper.presets.keeping_variants import choices, keeping, tries
 from holdfast.lab.paper.presets.preset import Chosen, Preset, Stage
+from holdfast.lab.paper.presets.window_variants import CELLS, strengths, windows
 from holdfast.lab.paper.relatives.in_miniature import IN_MINIATURE
 
 # The digits are few and easy: everything is smaller, and a large batch is still eight times the usual one. Strengths
@@ -23,6 +24,11 @@ PERMUTED_TRIES = tries(PERMUTED_KEEPING, (10.0, 50.0, 200.0, 1000.0, 5000.0), {}
 SPLIT_TRIES = tries(SPLIT_KEEPING, (10.0, 50.0, 200.0, 1000.0, 5000.0), {})
 _PERMUTED_BEST = choices(PERMUTED_TRIES, 1, 4, 4, 0, 1)
 _SPLIT_BEST = choices(SPLIT_TRIES, 1, 1, 3, 3, 0)
+# Tasks have 25 steps with large batches on the permuted digits, and about 90 on the split ones.
+PERMUTED_WINDOWS = windows(_PERMUTED_LARGE, middle=0.95, short=0.85, tied=0.1, skip=5, rate=0.003)
+SPLIT_WINDOWS = windows(_SPLIT_LARGE, middle=0.95, short=0.85, tied=0.1, skip=10, rate=0.012)
+_PERMUTED_STRENGTHS = (20.0, 10.0, 10.0, 20.0, 20.0, 50.0, 5.0, 20.0, 50.0)
+_SPLIT_STRENGTHS = (10.0,) * len(CELLS)
 DIGITS = Preset(
     name="digits",
     about="The paper in miniature, on 1797 digits of 8×8 pixels: permuted digits in place of Permuted MNIST, and "
@@ -39,12 +45,17 @@ DIGITS = Preset(
                 "a tenth of the rate": {"learning_rate": 0.0003},
                 "torch's initial weights": TORCH_INIT,
                 "long training": {"epochs": 15},
+                "long training, searched": {"epochs": 15},
+                "re-init": {"reinitialise": True},
                 "SGD": {"optimizer": "sgd", "learning_rate": 0.03},
+                "decaying rate": {"rate_decay": 0.01},
+                "unequal sizes": {"sizes": (1.0, 0.2)},
                 "noise": {"tasks": 1},
                 **in_two_forms(400, _ROTATED),
                 **_BY_SAMPLES,
                 **_OVER_MANY_TASKS,
                 **PERMUTED_KEEPING,
+                **PERMUTED_WINDOWS,
             },
             seeds=3,
             samples=200,
@@ -60,6 +71,13 @@ DIGITS = Preset(
                 ("SI", "torch's initial weights"): Chosen(20.0, reinitialise=False),
                 ("SI", "SGD"): Chosen(50.0, reinitialise=False),
                 ("SIU", "SGD"): Chosen(100.0, reinitialise=False),
+                ("SI", "long training, searched"): Chosen(5.0, reinitialise=False),
+                ("L2-growing", "re-init"): Chosen(0.02, reinitialise=True),
+                ("SOS", "SGD"): Chosen(10.0, reinitialise=False),
+                ("SI", "decaying rate"): Chosen(20.0, reinitialise=False),
+                ("SOS", "decaying rate"): Chosen(10.0, reinitialise=False),
+                ("SI", "unequal sizes"): Chosen(10.0, reinitialise=False),
+                ("SOS", "unequal sizes"): Chosen(10.0, reinitialise=False),
                 ("EWC", "diagonal"): Chosen(100.0, reinitialise=False),
                 ("EWC", "rotated"): Chosen(20.0, reinitialise=False),
                 # With other numbers of samples, and over many tasks, by one seed.
@@ -74,6 +92,7 @@ DIGITS = Preset(
                 ("EWC", "rotated, many tasks"): Chosen(5.0, reinitialise=False),
                 ("EWC", "Kronecker, many tasks"): Chosen(5.0, reinitialise=False),
                 **_PERMUTED_BEST,
+                **strengths(_PERMUTED_STRENGTHS, reinitialise=False),
             },
             seeds_of={**dict.fromkeys((*_BY_SAMPLES, *_OVER_MANY_TASKS), 2), **dict.fromkeys(PERMUTED_KEEPING, 1)},
         ),
@@ -89,8 +108,12 @@ DIGITS = Preset(
                 "no re-init": {"strength": 2.0, "reinitialise": False},
                 "c = 0": {"strength": 0.0, "reinitialise": True},
                 "all tasks": {"tasks": 5},
+                "rate of their sums": {"learning_rate": 0.012},
+                "easy first": {"order": (0, 2, 1, 3)},
+                "hard first": {"order": (3, 1, 2, 0)},
                 **in_two_forms(200, _ROTATED),
                 **SPLIT_KEEPING,
+                **SPLIT_WINDOWS,
             },
             seeds=3,
             samples=100,
@@ -106,6 +129,7 @@ DIGITS = Preset(
                 ("EWC", "diagonal"): Chosen(200.0, reinitialise=False),
                 ("EWC", "rotated"): Chosen(10.0, reinitialise=False),
                 **_SPLIT_BEST,
+                **strengths(_SPLIT_STRENGTHS, reinitialise=False),
             },
             seeds_of=dict.fromkeys(SPLIT_KEEPING, 1),
         ),

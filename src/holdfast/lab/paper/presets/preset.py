@@ -14,7 +14,20 @@ from holdfast.lab.paper.relatives import Study
 Benchmark = Literal["P-MNIST", "CIFAR"]
 BENCHMARKS: tuple[Benchmark, ...] = ("P-MNIST", "CIFAR")
 
-Variant = Literal[
+WindowVariant = Literal[
+    "large batch, tied window, α = 0",
+    "large batch, first steps left out, α = 0",
+    "large batch, short window, α = 0",
+    "large batch, tied window",
+    "large batch, another rate, α = 0",
+    "large batch, another rate",
+    "large batch, middle window, α = 0",
+    "large batch, short window",
+    "large batch, tied window, another rate, α = 0",
+]
+"""The cells of the study of what α is for, in the order of their worth; see ``window_variants.py``."""
+
+_OtherVariant = Literal[
     "usual",
     "large batch",
     "large batch, α = 0",
@@ -26,7 +39,14 @@ Variant = Literal[
     "c = 0",
     "all tasks",
     "long training",
+    "long training, searched",
+    "re-init",
+    "rate of their sums",
     "SGD",
+    "decaying rate",
+    "unequal sizes",
+    "easy first",
+    "hard first",
     "noise",
     "diagonal",
     "rotated",
@@ -48,6 +68,7 @@ Variant = Literal[
     "jointly",
     "anew",
 ]
+Variant = _OtherVariant | WindowVariant
 """What can be unusual about a run."""
 
 _Row = tuple[Benchmark, str, Variant]

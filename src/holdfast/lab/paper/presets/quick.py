@@ -14,6 +14,7 @@ from holdfast.lab.paper.presets.as_published import (
 from holdfast.lab.paper.presets.form_variants import over_many_tasks
 from holdfast.lab.paper.presets.keeping_variants import choices
 from holdfast.lab.paper.presets.preset import Chosen, Preset
+from holdfast.lab.paper.presets.window_variants import CELLS, strengths, windows
 from holdfast.lab.paper.relatives.in_miniature import QUICKLY
 
 # Enough to see that everything works on the real data, too little for the paper's numbers.
@@ -31,6 +32,8 @@ _FORMS = {
     for row in PERMUTED_MNIST.searched
     if row[0] == "EWC"
 }
+_CIFAR_LARGE = {**LARGE_BATCH, "later_epochs": 50}
+_MNIST_WINDOWS, _CIFAR_WINDOWS = (strengths([c] * len(CELLS), reinitialise=True) for c in (10.0, 2000.0))
 QUICK = Preset(
     name="quick",
     about="The real data with three tasks, a few epochs and two seeds: to see that everything works. Its numbers are "
@@ -42,6 +45,7 @@ QUICK = Preset(
             variants={
                 **PERMUTED_MNIST.variants,
                 "long training": {"epochs": 10},
+                "long training, searched": {"epochs": 10, "reinitialise": True},
                 **over_many_tasks(10_000, ROTATED, KRONECKER, _TEN_TASKS),
                 "jointly": {"trains": "jointly"},
             },
@@ -54,13 +58,22 @@ QUICK = Preset(
                 ("L2", "usual"): Chosen(0.0002, reinitialise=False),
                 ("L2-growing", "usual"): Chosen(0.00005, reinitialise=False),
                 ("magnitude", "usual"): Chosen(0.002, reinitialise=False),
+                ("L2-growing", "re-init"): Chosen(0.0002, reinitialise=True),
+                ("SI", "long training, searched"): Chosen(0.05, reinitialise=True),
                 ("SOS", "large batch, α = 0"): Chosen(5.0, reinitialise=True),
                 # Of the order that SI's own strength has, at a tenth of the rate ten times as much.
                 ("SI", "a tenth of the rate"): Chosen(2.0, reinitialise=True),
                 ("SI", "torch's initial weights"): Chosen(0.2, reinitialise=True),
                 ("SI", "SGD"): Chosen(5.0, reinitialise=False),
                 ("SIU", "SGD"): Chosen(20.0, reinitialise=False),
+                # Of the order of what they have without.
+                ("SOS", "SGD"): Chosen(1.0, reinitialise=False),
+                ("SI", "decaying rate"): Chosen(0.5, reinitialise=True),
+                ("SOS", "decaying rate"): Chosen(1.0, reinitialise=True),
+                ("SI", "unequal sizes"): Chosen(0.2, reinitialise=True),
+                ("SOS", "unequal sizes"): Chosen(1.0, reinitialise=True),
                 **_FORMS,
+                **_MNIST_WINDOWS,
                 **_KEEPING["P-MNIST"],
             },
             seeds_of={},
@@ -70,11 +83,14 @@ QUICK = Preset(
             usual={**SPLIT_CIFAR.usual, **_QUICK_CIFAR},
             variants={
                 **SPLIT_CIFAR.variants,
-                "large batch": {**LARGE_BATCH, "later_epochs": 50},
-                "large batch, α = 0": {**LARGE_BATCH, **NO_ALPHA, "later_epochs": 50},
-                "large batch, halves": {**LARGE_BATCH, **HALVES, "later_epochs": 50},
+                "large batch": _CIFAR_LARGE,
+                "large batch, α = 0": {**_CIFAR_LARGE, **NO_ALPHA},
+                "large batch, halves": {**_CIFAR_LARGE, **HALVES},
+                **windows(_CIFAR_LARGE, middle=0.99, short=0.97, tied=0.1, skip=20, rate=0.004),
                 "jointly": {"trains": "jointly"},
                 "all tasks": {"tasks": 5},
+                "easy first": {"order": (1, 2, 0)},
+                "hard first": {"order": (0, 2, 1)},
             },
             seeds=2,
             many_samples=2000,
@@ -82,6 +98,7 @@ QUICK = Preset(
             chosen={
                 ("EWC", "diagonal"): Chosen(10_000.0, reinitialise=False),
                 ("EWC", "rotated"): Chosen(20.0, reinitialise=False),
+                **_CIFAR_WINDOWS,
                 **_KEEPING["CIFAR"],
             },
             seeds_of={},

@@ -277,6 +277,9 @@ class FastRuns:
             lane.batches.fill(samples[:runs])
             lane.gradients.begin_task(self.task)
             samples = samples[runs:]
+        if self._first.settings.rate_decay != 1:  # which follows the task's own length
+            rows = self._update.optimiser.coefficients(self._first.task_steps(self.task))
+            self._schedule.coefficients[: len(rows)].copy_(rows)
         self._clock.set(0, self.step)
 
     def _bind(self, run: int) -> None:

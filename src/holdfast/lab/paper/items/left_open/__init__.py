@@ -1,0 +1,1 @@
+"""What the paper leaves open, and what its first reproduction could not decide."""
