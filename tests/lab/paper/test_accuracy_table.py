@@ -5,7 +5,7 @@ import pytest
 from holdfast.lab.analysis.repetitions import Estimate
 from holdfast.lab.experiments import Store
 from holdfast.lab.paper.algorithms import BESIDE_TABLE1, TABLE1
-from holdfast.lab.paper.drawing.accuracy_table import AccuracyRow, accuracy_table
+from holdfast.lab.paper.drawing.tables.accuracy_table import AccuracyRow, accuracy_table
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.presets import PRESETS
 from holdfast.lab.paper.published import ACCURACIES, Published

@@ -12,9 +12,9 @@ from holdfast.lab.paper import PRESETS, authors_data
 from holdfast.lab.paper.algorithms import TABLE1
 from holdfast.lab.paper.claims import CLAIMS, OWN_CLAIMS, Claim, check, check_all
 from holdfast.lab.paper.claims.claim import AtLeast
-from holdfast.lab.paper.drawing.accuracy_table import accuracy_table
 from holdfast.lab.paper.drawing.panels import bars, correlations_over_tasks, figure_of, lines_over_tasks
 from holdfast.lab.paper.drawing.paper_report import report_of
+from holdfast.lab.paper.drawing.tables.accuracy_table import accuracy_table
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.items import ITEMS
 

@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.lab.experiments import Store
 from holdfast.lab.paper import ITEMS, PRESETS
-from holdfast.lab.paper.drawing.form_table import form_table
 from holdfast.lab.paper.drawing.kept_accuracy import of_every_task, of_first_task, on_average_so_far
+from holdfast.lab.paper.drawing.tables.form_table import form_table
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.paper.needed_runs import accuracy_runs
 from holdfast.lab.paper.searched_strengths import unknown_strengths

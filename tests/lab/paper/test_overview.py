@@ -5,7 +5,7 @@ import pytest
 from holdfast.lab.data import digits_dataset
 from holdfast.lab.experiments import Store, execute, paper_spec
 from holdfast.lab.experiments.running.engines import make_learner
-from holdfast.lab.paper.drawing.overview_table import every_line, overview_figure, overview_left, overview_table
+from holdfast.lab.paper.drawing.tables.overview_table import every_line, overview_figure, overview_left, overview_table
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.kept_bytes import kept_bytes
 from tests.lab.paper.tiny import tiny_preset

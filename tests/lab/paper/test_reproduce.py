@@ -11,7 +11,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments import Result, Spec, Store, Summary
 from holdfast.lab.experiments.store.store import read_nested
 from holdfast.lab.paper import ITEMS, items_named, reproduce, run_nothing
-from holdfast.lab.paper.drawing.run_tables import (
+from holdfast.lab.paper.drawing.tables.run_tables import (
     AVERAGE_COLUMNS,
     FORM_COLUMNS,
     HOLD_COLUMNS,

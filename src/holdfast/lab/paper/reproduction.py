@@ -11,7 +11,7 @@ from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.lab.experiments import Spec, Store, Summary, execute
 from holdfast.lab.experiments.store.read_once import ReadOnce
 from holdfast.lab.paper.drawing.paper_report import report_of
-from holdfast.lab.paper.drawing.run_tables import csv_files
+from holdfast.lab.paper.drawing.tables.run_tables import csv_files
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem, runs_of
 from holdfast.lab.paper.items import ITEMS

@@ -5,7 +5,7 @@ import math
 from holdfast.lab.analysis.repetitions import Estimate
 from holdfast.lab.paper.claims.claim import AtLeast, AtMost, Claim
 from holdfast.lab.paper.claims.differences import Statistic
-from holdfast.lab.paper.drawing.relatives_table import accuracy_of
+from holdfast.lab.paper.drawing.tables.relatives_table import accuracy_of
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.paper.relatives import Study
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.claims import CLAIMS, check_all
-from holdfast.lab.paper.drawing.run_tables import unusual_average
+from holdfast.lab.paper.drawing.tables.run_tables import unusual_average
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem, runs_of
 from holdfast.lab.paper.searched_strengths import unknown_strengths

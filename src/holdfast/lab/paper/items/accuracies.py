@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable
 
 from holdfast.lab.paper.algorithms import ALGORITHMS
-from holdfast.lab.paper.drawing.accuracy_table import accuracy_table
 from holdfast.lab.paper.drawing.captions import large_batches
+from holdfast.lab.paper.drawing.tables.accuracy_table import accuracy_table
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.needed_runs import rows_of_runs
 from holdfast.lab.paper.presets import BENCHMARKS, Benchmark, Preset

@@ -12,10 +12,10 @@ from holdfast.lab.analysis.repetitions import Estimate
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.algorithms import ALGORITHMS, BY_SAMPLES, IN_TWO_FORMS, OVER_MANY_TASKS
 from holdfast.lab.paper.drawing.captions import found_strengths
-from holdfast.lab.paper.drawing.form_table import form_table
 from holdfast.lab.paper.drawing.kept_accuracy import of_every_task, of_first_task, on_average_so_far
 from holdfast.lab.paper.drawing.labelled_lines import Level, over_samples, over_tasks
 from holdfast.lab.paper.drawing.panels import Panel, figure_of, panel_or_reason
+from holdfast.lab.paper.drawing.tables.form_table import form_table
 from holdfast.lab.paper.drawing.task_columns import Table
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.paper.item import PaperItem

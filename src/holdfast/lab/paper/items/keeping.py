@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.algorithms import ALGORITHMS, BOUNDS, KEEPING
-from holdfast.lab.paper.drawing.keeping_table import keeping_table
+from holdfast.lab.paper.drawing.tables.keeping_table import keeping_table
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.needed_runs import rows_of_runs

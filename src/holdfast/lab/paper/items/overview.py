@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.algorithms import ALGORITHMS
-from holdfast.lab.paper.drawing.overview_table import every_line, overview_figure, overview_left, overview_table
+from holdfast.lab.paper.drawing.tables.overview_table import every_line, overview_figure, overview_left, overview_table
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.presets import Preset

@@ -9,7 +9,7 @@ task-free MAS (Aljundi et al. 2019, arXiv 1812.03596), A-GEM (Chaudhry et al. 20
 from collections.abc import Sequence
 
 from holdfast.lab.experiments import Spec
-from holdfast.lab.paper.drawing.relatives_table import left_to_run, relatives_table
+from holdfast.lab.paper.drawing.tables.relatives_table import left_to_run, relatives_table
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.presets import Preset

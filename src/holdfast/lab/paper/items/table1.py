@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.algorithms import BESIDE_TABLE1, TABLE1
-from holdfast.lab.paper.drawing.accuracy_table import accuracy_table, on_the_papers_data
 from holdfast.lab.paper.drawing.captions import large_batches
+from holdfast.lab.paper.drawing.tables.accuracy_table import accuracy_table, on_the_papers_data
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.needed_runs import rows_of_runs

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.algorithms import ALGORITHMS
-from holdfast.lab.paper.drawing.accuracy_table import AccuracyRow, accuracy_row
+from holdfast.lab.paper.drawing.tables.accuracy_table import AccuracyRow, accuracy_row
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.needed_runs import accuracy_runs
 from holdfast.lab.paper.presets import BENCHMARKS, Preset

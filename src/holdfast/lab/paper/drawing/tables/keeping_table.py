@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.algorithms import Algorithm
-from holdfast.lab.paper.drawing.form_table import best_of_table1, kept_cells
+from holdfast.lab.paper.drawing.tables.form_table import best_of_table1, kept_cells
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.needed_runs import accuracy_runs
 from holdfast.lab.paper.presets import Benchmark

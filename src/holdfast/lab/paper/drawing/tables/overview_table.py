@@ -11,7 +11,7 @@ from holdfast.lab.experiments import Spec
 from holdfast.lab.experiments.specs.command_lines import command_of
 from holdfast.lab.paper.algorithms import ALGORITHMS, BOUNDS, BY_SAMPLES, IN_TWO_FORMS, KEEPING, OVER_MANY_TASKS
 from holdfast.lab.paper.drawing.panels import Panel, figure_of
-from holdfast.lab.paper.drawing.relatives_table import accuracy_of, measured
+from holdfast.lab.paper.drawing.tables.relatives_table import accuracy_of, measured
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.kept_bytes import Kept, kept_bytes
 from holdfast.lab.paper.needed_runs import accuracy_runs

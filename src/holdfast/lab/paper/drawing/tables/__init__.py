@@ -1,0 +1,1 @@
+"""Tables of the report, and files of their numbers."""
