@@ -132,3 +132,10 @@ def test_a_schedule_free_optimiser_has_to_be_in_eval_mode():
     before, after = guard.anchor["0.weight"].clone(), model[0].weight.detach().clone()
     guard.average(0.5)
     torch.testing.assert_close(model[0].weight.detach(), (before + after) / 2)
+
+
+def test_an_average_that_comes_too_late_says_so():
+    _, guard = trained()
+    guard.consolidate([(X, Y)])
+    with pytest.warns(holdfast.HoldfastWarning, match="no weight has moved since the last consolidation"):
+        guard.average(0.5)

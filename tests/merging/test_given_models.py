@@ -222,3 +222,12 @@ def test_a_tensor_without_numbers():
         holdfast.merge(network(), network().to("meta"))
     with pytest.raises(holdfast.ModelError, match="layout"):
         holdfast.merge({"w": torch.eye(2)}, {"w": torch.eye(2).to_sparse()})
+
+
+def test_a_state_dict_that_was_not_copied_is_refused():
+    model = nn.Linear(3, 2)
+    before = model.state_dict()
+    with pytest.raises(holdfast.ConfigurationError, match=r"same tensors.*copy\.deepcopy"):
+        holdfast.merge(before, model, 0.5)
+    frozen = {name: tensor.clone() if name == "bias" else tensor for name, tensor in before.items()}
+    assert holdfast.merge(frozen, model, 0.5).keys() == before.keys()

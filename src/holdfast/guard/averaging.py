@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.telling import tell
 from holdfast.settings import checked_share
 from holdfast.tensors.finite import is_finite
+from holdfast.tensors.sharding import local
 from holdfast.tensors.storage import at_hand, running_dtype
 
 
@@ -21,7 +23,22 @@ def average_with_anchor(memory: Memory, share: float) -> None:
     """Move all held weights to θ* + share·(θ − θ*), in place, or none of them."""
     share = checked_share("share", share, "a number from 0 (all that was learned since is undone) to 1 (nothing is)")
     held = checked_way(memory, "average()")
+    if share < 1 and not _has_moved(memory, held):
+        tell(
+            f"average(share={share:g}) changes nothing: no weight has moved since the last consolidation, whose "
+            "weights it goes back to. Average before the task is consolidated, or by consolidate(batches, share=...); "
+            "with a trainer, by HoldfastCallback(guard, share=...)."
+        )
     move_to(memory, held, held, share)
+
+
+def _has_moved(memory: Memory, held: Mapping[str, nn.Parameter]) -> bool:
+    """Whether any weight is elsewhere than its anchor, as far as that is kept."""
+    for name, parameter in held.items():
+        anchor = local(memory.anchor[name])
+        if not torch.equal(local(parameter).to(anchor), anchor):
+            return True
+    return False
 
 
 def checked_way(memory: Memory, call: str) -> dict[str, nn.Parameter]:

@@ -16,7 +16,7 @@ from holdfast.forms import DiagonalMatrix, Matrix
 from holdfast.merging import tensor_files
 from holdfast.merging.common_names import CommonNames
 from holdfast.merging.given_forms import GivenForm, ModelForm, given_forms, groups, traces
-from holdfast.merging.given_models import Adapted, GivenModel, InFiles, Model, given_model
+from holdfast.merging.given_models import Adapted, GivenModel, InFiles, InMemory, Model, given_model
 from holdfast.merging.normal_equations import Pull, solved
 from holdfast.merging.shares import Share, all_shares
 from holdfast.merging.tensor_files import Described
@@ -122,6 +122,8 @@ class Merging:
         self._groups = self._checked_groups()
         self._traces = [None if form is None else traces(form) for form in self.forms]
         self._refuse_weightless()
+        for model in self.models[1:]:
+            _refuse_the_same_memory(first, model)
         self._told: set[str] = set()
         self._tell_types()
 
@@ -413,3 +415,17 @@ def _and_others(names: Sequence[str]) -> str:
 
 def _warn(said: str) -> None:
     warnings.warn(said, HoldfastWarning, stacklevel=4)
+
+
+def _refuse_the_same_memory(before: GivenModel, after: GivenModel) -> None:
+    """Refuse two models that are one: state_dict() gives a model's own tensors, which go on changing with it."""
+    if not isinstance(before, InMemory) or not isinstance(after, InMemory):
+        return
+    shared = [name for name in before.tensors if name in after.tensors]
+    pairs = [(before.read(name), after.read(name)) for name in shared if before.tensors[name].dtype.is_floating_point]
+    if pairs and all(one.data_ptr() == other.data_ptr() and one.device == other.device for one, other in pairs):
+        raise ConfigurationError(
+            f"{before.label} and {after.label} are the same tensors, so every average of them is what they are now: "
+            "model.state_dict() gives a model's own weights, which training changes. Copy them before training: "
+            "before = copy.deepcopy(model.state_dict())."
+        )

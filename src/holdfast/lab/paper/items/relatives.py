@@ -30,7 +30,7 @@ def draw(results: Results) -> Sequence[Item]:
 
 ITEM = PaperItem(
     "relatives",
-    "The methods that the paper stands among, each where its authors ran it, and the three kinds of continual learning",
+    "The methods that the paper stands among, each where its authors ran it",
     runs,
     draw,
 )
