@@ -1,6 +1,7 @@
 """Importance that is shared: a folder, and a repository of a hub that a server on this machine stands for."""
 
 import base64
+import copy
 import hashlib
 import json
 import re
@@ -279,13 +280,18 @@ def test_weights_that_are_elsewhere_or_not_finite_are_told_of(tmp_path):
 def test_frozen_statistics_come_along(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)).double()
     model(torch.randn(8, 4, dtype=torch.float64))
-    guard = holdfast.Consolidator(model, "L2", batch_norm="freeze")
-    guard.consolidate()
-    save_pretrained(guard, tmp_path, **ABOUT)
-    other = from_pretrained(tmp_path, model)
-    assert other.batch_norm == "freeze"
-    with pytest.raises(holdfast.ConfigurationError, match="batch_norm= is part of what was measured"):
-        from_pretrained(tmp_path, model, batch_norm="fold")
+    for measured_with, given in (("freeze", {}), (None, {"batch_norm": "freeze"})):
+        guard = holdfast.Consolidator(model, "L2", batch_norm=measured_with)
+        guard.consolidate()
+        save_pretrained(guard, tmp_path, **ABOUT)
+        guard.detach()
+        here = copy.deepcopy(model).train()
+        assert from_pretrained(tmp_path, here, **given).batch_norm == "freeze"
+        before = here[1].running_mean.clone()
+        here.train()(torch.randn(8, 4, dtype=torch.float64))
+        assert torch.equal(here[1].running_mean, before)
+        with pytest.raises(holdfast.ConfigurationError, match=r"batch_norm='fold' for importance .* Leave it out"):
+            from_pretrained(tmp_path, model, batch_norm="fold")
 
 
 def test_what_was_mistaken_is_said_at_once(tmp_path, monkeypatch):

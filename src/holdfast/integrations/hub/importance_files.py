@@ -18,6 +18,7 @@ from torch import nn
 
 from holdfast.errors import ConfigurationError, OrderError, StateError, shortened
 from holdfast.guard import Consolidator
+from holdfast.guard.batch_norm.frozen_statistics import is_fresh, with_statistics
 from holdfast.guard.distributed.ranks import ALONE, Ranks
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.saving import state_files
@@ -125,17 +126,20 @@ def from_pretrained(
     if not place.is_dir():
         place = downloaded(str(source), (TENSORS, SETTINGS), revision=revision, token=token, endpoint=endpoint)
     settings = read_settings(place / SETTINGS)
-    own = {key: settings.get(key) for key in ("anchor", "decay", "batch_norm")}
+    own: dict[str, Any] = {key: settings[key] for key in ("anchor", "decay")}
     own["form"] = form_of(place / SETTINGS, settings["form"])
     if taken := sorted(options.keys() & {*own, "measure", "protect"}):
         raise ConfigurationError(f"{taken[0]}= is part of what was measured, and was given too. Leave it out.")
     measure, names = measure_of(place / SETTINGS, settings["measure"]), set(settings["parameters"])
     _refuse_another_model(source, names, model)
+    options["batch_norm"] = _batch_norm(settings.get("batch_norm"), **options)
     guard = Consolidator(model, measure, strength, lambda name, _: name in names, **own, **options)
     state = state_files.read(place / TENSORS)
     _refuse_others(state, place / TENSORS)
     whole = guard.state_dict()
     whole |= {key: state[key] for key in CARRIED if key in state}
+    if guard.batch_norm == "freeze":
+        whole["frozen_norms"] = sorted({*whole.get("frozen_norms", ()), *_norms_with_statistics(guard)})
     whole["tensors"] = {**whole["tensors"], **state["tensors"]}
     whole["tensor_count"] = len(whole["tensors"])
     guard.load_state_dict(whole)
@@ -227,7 +231,7 @@ def _tell_of_card_of_others(where: str) -> None:
     )
 
 
-def _refuse_another_model(source: object, names: Collection[str], model: nn.Module) -> None:
+def _refuse_another_model(source: object, names: Collection[str], model: object) -> None:
     """Refuse a model that lacks what was measured, with some names of which it has and of which it has not."""
     if not isinstance(model, nn.Module):
         return  # which the Consolidator refuses
@@ -240,6 +244,25 @@ def _refuse_another_model(source: object, names: Collection[str], model: nn.Modu
         f"{str(source)!r} was measured for another model: its importance is of parameters called {there}, which this "
         f"model does not have; it has {listed or 'none'}. Give the model that it was measured for."
     )
+
+
+def _batch_norm(measured: str | None, *, batch_norm: str | None = "as measured", **_: Any) -> str | None:
+    """Return what becomes of batch norms' statistics: what did where it was measured, or freezing them from now on."""
+    if batch_norm == "as measured":
+        return measured
+    if batch_norm not in (measured, "freeze"):
+        raise ConfigurationError(
+            f"batch_norm={batch_norm!r} for importance that was measured with batch_norm={measured!r}: expected "
+            f"{'that, or ' * (measured != 'freeze')}'freeze'. Leave it out."
+        )
+    return batch_norm
+
+
+def _norms_with_statistics(guard: Consolidator) -> set[str]:
+    """Return the batch norms among what is protected that have statistics of some data."""
+    own = {id(parameter) for parameter in guard.parameters.values()}
+    trained = {name: norm for name, norm in with_statistics(guard.model).items() if not is_fresh(norm)}
+    return {name for name, norm in trained.items() if not norm.affine or any(id(p) in own for p in norm.parameters())}
 
 
 def _refuse_others(state: Mapping[str, Any], path: Path) -> None:
