@@ -4,11 +4,13 @@ import warnings
 
 import pytest
 import torch
+from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
+from holdfast.integrations.hub import from_pretrained, save_pretrained
 from tests.distributed.centre_checks import taught
 from tests.distributed.problem import whole
 from tests.distributed.processes import everyones
@@ -49,7 +51,7 @@ def strengths_of_a_ddp_model(here):
 
 def strengths_of_a_sharded_model(here):
     for settings in EACH:
-        check(here, fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,))), settings)
+        check(here, fully_shard(net(), mesh=mesh(here)), settings)
 
 
 def strengths_that_differ_are_refused(here):
@@ -59,4 +61,25 @@ def strengths_that_differ_are_refused(here):
         guard.consolidate([batch(0)])
 
 
+def a_relative_strength_of_shared_importance(here):
+    """As the one that measured it has found, on all ranks alike; and where no folder can be, all of them hear of it."""
+    for number, wrap in enumerate((DistributedDataParallel, lambda model: fully_shard(model, mesh=mesh(here)))):
+        guard = holdfast.Consolidator(wrap(net()), "EWC", relative_strength=0.3)
+        guard.consolidate([batch(here.rank)])
+        folder, file = here.folder / f"shared{number}", here.folder / f"no_folder{number}"
+        file.touch()
+        with pytest.raises(holdfast.StateError, match="can be no folder"):
+            save_pretrained(guard, file, measured_from="noise")
+        save_pretrained(guard, folder, measured_from="noise")
+        distributed.barrier()
+        other = from_pretrained(folder, wrap(net()), relative_strength=0.3)
+        assert other.strength == guard.strength > 0
+        assert len(set(everyones(other.strength))) == 1
+
+
+def mesh(here):
+    return init_device_mesh("cpu", (here.size,))
+
+
 CHECKS = [strengths_of_a_ddp_model, strengths_of_a_sharded_model, strengths_that_differ_are_refused]
+CHECKS += [a_relative_strength_of_shared_importance]

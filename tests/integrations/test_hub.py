@@ -1,6 +1,7 @@
 """Importance that is shared: a folder, and a repository of a hub that a server on this machine stands for."""
 
 import base64
+import copy
 import hashlib
 import json
 import re
@@ -71,7 +72,9 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self):
         found = re.fullmatch(r"/someone/importance/resolve/[^/]+/([\w.]+)", self.path.partition("?")[0])
         if found is None or found[1] not in self.server.files:
-            self._answer({"sha": COMMIT, "siblings": []}, 200 if self.path.startswith("/api/models/") else 404)
+            missing = {"X-Error-Code": "EntryNotFound" if found else "RepoNotFound"}
+            asked = self.path.startswith("/api/models/")
+            self._answer({"sha": COMMIT, "siblings": []}, 200 if asked else 404, {} if asked else missing)
             return
         content = self.server.files[found[1]]
         self.send_response(200)
@@ -92,9 +95,11 @@ class Hub(BaseHTTPRequestHandler):
             return content
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
-    def _answer(self, told, status=200):
+    def _answer(self, told, status=200, headers=()):
         content = json.dumps(told).encode()
         self.send_response(status)
+        for name, value in dict(headers).items():
+            self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -186,6 +191,130 @@ def test_a_push_and_a_download(hub, tmp_path):
     assert penalty_away(other) == penalty_away(guard)
     with pytest.raises(holdfast.StateError, match="'someone/other' is no folder here, and could not be had"):
         from_pretrained("someone/other", model, endpoint=hub.address, token="hf_x")
+    push_to_hub(guard, "someone/importance", token="hf_x", endpoint=hub.address, **{**ABOUT, "measured_from": "more"})
+    assert b"| measured from | more |" in hub.files["README.md"]  # a card of our own is written anew
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_the_card_of_a_models_own_repository_stays(hub):
+    _, guard = measured()
+    hub.files["README.md"] = theirs = b"---\nlibrary_name: transformers\n---\n\n# A model\n"
+    with pytest.warns(holdfast.HoldfastWarning, match=r"'someone/importance' has a README\.md that is no card of imp"):
+        push_to_hub(guard, "someone/importance", token="hf_x", endpoint=hub.address, **ABOUT)
+    assert hub.files["README.md"] == theirs
+    assert b"eight samples" in hub.files["holdfast.json"]
+
+
+def test_a_push_that_fails_says_what_to_do(hub):
+    _, guard = measured()
+    hub.shutdown()
+    hub.server_close()
+    for repo in ("bad name//x", "someone/importance"):
+        with pytest.raises(holdfast.StateError, match=r"Nothing was pushed to .* a repository that is yours"):
+            push_to_hub(guard, repo, token="hf_x", endpoint=hub.address, **ABOUT)
+
+
+@pytest.mark.parametrize("form", ["diagonal", "rotated"])
+def test_a_relative_strength_is_found_from_the_importance_that_comes(form, tmp_path):
+    relative = holdfast.Consolidator(net(), holdfast.Fisher(samples=6), protect="0.*", form=form, relative_strength=0.3)
+    relative.consolidate([batch(0)])
+    save_pretrained(measured(form)[1], tmp_path, **ABOUT)
+    other = from_pretrained(tmp_path, net(), relative_strength=0.3)
+    assert other.strength == relative.strength > 0
+    assert other.relative_strength == 0.3
+    assert penalty_away(other) == penalty_away(relative) > 0
+
+
+def test_a_readme_of_others_stays(tmp_path):
+    _, guard = measured()
+    theirs = "# library_name: holdfast\n\nis not our front matter\n"
+    (tmp_path / "README.md").write_text(theirs)
+    with pytest.warns(holdfast.HoldfastWarning, match="was left as it is"):
+        save_pretrained(guard, tmp_path, **ABOUT)
+    assert (tmp_path / "README.md").read_text() == theirs
+    assert from_pretrained(tmp_path, net()).tasks == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "told"),
+    [
+        ("form", "diagonal", r"is damaged: it has form='diagonal'; expected settings with a 'name'"),
+        ("form", {}, r"is damaged: it has form=\{\}"),
+        ("form", {"name": "rotated", "newer": 1}, r"cannot make .*'newer'.* or a newer holdfast wrote it"),
+        ("form", {"name": "newer"}, r"cannot make .* or a newer holdfast wrote it"),
+        ("measure", "EWC", r"is damaged: it has measure='EWC'; expected settings with a 'kind'"),
+        ("measure", {"kind": ["Fisher"]}, r"is damaged: it has measure="),
+        ("measure", {"kind": "Fisher", "newer": 1}, r"cannot make .*'newer'.* or a newer holdfast wrote it"),
+        ("parameters", None, r"is damaged: it has parameters=None; expected a list of names"),
+        ("parameters", [], r"is damaged: it has parameters=\[\]"),
+    ],
+)
+def test_settings_that_no_guard_can_be_made_by(what, value, told, tmp_path):
+    save_pretrained(measured()[1], tmp_path, **ABOUT)
+    path = tmp_path / "holdfast.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), what: value}))
+    with pytest.raises(holdfast.StateError, match=told):
+        from_pretrained(tmp_path, net())
+
+
+def test_weights_that_are_elsewhere_or_not_finite_are_told_of(tmp_path):
+    model, guard = measured()
+    save_pretrained(guard, tmp_path / "some", **ABOUT)
+    with torch.no_grad():
+        model[0].weight.mul_(0).sub_(7 * guard.anchor["0.weight"])
+        model[0].bias.mul_(-7)
+    with pytest.warns(holdfast.HoldfastWarning, match="weights are 800 % away from"):
+        from_pretrained(tmp_path / "some", model)
+    model[0].bias.data[0] = torch.nan
+    with pytest.warns(holdfast.HoldfastWarning, match="weights are not finite, and away from"):
+        from_pretrained(tmp_path / "some", model)
+    torch.nn.init.zeros_(model[0].weight)
+    torch.nn.init.zeros_(model[0].bias)
+    guard = holdfast.Consolidator(model, "L2", protect="0.*")
+    guard.consolidate()
+    save_pretrained(guard, tmp_path / "zeros", **ABOUT)
+    with pytest.warns(holdfast.HoldfastWarning, match="weights are away, from 0, from those"):
+        from_pretrained(tmp_path / "zeros", net())
+
+
+def test_frozen_statistics_come_along(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)).double()
+    model(torch.randn(8, 4, dtype=torch.float64))
+    for measured_with, given in (("freeze", {}), (None, {"batch_norm": "freeze"})):
+        guard = holdfast.Consolidator(model, "L2", batch_norm=measured_with)
+        guard.consolidate()
+        save_pretrained(guard, tmp_path, **ABOUT)
+        guard.detach()
+        here = copy.deepcopy(model).train()
+        assert from_pretrained(tmp_path, here, **given).batch_norm == "freeze"
+        before = here[1].running_mean.clone()
+        here.train()(torch.randn(8, 4, dtype=torch.float64))
+        assert torch.equal(here[1].running_mean, before)
+        with pytest.raises(holdfast.ConfigurationError, match=r"batch_norm='fold' for importance .* Leave it out"):
+            from_pretrained(tmp_path, model, batch_norm="fold")
+
+
+def test_what_was_mistaken_is_said_at_once(tmp_path, monkeypatch):
+    """Without a question to the hub, which takes its time where there is no connection."""
+    monkeypatch.setattr("holdfast.integrations.hub.repositories.library", lambda: pytest.fail("the hub was asked"))
+    model, guard = measured()
+    (tmp_path / "file").write_text("")
+    for source in ("impp", "./impp", "../some/impp", "a/b/c", "~/impp", tmp_path / "impp"):
+        with pytest.raises(holdfast.StateError, match="is no folder here, and no name of a repository"):
+            from_pretrained(source, model)
+    with pytest.raises(holdfast.StateError, match="is a file, and no name of a repository"):
+        from_pretrained(tmp_path / "file", model)
+    with pytest.raises(holdfast.StateError, match=r"file' can be no folder .* nothing was written"):
+        save_pretrained(guard, tmp_path / "file", **ABOUT)
+    with pytest.raises(holdfast.ConfigurationError, match="guard=Sequential: expected a Consolidator"):
+        save_pretrained(model, tmp_path, **ABOUT)
+    for name in (3, "a\n---\n`b`", ""):
+        with pytest.raises(holdfast.ConfigurationError, match="expected the name of a model in one line"):
+            save_pretrained(guard, tmp_path, measured_from="noise", base_model=name)
+    save_pretrained(guard, tmp_path, **ABOUT)
+    other = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(4, 4))
+    with pytest.raises(holdfast.StateError, match=r"called '0\.bias', '0\.weight', .* it has '1\.weight', '1\.bias'"):
+        from_pretrained(tmp_path, other)
 
 
 def test_what_would_mislead_is_refused_or_told(tmp_path):

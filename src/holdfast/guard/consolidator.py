@@ -697,7 +697,7 @@ class Consolidator:
             norms.folding.check_strengths(memory.driving.strengths)
         memory.ranks.together(self._refuse_weights_not_finite)  # before anything is gathered, which all take part in
         totals = memory.ranks.together(lambda: self._new_totals(found))
-        strength = self._strength_found(found[memory.driver], norms.folding.silent)
+        strength = self._strength_found(found[memory.driver].matrices, norms.folding.silent)
         anchor = memory.ranks.together(lambda: new_anchor(memory, found[memory.driver], norms.folding))
         tilt = memory.ranks.together(lambda: new_tilt(memory, found[memory.driver], anchor))
         merged = new_merged_anchor(memory)
@@ -865,10 +865,13 @@ class Consolidator:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state, after checking that it is whole and of this model and these measures."""
         self._memory.refresh()
-        from_state(self._memory, state)
+        memory = self._memory
+        from_state(memory, state)
+        if memory.is_anchored:  # importance of others comes without the strength that a relative one is to find
+            memory.strength = self._strength_found(memory.driving.total, memory.folding.silent)
         self._attachment.watcher.measures.observed = Observed()
         self._settle_norms()
-        if self._memory.is_anchored and self._memory.strength:
+        if memory.is_anchored and memory.strength:
             self._attachment.look_out()
 
     def blank_state_dict(self, metadata: "Metadata", prefix: str = "guard") -> dict[str, Any]:
@@ -929,12 +932,12 @@ class Consolidator:
             )
         return checked_relative_strength(relative)
 
-    def _strength_found(self, finding: Finding, silent: Collection[str]) -> float:
-        """Return the strength from the end of this task on: with a relative one, what the first task makes of it."""
+    def _strength_found(self, found: dict[str, Matrix], silent: Collection[str]) -> float:
+        """Return the strength from now on: with a relative one, what the first importance makes of it."""
         memory = self._memory
         if memory.relative_strength is None or memory.strength:
             return memory.strength
-        matrices = memory.driving.as_held(finding.matrices)
+        matrices = memory.driving.as_held(found)
         relative, parameters = memory.relative_strength, memory.measured
         # The first rank's to the last bit, by which ranks are compared.
         return memory.ranks.each(lambda: strength_from(relative, matrices, parameters, silent))[0]

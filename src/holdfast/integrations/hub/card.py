@@ -1,5 +1,6 @@
 """The card of shared importance: what it is, what it was measured from, and how it is used."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -32,10 +33,20 @@ The files hold importance and the weights that it was measured at. They hold non
 """
 
 
+_OURS = "library_name: holdfast"
+"""The line of a card's front matter by which it is known."""
+
+
+def is_own(text: str) -> bool:
+    """Whether a text is a card of shared importance, and not that of a model, say."""
+    first, *lines = text.splitlines() or [""]
+    return first.strip() == "---" and _OURS in itertools.takewhile(lambda line: line.strip() != "---", lines)
+
+
 def card(settings: Mapping[str, Any]) -> str:
     """Return a card, given what a guard is made by."""
     base = settings["base_model"]
-    front = ["library_name: holdfast", "tags:", "- importance", "- continual-learning"]
+    front = [_OURS, "tags:", "- importance", "- continual-learning"]
     front += [f"base_model: {json.dumps(base)}"] if base else []
     names = settings["parameters"]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""

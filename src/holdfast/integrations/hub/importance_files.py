@@ -6,23 +6,26 @@ nothing of the data: no kept inputs, no buffers of samples, no labels, no runnin
 """
 
 import json
+import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from holdfast.errors import ConfigurationError, MissingExtraError, OrderError, StateError
-from holdfast.forms import form as form_by_name
+from holdfast.errors import ConfigurationError, OrderError, StateError, shortened
 from holdfast.guard import Consolidator
+from holdfast.guard.batch_norm.frozen_statistics import is_fresh, with_statistics
 from holdfast.guard.distributed.ranks import ALONE, Ranks
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.saving import state_files
-from holdfast.integrations.hub.card import card
-from holdfast.measures import MEASURES, Measure
+from holdfast.integrations.hub.card import card, is_own
+from holdfast.integrations.hub.repositories import downloaded, has_card_of_others, library, refusals_told
+from holdfast.integrations.hub.settings_files import form_of, measure_of, read_settings
+from holdfast.tensors.names import named_parameters
 from holdfast.tensors.sharding import like_parameter, local
 from holdfast.whole_files import write_whole
 
@@ -42,20 +45,21 @@ def save_pretrained(
 
     Args:
         guard: one that has consolidated. Of several processes, each calls this, and the first writes.
-        folder: where to; it is made where there is none.
+        folder: where to; it is made where there is none. A README.md that is there and no card of importance stays.
         measured_from: in words, what data the importance was measured from, for the card. No data goes along.
         base_model: the name of the model that it is of, on the hub.
     """
     state, settings = _taken(guard, measured_from, base_model)
     place = Path(folder)
-    ranks = Ranks(guard.group) if guard.group is not None else ALONE
-    if ranks.rank == 0:
-        place.mkdir(parents=True, exist_ok=True)
-    ranks.together(lambda: None)
+    ranks = _ranks(guard)
+    ranks.together(lambda: _make_folder(place) if ranks.rank == 0 else None)
     state_files.write(place / TENSORS, state, ranks)
     if ranks.rank == 0:
         write_whole(place / SETTINGS, json.dumps(settings, indent=2, ensure_ascii=False).encode() + b"\n")
-        write_whole(place / CARD, card(settings).encode())
+        if (place / CARD).exists() and not is_own((place / CARD).read_text(encoding="utf-8", errors="replace")):
+            _tell_of_card_of_others(str(place))
+        else:
+            write_whole(place / CARD, card(settings).encode())
 
 
 def push_to_hub(
@@ -73,7 +77,7 @@ def push_to_hub(
 
     Args:
         guard: as there; of several processes, the first one pushes.
-        repo: ``"user/name"``; it is made where there is none.
+        repo: ``"user/name"``; it is made where there is none. One that has a model's card keeps that.
         measured_from: as there.
         base_model: as there.
         private: whether a new repository is for its owner alone.
@@ -81,15 +85,17 @@ def push_to_hub(
         revision: a branch.
         endpoint: the address of another hub.
     """
-    hub = _hub()
+    api = library().HfApi(endpoint=endpoint, token=token)
     with tempfile.TemporaryDirectory() as place:
         save_pretrained(guard, place, measured_from=measured_from, base_model=base_model)
-        if guard.group is not None and guard.group.rank() != 0:
+        ranks = _ranks(guard)
+        kept = ranks.together(lambda: _opened(api, repo, revision, private=private) if ranks.rank == 0 else [])
+        if ranks.rank != 0:
             return repo
-        api = hub.HfApi(endpoint=endpoint, token=token)
-        api.create_repo(repo, private=private, exist_ok=True)
         said = f"Importance of {base_model or type(guard.model).__name__}, by holdfast"
-        return str(api.upload_folder(repo_id=repo, folder_path=place, revision=revision, commit_message=said))
+        given = {"revision": revision, "commit_message": said, "ignore_patterns": kept}
+        with refusals_told(f"Nothing could be pushed to {repo!r}", _PUSHED):
+            return str(api.upload_folder(repo_id=repo, folder_path=place, **given))
 
 
 def from_pretrained(
@@ -110,7 +116,7 @@ def from_pretrained(
     Args:
         source: a folder that :func:`save_pretrained` wrote, or the name of a repository.
         model: the same model, with the weights that it was measured at; others are told of.
-        strength: as for :class:`~holdfast.Consolidator`.
+        strength: as for :class:`~holdfast.Consolidator`, 1 by default; or ``relative_strength=`` or ``tolerance=``.
         revision: a branch, tag or commit.
         token: by default the one that is logged in.
         endpoint: the address of another hub.
@@ -118,19 +124,22 @@ def from_pretrained(
     """
     place = Path(source)
     if not place.is_dir():
-        place = _downloaded(str(source), revision, token, endpoint)
-    settings = _read_settings(place / SETTINGS)
-    own = {"form": form_by_name(**settings["form"]), "anchor": settings["anchor"], "decay": settings["decay"]}
+        place = downloaded(str(source), (TENSORS, SETTINGS), revision=revision, token=token, endpoint=endpoint)
+    settings = read_settings(place / SETTINGS)
+    own: dict[str, Any] = {key: settings[key] for key in ("anchor", "decay")}
+    own["form"] = form_of(place / SETTINGS, settings["form"])
     if taken := sorted(options.keys() & {*own, "measure", "protect"}):
         raise ConfigurationError(f"{taken[0]}= is part of what was measured, and was given too. Leave it out.")
-    names = set(settings["parameters"])
-    guard = Consolidator(
-        model, _measure(settings["measure"]), strength, lambda name, _: name in names, **own, **options
-    )
+    measure, names = measure_of(place / SETTINGS, settings["measure"]), set(settings["parameters"])
+    _refuse_another_model(source, names, model)
+    options["batch_norm"] = _batch_norm(settings.get("batch_norm"), **options)
+    guard = Consolidator(model, measure, strength, lambda name, _: name in names, **own, **options)
     state = state_files.read(place / TENSORS)
     _refuse_others(state, place / TENSORS)
     whole = guard.state_dict()
     whole |= {key: state[key] for key in CARRIED if key in state}
+    if guard.batch_norm == "freeze":
+        whole["frozen_norms"] = sorted({*whole.get("frozen_norms", ()), *_norms_with_statistics(guard)})
     whole["tensors"] = {**whole["tensors"], **state["tensors"]}
     whole["tensor_count"] = len(whole["tensors"])
     guard.load_state_dict(whole)
@@ -140,6 +149,15 @@ def from_pretrained(
 
 def _taken(guard: Consolidator, measured_from: str, base_model: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a guard's state with its importance and anchor alone, and by what settings a guard for it is made."""
+    if not isinstance(guard, Consolidator):
+        raise ConfigurationError(
+            f"guard={type(guard).__name__}: expected a Consolidator that has consolidated, whose importance is shared. "
+            "A model has a save_pretrained() of its own."
+        )
+    if base_model is not None and not (isinstance(base_model, str) and base_model.strip() and base_model.isprintable()):
+        raise ConfigurationError(
+            f"base_model={shortened(base_model)}: expected the name of a model in one line, such as 'org/model'."
+        )
     if not isinstance(measured_from, str) or not measured_from.strip():
         raise ConfigurationError(
             f"measured_from={measured_from!r}: expected a few words on the data that importance was measured from, "
@@ -170,6 +188,7 @@ def _taken(guard: Consolidator, measured_from: str, base_model: str | None) -> t
         "measure_name": driver,
         "form": guard.form.settings(),
         "anchor": full.get("anchor", "last"),
+        "batch_norm": guard.batch_norm,
         "decay": full["decay"],
         "tasks": guard.tasks,
         "parameters": full["parameters"],
@@ -178,31 +197,72 @@ def _taken(guard: Consolidator, measured_from: str, base_model: str | None) -> t
     }
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
+_PUSHED = "Give a repository that is yours, 'user/name', a token that may write, and a connection."
+
+
+def _ranks(guard: Consolidator) -> Ranks:
+    return Ranks(guard.group) if guard.group is not None else ALONE
+
+
+def _make_folder(place: Path) -> None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if {"measure", "form", "anchor", "decay", "parameters"} <= found.keys():
-            return dict(found)
-        problem = "lacks what a guard is made by"
+        place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        problem = f"cannot be read ({error})"
-    except (ValueError, AttributeError) as error:
-        problem = f"is damaged ({error})"
-    raise StateError(
-        f"{str(path)!r} {problem}. Give a folder or repository that save_pretrained() or push_to_hub() made."
+        raise StateError(
+            f"{str(place)!r} can be no folder ({error}), so nothing was written. Give the path of a folder, or of one "
+            "that can be made."
+        ) from error
+
+
+def _opened(api: Any, repo: str, revision: str | None, *, private: bool | None) -> list[str]:
+    """Make a repository where there is none, and return which of its files are not to be replaced."""
+    with refusals_told(f"Nothing was pushed to {repo!r}", _PUSHED):
+        api.create_repo(repo, private=private, exist_ok=True)
+        if not has_card_of_others(api, repo, CARD, revision):
+            return []
+    _tell_of_card_of_others(repo)
+    return [CARD]
+
+
+def _tell_of_card_of_others(where: str) -> None:
+    tell(
+        f"{where!r} has a {CARD} that is no card of importance: it was left as it is, and says nothing of the "
+        "importance beside it. For a card, give a folder or a repository of its own."
     )
 
 
-def _measure(settings: Mapping[str, Any]) -> Measure:
-    """Return the measure that has these settings, of those that are registered."""
-    kinds = {type(made()).__name__: type(made()) for made in MEASURES.values()}
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items() if key != "kind"}
-    if settings.get("kind") not in kinds:
-        raise StateError(
-            f"The importance was measured by {settings.get('kind')!r}, which is no measure here; there are "
-            f"{', '.join(sorted(kinds))}. Register it first, with holdfast.register_measure."
+def _refuse_another_model(source: object, names: Collection[str], model: object) -> None:
+    """Refuse a model that lacks what was measured, with some names of which it has and of which it has not."""
+    if not isinstance(model, nn.Module):
+        return  # which the Consolidator refuses
+    here = [name for name, _ in named_parameters(model, remove_duplicate=False)]
+    if not (missing := sorted(set(names).difference(here))):
+        return
+    strange = [name for name in here if name not in names] or here
+    there, listed = (", ".join(map(repr, few[:2])) + " …" * (len(few) > 2) for few in (missing, strange))
+    raise StateError(
+        f"{str(source)!r} was measured for another model: its importance is of parameters called {there}, which this "
+        f"model does not have; it has {listed or 'none'}. Give the model that it was measured for."
+    )
+
+
+def _batch_norm(measured: str | None, *, batch_norm: str | None = "as measured", **_: Any) -> str | None:
+    """Return what becomes of batch norms' statistics: what did where it was measured, or freezing them from now on."""
+    if batch_norm == "as measured":
+        return measured
+    if batch_norm not in (measured, "freeze"):
+        raise ConfigurationError(
+            f"batch_norm={batch_norm!r} for importance that was measured with batch_norm={measured!r}: expected "
+            f"{'that, or ' * (measured != 'freeze')}'freeze'. Leave it out."
         )
-    return kinds[settings["kind"]](**values)
+    return batch_norm
+
+
+def _norms_with_statistics(guard: Consolidator) -> set[str]:
+    """Return the batch norms among what is protected that have statistics of some data."""
+    own = {id(parameter) for parameter in guard.parameters.values()}
+    trained = {name: norm for name, norm in with_statistics(guard.model).items() if not is_fresh(norm)}
+    return {name for name, norm in trained.items() if not norm.affine or any(id(p) in own for p in norm.parameters())}
 
 
 def _refuse_others(state: Mapping[str, Any], path: Path) -> None:
@@ -224,32 +284,14 @@ def _tell_of_other_weights(guard: Consolidator, source: object) -> None:
             anchor = local(like_parameter(guard.anchor[name], parameter)).double()
             moved += float((local(parameter).double() - anchor).square().sum())
             size += float(anchor.square().sum())
-    if moved > ELSEWHERE**2 * size:
-        tell(
-            f"The model's weights are {100 * (moved / size) ** 0.5:.2g} % away from those that {str(source)!r} was "
-            "measured at: it was trained since, or is another one. They are held to the weights of then, which the "
-            "file has. Load the weights that it was measured at before training."
-        )
-
-
-def _downloaded(repo: str, revision: str | None, token: str | None, endpoint: str | None) -> Path:
-    hub = _hub()
-    try:
-        given = {"revision": revision, "token": token, "endpoint": endpoint}
-        here = [Path(hub.hf_hub_download(repo, name, **given)).parent for name in (TENSORS, SETTINGS)]
-    except (OSError, ValueError) as error:
-        raise StateError(
-            f"{repo!r} is no folder here, and could not be had from the hub ({type(error).__name__}: {error}). Give a "
-            "folder that save_pretrained() wrote, or the name of a repository, 'user/name'."
-        ) from error
-    return here[0]  # that of one commit, which both are of
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtraError(
-            "The hub needs huggingface_hub: pip install 'holdfast[hub]'. A folder needs nothing."
-        ) from error
-    return huggingface_hub
+    if moved <= ELSEWHERE**2 * size:
+        return
+    share = 100 * (moved / size) ** 0.5 if size else math.inf
+    away = f"{share:.2g} % away" if share < 10 else f"{share:,.0f} % away"
+    if not math.isfinite(share):
+        away = "away, from 0," if moved < math.inf else "not finite, and away"
+    tell(
+        f"The model's weights are {away} from those that {str(source)!r} was measured at: it was trained since, or is "
+        "another one. They are held to the weights of then, which the file has. Load the weights that it was measured "
+        "at before training."
+    )
