@@ -46,6 +46,21 @@ def mistake_no_data_on_one_rank(here):
     unchanged(guard, lambda: guard.consolidate([]), holdfast.BatchError, "there were no batches")
 
 
+def mistake_bounds_that_differ(here):
+    guard = consolidated(form="rotated")
+    for bounds, message in (
+        ((10**6, 4000), "disagree on within: rank 0 has 1000000 and rank 1 has 4000"),
+        ((10**6, None), "disagree on within"),
+        ((10**6, 0), "within=0: expected a whole number"),
+    ):
+        unchanged(
+            guard,
+            lambda own=bounds[here.rank]: guard.consolidate([batch(1)], within=own),
+            holdfast.ConfigurationError,
+            message,
+        )
+
+
 def mistake_a_loader_that_breaks_on_one_rank(here):
     def loader():
         yield batch(1)

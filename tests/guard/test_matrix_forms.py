@@ -219,6 +219,27 @@ def test_what_it_will_take_is_what_it_takes(form):
     assert guard.form.name in repr(cost) and "0.weight" in repr(cost)
 
 
+def test_what_exact_sums_take_grows_with_the_tasks_and_is_counted():
+    guard = holdfast.Consolidator(network(), "EWC", form=Rotated(sums="exact"))
+    for _ in range(2):
+        guard.consolidate(data())
+    tensors = [t for matrix in guard.matrices.values() for t in matrix.tensors().values()]
+    assert guard.cost().kept == sum(t.nbytes for t in [*tensors, *guard.anchor.values()])
+
+
+@pytest.mark.parametrize("measure", ["SOS", "SI", holdfast.RWalk(fisher="batch")], ids=str)
+def test_running_states_are_counted(measure):
+    model = network()
+    guard = holdfast.Consolidator(model, measure, from_scratch=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    for x, _ in data():
+        model(x).square().sum().backward()
+        optimizer.step()
+    states = [t for tensors in guard.path.running[next(iter(guard.measures))].values() for t in tensors.values()]
+    assert guard.cost().measuring == sum(t.nbytes for t in [*states, *guard.path.start.values()])
+
+
 def test_stability_is_judged_by_the_largest_eigenvalue():
     model = network()
     guard = holdfast.Consolidator(model, "EWC", 1.0, form="rotated")

@@ -87,3 +87,29 @@ def test_what_cannot_be_within_is_refused_and_nothing_has_changed():
     with pytest.raises(ConfigurationError, match="'diagonal', which has no layers to be measured in turns"):
         holdfast.Consolidator(network(), "EWC").consolidate(data(), within=10_000)
     assert not guard.matrices
+
+
+class Fork(nn.Module):
+    """Two layers that see the same inputs, and one that does not."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.second = nn.Linear(6, 4), nn.Linear(4, 3), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.last(self.first(x).tanh() * self.second(x))
+
+
+def test_layers_with_coordinates_in_common_keep_them_in_one_turn():
+    whole, turned = (holdfast.Consolidator(Fork().double(), "EWC", form=Rotated(share_inputs=True)) for _ in range(2))
+    most = {block.name: block.measuring for block in turned.cost().blocks}
+    for task, within in enumerate((max(most.values()), most["first.weight"] + most["second.weight"])):
+        whole.consolidate(data(task))
+        turned.consolidate(data(task), within=within)
+    assert turned.matrices["first.weight"].tensors()["UA"] is turned.matrices["second.weight"].tensors()["UA"]
+    for name, matrix in whole.matrices.items():
+        for key, tensor in matrix.tensors().items():
+            torch.testing.assert_close(turned.matrices[name].tensors()[key], tensor, rtol=1e-10, atol=1e-14)
+    with pytest.raises(ConfigurationError, match=f"'second.weight', which have the .* Give at least {within}"):
+        turned.consolidate(data(), within=within - 1)

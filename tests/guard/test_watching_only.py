@@ -199,3 +199,100 @@ def test_path_measures_do_not_mix_it_with_training():
     with pytest.raises(holdfast.OrderError, match="in the middle of a task: SOS has seen 1 steps"):
         guard.watch_only([batch(0)])
     assert all(torch.equal(moved[name], value) for name, value in weights(model).items())
+
+
+def test_draws_and_limits_go_on_from_call_to_call():
+    parts = [batch(seed, 2) for seed in range(6)]
+    for measure in (holdfast.Fisher(labels="sampled"), holdfast.Fisher(labels="true", samples=5)):
+        once, often = (holdfast.Consolidator(net(), measure) for _ in range(2))
+        once.watch_only(parts)
+        for part in parts:
+            often.watch_only([part])
+        assert often.consolidate()[measure.name].samples == once.consolidate()[measure.name].samples
+        close(often.importance, once.importance)
+
+
+@pytest.mark.parametrize("measure", ["EWC-empirical", "SOS"])
+def test_labels_of_which_none_counts_are_refused(measure):
+    guard = holdfast.Consolidator(net(), measure)
+    ignored = (batch(0)[0], torch.full((8,), -100))
+    for before in ([], [batch(1), batch(2)]):
+        if before:
+            guard.watch_only(before)
+        with pytest.raises(holdfast.BatchError, match="none with labels that count"):
+            guard.watch_only([ignored])
+    guard.watch_only([batch(3), ignored])
+    guard.consolidate()
+    assert guard.tasks == 1
+
+
+@pytest.mark.parametrize("measure", ["EWC-empirical", "SOS"])
+def test_gradients_that_are_not_finite_are_refused_and_earlier_ones_stay(measure):
+    guard, expected = (holdfast.Consolidator(net(), measure) for _ in range(2))
+    for each in (guard, expected):
+        each.watch_only([batch(0), batch(1)])
+    x, y = batch(2)
+    with pytest.raises(holdfast.NotFiniteError, match=r"gradients of '0\.weight' that are not finite"):
+        guard.watch_only([(x * float("nan"), y)])
+    for each in (guard, expected):
+        each.watch_only([batch(3)])
+        each.consolidate()
+    close(guard.importance, expected.importance, 0.0)
+
+
+def moved_back(guard, why, first):
+    before = weights(guard.model)
+    with pytest.raises(holdfast.OrderError, match=rf"with {why}.*Nothing was moved. Call {first}"):
+        guard.consolidate(**({"share": 0.5} if "share" in why else {}))
+    assert all(torch.equal(before[name], value) for name, value in weights(guard.model).items())
+
+
+def test_what_was_watched_is_not_moved_by_consolidate_itself():
+    model, parts = net(), [batch(0), batch(1)]
+    guard = holdfast.Consolidator(model, "EWC-empirical", tolerance=0.02)
+    guard.keep([batch(0)[0]])
+    guard.consolidate(parts)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    guard.attach(optimizer)
+    for part in 5 * parts:
+        loss(model, part).backward()
+        optimizer.step()
+    guard.watch_only(parts)
+    moved_back(guard, "share=0.5", r"average\(0.5\)")
+    moved_back(guard, "tolerance=0.02", r"pull_back\(\)")
+    guard.pull_back()
+    guard.restart_task()
+    guard.watch_only(parts)
+    guard.consolidate()
+    assert guard.tasks == 2
+
+
+def test_a_loaded_state_is_without_what_was_watched_and_a_saved_one_says_so():
+    saved = holdfast.Consolidator(net(), "EWC-empirical", watch=["SOS"])
+    state = saved.state_dict()
+    saved.watch_only([batch(0), batch(1)])
+    saved.load_state_dict(state)
+    with pytest.raises(holdfast.BatchError, match="measures importance from data"):
+        saved.consolidate()
+    alone = holdfast.Consolidator(net(), "SOS")
+    alone.watch_only([batch(0)])
+    with pytest.warns(holdfast.HoldfastWarning, match="do not know which weights they are of"):
+        alone.state_dict()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model[-1].bias.add_(1.0),  # which is not protected
+        lambda model: model[0].weight.copy_(model[0].weight.flip(0)),
+        lambda model: model[0].weight[:2, 0].neg_(),
+    ],
+)
+def test_any_weight_that_has_moved_is_noticed(change):
+    model = net()
+    guard = holdfast.Consolidator(model, "EWC-empirical", protect="0.*")
+    guard.watch_only([batch(0), batch(1)])
+    with torch.no_grad():
+        change(model)
+    with pytest.raises(holdfast.OrderError, match="weights have changed since"):
+        guard.consolidate()

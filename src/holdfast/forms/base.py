@@ -206,6 +206,10 @@ class Form(ABC):
         """
         return dict(means)
 
+    def measured_together(self, blocks: Sequence[Block], earlier: Mapping[str, Matrix]) -> list[list[Block]]:
+        """Return blocks in groups whose members :meth:`learned` has to see at once: by default, each by itself."""
+        return [[block] for block in blocks]
+
     @abstractmethod
     def matrices(
         self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]

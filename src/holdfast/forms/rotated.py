@@ -358,6 +358,18 @@ class Rotated(LayerForm):
         bases = {block.name: _pair(known, f"{block.name}/U") for block in blocks}
         return RotatedReduction(measure.phi, blocks, parameters, bases, self.sharing)
 
+    def measured_together(self, blocks: Sequence[Block], earlier: Mapping[str, Matrix]) -> list[list[Block]]:
+        """Return layers that have the inputs' coordinates in common since earlier tasks, which the first one turns.
+
+        In a first task each finds the same by itself, from batches that come in the same order.
+        """
+        groups: dict[object, list[Block]] = {}
+        for block in blocks:
+            before = earlier.get(block.name)
+            inputs = before.basis.inputs if self.share_inputs and isinstance(before, RotatedMatrix) else None
+            groups.setdefault(block if inputs is None else id(inputs), []).append(block)
+        return list(groups.values())
+
     def learned(
         self, blocks: Sequence[Block], means: Mapping[str, Tensor], earlier: Mapping[str, Matrix], decay: float
     ) -> dict[str, Tensor]:
@@ -367,13 +379,18 @@ class Rotated(LayerForm):
         for block in blocks:
             if f"{block.name}/G" not in means and f"{block.name}/A" not in means:
                 continue
-            own, before, theirs = balanced(*factors_of(block, means)), earlier.get(block.name), None
+            factors = factors_of(block, means)
+            own, before, theirs = balanced(*factors), earlier.get(block.name), None
             if isinstance(before, RotatedMatrix) and before.block == block:
                 like = next(factor for factor in own if factor is not None)
                 theirs = balanced(*before.mapped(partial(_like, other=like)).factors)
             inputs = means.get(f"{block.name}/A") if self.share_inputs else None
             shared = next((u for a, u in seen if _is_same(a, inputs)), None)
-            basis, spectra = summed_basis(own, theirs, decay, block.size, inputs=shared)
+            along = shared
+            if inputs is not None and shared is None and theirs is None:
+                # Not as they are balanced with outputs: so equal inputs have the same to the last bit in any turn.
+                along = eigenbasis(factors[1], block.size[1])[0]
+            basis, spectra = summed_basis(own, theirs, decay, block.size, inputs=along)
             if inputs is not None and basis.inputs is not None and shared is None:
                 seen.append((inputs, basis.inputs))
             for kind, pair in (("U", basis), ("L", spectra)):

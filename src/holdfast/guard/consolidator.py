@@ -15,6 +15,7 @@ from holdfast.errors import (
     ConfigurationError,
     HoldfastWarning,
     NotFiniteError,
+    OrderError,
     ProtectError,
 )
 from holdfast.forms import Form, Matrix
@@ -371,6 +372,8 @@ class Consolidator:
     def cost(self) -> Costs:
         """Return what the guard's form takes of memory and time, block by block, before anything is measured.
 
+        What is kept already is counted as it is. It is that of the measure that drives the hold, not of others.
+
         >>> print(Consolidator(model, "EWC", form="rotated").cost())
         """
         return costs_of(self._memory)
@@ -659,9 +662,9 @@ class Consolidator:
             What each measure found for this task, by the measure's name. Its tensors may be the guard's own: clone
             what you want to change.
         """
-        if within is not None:
-            within = whole_number("within", within, "a whole number of bytes, at least 1", least=1)
+        within = self._memory.ranks.together(lambda: _checked_bytes(within))
         goes_back = self._goes_back
+        self._refuse_to_move_what_was_watched(share, goes_back=goes_back)
         self._tell_of_what_nothing_held()
         if share is None and not goes_back:
             with evaluated_weights(self._attachment.attached()):
@@ -686,7 +689,7 @@ class Consolidator:
     ) -> dict[str, TaskImportance]:
         memory = self._memory
         memory.ranks.together(memory.refresh)
-        memory.refuse_unless_ranks_agree()
+        memory.refuse_unless_ranks_agree({"within": within})
         norms = norms_of_task(memory, batches, forward)
         memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
         with norms.folding.put_in_place(), memory.merged.put_in_place():
@@ -854,9 +857,10 @@ class Consolidator:
         Its tensors are the live ones, as with PyTorch's optimisers, for as long as no parameter is added, frozen or
         consolidated; :meth:`save` writes a file.
         """
-        if self._memory.watched is not None and self._memory.watched.sums:
+        if self._memory.watched is not None:
             tell(
-                "A state between watch_only() and consolidate() is without what was seen of micro-batches: call "
+                "A state between watch_only() and consolidate() is without what was seen of micro-batches, but for "
+                "the running states of measures along the path, and those do not know which weights they are of: call "
                 "consolidate() first."
             )
         return to_state(self._memory)
@@ -960,7 +964,23 @@ class Consolidator:
         """Whether a task ends with a tolerance to be met."""
         memory = self._memory
         expected = memory.kept or memory.kept.expected  # without those that a state was saved with it is refused
-        return memory.tolerance is not None and bool(memory.is_anchored and expected and memory.steps)
+        return memory.tolerance is not None and bool(memory.is_anchored and expected and memory.is_trained)
+
+    def _refuse_to_move_what_was_watched(self, share: float | None, *, goes_back: bool) -> None:
+        """Refuse to end a task elsewhere than where micro-batches were watched."""
+        if self._memory.watched is None:
+            return
+        if share is not None:
+            first, why = f"average({share!r})", f"share={share!r}"
+        elif goes_back and not self.retention().is_within:
+            first, why = "pull_back()", f"tolerance={self.tolerance!r}, which is passed"
+        else:
+            return
+        raise OrderError(
+            f"consolidate() after watch_only(), with {why}: it would first move the weights back, away from where "
+            f"micro-batches were watched. Nothing was moved. Call {first} yourself, then restart_task(), watch_only() "
+            "and consolidate()."
+        )
 
     def _settle_norms(self) -> None:
         """Let batch norms be as they are to be from now on."""
@@ -1008,3 +1028,8 @@ class Consolidator:
             name: memory.ledgers[name].new_total(finding.matrices, memory.decay, memory.measured)
             for name, finding in found.items()
         }
+
+
+def _checked_bytes(within: int | None) -> int | None:
+    """Return a number of bytes, or say what was expected of it."""
+    return None if within is None else whole_number("within", within, "a whole number of bytes, at least 1", least=1)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import ConfigurationError
+from holdfast.forms import Block
+from holdfast.forms.summed import Summed
 from holdfast.guard.memory import Memory
 from holdfast.guard.turns import measuring_bytes
 from holdfast.tensors.in_words import in_bytes
@@ -25,9 +27,11 @@ class BlockCost:
     form: str
     """In which form it is kept."""
     kept: int
-    """Bytes that are kept from task to task: Q, the anchor, and how the hold leans there, where it does."""
+    """Bytes that are kept from task to task: Q, the anchor, and how the hold leans there, where it does. With
+    ``sums="exact"`` Q is each task's own, as many as there are by now."""
     measuring: int
-    """Bytes of sums while a task is measured, in the pass that has most of them; beside the samples' own."""
+    """Bytes of sums while a task is measured, in the pass that has most of them; beside the samples' own. Of a measure
+    along the path: its running states, which are there all through training, and θ(0) where it looks at steps."""
     multiplications: int
     """Of one application of Q, which is once a step; of an adapter's merged weight it takes at most that."""
 
@@ -47,7 +51,7 @@ class Costs:
 
     @property
     def measuring(self) -> int:
-        """Bytes of sums while a task is measured."""
+        """Bytes of sums while a task is measured, or of running states."""
         return sum(block.measuring for block in self.blocks)
 
     @property
@@ -100,7 +104,7 @@ def costs_of(memory: Memory) -> Costs:
         # Of a merged weight the anchor is its adapter's, as parameters and as what they come to.
         anchors = 2 * sum(part.numel() for part in parts) if parts else weights * (2 if memory.leans else 1)
         own = memory.driving.total.get(block.name)
-        if own is not None and form.keeps_equal_once:  # known by now, and how much of it another block has too
+        if own is not None:  # known by now, of how many tasks it is, and how much of it another block has too
             new = [tensor for tensor in own.tensors().values() if id(tensor) not in counted]
             counted |= {id(tensor) for tensor in new}
             q = sum(tensor.nbytes for tensor in new)
@@ -112,8 +116,17 @@ def costs_of(memory: Memory) -> Costs:
                 weights,
                 cost.said,
                 q + anchored * anchors,
-                measuring_bytes(form, block, measured) + (single * weights if memory.gradient_term else 0),
-                cost.applying,
+                _measuring(memory, block) + (single * weights if memory.gradient_term else 0),
+                cost.applying * (len(own.parts) if isinstance(own, Summed) else 1),
             )
         )
     return Costs(tuple(found), form.name)
+
+
+def _measuring(memory: Memory, block: Block) -> int:
+    """Return what a block takes while a task is measured, from data or along the path."""
+    measure, measured = memory.driving.measure, memory.measured
+    if measure.needs.data:
+        return measuring_bytes(memory.driving.form, block, measured)
+    numbers = len(measure.running) + measure.needs.step
+    return sum(numbers * running_dtype(measured[name]).itemsize * measured[name].numel() for name in block.parameters)

@@ -186,6 +186,11 @@ class Ledger:
         return self._clamped(self.total) if self.strengths is not None or self.damping else self.held
 
     @property
+    def added_to(self) -> Mapping[str, Matrix]:
+        """Q of the tasks so far, to which the next one's will be added: of a measure that replaces it, none."""
+        return {} if self.measure.total == "replace" else self.total
+
+    @property
     def diagonal(self) -> dict[str, Tensor]:
         """Ω as it was measured, weight by weight; none below 0."""
         return diagonal_of(self.measured)

@@ -82,7 +82,7 @@ def measure_task(
 ) -> dict[str, Finding]:
     """Return what each measure found, by its name; one that only watches and saw no step is left out."""
     sampled = _sampled(memory)
-    turns = turns_of(memory, within)
+    turns = memory.ranks.together(lambda: turns_of(memory, within))
     _tell_notices(memory)
     gradient = TaskGradient(memory) if memory.gradient_term else None
     found = memory.ranks.together(lambda: _measure_without_data(memory))
@@ -188,7 +188,7 @@ def _watched(memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iter
     """Return what measures that look at data have seen of micro-batches; data beside it are for others alone."""
     watched = memory.watched
     assert watched is not None
-    watched.refuse_unless_at(memory.parameters)
+    watched.refuse_unless_at(memory.model)
     if batches is not None and not (memory.gradient_term or any(hold.takes_batches for hold in memory.holds)):
         raise OrderError(
             "consolidate(batches) after watch_only(), which has measured this task already, and nothing else looks at "
@@ -283,7 +283,7 @@ def _learned(
     """Return what a form makes of the means so far, worked out by one process for all."""
     ledger, ranks = memory.ledgers[name], memory.ranks
     blocks = _blocks(memory, name, some)
-    earlier = {} if ledger.measure.total == "replace" else ledger.total
+    earlier = ledger.added_to
     decay = ledger.decayed(memory.decay)
     if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
         return ledger.form.learned(blocks, means, earlier, decay)

@@ -151,6 +151,12 @@ class Memory:
         return bool(self.anchor or self.merged_anchor)
 
     @property
+    def is_trained(self) -> bool:
+        """Whether steps were taken in this task; what measures along the path are only shown is none."""
+        shown = self.watched is not None and any(ledger.measure.needs.path for ledger in self.ledgers.values())
+        return bool(self.steps) and not shown
+
+    @property
     def leans(self) -> bool:
         """Whether the hold leans at its anchor."""
         return leans(self.driving.form, self.anchor_kind, gradient_term=self.gradient_term)
@@ -429,8 +435,8 @@ class Memory:
         self._largest = None
         self.version += 1
 
-    def refuse_unless_ranks_agree(self) -> None:
-        """Raise on every rank unless all of them are at the same place of the same run."""
+    def refuse_unless_ranks_agree(self, asked: Mapping[str, object]) -> None:
+        """Raise on every rank unless all of them are at the same place of the same run, and are asked for the same."""
         if self.ranks.size == 1:
             return
         facts: dict[str, object] = {
@@ -447,6 +453,7 @@ class Memory:
             "the tolerance": None if self.tolerance is None else self.tolerance.nats,
             "the kept sets": list(self.kept),
             "the holds": {hold.name: (hold.strength, hold.share, hold.settings()) for hold in self.holds},
+            **asked,
         }
         totals: dict[str, list[Tensor]] = {}
         for ledger in self.ledgers.values():

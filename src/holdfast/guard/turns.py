@@ -32,26 +32,32 @@ def turns_of(memory: Memory, most: int | None) -> list[list[Block]]:
             f"within={most} with {memory.driver} in the form {form.name!r}, which has no layers to be measured in "
             "turns. Leave it out, or take a form of layers, such as form='rotated16'."
         )
-    sizes = {block.name: measuring_bytes(form, block, memory.measured) for block in blocks}
-    largest = max(sizes, key=lambda name: sizes[name])
-    if sizes[largest] > most:
-        raise ConfigurationError(
-            f"within={most} bytes: the sums of {largest!r} alone take {in_bytes(sizes[largest])}. Give at least "
-            f"{sizes[largest]}, keep its sides in blocks (outputs='blocks', inputs='blocks', largest_block=), or leave "
-            "it out of protect=."
-        )
-    return in_turns(blocks, [sizes[block.name] for block in blocks], most)
+    groups = form.measured_together(blocks, memory.driving.added_to)
+    sizes = [sum(measuring_bytes(form, block, memory.measured) for block in group) for group in groups]
+    if max(sizes) > most:
+        raise _too_large(groups[sizes.index(max(sizes))], max(sizes), most)
+    return in_turns(groups, sizes, most)
 
 
-def in_turns(blocks: Sequence[Block], sizes: Sequence[int], most: int) -> list[list[Block]]:
-    """Return blocks in groups of neighbours, none larger than a bound that each of them is within."""
+def _too_large(group: Sequence[Block], size: int, most: int) -> ConfigurationError:
+    """Return what is wrong with a bound that the largest of what is measured at once is not within."""
+    names = ", ".join(repr(block.name) for block in group)
+    whose = f"{names} alone" if len(group) == 1 else f"{names}, which have the coordinates of their inputs in common,"
+    return ConfigurationError(
+        f"within={most} bytes: the sums of {whose} take {in_bytes(size)}. Give at least {size}, keep sides in blocks "
+        "(outputs='blocks', inputs='blocks', largest_block=), or leave layers out of protect=."
+    )
+
+
+def in_turns(groups: Sequence[Sequence[Block]], sizes: Sequence[int], most: int) -> list[list[Block]]:
+    """Return groups of blocks, neighbours in one turn, none larger than a bound that each of them is within."""
     turns: list[list[Block]] = []
     filled = most
-    for block, size in zip(blocks, sizes, strict=True):
+    for group, size in zip(groups, sizes, strict=True):
         if filled + size > most:
             turns.append([])
             filled = 0
-        turns[-1].append(block)
+        turns[-1].extend(group)
         filled += size
     return turns
 

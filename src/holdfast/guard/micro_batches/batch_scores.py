@@ -8,7 +8,7 @@ from torch import Tensor
 
 from holdfast.guard.measuring import DRAWS_APART
 from holdfast.guard.memory import Memory
-from holdfast.guard.micro_batches.gradient_sums import Asked
+from holdfast.guard.micro_batches.gradient_sums import Asked, Progress
 from holdfast.persample.batches import Batch, BatchReader, Forward
 from holdfast.persample.engine import check_outputs
 from holdfast.persample.phi import SQUARE
@@ -33,12 +33,17 @@ class BatchScore:
     classes: int | None = None
     """How many classes outputs tell apart: not looked at here."""
 
-    def __init__(self, memory: Memory, asked: Asked, forward: Forward) -> None:
+    def __init__(self, memory: Memory, asked: Asked, forward: Forward, before: Progress | None = None) -> None:
         first = next(iter(memory.measured.values()))
         self.asked = asked
         self.score = asked.score
         self.model = memory.model
-        self.seen = 0
+        self.seen = 0 if before is None else before.seen
+        """How many samples, in earlier calls too."""
+        self.counted = 0
+        """How many of this call's have labels that count, those of all processes."""
+        self.full_before = self.full
+        """Whether earlier calls have given as many samples as were asked for."""
         self._forward = forward
         self._reader = BatchReader(first.device, memory.model)
         self._told = Told(None)
@@ -46,6 +51,13 @@ class BatchScore:
         self._generator = None
         if asked.seed is not None:
             self._generator = torch.Generator(first.device).manual_seed(asked.seed * 1_000_003 + draws)
+            if before is not None and before.draws is not None:
+                self._generator.set_state(before.draws)
+
+    @property
+    def progress(self) -> Progress:
+        """Where it is at, to be gone on from."""
+        return Progress(self.seen, None if self._generator is None else self._generator.get_state())
 
     @property
     def reading(self) -> OutputReading | None:

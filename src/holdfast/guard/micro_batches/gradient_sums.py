@@ -1,11 +1,13 @@
 """What is kept of the gradients of micro-batches: their mean, and how far they lie apart."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from holdfast.errors import BatchError, NotFiniteError, OrderError
 from holdfast.guard.distributed.ranks import Ranks, checksum
@@ -57,6 +59,8 @@ class GradientSums:
 
     def add_all(self, others: "GradientSums") -> None:
         """Take in all batches of others."""
+        if not others.samples:
+            return
         self._add_mean(others.mean, others.samples)
         for name, spread in others.spread.items():
             self.spread[name] += spread
@@ -82,6 +86,11 @@ class GradientSums:
             apart = spread.addcmul(own - mean, own - mean, value=self.samples)
             found.mean[name], found.spread[name] = mean, ranks.add_up(apart)
         return found
+
+    def refuse_unless_finite(self) -> None:
+        """Refuse gradients that would spoil what others are added to."""
+        for name, mean in self.mean.items():
+            refuse_unless_finite(name, (mean, self.spread[name]))
 
     def squares(self) -> dict[str, Tensor]:
         """Return the estimated mean of single samples' squared gradients, or refuse to make one of too little."""
@@ -113,6 +122,24 @@ def nothing_seen() -> BatchError:
     )
 
 
+def refuse_unless_finite(name: str, tensors: Iterable[Tensor]) -> None:
+    """Refuse what was made of a parameter's gradients, where it is not made of numbers alone."""
+    if not all(map(is_finite, tensors)):
+        raise NotFiniteError(
+            f"watch_only() has met gradients of {name!r} that are not finite, so nothing of this call was taken in; "
+            "what earlier ones have seen stays. Check the inputs for NaN, and the weights for divergence."
+        )
+
+
+class Progress(NamedTuple):
+    """How far one call has gone through samples, from where the next goes on."""
+
+    seen: int
+    """How many samples."""
+    draws: Tensor | None
+    """The state of the generator that labels are drawn by, where they are."""
+
+
 @dataclass
 class Watched:
     """What was seen of micro-batches since the last consolidation."""
@@ -120,17 +147,33 @@ class Watched:
     weights: int
     """A checksum of the weights that it was seen at."""
     sums: dict[Asked, GradientSums] = field(default_factory=dict)
+    progress: dict[Asked, Progress] = field(default_factory=dict)
     classes: Classes = field(default_factory=Classes)
 
-    def refuse_unless_at(self, parameters: Mapping[str, Tensor]) -> None:
+    def refuse_unless_at(self, model: nn.Module) -> None:
         """Refuse weights that have moved since."""
-        if weights_sum(parameters) != self.weights:
+        if weights_sum(model) != self.weights:
             raise OrderError(
                 "The weights have changed since watch_only(): what it saw is of others. Call consolidate() right after "
                 "it, or restart_task() and watch_only() again."
             )
 
 
-def weights_sum(parameters: Mapping[str, Tensor]) -> int:
-    """Return a number that tells weights apart; of sharded ones, this process's parts."""
-    return checksum(local(parameter) for parameter in parameters.values())
+def weights_sum(model: nn.Module) -> int:
+    """Return a number that tells all of a model's weights apart, and their order; of sharded ones, our parts.
+
+    Those that are not protected count too: gradients are of all that the model does.
+    """
+    there = [local(p.detach()) for p in model.parameters() if not (is_lazy(p) or p.is_meta)]
+    return checksum(part for parameter in there for part in _by_place(parameter))
+
+
+def _by_place(tensor: Tensor) -> Iterator[Tensor]:
+    """Return sums of a tensor's bits by which others in their place are told: along rows and columns of a square."""
+    flat = tensor.contiguous().flatten()
+    # Of 64 bits in one sum, two that change their sign together would cancel out as it wraps around.
+    bits = flat.view({1: torch.int8, 2: torch.int16}.get(flat.element_size(), torch.int32))
+    width = max(1, math.isqrt(bits.numel()))
+    square = bits[: width * (bits.numel() // width)].view(-1, width)
+    for sums in (square.sum(0, dtype=torch.int64), square.sum(1, dtype=torch.int64), bits[square.numel() :]):
+        yield sums * (2 * torch.arange(len(sums), device=sums.device) + 1)

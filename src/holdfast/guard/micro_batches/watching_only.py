@@ -6,7 +6,7 @@ DDP job, has micro-batches of its own; those that FSDP2 shards a model over shar
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,14 @@ from holdfast.guard.distributed.ranks import is_fully_sharded
 from holdfast.guard.measuring import Reader, check_read_alike, look_at_classes, warn_if_alone_among_several
 from holdfast.guard.memory import Memory
 from holdfast.guard.micro_batches.batch_scores import BatchScore, Scored
-from holdfast.guard.micro_batches.gradient_sums import Asked, GradientSums, Watched, nothing_seen, weights_sum
+from holdfast.guard.micro_batches.gradient_sums import (
+    Asked,
+    GradientSums,
+    Watched,
+    nothing_seen,
+    refuse_unless_finite,
+    weights_sum,
+)
 from holdfast.guard.micro_batches.taken_measures import MEAN_LOSS, Taken, taken_measures
 from holdfast.guard.noticing.new_classes import together
 from holdfast.guard.steps.observed import gradients_by_backward
@@ -40,20 +47,23 @@ def watch_only(memory: Memory, batches: Iterable[Any], forward: Forward | None) 
     if not any(map(is_sharded, memory.measured.values())):
         warn_if_alone_among_several(ranks)
     call = KeptInputs(forward or call_model)
-    scores = [BatchScore(memory, asked, call) for asked in taken.of_samples]
+    before = {} if memory.watched is None else memory.watched.progress
+    scores = [BatchScore(memory, asked, call, before.get(asked)) for asked in taken.of_samples]
     path = BatchScore(memory, MEAN_LOSS, call) if taken.along_path else None
     every = scores if path is None else [*scores, path]
     reader = Reader(given, every)
     with _path_kept(memory), differentiated(memory.model, memory.measured.values()):
         sums = _go_through(memory, taken, scores, path, reader)
         check_read_alike(ranks, every)
-        if not any(score.seen for score in every):
+        if not all(score.counted or score.full_before for score in every):
             raise nothing_seen()
+        ranks.together(lambda: _refuse_unless_finite(memory, taken, sums))
     classes = together(ranks.each(lambda: reader.classes))
     look_at_classes(memory, classes, every)
-    watched = memory.watched or Watched(weights_sum(memory.parameters))
+    watched = memory.watched or Watched(weights_sum(memory.model))
     for asked, found in sums.items():
         watched.sums.setdefault(asked, GradientSums()).add_all(found)
+    watched.progress |= {score.asked: score.progress for score in scores}
     watched.classes |= classes
     memory.watched = watched
 
@@ -63,7 +73,7 @@ def _checked(memory: Memory) -> Taken:
     taken = taken_measures(memory)
     refuse_merged(memory.model, memory.measured)
     if memory.watched is not None:
-        memory.watched.refuse_unless_at(memory.parameters)
+        memory.watched.refuse_unless_at(memory.model)
     if is_fully_sharded(memory.model):
         refuse_unless_averaging(memory.model)
         for name, parameter in memory.measured.items():
@@ -119,13 +129,28 @@ def _go_through(
                 sums[score.asked].outputs = None if score.reading is None else score.reading.said
             score.seen += sum(sizes)
         if path is not None:
-            _step(memory, taken, _mean_gradient(memory, path, reader.batch, last))
+            mean = _mean_gradient(memory, path, reader.batch, last)
+            if mean is not None:
+                _step(memory, taken, *mean)
+                path.counted += mean[1]
             path.seen += sum(sizes)
         sizes = ranks.each(reader.read_next)
-    if sharded:
-        return sums
-    like = {name: _nothing(parameter) for name, parameter in memory.measured.items()}
-    return {asked: own.of_all(ranks, like) for asked, own in sums.items()}
+    if not sharded:
+        like = {name: _nothing(parameter) for name, parameter in memory.measured.items()}
+        sums = {asked: own.of_all(ranks, like) for asked, own in sums.items()}
+    for score in scores:
+        score.counted = sums[score.asked].samples
+    return sums
+
+
+def _refuse_unless_finite(memory: Memory, taken: Taken, sums: Mapping[Asked, GradientSums]) -> None:
+    """Refuse gradients that are not numbers, before they spoil what was seen before."""
+    for own in sums.values():
+        own.refuse_unless_finite()
+    for label in taken.along_path:
+        for tensors in memory.ledgers[label].running.values():
+            for name, tensor in tensors.items():
+                refuse_unless_finite(name, [tensor])
 
 
 _Found = tuple[dict[str, Tensor], int, int]
@@ -197,11 +222,8 @@ def _mean_gradient(
 
 
 @torch.no_grad()
-def _step(memory: Memory, taken: Taken, found: tuple[dict[str, Tensor], int] | None) -> None:
+def _step(memory: Memory, taken: Taken, gradients: Mapping[str, Tensor], samples: int) -> None:
     """Let measures along the path see a gradient, as that of a step by which nothing moves."""
-    if found is None:
-        return
-    gradients, samples = found
     for name, parameter in memory.measured.items():
         number = memory.steps.get(name, 0)
         for label, measure in taken.along_path.items():

@@ -139,6 +139,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.relative_strength, memory.driving.strengths = state.get("relative_strength"), strengths
     memory.steps = dict(state["steps"])
+    memory.watched = None
     memory.tolerance, memory.control = tolerance, control
     memory.driving.damping = 0.0 if tolerance is None else tolerance.damping_in(memory.driving.form)
     memory.kept.expected = {name: list(marks) for name, marks in state.get("kept", ())}
