@@ -112,7 +112,8 @@ def _assignments(spec: Spec) -> Iterator[str]:
     """Yield settings of the measure that are not as usual, and all of forms, holds and the tolerance."""
     protocol = spec.scenario_kind.protocol
     large = bool(protocol.large) and spec.settings.batch_size == LARGE_BATCH
-    known = {**measure(spec.measure).settings(), **usual_settings(protocol, spec.measure, large=large)}
+    usual = usual_settings(protocol, spec.measure, spec.measure_settings, large=large)
+    known = {**measure(spec.measure).settings(), **usual}
     for name, value in spec.measure_settings.items():
         if known.get(name) != value:
             yield f"{name}={_said(value)}"
