@@ -90,6 +90,8 @@ def test_what_would_measure_nothing_is_refused_before_the_first_step():
     make_learner(holdfast.SOS(skip=5), watch=())
     with pytest.raises(ConfigurationError, match=r"beta2=0.9 and window=0.1: expected one of both"):
         holdfast.SOS(beta2=0.9, window=0.1)
+    with pytest.raises(ConfigurationError, match=r"normalise=False and window=0.1: expected normalise=True"):
+        holdfast.SOS(normalise=False, window=0.1)
     with pytest.raises(ConfigurationError, match=r"window=0: expected a share"):
         holdfast.SOS(window=0)
 

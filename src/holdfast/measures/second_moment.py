@@ -54,6 +54,8 @@ class SecondMoment(PathMeasure):
             self._set("window", number("window", self.window, expected, lambda given: 0 < given <= 1))
             both = f"beta2={self.beta2:g} and window={self.window:g}"
             require(self.beta2 == _USUAL_BETA2, both, "one of both, since a window takes the place of beta2")
+            both = f"normalise={self.normalise} and window={self.window:g}"
+            require(self.normalise, both, "normalise=True, since an average over a window always is")
         self._set("skip", whole_number("skip", self.skip, "a whole number of steps, 0 or more", least=0))
 
     @property

@@ -156,6 +156,12 @@ def test_the_store_may_be_named_by_the_environment(call, tmp_path, monkeypatch):
         (["split-mnist", "-m", "L2"], "--strength on the command line"),
         (["permuted-digits", "--probe", "importance"], "No probe is called 'importance'"),
         (["split-cifar", "--hidden", "10"], "has no hidden layers to choose"),
+        (["split-digits", "--sizes", "1,few"], "--sizes '1,few': expected shares with commas"),
+        (["split-digits", "--order", "1,0.5"], "--order '1,0.5': expected numbers of tasks with commas"),
+        (
+            ["split-digits", "-m", "fine-tune", "--hold", "variational", "--set", "variational.coreset=5"],
+            "coreset=5 epochs for a scenario that has set no samples aside",
+        ),
     ],
 )
 def test_mistakes_are_explained_in_a_line(run, tmp_path, arguments, message):

@@ -35,6 +35,12 @@ RUNS = {
     "anew": ("split-digits", "fine-tune", {"trains": "anew"}),
     "plain": ("split-digits", "SI", {"engine": "plain", "precision": "fp32"}),
     "tolerance": ("split-digits", "EWC", {"tolerance": 0.1}),
+    "unlike tasks": (
+        "split-digits",
+        "SI",
+        {"tasks": 3, "sizes": (1, 0.2), "order": (2, 0, 1), "rate_decay": 0.01},
+    ),
+    "a window": ("permuted-mnist", "SOS", {"measure_settings": {"window": 0.1}}),
     "relative": ("split-digits", "EWC", {"relative_strength": 0.03}),
 }
 

@@ -90,7 +90,7 @@ def test_cells_differ_from_sos_2048_in_what_they_are_called_for_alone():
     settings = {"beta2": 0.999, "normalise": False, "alpha": 1.0, "batch_size": None}
     assert dict(usual.measure_settings) == settings
     for cell, changed, rate in (
-        ("large batch, tied window", {"window": 0.1}, 0.008),
+        ("large batch, tied window", {"window": 0.1, "normalise": True}, 0.008),
         ("large batch, short window, α = 0", {"beta2": 0.97, "alpha": 0.0}, 0.008),
         ("large batch, first steps left out, α = 0", {"skip": 50, "alpha": 0.0}, 0.008),
         ("large batch, another rate", {}, 0.001),

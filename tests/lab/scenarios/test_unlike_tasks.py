@@ -1,6 +1,7 @@
 """Tasks of unequal sizes and in another order, as a spec asks for them."""
 
 import pytest
+import torch
 
 from holdfast.errors import ConfigurationError
 from holdfast.lab.data.digits import digits_dataset
@@ -28,15 +29,26 @@ def test_tasks_come_in_the_order_that_is_asked_for_each_with_its_head():
     assert [task.head for task in turned.tasks] == [2, 0, 1] and turned.heads == 3
 
 
+def test_a_head_grows_in_the_order_in_which_tasks_come():
+    usual, turned = made(), made(order=(2, 0, 1), sizes=(1, 1, 0.5), incremental="class")
+    assert [task.outputs for task in turned.tasks] == [2, 4, 6]
+    for i, (task, number) in enumerate(zip(turned.tasks, (2, 0, 1), strict=True)):
+        before = usual.tasks[number]
+        assert task.name == before.name and torch.equal(task.stored_test.y, before.stored_test.y + 2 * i)
+    assert len(turned.tasks[0].stored_train) == round(len(usual.tasks[2].stored_train) / 2)
+
+
 def test_what_changes_nothing_is_the_same_run_and_what_cannot_be_is_refused():
     usual = paper_spec("split-digits", "SI", tasks=3)
     assert paper_spec("split-digits", "SI", tasks=3, sizes=(1, 1, 1), order=(0, 1, 2)).id == usual.id
     unlike = paper_spec("split-digits", "SI", tasks=3, sizes=(1, 0.1, 1), order=[2, 0, 1])
     assert unlike.id != usual.id and Spec.from_dict(unlike.to_dict()) == unlike
     assert paper_spec("split-digits", "SI", tasks=3, sizes=(1, 0.1)).sizes == (1, 0.1, 1)  # by turns
-    for wrong in ({"sizes": (1, 0.1, 1, 1)}, {"sizes": (1, 0, 1)}, {"order": (0, 1)}, {"order": (0, 1, 1)}):
-        with pytest.raises(ConfigurationError, match=r"3 tasks|0 to 2"):
-            paper_spec("split-digits", "SI", tasks=3, **wrong)
+    sizes = [(1, 0.1, 1, 1), (1, 0, 1), (True, 0.1), ("a",), "a", 0.5, None]
+    order = [(0, 1), (0, 1, 1), (1.0, 0, 2), (True, False, 2), ("a", 0, 1), 3, None]
+    for name, given in [("sizes", wrong) for wrong in sizes] + [("order", wrong) for wrong in order]:
+        with pytest.raises(ConfigurationError, match=rf"{name}=.*: expected .*(3 tasks|0 to 2)"):
+            Spec("split-digits", "SI", tasks=3, **{name: given})
 
 
 def test_such_runs_train_side_by_side_and_their_steps_are_counted(tmp_path):

@@ -16,8 +16,9 @@ def test_the_rate_falls_by_the_same_factor_at_every_step_to_what_is_left_of_it()
     rates = [Settings(learning_rate=0.4, rate_decay=0.01).rate(step, 5) for step in range(5)]
     assert rates == pytest.approx([0.4, 0.4 / 10**0.5, 0.04, 0.04 / 10**0.5, 0.004])
     assert Settings(rate_decay=0.5).rate(0, 1) == 0.001
-    with pytest.raises(ConfigurationError, match="rate_decay=0: expected a number above 0"):
-        Settings(rate_decay=0)
+    for wrong in (0, "a", None, True):
+        with pytest.raises(ConfigurationError, match=r"rate_decay=.*: expected a number above 0"):
+            Settings(rate_decay=wrong)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])

@@ -36,6 +36,24 @@ BatchSize = Annotated[int | None, _option(help="Samples of a step.", panel=_PROT
 LearningRate = Annotated[float | None, _option("--lr", help="The learning rate.", panel=_PROTOCOL)]
 Optimizer = Annotated[str | None, _option(help="adam, adamw, or sgd with momentum.", panel=_PROTOCOL)]
 Momentum = Annotated[float | None, _option(help="Of SGD.", panel=_PROTOCOL)]
+RateDecay = Annotated[
+    float | None,
+    _option(
+        "--rate-decay",
+        help="What is left of the learning rate at the last step of each task, as a share, such as 0.01.",
+        panel=_PROTOCOL,
+    ),
+]
+Sizes = Annotated[
+    str | None,
+    _option(
+        help="The share of its training samples that each task has, such as 1,0.1, by turns.",
+        panel=_PROTOCOL,
+    ),
+]
+Order = Annotated[
+    str | None, _option(help="The order in which tasks are learned, from 0, such as 2,0,1.", panel=_PROTOCOL)
+]
 Samples = Annotated[int | None, _option(help="Samples for measures after training.", panel=_PROTOCOL)]
 
 Trains = Annotated[

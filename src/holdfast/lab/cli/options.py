@@ -2,8 +2,8 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import holdfast
 from holdfast.errors import ConfigurationError, shortened
@@ -12,6 +12,8 @@ from holdfast.holds import HOLDS
 from holdfast.lab.experiments import SCENARIOS, Spec, paper_spec
 from holdfast.lab.experiments.specs.spec import USUAL_KEPT
 from holdfast.registry import find_name, simplified
+
+Number = TypeVar("Number", int, float)
 
 _DIGITS_OF_WIDTHS = 9
 _NOTHING = "fine-tune"
@@ -219,6 +221,16 @@ def widths_of(text: str | None) -> tuple[int, ...] | None:
             f"--hidden {shortened(text)}: expected widths with commas between them, such as 100,100."
         )
     return tuple(int(part) for part in parts)
+
+
+def numbers_of(
+    option: str, text: str | None, kind: Callable[[str], Number], expected: str
+) -> tuple[Number, ...] | None:
+    """Return numbers of a kind, from a text with commas between them; whether they make sense, the spec says."""
+    try:
+        return None if text is None else tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigurationError(f"{option} {shortened(text)}: expected {expected}.") from None
 
 
 def consolidation_of(text: str | None) -> str | int | None:

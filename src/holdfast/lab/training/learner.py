@@ -325,7 +325,7 @@ class Learner:
             self._keep(task)
         for observer in self.observers.values():
             observer.task_ended(self, task, found)
-        accuracies = self.accuracies()
+        accuracies = self.accuracies(learned=task + 1)
         if task and self.settings.trains == "anew":  # the networks of earlier tasks are as they were
             accuracies[:task] = self.outcome.matrix[-1][:task]
         self.outcome.matrix.append(accuracies)
@@ -411,13 +411,17 @@ class Learner:
         return computing_in(self.precision, self.device)
 
     @torch.no_grad()
-    def accuracies(self) -> list[float]:
-        """Return the accuracy on every task, on the samples that the run is judged by."""
+    def accuracies(self, learned: int | None = None) -> list[float]:
+        """Return the accuracy on every task, on the samples that the run is judged by.
+
+        Args:
+            learned: how many tasks have been learned, whose coresets may be looked at; as many as were judged before.
+        """
         self.model.eval()
         # Enough to fill an accelerator, little enough for a CPU's cache.
         batch = 1000 if self.device.type == "cpu" else 5000
         right, counts = [], []
-        scores = self._scores()
+        scores = self._scores(len(self.outcome.matrix) if learned is None else learned)
         with self.computing():
             for i, task in enumerate(self.scenario.tasks):
                 samples: Samples = getattr(task, self.judge_by)
@@ -427,13 +431,13 @@ class Learner:
         # Read all at once: an accelerator would be waited for each time.
         return [correct / count for correct, count in zip(torch.stack(right).tolist(), counts, strict=True)]
 
-    def _scores(self) -> Callable[[Tensor, int], Tensor]:
+    def _scores(self, learned: int) -> Callable[[Tensor, int], Tensor]:
         """Return what gives the classes of some inputs of a task their scores, by which the run is judged."""
         tasks, posterior, outputs = self.scenario.tasks, self.posterior, self.outputs(self._at)
         if posterior is None:
             return lambda x, task: open_outputs(self.model(x, tasks[task].head), outputs)
         with self.computing():
-            weights = posterior.weights(self.guard.tasks)
+            weights = posterior.weights(learned)
         return lambda x, task: open_outputs(posterior.scores(x, tasks[task].head, weights[task]), outputs)
 
     def state(self) -> dict[str, Any]:
@@ -468,6 +472,8 @@ class Learner:
         self.dropout.set_state(state["dropout"].cpu())
         retention = [TaskRetention.from_dict(noted) for noted in state.get("retention", ())]
         self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"], retention)
+        if self.posterior is not None:  # how many samples a task has is no part of a guard's state
+            self.posterior.begin_task(self._sizes[self._at])
         for name, observer in self.observers.items():
             observer.load_state(copied(state["observers"][name]))
 

@@ -28,11 +28,7 @@ class Posterior:
     def __init__(
         self, hold: Variational, model: MultiHead, scenario: Scenario, batch_size: int, learning_rate: float
     ) -> None:
-        if hold.coreset and not scenario.keeps:
-            raise ConfigurationError(
-                f"coreset={hold.coreset} epochs for a scenario that has set no samples aside for it; expected kept= in "
-                "a spec, --kept on the command line, such as 200."
-            )
+        check_coreset(hold, keeps=scenario.keeps)
         if not mean_field_layers(model):
             mean_field(model)
         self.hold = hold
@@ -69,6 +65,15 @@ class Posterior:
             pairs = zip(aside.x.split(self._batch_size), aside.y.split(self._batch_size), strict=True)
             batches += [(x, task.head, y) for x, y in pairs]
         return self.hold.refined(self._model, batches, learning_rate=self._learning_rate)
+
+
+def check_coreset(hold: Variational | None, *, keeps: bool) -> None:
+    """Refuse coresets where no samples are set aside for them."""
+    if hold is not None and hold.coreset and not keeps:
+        raise ConfigurationError(
+            f"coreset={hold.coreset} epochs for a scenario that has set no samples aside for it; expected kept= in "
+            "a spec, --kept on the command line, such as 200."
+        )
 
 
 def variational_hold(holds: Iterable[Hold]) -> Variational | None:

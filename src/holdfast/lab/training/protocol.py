@@ -11,7 +11,7 @@ from torch import nn
 from holdfast.errors import ConfigurationError, shortened
 from holdfast.lab.training.bounds import Trains
 from holdfast.lab.training.halves import SecondBatch
-from holdfast.settings import added, choice
+from holdfast.settings import added, choice, number
 
 _MOST = 10**9
 """Of epochs or samples: nobody waits for more, and all that is counted with them fits into 64 bits."""
@@ -66,14 +66,10 @@ class Settings:
             optional = value is None and name in ("later_epochs", "samples")
             if not optional and not (isinstance(value, int) and 1 <= value <= _MOST):
                 raise ConfigurationError(f"{name}={shortened(value)}: expected a whole number, 1 to {_MOST:,}.")
-        if not 0 < self.learning_rate <= _LARGEST_RATE:
-            raise ConfigurationError(
-                f"learning_rate={shortened(self.learning_rate)}: expected a number above 0, up to {_LARGEST_RATE:g}."
-            )
-        if not 0 < self.rate_decay <= 1:
-            raise ConfigurationError(f"rate_decay={shortened(self.rate_decay)}: expected a number above 0, up to 1.")
-        if not 0 <= self.momentum < 1:
-            raise ConfigurationError(f"momentum={self.momentum!r}: expected a number from 0 up to, but not, 1.")
+        expected = f"a number above 0, up to {_LARGEST_RATE:g}"
+        number("learning_rate", self.learning_rate, expected, lambda rate: 0 < rate <= _LARGEST_RATE)
+        number("rate_decay", self.rate_decay, "a number above 0, up to 1", lambda share: 0 < share <= 1)
+        number("momentum", self.momentum, "a number from 0 up to, but not, 1", lambda share: 0 <= share < 1)
         if self.optimizer not in ("adam", "adamw", "sgd"):
             raise ConfigurationError(f"optimizer={self.optimizer!r}: expected 'adam', 'adamw' or 'sgd'.")
         choice("trains", self.trains, get_args(Trains))

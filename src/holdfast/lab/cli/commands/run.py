@@ -36,12 +36,15 @@ def run(
         list[int] | None, typer.Option(min=0, max=arguments.LARGEST_SEED, help="Just this seed; may be repeated.")
     ] = None,
     tasks: arguments.Tasks = None,
+    sizes: arguments.Sizes = None,
+    order: arguments.Order = None,
     epochs: arguments.Epochs = None,
     later_epochs: arguments.LaterEpochs = None,
     batch_size: arguments.BatchSize = None,
     lr: arguments.LearningRate = None,
     optimizer: arguments.Optimizer = None,
     momentum: arguments.Momentum = None,
+    rate_decay: arguments.RateDecay = None,
     reinit: Annotated[
         bool | None, arguments.protocol_option("--reinit/--no-reinit", help="Draw weights anew before each task.")
     ] = None,
@@ -90,6 +93,7 @@ def run(
         from holdfast.lab.cli.options import (  # noqa: PLC0415
             consolidation_of,
             form_and_holds,
+            numbers_of,
             seeds_of,
             specs_of,
             widths_of,
@@ -110,12 +114,15 @@ def run(
         assignments=beside.left,
         changes={
             "tasks": tasks,
+            "sizes": numbers_of("--sizes", sizes, float, "shares with commas between them, such as 1,0.1"),
+            "order": numbers_of("--order", order, int, "numbers of tasks with commas between them, such as 2,0,1"),
             "epochs": epochs,
             "later_epochs": later_epochs,
             "batch_size": batch_size,
             "learning_rate": lr,
             "optimizer": optimizer,
             "momentum": momentum,
+            "rate_decay": rate_decay,
             "reinitialise": reinit,
             "samples": samples,
             "consolidate": consolidation_of(consolidate),

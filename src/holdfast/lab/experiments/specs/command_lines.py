@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import ConfigurationError
@@ -20,6 +20,7 @@ _SETTINGS = {
     "samples": "--samples",
     "trains": "--trains",
     "consolidate": "--consolidate",
+    "rate_decay": "--rate-decay",
 }
 _FIELDS = {
     "tasks": "--tasks",
@@ -86,7 +87,10 @@ def _fields(spec: Spec) -> Iterator[str]:
     """Yield what else is not as usual."""
     kind, defaults = spec.scenario_kind, {field.name: field.default for field in dataclasses.fields(Spec)}
     if spec.hidden not in (None, kind.hidden):
-        yield from ("--hidden", ",".join(map(str, spec.hidden or ())))
+        yield from ("--hidden", _listed(spec.hidden or ()))
+    for name in ("sizes", "order"):
+        if getattr(spec, name):
+            yield from (f"--{name}", _listed(getattr(spec, name)))
     for name, option in _FIELDS.items():
         value = getattr(spec, name)
         if value not in (None, kind.tasks if name == "tasks" else defaults[name]):
@@ -112,7 +116,8 @@ def _assignments(spec: Spec) -> Iterator[str]:
     """Yield settings of the measure that are not as usual, and all of forms, holds and the tolerance."""
     protocol = spec.scenario_kind.protocol
     large = bool(protocol.large) and spec.settings.batch_size == LARGE_BATCH
-    known = {**measure(spec.measure).settings(), **usual_settings(protocol, spec.measure, large=large)}
+    usual = usual_settings(protocol, spec.measure, spec.measure_settings, large=large)
+    known = {**measure(spec.measure).settings(), **usual}
     for name, value in spec.measure_settings.items():
         if known.get(name) != value:
             yield f"{name}={_said(value)}"
@@ -121,6 +126,10 @@ def _assignments(spec: Spec) -> Iterator[str]:
     for place, settings in places.items():
         for name, value in settings.items():
             yield f"{place}.{name}={_said(value)}"
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ",".join(map(_said, values))
 
 
 def _said(value: object) -> str:

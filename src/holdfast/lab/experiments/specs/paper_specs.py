@@ -1,6 +1,7 @@
 """The paper's runs: the settings that its tables and text give for each benchmark and measure."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.errors import ConfigurationError
@@ -68,8 +69,10 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     settings.update({name: value for name, value in changes.items() if name in _SETTINGS})
     given = dict(own.pop("watch_settings", {}))
     watched = {
-        name: {**usual_settings(protocol, name, large=large), **given.get(name, {})} for name in own.get("watch", ())
+        name: {**usual_settings(protocol, name, given.get(name, {}), large=large), **given.get(name, {})}
+        for name in own.get("watch", ())
     }
+    asked = own.pop("measure_settings", {})
     leaning = leans(kept_as, own.get("anchor", "last"), gradient_term=own.get("gradient_term", False))
     folds, jointly = own.get("batch_norm") == "fold", settings.get("trains") == "jointly"
     by_itself = settings.get("consolidate", "tasks") != "tasks"
@@ -79,7 +82,7 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
         own.setdefault("engine", "plain")  # the fast one has no place for them
     usual: dict[str, Any] = {
         "strength": strength,
-        "measure_settings": {**usual_settings(protocol, measure, large=large), **own.pop("measure_settings", {})},
+        "measure_settings": {**usual_settings(protocol, measure, asked, large=large), **asked},
         "watch_settings": {**given, **watched},
     }
     return Spec(
@@ -87,11 +90,12 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     )
 
 
-def usual_settings(protocol: Protocol, measure: str, *, large: bool) -> dict[str, Any]:
-    """Return the settings that a measure has on a benchmark."""
+def usual_settings(protocol: Protocol, measure: str, asked: Mapping[str, Any], *, large: bool) -> dict[str, Any]:
+    """Return the settings that a measure has on a benchmark beside those that are asked for."""
     if measure in ("SI", "SIU", "SIB") and protocol.damping is not None:
         return {"damping": protocol.damping}
     if measure == "SOS" and protocol.follows_scripts:
         # As in the authors' scripts: v is not normalised, and α is 1 for large batches, not the exact α(b).
-        return {"normalise": False, "alpha": 1.0 if large else 0.0}
+        windowed = asked.get("window") is not None  # which their scripts have not, and is always normalised
+        return {"normalise": windowed, "alpha": 1.0 if large else 0.0}
     return {}

@@ -1,7 +1,7 @@
 """What a run is: everything that decides its result, in one frozen value whose hash is its name."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
@@ -26,6 +26,7 @@ from holdfast.lab.training.fast.layer_holds import can_hold
 from holdfast.lab.training.fast.shared_steps import can_measure
 from holdfast.lab.training.halves import check_halves
 from holdfast.lab.training.observer import Observer
+from holdfast.lab.training.posteriors import check_coreset, variational_hold
 from holdfast.lab.training.precision import Precision
 from holdfast.lab.training.protocol import Settings
 from holdfast.measures import MEASURES, FineTune, Measure, measure
@@ -190,7 +191,7 @@ class Spec:
             hidden=None if hidden is None else tuple(hidden),
         )
         for name in ("holds", "sizes", "order"):
-            if name in values:
+            if isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
         return cls(**values)
 
@@ -241,10 +242,10 @@ class Spec:
             validation=self.validation,
             validation_seed=self.validation_seed,
         )
-        if self.incremental is not None:
-            made = of_kind(made, self.incremental)
         made = with_sizes(made, self.sizes, self.validation_seed) if self.sizes else made
         made = in_order(made, self.order) if self.order else made
+        if self.incremental is not None:  # last, since a head grows in the order in which tasks come
+            made = of_kind(made, self.incremental)
         return set_aside(made, self.kept, self.validation_seed) if self.kept else made
 
     def make_network(self, scenario: Scenario) -> MultiHead:
@@ -277,10 +278,9 @@ class Spec:
         _require(self.batch_norm in known, "batch_norm", self.batch_norm, "'freeze', 'fold' or None")
         for name in ("seed", "validation_seed"):
             _require(_is_count(getattr(self, name), 0), name, getattr(self, name), "a whole number, 0 or more")
-        is_number = isinstance(self.strength, int | float) and not isinstance(self.strength, bool)
         # The penalty's gradient has a factor 2c, which has to fit into the weights' own floats.
         expected = "a number from 0 to 1e38 (by patterns of names, Consolidator(strength={...}) alone takes them)"
-        _require(is_number and 0 <= self.strength <= 1e38, "strength", self.strength, expected)
+        _require(_is_number(self.strength) and 0 <= self.strength <= 1e38, "strength", self.strength, expected)
         self._check_how_strongly()
         _require(
             self.source is None or is_source_digest(self.source),
@@ -362,13 +362,14 @@ class Spec:
 
     def _fill_in_unlike_tasks(self, tasks: int) -> None:
         """Check sizes and order; what changes nothing is the same run as one that does not say it."""
-        sizes, order = tuple(self.sizes), tuple(self.order)
-        are_shares = all(isinstance(share, int | float) and 0 < share <= 1 for share in sizes)
-        expected = f"shares above 0 and up to 1, at most one for each of {tasks} tasks"
-        _require(len(sizes) <= tasks and are_shares, "sizes", sizes, expected)
-        sizes = tuple(itertools.islice(itertools.cycle(sizes), tasks if sizes else 0))
-        expected = f"each of the tasks 0 to {tasks - 1} once, or none"
-        _require(not order or sorted(order) == list(range(tasks)), "order", order, expected)
+        are_shares = _are_all(self.sizes, lambda share: _is_number(share) and 0 < share <= 1)
+        expected = f"a tuple of shares above 0 and up to 1, at most one for each of {tasks} tasks"
+        _require(are_shares and len(self.sizes) <= tasks, "sizes", self.sizes, expected)
+        sizes = tuple(itertools.islice(itertools.cycle(self.sizes), tasks if self.sizes else 0))
+        are_numbers = _are_all(self.order, lambda number: _is_count(number, 0))
+        expected = f"a tuple of each of the tasks 0 to {tasks - 1} once, or of none"
+        _require(are_numbers and sorted(self.order) in ([], list(range(tasks))), "order", self.order, expected)
+        order = tuple(self.order)
         self._set(
             sizes=() if all(share == 1 for share in sizes) else sizes,
             order=() if order == tuple(range(tasks)) else order,
@@ -427,6 +428,7 @@ class Spec:
             )
         for name in holds:
             hold(name, **self.hold_settings.get(name, {})).check(made)
+        check_coreset(variational_hold(self.make_holds()), keeps=self.kept > 0)
         folds = self.batch_norm == "fold"
         jointly = self.settings.trains == "jointly"
         unseen = [name for name, each in self._every_measure().items() if not can_measure(each)]
@@ -483,6 +485,14 @@ def _is_share(value: object) -> bool:
 
 def _are_widths(value: Sequence[object] | None) -> bool:
     return bool(value) and all(_is_count(width, 1) for width in value or ())
+
+
+def _are_all(values: object, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str) and all(map(fits, values))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -51,10 +51,15 @@ STRENGTHS_OF_KINDS: dict[Kind, dict[str, float]] = {
 
 
 def kind_rows(kind: Kind, strengths: Mapping[str, float], beside: tuple[Row, ...]) -> tuple[Row, ...]:
-    """Return the methods of one of the three kinds, each learned so."""
+    """Return the methods of one of the three kinds, each learned so.
+
+    Training anew judges each task by the network that has learned it: where the kind does not tell the task, that is no
+    bound of what can be reached, and its name says so.
+    """
     importance = [Row(name, name, {"strength": c, "reinitialise": False}) for name, c in strengths.items()]
+    told = {} if kind == "task" else {"training anew": "training anew, told the task"}
     return tuple(
-        dataclasses.replace(row, changes={**row.changes, "incremental": kind})
+        dataclasses.replace(row, name=told.get(row.name, row.name), changes={**row.changes, "incremental": kind})
         for row in (Row("fine-tuning"), *importance, *beside)
     )
 
