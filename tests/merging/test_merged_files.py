@@ -79,7 +79,8 @@ def test_types_of_all_sizes_lie_where_they_may(tmp_path):
         "ü": torch.arange(4, dtype=torch.float32), "half": torch.arange(1, dtype=torch.float16),
         "complex": torch.tensor([1 + 1j]),
     }  # fmt: skip
-    path = holdfast.merge(state, {name: tensor.clone() for name, tensor in state.items()}, 0.5, out=tmp_path / "merged.safetensors")
+    copied = {name: tensor.clone() for name, tensor in state.items()}
+    path = holdfast.merge(state, copied, 0.5, out=tmp_path / "merged.safetensors")
     assert_same(load_file(path), state)
 
 
