@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, OrderError
+from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, OrderError, shortened
 from holdfast.guard import Consolidator
 from holdfast.guard.distributed.ranks import is_one_of_several
 from holdfast.measures import SampleMeasure
@@ -259,7 +259,18 @@ def checked_task_free(given: object, guard: object) -> TaskFree | None:
     """Return it, or refuse one of another guard, which would consolidate something else than is held."""
     if given is None or (isinstance(given, TaskFree) and given.guard is guard):
         return given
-    what = "of another guard" if isinstance(given, TaskFree) else f"={type(given).__name__}"
+    what = " of another guard" if isinstance(given, TaskFree) else f"={shortened(given)}"
     raise ConfigurationError(
-        f"task_free {what}; expected task_free=holdfast.TaskFree(guard) with the very guard that the callback is given."
+        f"task_free{what}; expected task_free=holdfast.TaskFree(guard) with the very guard that the callback is given."
     )
+
+
+def made_task_free(make: Callable[[Consolidator], TaskFree], guard: Consolidator) -> TaskFree:
+    """Return what a function makes from the guard, or refuse one that makes nothing."""
+    found = checked_task_free(make(guard), guard)
+    if found is None:
+        raise ConfigurationError(
+            "task_free is a function that returned None for the guard, so that nothing would consolidate; expected one "
+            "that makes it, such as task_free=lambda guard: holdfast.TaskFree(guard)."
+        )
+    return found
