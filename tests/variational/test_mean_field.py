@@ -107,6 +107,7 @@ def test_a_model_keeps_its_names_and_its_means():
     after = model.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert set(after) - set(before) == {f"{i}.{own}_log_variance" for i in (0, 3) for own in ("weight", "bias")}
+    assert not model.load_state_dict(before, strict=False).unexpected_keys
     assert list(mean_field_layers(model)) == ["0", "3"]
     assert torch.equal(model(x), plain)
     with drawing(model):
