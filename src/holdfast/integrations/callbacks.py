@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -274,3 +274,25 @@ def made_task_free(make: Callable[[Consolidator], TaskFree], guard: Consolidator
             "that makes it, such as task_free=lambda guard: holdfast.TaskFree(guard)."
         )
     return found
+
+
+_TASK_FREE = "holdfast_task_free"
+"""Where a guard's state in a checkpoint says how far consolidation by itself has come."""
+
+
+def task_free_state(task_free: TaskFree | None) -> dict[str, Any]:
+    """Return what goes beside the guard's state."""
+    return {} if task_free is None else {_TASK_FREE: task_free.state_dict()}
+
+
+def resume_task_free(task_free: TaskFree, found: Mapping[str, Any]) -> None:
+    """Let it go on from where it was when a guard's state was written."""
+    if _TASK_FREE in found:
+        task_free.load_state_dict(found[_TASK_FREE])
+        return
+    warnings.warn(
+        "The checkpoint says nothing of task_free: it was made without it, or by a version that did not write it. It "
+        f"goes on from its own {task_free.steps} steps; task_free.load_state_dict gives it others.",
+        HoldfastWarning,
+        stacklevel=2,
+    )

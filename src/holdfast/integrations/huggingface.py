@@ -27,6 +27,7 @@ from holdfast.integrations.callbacks import (
     join_processes,
     made_task_free,
     refuse_endless_data,
+    resume_task_free,
     sample_limits,
     statistics,
 )
@@ -42,7 +43,6 @@ try:
 
     from holdfast.integrations.huggingface_checkpoints import (
         begin_run,
-        resume_task_free,
         state_of_best,
         state_to_resume,
         write_state,

@@ -5,8 +5,6 @@ taken for this one's.
 """
 
 import secrets
-import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,11 +13,11 @@ from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from holdfast.errors import HoldfastWarning, StateError
+from holdfast.errors import StateError
 from holdfast.guard import Consolidator
 from holdfast.guard.distributed.ranks import Ranks, checksum
 from holdfast.guard.saving import state_files
-from holdfast.integrations.callbacks import STATE_NAME
+from holdfast.integrations.callbacks import STATE_NAME, task_free_state
 from holdfast.task_free import TaskFree
 from holdfast.tensors.sharding import is_sharded
 
@@ -28,9 +26,6 @@ _MARK = "holdfast"
 
 _WEIGHTS = "holdfast_weights"
 """Where a guard's file says which weights it was written beside."""
-
-_TASK_FREE = "holdfast_task_free"
-"""Where it says how far consolidation by itself has come."""
 
 
 def begin_run(state: TrainerState) -> None:
@@ -46,9 +41,7 @@ def write_state(
     """Write the guard's state into the checkpoint that the Trainer has just made, with that of its task_free."""
     weights = _checksum(guard)
     marked = {**guard.state_dict(), _MARK: _mark(state)} | ({} if weights is None else {_WEIGHTS: weights})
-    if task_free is not None:
-        marked[_TASK_FREE] = task_free.state_dict()
-    state_files.write(_checkpoint(args, state) / STATE_NAME, marked, Ranks(guard.group))
+    state_files.write(_checkpoint(args, state) / STATE_NAME, marked | task_free_state(task_free), Ranks(guard.group))
 
 
 def state_to_resume(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
@@ -101,19 +94,6 @@ def state_of_best(state: TrainerState, guard: Consolidator) -> dict[str, Any]:
             "them, or they were changed since."
         )
     return found
-
-
-def resume_task_free(task_free: TaskFree, found: Mapping[str, Any]) -> None:
-    """Let it go on from where it was when a guard's state was written."""
-    if _TASK_FREE in found:
-        task_free.load_state_dict(found[_TASK_FREE])
-        return
-    warnings.warn(
-        "The checkpoint says nothing of task_free: it was made without it, or by a version that did not write it. It "
-        f"goes on from its own {task_free.steps} steps; task_free.load_state_dict gives it others.",
-        HoldfastWarning,
-        stacklevel=2,
-    )
 
 
 def _checksum(guard: Consolidator) -> int | None:
