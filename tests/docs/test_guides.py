@@ -122,8 +122,12 @@ def test_without_tasks(capsys):
     assert capsys.readouterr().out.startswith("[")
 
 
-def test_weights_as_distributions():
+def test_weights_as_distributions(capsys):
     assert len(run_page("guides/variational.md")["hold"].prior) == 4
+    shown = re.findall(r"(\d+)%", "".join(blocks(page("guides/variational.md"), "text")))
+    printed = re.findall(r"(\d+)%", capsys.readouterr().out)
+    assert len(shown) == 6
+    assert [int(accuracy) for accuracy in printed] == pytest.approx([int(accuracy) for accuracy in shown], abs=6)
 
 
 def test_own_text(capsys):

@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, default_data_collator
 
 import holdfast
-from holdfast.errors import ConfigurationError, OrderError
+from holdfast.errors import ConfigurationError, HoldfastWarning, OrderError
 from holdfast.integrations.huggingface import HoldfastCallback
 from tests.integrations.test_huggingface import arguments, model_without_dropout, texts
 
@@ -18,7 +18,7 @@ def made():
     return model, guard, holdfast.TaskFree(guard, every=2, hard=3)
 
 
-def trained(folder, model, callback, **changes):
+def trained(folder, model, callback, resume=None, **changes):
     trainer = Trainer(
         model,
         arguments(folder, optim="sgd", lr_scheduler_type="constant", max_grad_norm=0.0, **changes),
@@ -26,7 +26,7 @@ def trained(folder, model, callback, **changes):
         data_collator=default_data_collator,
         callbacks=[callback],
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
@@ -95,3 +95,33 @@ def test_what_returns_no_loss_is_refused(tmp_path):
     _, _, other = made()
     with pytest.raises(ConfigurationError, match="task_free of another guard"):
         HoldfastCallback(guard, task_free=other)
+    with pytest.raises(ConfigurationError, match="task_free=True; expected"):
+        HoldfastCallback(guard, task_free=True)
+    with pytest.raises(ConfigurationError, match="a function that returned None"):
+        trained(tmp_path, model, HoldfastCallback(guard, task_free=lambda guard: None))
+
+
+def test_training_that_resumes_goes_on_where_it_was(tmp_path):
+    """After 3 of 6 steps, one of which was since it had consolidated: next after one more, not after two."""
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    model, guard, whole = made()
+    trained(tmp_path, model, HoldfastCallback(guard, False, task_free=whole), max_steps=6, **saving)
+    assert whole.consolidated == [2, 4, 6]
+    checkpoint = str(tmp_path / "checkpoint-3")
+    model, guard, _ = made()
+    callback = HoldfastCallback(guard, False, task_free=lambda guard: holdfast.TaskFree(guard, every=2))
+    trained(tmp_path, model, callback, resume=checkpoint, max_steps=6, **saving)
+    assert callback.task_free.consolidated == [2, 4, 6] and guard.tasks == 3
+
+    model, guard, _ = made()
+    trained(tmp_path / "without", model, HoldfastCallback(guard, False), max_steps=3, **saving)
+    model, guard, task_free = made()
+    with pytest.warns(HoldfastWarning, match="says nothing of task_free"):
+        trained(
+            tmp_path / "without",
+            model,
+            HoldfastCallback(guard, False, task_free=task_free),
+            resume=str(tmp_path / "without" / "checkpoint-3"),
+            max_steps=6,
+        )
+    assert task_free.consolidated == [2]

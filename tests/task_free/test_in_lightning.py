@@ -78,5 +78,20 @@ def test_that_of_another_guard_is_refused():
     _, _, other = made()
     with pytest.raises(ConfigurationError, match="task_free of another guard"):
         HoldfastCallback(guard, task_free=other)
-    with pytest.raises(ConfigurationError, match="task_free =int"):
+    with pytest.raises(ConfigurationError, match="task_free=3; expected"):
         HoldfastCallback(guard, task_free=3)
+
+
+def test_training_that_resumes_goes_on_where_it_was(tmp_path):
+    """After an epoch of 6 steps, two of which were since it had consolidated: next after two more, not after four."""
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": tmp_path}
+    for epochs, path, consolidated in ((1, None, [4]), (2, tmp_path / "after-1.ckpt", [4, 8, 12])):
+        module, guard, _ = made()
+        task_free = holdfast.TaskFree(guard, every=4)
+        callback = HoldfastCallback(guard, consolidate_at_end=False, task_free=task_free)
+        trainer = lightning.Trainer(
+            max_epochs=epochs, accelerator="cpu", callbacks=[callback], enable_checkpointing=False, **quiet
+        )
+        trainer.fit(module, loader(), ckpt_path=path)
+        assert task_free.consolidated == consolidated and guard.tasks == len(consolidated)
+        trainer.save_checkpoint(tmp_path / f"after-{epochs}.ckpt")

@@ -107,6 +107,7 @@ def test_a_model_keeps_its_names_and_its_means():
     after = model.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert set(after) - set(before) == {f"{i}.{own}_log_variance" for i in (0, 3) for own in ("weight", "bias")}
+    assert not model.load_state_dict(before, strict=False).unexpected_keys
     assert list(mean_field_layers(model)) == ["0", "3"]
     assert torch.equal(model(x), plain)
     with drawing(model):
@@ -135,3 +136,40 @@ def test_what_cannot_be_drawn_is_refused():
         holdfast.mean_field(tied)
     with pytest.raises(ConfigurationError, match="without distributions"):
         holdfast.predictive(nn.Linear(2, 2), torch.ones(1, 2))
+    with pytest.raises(ConfigurationError, match="distributions already"):
+        holdfast.mean_field(holdfast.mean_field(nn.Linear(2, 2)))
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x)[:, 0]
+
+
+def test_predictions_of_transformers_are_drawn():
+    """In evaluation torch computes their layers past the modules, by the means."""
+    torch.manual_seed(0)
+    model, x = holdfast.mean_field(Encoder(), log_variance=0.0), torch.randn(2, 3, 8)
+    first, second = (holdfast.predictive(model, x, samples=1) for _ in range(2))
+    assert (first - second).abs().max() > 0.1
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_predictions_are_of_classes_and_of_weights_that_there_are():
+    model, x = holdfast.mean_field(nn.Linear(4, 3)), torch.randn(5, 4)
+    with pytest.raises(ConfigurationError, match=r"'wieght', which the model has not.* 'weight'"):
+        holdfast.predictive(model, x, weights={"wieght": torch.zeros(3, 4)})
+    with pytest.raises(ConfigurationError, match=r"shape \(3, 5\); expected \(3, 4\)"):
+        holdfast.predictive(model, x, weights={"weight": torch.zeros(3, 5)})
+    with pytest.raises(ConfigurationError, match="one class, whose probability is always 1"):
+        holdfast.predictive(holdfast.mean_field(nn.Linear(4, 1)), x)
+    pixels, image = holdfast.mean_field(nn.Conv2d(2, 3, 1)), torch.randn(2, 2, 4, 5)
+    with pytest.raises(ConfigurationError, match=r"\(2, 3, 4, 5\) do not say .* expected class_dim"):
+        holdfast.predictive(pixels, image)
+    with pytest.raises(ConfigurationError, match="class_dim=0 for outputs of shape"):
+        holdfast.predictive(pixels, image, class_dim=0)
+    found = holdfast.predictive(pixels, image, samples=2, class_dim=1).exp().sum(1)
+    torch.testing.assert_close(found, torch.ones(2, 4, 5))

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import holdfast
-from holdfast.errors import ConfigurationError, HoldfastWarning
+from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, NotFiniteError
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(5)), torch.arange(12) % 3
 
@@ -127,6 +127,63 @@ def test_a_coreset_changes_what_is_predicted_and_not_the_model():
     assert losses[1] < losses[0] - 0.05
     stays = holdfast.refined(model, batches, epochs=0)
     assert all(torch.equal(stays[name], p) for name, p in model.named_parameters())
+
+
+def test_a_coreset_leaves_the_statistics_of_batch_norms_alone():
+    torch.manual_seed(0)
+    model = holdfast.mean_field(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    holdfast.refined(model, [(X + 5, Y)], epochs=3)
+    assert before and all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
+
+
+def test_a_coreset_holds_means_whose_variances_are_frozen_and_variances_whose_means_are():
+    """Against a loss that pulls everything outwards, by far less than the KL pulls back."""
+    for frozen, moved in (("weight_log_variance", "weight"), ("weight", "weight_log_variance")):
+        model = network()
+        getattr(model[0], frozen).requires_grad_(False)
+        found = holdfast.refined(
+            model,
+            [(X.double(), Y)],
+            epochs=60,
+            learning_rate=0.05,
+            loss=lambda outputs, _: -1e-4 * outputs.square().mean(),
+        )
+        assert f"0.{frozen}" not in found
+        assert 0 < (found[f"0.{moved}"] - getattr(model[0], moved)).abs().max() < 0.5
+
+
+def test_what_is_no_coreset_is_refused():
+    model, x = network(), X.double()
+    for given, error, message in (
+        ([()], BatchError, "Batch 0 of the coreset is a tuple of 0"),
+        ([(x, Y), x], BatchError, "Batch 1 of the coreset is a Tensor"),
+        ([(x, Y[0])], BatchError, r"targets of shape \(\); expected a tensor with one for each sample"),
+        ([], BatchError, "no samples"),
+        (None, BatchError, "given None"),
+        ([(x * torch.nan, Y)], NotFiniteError, "Batch 0 of the coreset has a NaN"),
+    ):
+        with pytest.raises(error, match=message):
+            holdfast.refined(model, given)
+    with pytest.raises(ConfigurationError, match="without distributions"):
+        holdfast.refined(nn.Linear(4, 3).double(), [(x, Y)])
+    with pytest.raises(ConfigurationError, match="all frozen"):
+        holdfast.refined(model.requires_grad_(False), [(x, Y)])
+
+
+def test_a_head_whose_gradient_is_zero_is_not_used():
+    torch.manual_seed(0)
+    model = holdfast.mean_field(Heads())
+    guard, optimizer, hold = guarded(model)
+    F.cross_entropy(model(X, 1), Y % 2).backward()  # a look that no step follows
+    before = [p.detach().clone() for p in model.heads[1].parameters()]
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        F.cross_entropy(model(X, 0), Y % 2).backward()
+        optimizer.step()
+    guard.consolidate()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.heads[1].parameters(), strict=True))
+    assert "heads.0.weight" in hold.prior and "heads.1.weight" not in hold.prior
 
 
 def test_what_would_train_something_else_is_refused_at_the_first_step():

@@ -3,12 +3,12 @@
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 
-from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, OrderError
+from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, OrderError, shortened
 from holdfast.guard import Consolidator
 from holdfast.guard.distributed.ranks import is_one_of_several
 from holdfast.measures import SampleMeasure
@@ -259,7 +259,40 @@ def checked_task_free(given: object, guard: object) -> TaskFree | None:
     """Return it, or refuse one of another guard, which would consolidate something else than is held."""
     if given is None or (isinstance(given, TaskFree) and given.guard is guard):
         return given
-    what = "of another guard" if isinstance(given, TaskFree) else f"={type(given).__name__}"
+    what = " of another guard" if isinstance(given, TaskFree) else f"={shortened(given)}"
     raise ConfigurationError(
-        f"task_free {what}; expected task_free=holdfast.TaskFree(guard) with the very guard that the callback is given."
+        f"task_free{what}; expected task_free=holdfast.TaskFree(guard) with the very guard that the callback is given."
+    )
+
+
+def made_task_free(make: Callable[[Consolidator], TaskFree], guard: Consolidator) -> TaskFree:
+    """Return what a function makes from the guard, or refuse one that makes nothing."""
+    found = checked_task_free(make(guard), guard)
+    if found is None:
+        raise ConfigurationError(
+            "task_free is a function that returned None for the guard, so that nothing would consolidate; expected one "
+            "that makes it, such as task_free=lambda guard: holdfast.TaskFree(guard)."
+        )
+    return found
+
+
+_TASK_FREE = "holdfast_task_free"
+"""Where a guard's state in a checkpoint says how far consolidation by itself has come."""
+
+
+def task_free_state(task_free: TaskFree | None) -> dict[str, Any]:
+    """Return what goes beside the guard's state."""
+    return {} if task_free is None else {_TASK_FREE: task_free.state_dict()}
+
+
+def resume_task_free(task_free: TaskFree, found: Mapping[str, Any]) -> None:
+    """Let it go on from where it was when a guard's state was written."""
+    if _TASK_FREE in found:
+        task_free.load_state_dict(found[_TASK_FREE])
+        return
+    warnings.warn(
+        "The checkpoint says nothing of task_free: it was made without it, or by a version that did not write it. It "
+        f"goes on from its own {task_free.steps} steps; task_free.load_state_dict gives it others.",
+        HoldfastWarning,
+        stacklevel=2,
     )

@@ -25,7 +25,9 @@ from holdfast.integrations.callbacks import (
     end_within_tolerance,
     explaining,
     join_processes,
+    made_task_free,
     refuse_endless_data,
+    resume_task_free,
     sample_limits,
     statistics,
 )
@@ -39,7 +41,12 @@ try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_utils import has_length
 
-    from holdfast.integrations.huggingface_checkpoints import begin_run, state_of_best, state_to_resume, write_state
+    from holdfast.integrations.huggingface_checkpoints import (
+        begin_run,
+        state_of_best,
+        state_to_resume,
+        write_state,
+    )
 except ImportError as error:
     raise MissingExtraError(
         "The callback for Hugging Face's Trainer needs transformers and accelerate, and one of them is not installed: "
@@ -51,8 +58,9 @@ class HoldfastCallback(TrainerCallback):
     """Lets a Consolidator watch, and hold back, every optimiser step of a Trainer.
 
     It attaches the guard to the optimiser, ends a task at the end of each ``train()``, and adds ``holdfast/penalty``,
-    ``holdfast/importance_mean`` and the like to the Trainer's logs. The guard's state is written into each of the
-    Trainer's checkpoints, and read again when training resumes from one, or ends with the best of them.
+    ``holdfast/importance_mean`` and the like to the Trainer's logs. The guard's state, and that of ``task_free``, is
+    written into each of the Trainer's checkpoints, and read again when training resumes from one, or ends with the best
+    of them.
 
     Args:
         guard: the Consolidator of the model that is trained, or a function that makes one from that model when training
@@ -114,9 +122,10 @@ class HoldfastCallback(TrainerCallback):
                 "or give the batches to measure with: HoldfastCallback(guard, consolidate_at_end=batches), or False to "
                 "leave it",
             )
+        found = state_to_resume(args, state) if met is None and state.global_step > 0 else None
         if met is None:
-            if state.global_step > 0:
-                guard.load_state_dict(state_to_resume(args, state))
+            if found is not None:
+                guard.load_state_dict(found)
             vars(state)["holdfast_guard"] = guard
             begin_run(state)
         join_processes(guard)
@@ -124,8 +133,10 @@ class HoldfastCallback(TrainerCallback):
         optimizer: Optimizer = kwargs["optimizer"]
         guard.attach(optimizer)
         if self._makes_task_free is not None:
-            self.task_free = checked_task_free(self._makes_task_free(guard), guard)
+            self.task_free = made_task_free(self._makes_task_free, guard)
         if self.task_free is not None:
+            if found is not None:
+                resume_task_free(self.task_free, found)
             check_steps_are_seen(kwargs["model"])
             self._steps = SeenSteps(kwargs["model"])
         self._to_rehearse = self.consolidate_at_end is not False and bool(sample_limits(guard))
@@ -165,8 +176,8 @@ class HoldfastCallback(TrainerCallback):
             state.log_history[-1].update(found)  # the Trainer has already written its own copy there
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the guard's state into the checkpoint."""
-        write_state(args, state, self.guard)
+        """Write the guard's state into the checkpoint, and that of task_free."""
+        write_state(args, state, self.guard, self.task_free)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -208,6 +219,8 @@ class HoldfastCallback(TrainerCallback):
             with explaining(TRAINED):
                 raise StateError(f"{told} Nothing was consolidated. {_WITHOUT_BEST}") from error
         guard.load_state_dict(found)
+        if self.task_free is not None:
+            resume_task_free(self.task_free, found)
         guard.detach()  # what the optimiser remembers is of the last step, not of these weights
 
 

@@ -17,7 +17,8 @@ from holdfast.errors import StateError
 from holdfast.guard import Consolidator
 from holdfast.guard.distributed.ranks import Ranks, checksum
 from holdfast.guard.saving import state_files
-from holdfast.integrations.callbacks import STATE_NAME
+from holdfast.integrations.callbacks import STATE_NAME, task_free_state
+from holdfast.task_free import TaskFree
 from holdfast.tensors.sharding import is_sharded
 
 _MARK = "holdfast"
@@ -34,11 +35,13 @@ def begin_run(state: TrainerState) -> None:
     _notes(state)[_MARK] = {"args": {}, "attributes": attributes | ({"earlier": earlier} if earlier else {})}
 
 
-def write_state(args: TrainingArguments, state: TrainerState, guard: Consolidator) -> None:
-    """Write the guard's state into the checkpoint that the Trainer has just made."""
+def write_state(
+    args: TrainingArguments, state: TrainerState, guard: Consolidator, task_free: TaskFree | None = None
+) -> None:
+    """Write the guard's state into the checkpoint that the Trainer has just made, with that of its task_free."""
     weights = _checksum(guard)
     marked = {**guard.state_dict(), _MARK: _mark(state)} | ({} if weights is None else {_WEIGHTS: weights})
-    state_files.write(_checkpoint(args, state) / STATE_NAME, marked, Ranks(guard.group))
+    state_files.write(_checkpoint(args, state) / STATE_NAME, marked | task_free_state(task_free), Ranks(guard.group))
 
 
 def state_to_resume(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:

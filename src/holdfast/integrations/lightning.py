@@ -27,8 +27,10 @@ from holdfast.integrations.callbacks import (
     explaining,
     join_processes,
     refuse_endless_data,
+    resume_task_free,
     sample_limits,
     statistics,
+    task_free_state,
 )
 from holdfast.persample.batches import Forward, check_batches
 from holdfast.seeding import undisturbed
@@ -214,8 +216,8 @@ class HoldfastCallback(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the guard's state: plain values and tensors, which load with ``weights_only=True`` too."""
-        return self.guard.state_dict() if self._source.is_there else {}
+        """Return the guard's state, with that of task_free: plain values and tensors, for ``weights_only=True`` too."""
+        return self.guard.state_dict() | task_free_state(self.task_free) if self._source.is_there else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the guard's state, now or as soon as there is a guard, if training goes on from it."""
@@ -223,6 +225,8 @@ class HoldfastCallback(Callback):
             self._only_evaluating = False
         elif self._source.is_there:
             self.guard.load_state_dict(state_dict)
+            if self.task_free is not None:
+                resume_task_free(self.task_free, state_dict)
         else:
             self._restored = state_dict
 

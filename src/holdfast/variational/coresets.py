@@ -4,7 +4,7 @@ Nguyen et al. 2018, arXiv 1710.10628, algorithm 1: beside the posterior that goe
 them, another is made from it for predictions alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from holdfast.errors import BatchError, NotFiniteError
+from holdfast.errors import BatchError, ConfigurationError, NotFiniteError, shortened
 from holdfast.settings import number, whole_number
 from holdfast.variational.gaussians import Gaussian, kl
-from holdfast.variational.mean_field import LOG_VARIANCE, mean_field_layers
+from holdfast.variational.mean_field import LOG_VARIANCE, layers_of, mean_field_layers
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -37,7 +37,7 @@ def refined(
     >>> log_probabilities = holdfast.predictive(model, x, weights=weights)
 
     Args:
-        model: one that :func:`holdfast.mean_field` has changed, in any mode.
+        model: one that :func:`holdfast.mean_field` has changed, in any mode. What is frozen in it stays as it is.
         batches: ``(inputs..., targets)``; all but the last go into the model.
         epochs: how often they are looked at.
         learning_rate: of Adam.
@@ -45,13 +45,14 @@ def refined(
     """
     rounds = whole_number("epochs", epochs, "a whole number, 0 or more", least=0)
     rate = number("learning_rate", learning_rate, "a number above 0", lambda given: given > 0)
-    given = [tuple(batch) for batch in batches]
+    layers_of(model, "refined()")
+    given = _checked(batches)
     count = sum(len(targets) for *_, targets in given)
-    if not count:
-        raise BatchError("refined() was given no samples; expected batches of (inputs, targets).")
-    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    prior = {name: p.detach().clone() for name, p in own.items()}
-    weights = {name: p.clone().requires_grad_() for name, p in prior.items()}
+    prior = {name: p.detach().clone() for name, p in model.named_parameters()}
+    weights = {name: prior[name].clone().requires_grad_() for name, p in model.named_parameters() if p.requires_grad}
+    if not weights:
+        raise ConfigurationError("refined() of a model that is all frozen; expected weights that can be trained.")
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}  # batch norms change theirs
     optimizer = torch.optim.Adam(weights.values(), lr=rate)
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -60,8 +61,8 @@ def refined(
             for _ in range(rounds):
                 for *inputs, targets in given:
                     optimizer.zero_grad()
-                    own_loss = loss(functional_call(model, weights, tuple(inputs)), targets)
-                    (own_loss + _away(model, weights, prior) / count).backward()
+                    own_loss = loss(functional_call(model, weights | buffers, tuple(inputs)), targets)
+                    (own_loss + _away(model, prior | weights, prior) / count).backward()
                     optimizer.step()
     finally:
         for module, mode in modes:
@@ -81,7 +82,33 @@ def _away(model: nn.Module, weights: dict[str, Tensor], prior: dict[str, Tensor]
     for path, layer in mean_field_layers(model).items():
         for name in layer.gaussians():
             place = f"{path}.{name}".lstrip(".")
-            if place in weights:
-                q, p = (Gaussian(these[place], these[place + LOG_VARIANCE]) for these in (weights, prior))
-                terms.append(kl(q, p))
+            q, p = (Gaussian(these[place], these[place + LOG_VARIANCE]) for these in (weights, prior))
+            terms.append(kl(q, p))
     return torch.stack(terms).sum()
+
+
+def _checked(batches: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Return the batches of a coreset, or say what one of them is in the place of inputs and targets."""
+    if not isinstance(batches, Iterable):
+        raise BatchError(f"refined() was given {shortened(batches)}; expected batches of (inputs, targets).")
+    given = list(batches)
+    if not given:
+        raise BatchError("refined() was given no samples; expected batches of (inputs, targets).")
+    for place, batch in enumerate(given):
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            many = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+            raise BatchError(
+                f"Batch {place} of the coreset is a {type(batch).__name__}{many}; expected (inputs, targets), or "
+                "(inputs, ..., targets) where the model takes several."
+            )
+        targets = batch[-1]
+        if not isinstance(targets, Tensor) or not targets.ndim or not len(targets):
+            what = f"shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else f"type {type(targets).__name__}"
+            raise BatchError(
+                f"Batch {place} of the coreset has targets of {what}; expected a tensor with one for each sample."
+            )
+        if any(isinstance(part, Tensor) and bool(part.isnan().any()) for part in batch):
+            raise NotFiniteError(
+                f"Batch {place} of the coreset has a NaN in it; expected numbers. The model is as it was."
+            )
+    return [tuple(batch) for batch in given]

@@ -139,6 +139,11 @@ def mean_field(model: Model, log_variance: float = -6.0, noise: Noise = "outputs
     names = {module: name for name, module in model.named_modules()}
     layers = [module for module in names if type(module) in KINDS and module.weight.requires_grad]
     if not layers:
+        if mean_field_layers(model):
+            raise ConfigurationError(
+                "mean_field() of a model whose layers are all distributions already; expected to be called once. To "
+                "begin anew, make the model anew."
+            )
         raise ConfigurationError(
             "mean_field() found no layer to change: expected some of Linear, Conv1d, Conv2d and Conv3d that are "
             "trained, and of no class of their own."
@@ -156,15 +161,27 @@ def mean_field_layers(model: nn.Module) -> dict[str, MeanField]:
     return {name: module for name, module in model.named_modules() if isinstance(module, MeanField)}
 
 
+def layers_of(model: nn.Module, asker: str) -> dict[str, MeanField]:
+    """Return them, or refuse a model that has none."""
+    found = mean_field_layers(model)
+    if not found:
+        raise ConfigurationError(f"{asker} of a model without distributions; expected one from mean_field(model).")
+    return found
+
+
 @contextlib.contextmanager
 def drawing(model: nn.Module) -> Iterator[None]:
     """Let such layers draw for a while whatever their mode is."""
     layers = [(layer, layer.always) for layer in mean_field_layers(model).values()]
+    # In evaluation torch's transformers read weights past their layers, so that nothing would be drawn.
+    fast = torch.backends.mha.get_fastpath_enabled()
     try:
+        torch.backends.mha.set_fastpath_enabled(False)
         for layer, _ in layers:
             layer.always = True
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for layer, before in layers:
             layer.always = before
 

@@ -50,7 +50,7 @@ class Variational(Hold):
     >>> probabilities = hold.predict(model, x).exp()
 
     A weight that no task has trained before, such as one of a new head, begins at :math:`q_0`; heads that a step does
-    not use are left alone.
+    not use, and so have no gradient, or one of zeros, are left alone.
 
     Args:
         samples: N, how many training samples the task has: the loss is their mean, and the KL is counted once for all.
@@ -96,9 +96,9 @@ class Variational(Hold):
         """Return what the posterior is held to."""
         return f"the KL to the last posterior of {len(self.prior)} tensors" if self.prior else "the KL to the prior"
 
-    def predict(self, model: nn.Module, *inputs: Any, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+    def predict(self, model: nn.Module, *inputs: Any, **settings: Any) -> Tensor:
         """Return logarithms of predicted probabilities, averaged over draws; see :func:`holdfast.predictive`."""
-        return predictive(model, *inputs, samples=self.predictions, weights=weights)
+        return predictive(model, *inputs, samples=self.predictions, **settings)
 
     def refined(self, model: nn.Module, batches: list[tuple[Any, ...]], **settings: Any) -> dict[str, Tensor]:
         """Return weights that have looked at a coreset too; see :func:`holdfast.refined`."""
@@ -121,7 +121,7 @@ class Variational(Hold):
             found |= {each.mean_name: self._weight * by.mean, each.variance_name: self._weight * by.log_variance}
         self._learned |= pulled.keys()
         if not self._points:
-            self._points = [n for n, p in held.trained.items() if p.grad is not None and n not in found]
+            self._points = [n for n, p in held.trained.items() if n not in found and _has_gradient(p)]
         return found
 
     @property
@@ -148,7 +148,7 @@ class Variational(Hold):
             for own, q in layer.gaussians().items():
                 place = f"{path}.{own}".lstrip(".")
                 mean, variance = q
-                if id(mean) not in names or (mean.grad is None and variance.grad is None):
+                if id(mean) not in names or not (_has_gradient(mean) or _has_gradient(variance)):
                     continue  # a head that this step does not use
                 _check_trained(place, mean, variance, known=id(variance) in names)
                 wide = Gaussian(*(part.to(running_dtype(part)) for part in q))
@@ -209,6 +209,11 @@ class Variational(Hold):
         means = {key.removeprefix(_MEAN): tensor for key, tensor in state.items() if key.startswith(_MEAN)}
         self.prior = {name: Gaussian(mean, state[f"{_VARIANCE}{name}"]) for name, mean in means.items()}
         self._learned = {key.removeprefix(_LEARNED) for key in state if key.startswith(_LEARNED)}
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    """Whether a step's loss has to do with it: one of zeros alone is what zero_grad(set_to_none=False) has left."""
+    return parameter.grad is not None and bool(parameter.grad.any())
 
 
 def _check_trained(name: str, mean: Tensor, variance: Tensor, *, known: bool) -> None:
