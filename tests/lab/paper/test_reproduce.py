@@ -202,10 +202,12 @@ def test_however_many_items_and_claims_ask_for_a_run_its_spec_is_made_once(tmp_p
 @pytest.mark.slow
 def test_every_file_is_read_once_however_many_look_at_it(results, tmp_path, specs_made, files_read):
     preset = dataclasses.replace(results.preset)  # without the specs that it has made
-    found = reproduce(items_named(["all"]), preset, results.store, tmp_path, run=refuse)
+    some = items_named(["forgetting", "table1", "forms", "keeping", "figure1", "batch-size", "long-training"])
+    found = reproduce(some, preset, results.store, tmp_path, run=refuse)
     observed = [f"observations of {spec.id}" for spec in found.specs if spec.probes]
     assert observed
-    assert sorted(files_read) == sorted([*(f"result of {spec.id}" for spec in found.specs), *observed])
+    assert {*(f"result of {spec.id}" for spec in found.specs), *observed} <= set(files_read)
+    assert max(Counter(files_read).values()) == 1
     made = Counter(spec.id for spec in specs_made)
     assert all(count <= 2 + (run in of_two_rows(preset)) for run, count in made.items())  # once more by its result
 
