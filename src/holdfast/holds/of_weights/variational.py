@@ -10,7 +10,7 @@ with local reparametrisation Swaroop, Nguyen, Bui and Turner 2019 (arXiv 1905.02
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -121,7 +121,8 @@ class Variational(Hold):
             found |= {each.mean_name: self._weight * by.mean, each.variance_name: self._weight * by.log_variance}
         self._learned |= pulled.keys()
         if not self._points:
-            self._points = [n for n, p in held.trained.items() if n not in found and _has_gradient(p)]
+            used = _used(held.trained.values())
+            self._points = [n for n, p in held.trained.items() if n not in found and id(p) in used]
         return found
 
     @property
@@ -143,16 +144,24 @@ class Variational(Hold):
                 f"The hold {self.name!r} for a model whose weights are numbers, not distributions; expected "
                 "holdfast.mean_field(model) before the guard and the optimiser are made."
             )
+        every = {
+            f"{path}.{own}".lstrip("."): q for path, layer in layers.items() for own, q in layer.gaussians().items()
+        }
+        for place, q in every.items():
+            if is_sharded(q.mean):
+                raise ConfigurationError(
+                    f"{place!r} is sharded over processes, which distributions cannot be yet; expected DDP, or one "
+                    "process."
+                )
+        used = _used(part for q in every.values() for part in q)
         found = {}
-        for path, layer in layers.items():
-            for own, q in layer.gaussians().items():
-                place = f"{path}.{own}".lstrip(".")
-                mean, variance = q
-                if id(mean) not in names or not (_has_gradient(mean) or _has_gradient(variance)):
-                    continue  # a head that this step does not use
-                _check_trained(place, mean, variance, known=id(variance) in names)
-                wide = Gaussian(*(part.to(running_dtype(part)) for part in q))
-                found[place] = _Pulled(names[id(mean)], names[id(variance)], wide, self._prior_of(place, wide))
+        for place, q in every.items():
+            mean, variance = q
+            if id(mean) not in names or used.isdisjoint((id(mean), id(variance))):
+                continue  # a head that this step does not use
+            _check_trained(place, mean, variance, known=id(variance) in names)
+            wide = Gaussian(*(part.to(running_dtype(part)) for part in q))
+            found[place] = _Pulled(names[id(mean)], names[id(variance)], wide, self._prior_of(place, wide))
         return found
 
     def _prior_of(self, name: str, q: Gaussian) -> Gaussian:
@@ -211,17 +220,21 @@ class Variational(Hold):
         self._learned = {key.removeprefix(_LEARNED) for key in state if key.startswith(_LEARNED)}
 
 
-def _has_gradient(parameter: Tensor) -> bool:
-    """Whether a step's loss has to do with it: one of zeros alone is what zero_grad(set_to_none=False) has left."""
-    return parameter.grad is not None and bool(parameter.grad.any())
+def _used(parameters: Iterable[Tensor]) -> set[int]:
+    """Return the ids of those that a step's loss has to do with, after one wait for the device.
+
+    A gradient of zeros alone is what zero_grad(set_to_none=False) has left.
+    """
+    given = {id(parameter): parameter.grad for parameter in parameters if parameter.grad is not None}
+    if not given:
+        return set()
+    flags = [gradient.any() for gradient in given.values()]
+    told = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
+    return {key for key, is_used in zip(given, told, strict=True) if is_used}
 
 
 def _check_trained(name: str, mean: Tensor, variance: Tensor, *, known: bool) -> None:
     """Refuse a mean that is trained without its variance: the KL would shrink weights that are never drawn."""
-    if is_sharded(mean):
-        raise ConfigurationError(
-            f"{name!r} is sharded over processes, which distributions cannot be yet; expected DDP, or one process."
-        )
     if not known:
         raise ConfigurationError(
             f"The optimiser moves {name!r} and not {name + LOG_VARIANCE!r}: it was made before mean_field(model). "

@@ -48,9 +48,15 @@ def standard_error(values: Sequence[float]) -> float:
     return estimate(values).error if len(values) > 1 else math.nan
 
 
+def difference_between(a: Estimate, b: Estimate) -> Estimate:
+    """Return by how much a lies above b, with the errors of both counted, from as many values as the fewer have."""
+    return Estimate(a.mean - b.mean, math.hypot(a.error, b.error), min(a.count, b.count))
+
+
 def difference_in_errors(a: Estimate, b: Estimate) -> float:
     """Return how many standard errors a lies above b, with the errors of both counted; NaN if one is unknown."""
-    return _ratio(a.mean - b.mean, math.hypot(a.error, b.error))
+    found = difference_between(a, b)
+    return _ratio(found.mean, found.error)
 
 
 def welch_test(a: Estimate, b: Estimate) -> WelchTest:

@@ -1,12 +1,11 @@
 """The statistics that claims are made of: differences of accuracies, and the worst of several tasks."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.lab.analysis.repetitions import Estimate
+from holdfast.lab.analysis.repetitions import Estimate, difference_between
 from holdfast.lab.paper.drawing.task_columns import Table, each_task
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.presets import Benchmark
@@ -27,7 +26,7 @@ def difference(benchmark: Benchmark, better: str, worse: str) -> Statistic:
 
     def statistic(results: Results) -> Estimate:
         a, b = results.accuracy(benchmark, better), results.accuracy(benchmark, worse)
-        return Estimate(a.mean - b.mean, math.hypot(a.error, b.error), min(a.count, b.count))
+        return difference_between(a, b)
 
     return statistic
 
@@ -38,7 +37,7 @@ def spread(benchmark: Benchmark, *algorithms: str) -> Statistic:
     def statistic(results: Results) -> Estimate:
         found = sorted((results.accuracy(benchmark, name) for name in algorithms), key=lambda e: e.mean)
         worst, best = found[0], found[-1]
-        return Estimate(best.mean - worst.mean, math.hypot(best.error, worst.error), min(best.count, worst.count))
+        return difference_between(best, worst)
 
     return statistic
 

@@ -3,7 +3,7 @@
 import math
 from functools import partial
 
-from holdfast.lab.analysis.repetitions import Estimate, estimate
+from holdfast.lab.analysis.repetitions import Estimate, difference_between, estimate
 from holdfast.lab.paper.claims.claim import AtLeast, Between, Claim
 from holdfast.lab.paper.claims.differences import FIRST, LATER, Statistic, lowest, over_tasks
 from holdfast.lab.paper.claims.performance import accuracy
@@ -54,8 +54,7 @@ def _above_paper(results: Results) -> Estimate:
     found = by_seed(results, second=True)
     if not found:
         raise NotMeasuredError("no seed of the other ones has finished for all four measures on CIFAR")
-    ours, paper = estimate(found), paper_mean()
-    return Estimate(ours.mean - paper.mean, math.hypot(ours.error, paper.error), ours.count)
+    return difference_between(estimate(found), paper_mean())
 
 
 def _share_of_sets(low: float) -> Statistic:

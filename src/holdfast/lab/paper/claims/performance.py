@@ -2,7 +2,7 @@
 
 import math
 
-from holdfast.lab.analysis.repetitions import Estimate, estimate, welch_test
+from holdfast.lab.analysis.repetitions import Estimate, difference_between, estimate, welch_test
 from holdfast.lab.experiments import Result
 from holdfast.lab.paper.claims.claim import AtLeast, AtMost, Between, Claim
 from holdfast.lab.paper.claims.differences import Statistic, difference, spread
@@ -43,7 +43,7 @@ def without_reinitialisation(results: Results) -> Estimate:
     """Return by how many points SI is better on CIFAR than Figure 1's control without re-initialisation."""
     usual = results.accuracy("CIFAR", "SI")
     control = estimate([100 * run.average_accuracy for run in _finished_control(results, "no re-init")])
-    return Estimate(usual.mean - control.mean, math.hypot(usual.error, control.error), min(usual.count, control.count))
+    return difference_between(usual, control)
 
 
 def _finished_control(results: Results, control: Variant) -> list[Result]:

@@ -8,7 +8,7 @@ alone, should not.
 import math
 from collections.abc import Callable
 
-from holdfast.lab.analysis.repetitions import Estimate, estimate
+from holdfast.lab.analysis.repetitions import Estimate, difference_between, estimate
 from holdfast.lab.experiments import Result, Spec
 from holdfast.lab.paper.claims.claim import AtLeast, AtMost, Claim
 from holdfast.lab.paper.claims.differences import Statistic, difference
@@ -46,16 +46,12 @@ def forgotten(run: Result) -> float:
     return forgetting(run.matrix)
 
 
-def _minus(a: Estimate, b: Estimate) -> Estimate:
-    return Estimate(a.mean - b.mean, math.hypot(a.error, b.error), min(a.count, b.count))
-
-
 def loses_more(factor: str) -> Statistic:
     """Return by how many points a factor costs SI more than it costs SOS (P-MNIST)."""
 
     def statistic(results: Results) -> Estimate:
         si, sos = (difference("P-MNIST", name, f"{name}, {factor}")(results) for name in ("SI", "SOS"))
-        return _minus(si, sos)
+        return difference_between(si, sos)
 
     return statistic
 
@@ -69,9 +65,9 @@ def _small_tasks_lag(results: Results) -> Estimate:
 
     def lead(suffix: str) -> Estimate:
         sos, si = (over_runs(results, "P-MNIST", f"{name}{suffix}", of) for name in ("SOS", "SI"))
-        return _minus(sos, si)
+        return difference_between(sos, si)
 
-    return _minus(lead(", unequal sizes"), lead(""))
+    return difference_between(lead(", unequal sizes"), lead(""))
 
 
 def _order_costs(name: str) -> Statistic:
@@ -82,7 +78,7 @@ def _order_costs(name: str) -> Statistic:
 def _order_forgets(results: Results) -> Estimate:
     """Return by how many points SI forgets more where easy tasks come first (CIFAR)."""
     easy, hard = (over_runs(results, "CIFAR", f"SI, {first} first", forgotten) for first in ("easy", "hard"))
-    return _minus(easy, hard)
+    return difference_between(easy, hard)
 
 
 CLAIMS = (

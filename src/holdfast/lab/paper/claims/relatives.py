@@ -1,8 +1,6 @@
 """Claims of our own about the methods that the paper stands among; their thresholds were set before these runs."""
 
-import math
-
-from holdfast.lab.analysis.repetitions import Estimate
+from holdfast.lab.analysis.repetitions import Estimate, difference_between
 from holdfast.lab.paper.claims.claim import AtLeast, AtMost, Claim
 from holdfast.lab.paper.claims.differences import Statistic
 from holdfast.lab.paper.drawing.tables.relatives_table import accuracy_of
@@ -20,7 +18,7 @@ def between(about: str, better: str, worse: str) -> Statistic:
         if study is None:
             raise NotMeasuredError(f"no study is about {about}")
         a, b = (_found(results, study, name) for name in (better, worse))
-        return Estimate(a.mean - b.mean, math.hypot(a.error, b.error), min(a.count, b.count))
+        return difference_between(a, b)
 
     return statistic
 

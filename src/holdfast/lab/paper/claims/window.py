@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from holdfast.lab.analysis.repetitions import Estimate, estimate
+from holdfast.lab.analysis.repetitions import Estimate, difference_between, estimate
 from holdfast.lab.paper.algorithms import ALGORITHMS
 from holdfast.lab.paper.claims.claim import AtLeast, AtMost, Claim
 from holdfast.lab.paper.claims.differences import difference
@@ -63,7 +63,7 @@ def finding(results: Results, benchmark: Benchmark) -> Finding:
     window, noise = _does_most(tied, gain) or _does_most(skipped, gain), _is_more(beyond)
     found = {(True, False): "the window", (False, True): "noise", (True, True): "the window and noise"}
     verdict = found.get((window, noise), "neither the window nor noise")
-    if _is_more(_difference(gain, elsewhere)) and elsewhere.mean < _MOST * gain.mean:
+    if _is_more(difference_between(gain, elsewhere)) and elsewhere.mean < _MOST * gain.mean:
         verdict += ", at the paper's rate alone"
     return Finding(verdict, says)
 
@@ -83,7 +83,7 @@ def _nearer(results: Results, benchmark: Benchmark) -> Estimate:
 def _less(results: Results, benchmark: Benchmark, better: str, worse: str) -> Estimate:
     """Return by how many points one cell is more accurate than another."""
     a, b = (_accuracy(results, benchmark, name) for name in (better, worse))
-    return _difference(a, b)
+    return difference_between(a, b)
 
 
 def _accuracy(results: Results, benchmark: Benchmark, cell: str) -> Estimate:
@@ -91,10 +91,6 @@ def _accuracy(results: Results, benchmark: Benchmark, cell: str) -> Estimate:
     if not results.preset.is_known(benchmark, algorithm.measure, algorithm.variant):
         raise NotMeasuredError(f"the strength of {algorithm.name} on {benchmark} has not been searched for")
     return results.accuracy(benchmark, algorithm.name)
-
-
-def _difference(a: Estimate, b: Estimate) -> Estimate:
-    return Estimate(a.mean - b.mean, math.hypot(a.error, b.error), min(a.count, b.count))
 
 
 def _is_more(found: Estimate) -> bool:
