@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.language import training
 from benchmarks.language.corpus import LANGUAGES, Corpus
 from benchmarks.language.english import Taught, weights_of
 from benchmarks.language.settings import UNGUARDED, Settings
-from benchmarks.language.training import Device, batches, bits_per_byte, schedule
+from benchmarks.language.training import Device, batches, bits_per_byte
 
 FINE_TUNE = "fine-tune"
 
@@ -90,19 +91,10 @@ def teach(lesson: Lesson, settings: Settings, corpus: Corpus, device: Device, ta
 
 
 def _train(lesson: Lesson, settings: Settings, corpus: Corpus, device: Device, taught: Taught) -> None:
-    optimizer = device.optimizer(taught.model, lesson.rate, decay=0.0)
-    rates = schedule(optimizer, lesson.steps)
     guard = None
     if lesson.measure not in (FINE_TUNE, *UNGUARDED):
         guard = taught.guard(lesson.way, lesson.measure, lesson.strength, settings)
-        guard.attach(optimizer)
-    for batch in _batches(lesson, settings, corpus):
-        optimizer.zero_grad()
-        device.loss(taught.model, batch).backward()
-        optimizer.step()
-        rates.step()
-    if guard is not None:
-        guard.detach()
+    training.teach(device, taught.model, _batches(lesson, settings, corpus), lesson.steps, lesson.rate, guard)
 
 
 def _batches(lesson: Lesson, settings: Settings, corpus: Corpus) -> Iterator[Tensor]:

@@ -5,7 +5,6 @@ to take is chosen by one of them, and reported on the other.
 """
 
 import itertools
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,8 +17,10 @@ from torch import Tensor
 import holdfast
 from benchmarks.language.corpus import LANGUAGES, Corpus
 from benchmarks.language.english import Taught, is_learned, learn_english, new_guard, start_python, weights_of
+from benchmarks.language.lines import add
+from benchmarks.language.lines import read as read_lines
 from benchmarks.language.settings import SMALLER, Settings
-from benchmarks.language.training import Device, batches, bits_per_byte, schedule
+from benchmarks.language.training import Device, batches, bits_per_byte, teach
 from holdfast import Consolidator, Fisher, Form, Hold, Kronecker
 from holdfast.forms import Matrix
 
@@ -217,20 +218,12 @@ class Kitchen:
         """Teach Python, every trial of a seed by the same batches."""
         settings = self.settings
         self.taught.restart()
-        optimizer = self.device.optimizer(self.taught.model, settings.python_rate[self.way], decay=0.0)
-        rates = schedule(optimizer, settings.python_steps)
         if guard is not None:
             guard.restart_task()
-            guard.attach(optimizer)
+        steps, rate = settings.python_steps, settings.python_rate[self.way]
         text = self.corpus.of("python", "train")
-        purpose = (self.seed, "python")
-        for batch in batches(text, settings.python_steps, settings.python_batch, settings.context, *purpose):
-            optimizer.zero_grad()
-            self.device.loss(self.taught.model, batch).backward()
-            optimizer.step()
-            rates.step()
-        if guard is not None:
-            guard.detach()
+        given = batches(text, steps, settings.python_batch, settings.context, self.seed, "python")
+        teach(self.device, self.taught.model, given, steps, rate, guard)
 
     def cook(self, recipe: Recipe, trial: Trial) -> Looked:
         """Train, and look at the network and at what it makes with the one before."""
@@ -287,7 +280,6 @@ def run(
 ) -> bool:
     """Go on until all trials are done or the time is up, and return whether they are; a line for each."""
     began = time.perf_counter()
-    lines.parent.mkdir(parents=True, exist_ok=True)
     for seed in settings.seeds:
         folder = work / f"seed-{seed}"
         if not is_learned(settings, folder):
@@ -300,18 +292,14 @@ def run(
             if time.perf_counter() - began > seconds:
                 return False
             found = kitchen.cook(recipe, trial)
-            with lines.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(found)) + "\n")
+            add(lines, asdict(found))
             print(_told(found), flush=True)
     return True
 
 
 def read(path: Path) -> list[Looked]:
     """Return the trials of a file, which may end in the middle of a line that a killed process wrote."""
-    if not path.exists():
-        return []
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    return [Looked.of(json.loads(line)) for line in whole.splitlines()]
+    return [Looked.of(plain) for plain in read_lines(path)]
 
 
 def _told(found: Looked) -> str:

@@ -1,11 +1,12 @@
 """The whole study, one lesson after another: what is finished is on disk and is not run again."""
 
-import json
 import time
 from pathlib import Path
 
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.english import is_learned, kind_of, learn_english, start_python
+from benchmarks.language.lines import add
+from benchmarks.language.lines import read as read_lines
 from benchmarks.language.python import Learned, Lesson, lessons, teach
 from benchmarks.language.settings import Settings
 from benchmarks.language.training import Device
@@ -13,10 +14,7 @@ from benchmarks.language.training import Device
 
 def read(path: Path) -> list[Learned]:
     """Return the finished lessons of a file, which may end in the middle of a line that a killed process wrote."""
-    if not path.exists():
-        return []
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    return [Learned.of(json.loads(line)) for line in whole.splitlines()]
+    return [Learned.of(plain) for plain in read_lines(path)]
 
 
 def run(settings: Settings, corpus: Corpus, device: Device, lines: Path, work: Path, seconds: float) -> bool:
@@ -31,10 +29,8 @@ def run(settings: Settings, corpus: Corpus, device: Device, lines: Path, work: P
         seconds: when to start nothing new. Learning English counts as one thing.
     """
     began = time.perf_counter()
-    lines.parent.mkdir(parents=True, exist_ok=True)
-    finished = read(lines)
     _cut_broken_line(lines)
-    known = {found.lesson for found in finished}
+    known = {found.lesson for found in read(lines)}
     for seed in settings.seeds:
         if _is_finished(settings, seed, known):
             continue
@@ -53,8 +49,7 @@ def run(settings: Settings, corpus: Corpus, device: Device, lines: Path, work: P
                 if time.perf_counter() - began > seconds:
                     return False
                 found = teach(lesson, settings, corpus, device, taught)
-                with lines.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(found.plain()) + "\n")
+                add(lines, found.plain())
                 print(_told(found), flush=True)
     return True
 

@@ -1,7 +1,7 @@
 """Training and measuring losses: the parts that English and Python share."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 
 import torch
@@ -11,6 +11,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.language.gpt import GPT
+from holdfast import Consolidator
 from holdfast.seeding import generator_for
 
 WARMUP = 0.1
@@ -72,6 +73,23 @@ def schedule(optimizer: AdamW, steps: int) -> LambdaLR:
     """Let the learning rate rise in the first tenth of the steps and then fall to 0."""
     warm = max(1, round(WARMUP * steps))
     return LambdaLR(optimizer, lambda step: min((step + 1) / warm, (steps - step) / max(1, steps - warm)))
+
+
+def teach(
+    device: Device, model: GPT, given: Iterable[Tensor], steps: int, rate: float, guard: Consolidator | None = None
+) -> None:
+    """Train all that can be trained on some batches, as many as there are steps, with a guard if there is one."""
+    optimizer = device.optimizer(model, rate, decay=0.0)
+    rates = schedule(optimizer, steps)
+    if guard is not None:
+        guard.attach(optimizer)
+    for batch in given:
+        optimizer.zero_grad()
+        device.loss(model, batch).backward()
+        optimizer.step()
+        rates.step()
+    if guard is not None:
+        guard.detach()
 
 
 def batches(text: Tensor, steps: int, size: int, context: int, *purpose: str | int) -> Iterator[Tensor]:

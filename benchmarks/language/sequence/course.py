@@ -13,7 +13,7 @@ from benchmarks.language.sequence.keeper import Keeper
 from benchmarks.language.sequence.keeping import Keeping
 from benchmarks.language.sequence.kinds import CHOOSES, Kind
 from benchmarks.language.settings import Settings
-from benchmarks.language.training import Device, schedule
+from benchmarks.language.training import Device, teach
 
 HALVINGS = 7
 """By so many halvings the share is found with which enough of a lesson is left."""
@@ -112,18 +112,10 @@ class Course:
 
     def _teach(self, kind: Kind, keeper: Keeper) -> None:
         """Teach one kind, in every course of a seed by the same batches."""
-        settings, guard = self.settings, keeper.guard
-        optimizer = self.device.optimizer(self.taught.model, settings.python_rate["full"], decay=0.0)
-        rates = schedule(optimizer, settings.python_steps)
-        if guard is not None:
-            guard.attach(optimizer)
-        for batch in kind.batches(settings.python_steps, settings.python_batch, self.seed, kind.name):
-            optimizer.zero_grad()
-            self.device.loss(self.taught.model, batch).backward()
-            optimizer.step()
-            rates.step()
-        if guard is not None:
-            guard.detach()
+        settings = self.settings
+        steps, rate = settings.python_steps, settings.python_rate["full"]
+        given = kind.batches(steps, settings.python_batch, self.seed, kind.name)
+        teach(self.device, self.taught.model, given, steps, rate, keeper.guard)
 
     def _go_back(self, before: dict[str, Any], kind: Kind, gain: float, free: Went) -> float:
         """Go back towards the weights before a lesson, as far as enough of it is left, and return the share.

@@ -1,6 +1,5 @@
 """All courses of all seeds: what is finished is on disk and is not run again."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -8,6 +7,8 @@ from pathlib import Path
 
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.english import is_learned, learn_english
+from benchmarks.language.lines import add
+from benchmarks.language.lines import read as read_lines
 from benchmarks.language.sequence.course import Course, Went
 from benchmarks.language.sequence.keeping import FREE, KEEPINGS, Keeping
 from benchmarks.language.sequence.kinds import CHOOSES, Kind, Text
@@ -57,7 +58,6 @@ def run(
         kinds: what each seed learns; the kinds of text of the corpus unless others are given.
     """
     began = time.perf_counter()
-    lines.parent.mkdir(parents=True, exist_ok=True)
     for seed in settings.seeds:
         folder = work / f"seed-{seed}"
         if not is_learned(settings, folder):
@@ -71,8 +71,7 @@ def run(
                 if time.perf_counter() - began > seconds:
                     return False
                 went = course.go(keeping, trial, gain, free)
-                with lines.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(went)) + "\n")
+                add(lines, asdict(went))
                 print(_told(went), flush=True)
             if keeping.name == FREE:
                 free = went
@@ -81,10 +80,7 @@ def run(
 
 def read(path: Path) -> list[Went]:
     """Return the courses of a file, which may end in the middle of a line that a killed process wrote."""
-    if not path.exists():
-        return []
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    return [Went.of(json.loads(line)) for line in whole.splitlines()]
+    return [Went.of(plain) for plain in read_lines(path)]
 
 
 def _told(went: Went) -> str:
