@@ -3,7 +3,7 @@
 Every trained adapter is averaged with what was before too, by a share of B, so that fine-tuning's row is averaging's.
 """
 
-from benchmarks.language.recipes import ROTATED, Recipe
+from benchmarks.language.recipes import OLDS, ROTATED, Recipe
 
 MATRIX = (1e-3, 1e-2, 1e-1, 1.0)
 DIAGONAL = (1e-2, 1e-1, 1.0, 10.0)
@@ -12,10 +12,6 @@ ADAPTER_RECIPES = (
     Recipe("fine-tuning", way="lora"),
     Recipe("Kronecker, merged weights", MATRIX, guard="Kronecker", way="lora", space="merged"),
     Recipe("rotated, merged weights", MATRIX, guard=ROTATED, way="lora", space="merged"),
-    Recipe("EWC, merged weights", DIAGONAL, guard="EWC", way="lora", space="merged"),
-    Recipe("EWC, factors", DIAGONAL, guard="EWC", way="lora"),
-    Recipe("Kronecker, factors", DIAGONAL, guard="Kronecker", way="lora"),
-    Recipe("rotated, factors", DIAGONAL, guard=ROTATED, way="lora"),
     Recipe(
         "own text, distilled, and Kronecker, merged weights",
         MATRIX,
@@ -25,5 +21,10 @@ ADAPTER_RECIPES = (
         way="lora",
         space="merged",
     ),
+    Recipe("EWC, merged weights", DIAGONAL, guard="EWC", way="lora", space="merged"),
+    Recipe("EWC, factors", DIAGONAL, guard="EWC", way="lora"),
+    Recipe("Kronecker, factors", DIAGONAL, guard="Kronecker", way="lora"),
+    Recipe("rotated, factors", DIAGONAL, guard=ROTATED, way="lora"),
+    Recipe("own text, distilled", olds=OLDS, text="own", distilled=True, way="lora"),
 )
 """In order of worth."""

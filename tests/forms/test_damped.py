@@ -45,6 +45,11 @@ def test_all_that_a_matrix_can_is_that_of_the_sum(form):
             as_dense(lambda d, m=damped: m.shrink(d, 2.0), shapes), torch.linalg.inv(identity + 2 * q), **close
         )
         torch.testing.assert_close(
+            as_dense(lambda d, m=damped: m.pulled(d, 2.0), shapes),
+            identity - torch.linalg.inv(identity + 2 * q),
+            **close,
+        )
+        torch.testing.assert_close(
             as_dense(lambda d, m=damped: m.solve(d, 0.1), shapes), torch.linalg.inv(q + 0.1 * identity), **close
         )
         torch.testing.assert_close(damped.trace(), q.trace(), **close)
@@ -56,3 +61,13 @@ def test_all_that_a_matrix_can_is_that_of_the_sum(form):
         torch.testing.assert_close(as_dense(damped.mapped(torch.clone).apply, shapes), q, **close)
         assert damped.said == matrix.said
         assert damped.is_finite
+
+
+def test_many_weak_pulls_let_nothing_grow_where_coordinates_are_not_quite_orthonormal():
+    """As eigenvectors of single precision may be: what nothing holds went through them, there and back, every step."""
+    for matrix in matrices("rotated").values():
+        damped = damped_by(matrix.mapped(lambda tensor: 1.01 * tensor if tensor.ndim == 2 else tensor), 1e-3)
+        d = {name: torch.ones_like(omega) for name, omega in matrix.diagonal().items()}
+        for _ in range(200):
+            d = {name: d[name] - pull for name, pull in damped.pulled(d, 1e-6).items()}
+        assert all((each.abs() < 1.001).all() for each in d.values())

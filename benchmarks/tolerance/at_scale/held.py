@@ -73,10 +73,11 @@ def run(trial: Trial, subject: Subject, first: Path) -> dict[str, Any]:
         found: dict[str, Any] = {"seconds": seconds, "end": ended(subject, judge)}
         if trial.kind == "tolerance":
             found |= {"strength": guard.strength, "peak": max(point.kl for point in guard.trace)}
-            found |= {"looks": len(guard.trace) - 1, "share": guard.pull_back().share, "kept": guard.retention().kl}
+            back = guard.pull_back()
+            found |= {"looks": len(guard.trace) - 1, "share": back.share, "kept": back.kl, "said": str(back)}
             found["back"] = ended(subject, judge)
-    except holdfast.NotFiniteError:
-        return {"before": before._asdict(), "diverged": True}
+    except holdfast.NotFiniteError as error:
+        return {"before": before._asdict(), "diverged": True, "why": str(error)}
     return {"before": before._asdict(), **found}
 
 

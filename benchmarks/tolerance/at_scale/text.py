@@ -43,12 +43,10 @@ class Text:
 
     @property
     def old(self) -> Old:
-        """English to measure importance on, to keep and to judge by; what is kept and what judges are apart."""
+        """English to measure importance on, to keep and to judge by."""
         text, apart = self.corpus.of("english", "train"), self.corpus.of("english", "validation")
         measured = next(batches(text, 1, self.setting.measured, self.sizes.context, self.seed, "measured"))[:, :-1]
-        middle = len(apart) // 2
-        kept = self._spread(apart[:middle], self.setting.kept)
-        fresh = self._spread(apart[middle:], self.setting.fresh)
+        kept, fresh = self._apart(apart)
         return Old(list(measured.split(64)), list(kept.split(TOGETHER)), list(fresh.split(TOGETHER)), None)
 
     def optimizer(self, name: str) -> torch.optim.Optimizer:
@@ -81,7 +79,16 @@ class Text:
             optimizer.step()
             rates.step()
 
-    def _spread(self, text: Tensor, count: int) -> Tensor:
-        """Return pieces that are spread evenly over a text."""
-        starts = torch.linspace(0, len(text) - self.sizes.context - 1, count, dtype=torch.float64).long()
-        return text[starts.to(text.device)[:, None] + torch.arange(self.sizes.context, device=text.device)].long()
+    def _apart(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Return pieces to keep and pieces to judge by, none of which overlap, both from everywhere in a text.
+
+        Its first and second half would be of two kinds: fine-tuning loses twice as much of one as of the other.
+        """
+        count, context = self.setting.kept + self.setting.fresh, self.sizes.context
+        starts = torch.linspace(0, len(text) - context - 1, count, dtype=torch.float64).long()
+        if count > 1 and int(starts.diff().min()) < context:
+            raise SystemExit(f"{len(text)} bytes of English are kept apart, too few for {count} pieces of {context}.")
+        pieces = text[starts.to(text.device)[:, None] + torch.arange(context, device=text.device)].long()
+        every = count // self.setting.kept
+        is_kept = (torch.arange(count) % every == 0) & (torch.arange(count) // every < self.setting.kept)
+        return pieces[is_kept], pieces[~is_kept]

@@ -71,7 +71,7 @@ class Trial:
 SETTINGS = (
     Setting(
         "english-python",
-        seeds=(0, 1),
+        seeds=(6, 7),  # as in the study of recipes, whose networks can be taken
         optimisers=("AdamW", "SGD"),
         tolerances=(0.02, 0.05, 0.15),
         strengths={"diagonal": decades(-3.5)},
@@ -85,7 +85,7 @@ SETTINGS = (
         "permuted-mnist",
         seeds=(0, 1, 2),
         optimisers=("Adam", "SGD"),
-        tolerances=(0.01, 0.03, 0.1),
+        tolerances=(0.001, 0.003, 0.01, 0.03, 0.1),  # the first two were added after a look: nothing reached the last
         strengths={"diagonal": decades(-4), "rotated": decades(-5)},
         rates={"Adam": 1e-3, "SGD": 0.05},
         first_epochs=5,

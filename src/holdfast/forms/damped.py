@@ -2,9 +2,10 @@ r"""Q and a little of every direction, :math:`Q(D) + \lambda D`: what no sample 
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from holdfast.forms.base import Displacement, Matrix
+from holdfast.forms.base import Displacement, Matrix, pulled_share
 from holdfast.forms.diagonal import DiagonalMatrix
 from holdfast.tensors.products import products_in
 
@@ -52,6 +53,16 @@ class Damped(Matrix):
         """Return (1 + cλ + cQ)⁻¹D."""
         own = 1 + strength * self.damping
         return {name: shrunk / own for name, shrunk in self.matrix.shrink(d, strength / own).items()}
+
+    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return what that takes off D, cλD/(1 + cλ) and Q's own part of the rest.
+
+        Not as D − (1 + cλ + cQ)⁻¹D: that turns all of D into Q's coordinates and back at every step, also where next to
+        nothing holds it, and what those lack of being orthonormal would multiply from step to step.
+        """
+        own = 1 + strength * self.damping
+        share = float(pulled_share(torch.tensor(strength * self.damping, dtype=torch.float64)))
+        return {name: share * d[name] + pull / own for name, pull in self.matrix.pulled(d, strength / own).items()}
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return (Q + λ + damping)⁻¹B."""

@@ -55,6 +55,10 @@ class Summed(Matrix):
         """Return (1 + cQ)⁻¹D, by conjugate gradients."""
         return self._solved(d, strength, 1.0)
 
+    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return what that takes off D: of a single part, as precisely as it finds it."""
+        return self.parts[0].pulled(d, strength) if len(self.parts) == 1 else super().pulled(d, strength)
+
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return (Q + damping)⁻¹B, by conjugate gradients: without damping, nothing along what no B reaches."""
         return self._solved(b, 1.0, damping)

@@ -13,6 +13,8 @@ HALVINGS = 10
 GRID = (0.25, 0.5, 0.75)
 """Where else a point is looked for if the anchor itself is beyond the tolerance."""
 
+NEARLY = 0.8
+"""The part of a tolerance that counts as all of it."""
 LITTLE = 0.05
 """A share of the way that is next to nothing."""
 _UNDONE = (
@@ -23,6 +25,11 @@ _UNDONE = (
 _NEVER = (
     "Training never came near it: there was no more to lose, or the hold was too strong for so few steps. If too "
     "little of the new is learned, begin weaker, with Tolerance({tolerance:g}, start=0.03), or train for longer."
+)
+
+_LEFT = (
+    "That is {used:.0%} of it, where training had come to {most:.3g}: what is new asked for no more in the end, or the "
+    "hold was let go too late to be used. If too little of the new is learned, train for longer."
 )
 
 Outcome = Literal["within", "pulled back", "cannot be met"]
@@ -73,8 +80,16 @@ class PulledBack:
                 f"Pulled back to {self.share:.3f} of the way from the anchor: {self.kl:.3g} nats are lost in place of "
                 f"{self.kl_before:.3g}, with a tolerance of {self.tolerance:g}.{undone}"
             )
-        never = "" if self.was_touched else f" {_NEVER.format(tolerance=self.tolerance)}"
-        return f"{self.kl:.3g} nats are lost, within the tolerance of {self.tolerance:g}.{never}"
+        return f"{self.kl:.3g} nats are lost, within the tolerance of {self.tolerance:g}.{self._unused()}"
+
+    def _unused(self) -> str:
+        """Say why less is lost than was allowed, where that is so."""
+        if not self.was_touched:
+            return f" {_NEVER.format(tolerance=self.tolerance)}"
+        if self.kl < NEARLY * self.tolerance:
+            most = max(self.kl_before, self.most_during_training or 0.0)
+            return f" {_LEFT.format(used=self.kl / self.tolerance, most=most)}"
+        return ""
 
 
 def furthest_within(
