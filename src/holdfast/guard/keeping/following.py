@@ -31,6 +31,9 @@ SHARE = 0.1
 """What looking may cost of a step's time."""
 STEP = 3.0
 """What a step costs, in forward passes of its batch: the backward pass is two."""
+OFTEN = 8
+"""The fewest steps between looks: on a GPU, a look at a few samples takes about as long as a step of a small network, and
+of a large one that trains in 16 bits too, since outputs are compared in the precision of the weights."""
 USED = 0.8
 """The part of a tolerance that may be used up before a task begins without a word of it."""
 PREDICTIONS, SAMPLES = 128, 8
@@ -150,7 +153,7 @@ class Following:
         trained = trained or 32 * some.numbers // some.size
         if not any(hold.runs_model for hold in memory.holds):
             self.calls.release()  # it is known for good, and remembering every call costs a little
-        return max(memory.ranks.each(lambda: math.ceil(looked / (SHARE * STEP * trained))))
+        return max(OFTEN, *memory.ranks.each(lambda: math.ceil(looked / (SHARE * STEP * trained))))
 
 
 def part_of(kept: KeptSet, cursor: int) -> list[int]:
