@@ -1,18 +1,15 @@
 """Strengths that the paper does not give: searched for on validation data, as it did for its own."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from holdfast.errors import DamagedError
-from holdfast.lab.experiments import Spec, Store, Summary, paper_spec, search
+from holdfast.lab.experiments import Spec, Store, paper_spec, search
 from holdfast.lab.paper.algorithms import Algorithm
 from holdfast.lab.paper.presets import Benchmark, Chosen, Preset, SearchPlan, Stage
 from holdfast.lab.paper.presets.keeping_variants import chosen_of
-from holdfast.lab.paper.tried_settings import best_tried
-
-Run = Callable[[Sequence[Spec], Store], Summary]
-"""Makes runs into a store, such as :func:`holdfast.lab.experiments.execute`."""
+from holdfast.lab.paper.tried_settings import Run, best_tried
 
 _NEIGHBOUR = 3.0
 """By how much a strength is multiplied or divided to pass its neighbour on the grid, and not the next one."""

@@ -27,4 +27,5 @@ ITEM = PaperItem(
     runs,
     draw,
     tuple(ALGORITHMS.values()),
+    relatives=True,
 )
