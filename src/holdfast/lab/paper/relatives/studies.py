@@ -128,7 +128,7 @@ _A_GEM_PROTOCOL = Study(
             Row("online EWC", "online-EWC", seeds=1, tried=strengths(0.001, 0.003, 0.01, 0.03, 0.1)),
             Row("asymmetric SI", "ALASSO", holding("asymmetric"), seeds=1, tried=_SI_ONCE),
             Row("MAS, without tasks", "MAS", _WITHOUT_TASKS, seeds=1, tried=_MAS_ONCE),
-            Row("RWalk, of samples", "RWalk", seeds=1, tried=_RWALK),
+            Row("RWalk, of samples", "RWalk", {"engine": "fast"}, seeds=1, tried=_RWALK),
         ),
         _ONE_PASS_REPORTED,
     ),
