@@ -1,6 +1,7 @@
 """Every method on every benchmark as one picture: accuracy, forgetting, what is kept of old tasks, and time."""
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ _PER_LINE = 0.17
 """Inches of height that a method takes."""
 _AROUND = 0.9
 """Inches that a row of panels has beside its lines, for its title and its axes' words."""
+_WIDEST = 26
+"""Characters of a method's name in a line."""
 
 
 class Standing(NamedTuple):
@@ -70,7 +73,8 @@ def overview_figure(standings: Sequence[Standing]) -> Figure | Text:
         for row, lines in zip(grid, ordered, strict=True):
             for axes, quantity in zip(row, _QUANTITIES, strict=True):
                 _draw(axes, lines, quantity)
-            row[0].set_yticks(range(len(lines)), [each.method for each in lines], fontsize=6)
+            names = [textwrap.fill(each.method, _WIDEST) for each in lines]
+            row[0].set_yticks(range(len(lines)), names, fontsize=5.5, linespacing=0.8)
             row[0].set_title(lines[0].benchmark, loc="left")
 
     data = Table("overview-data", "The numbers of overview.", _DATA, tuple(map(_row, standings)))
