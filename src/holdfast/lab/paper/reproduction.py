@@ -89,8 +89,8 @@ def reproduce(
             damaged_searches |= damaged
         # Without the search, the runs of all that is known can be made all the same; so they come first.
         interrupted |= _run_missing(item.runs(preset), store, run)
-        preset, unusable = find_strengths(preset, item.algorithms, store, run)
-        damaged_searches |= unusable
+        preset, damaged = find_strengths(preset, item.algorithms, store, run)
+        damaged_searches |= damaged
         interrupted |= _run_missing(item.runs(preset), store, run)
     specs = runs_of(items, preset)
     results = Results(store, preset, damaged_searches)

@@ -27,13 +27,13 @@ def unknown_strengths(preset: Preset, algorithms: Iterable[Algorithm]) -> list[t
 
 def find_strengths(
     preset: Preset, algorithms: Sequence[Algorithm], store: Store, run: Run
-) -> tuple[Preset, dict[tuple[Benchmark, str], str]]:
+) -> tuple[Preset, dict[tuple[str, str], str]]:
     """Return the preset with what was found; a search that was stopped, or found nothing, leaves its place open.
 
     So does one around a strength that is itself open, and one that needs a damaged run: what is damaged is returned
     beside it, by benchmark and algorithm.
     """
-    damaged = {}
+    damaged: dict[tuple[str, str], str] = {}
     for benchmark, algorithm in unknown_strengths(preset, algorithms):
         try:
             chosen = _found(preset, benchmark, algorithm, store, run)
