@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.audit.problem import digits_problem
 from benchmarks.audit.rows import Library, adapter_names, library, rows
+from benchmarks.audit.rwalk_section import version_rows
 from benchmarks.audit.table import markdown, write
 
 BATCHES = (1, 8, 32, 128, 512)
@@ -36,7 +37,7 @@ def main() -> None:
     found.sort(key=lambda row: (row.library != "holdfast", row.library.lower()))
     print("\n".join(markdown(found, batches)))
     if not options.names:
-        write(options.results, found, batches)
+        write(options.results, found, batches, version_rows(problem))
 
 
 main()

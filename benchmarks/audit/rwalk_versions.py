@@ -1,10 +1,8 @@
 """What three public versions of RWalk compute, beside the paper's, from one and the same training.
 
 Written from reading them: the authors' own code (facebookresearch/agem, TensorFlow 1), Avalanche's plugin and FACIL's
-approach. Only the second can be installed beside this library, and has its rows in the audit; here all of them follow
-the same steps, in float64:
-
-    python -m benchmarks.audit.rwalk_versions
+approach. Only the second can be installed beside this library, and has its rows in the audit's table; here all of them
+follow the same steps, in float64.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
-from benchmarks.audit.comparison import compare
-from benchmarks.audit.problem import Problem, digits_problem
+from benchmarks.audit.problem import Problem
 from holdfast import Consolidator, RWalk
 from holdfast.measures.recurrences import add_to_path_, distance_score
 
@@ -165,18 +162,3 @@ def _between(values: Weights) -> Weights:
 
 def _weights(network: nn.Module) -> Weights:
     return {name: p.detach().clone() for name, p in network.named_parameters()}
-
-
-def main() -> None:
-    """Print how each version agrees with the paper's."""
-    problem = digits_problem()
-    print("| version | batch | correlation with the paper's | size |\n|---|---|---|---|")
-    for batch in (8, 64):
-        paper, tasks = trained(problem, batch, epochs=1 if batch == 8 else 5)
-        for name, version in VERSIONS.items():
-            agreement = compare(version(tasks), paper)
-            print(f"| {name} | {batch} | {agreement.correlation:.2f} | ×{agreement.scale:.2g} |")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from benchmarks.audit.rows import REPRODUCED, Row
+from benchmarks.audit.rwalk_section import VersionRow, as_data, section
 from benchmarks.harness import surroundings
 
 TITLE = "What other libraries compute, beside the definitions"
@@ -36,7 +37,7 @@ NOTES = [
 ]
 
 
-def write(folder: Path, rows: list[Row], batches: list[int]) -> None:
+def write(folder: Path, rows: list[Row], batches: list[int], versions: list[VersionRow]) -> None:
     """Write ``audit.md`` and ``audit.json``."""
     where = {**surroundings("audit"), "command": "make audit", "versions": _versions(rows)}
     document = {
@@ -56,11 +57,12 @@ def write(folder: Path, rows: list[Row], batches: list[int]) -> None:
             }
             for row in rows
         ],
+        "rwalk_versions": as_data(versions),
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "audit.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     lines = [f"# {TITLE}", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
-    lines += [*(f"- {note}" for note in NOTES), "", *markdown(rows, batches), ""]
+    lines += [*(f"- {note}" for note in NOTES), "", *markdown(rows, batches), "", *section(versions), ""]
     (folder / "audit.md").write_text("\n".join(lines))
 
 

@@ -63,7 +63,7 @@ from holdfast.persample.phi import ABSOLUTE, SQUARE
 from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
 from holdfast.retention import KeptSet, PulledBack, Retention, Tolerance
 from holdfast.task_free import Plateaus, TaskFree
-from holdfast.variational import mean_field, predictive, refined
+from holdfast.variational import k_center, mean_field, predictive, refined
 
 __all__ = [
     "ABSOLUTE",
@@ -135,6 +135,7 @@ __all__ = [
     "WeightMeasure",
     "averaged_weights",
     "choose_share",
+    "k_center",
     "mean_field",
     "measure",
     "measures",

@@ -19,6 +19,7 @@ from benchmarks.audit.formulas import absolute_batch_means, definition, squared_
 from benchmarks.audit.path import FollowRWalk, FollowSI, Recorder
 from benchmarks.audit.problem import digits_problem
 from benchmarks.audit.rows import adapter_names, library, rows
+from benchmarks.audit.rwalk_section import version_rows
 from benchmarks.audit.table import markdown, write
 from tests import oracles
 from tests.docs.pages import run_page
@@ -166,10 +167,12 @@ def test_a_right_and_a_wrong_library_in_one_table(problem, tmp_path):
     assert lines[4].endswith("| as above |")
     assert lines[5].endswith("The definition. |")  # a formula that does not give the numbers earns no mark
     assert lines[6] == "| library 1.0 | nothing | Fisher | –<br>– | –<br>×0 | Nothing. |"
-    write(tmp_path, found, [1, 16])
+    write(tmp_path, found, [1, 16], version_rows(problem))
     assert "library 1.0" in (tmp_path / "audit.md").read_text(encoding="utf-8")
     document = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
     assert document["rows"][-1]["correlation"] == {"16": None}
+    names = [row["version"] for row in document["rwalk_versions"]]
+    assert names == ["the authors' code", "Avalanche", "FACIL"]  # which need no library
 
 
 def test_holdfast_passes_its_own_audit(problem, monkeypatch):

@@ -9,6 +9,7 @@ import holdfast
 from holdfast.errors import ConfigurationError, HoldfastWarning, OrderError
 from holdfast.integrations.huggingface import HoldfastCallback
 from tests.integrations.test_huggingface import arguments, model_without_dropout, texts
+from tests.integrations.test_huggingface_checkpoints import BEST, Judged
 
 
 def made():
@@ -125,3 +126,18 @@ def test_training_that_resumes_goes_on_where_it_was(tmp_path):
             max_steps=6,
         )
     assert task_free.consolidated == [2]
+
+
+def test_it_goes_back_to_the_best_checkpoint_as_the_guard_does(tmp_path):
+    model, guard, task_free = made()
+    trainer = Judged(
+        model,
+        arguments(tmp_path, **{**BEST, "optim": "sgd", "max_steps": 6}),
+        train_dataset=texts(),
+        eval_dataset=texts(2),
+        data_collator=default_data_collator,
+        callbacks=[HoldfastCallback(guard, False, task_free=task_free)],
+    )
+    trainer.best = 3
+    trainer.train()
+    assert task_free.steps == 3 and task_free.consolidated == [2] and guard.tasks == 1

@@ -153,6 +153,20 @@ def test_a_coreset_holds_means_whose_variances_are_frozen_and_variances_whose_me
         assert 0 < (found[f"0.{moved}"] - getattr(model[0], moved)).abs().max() < 0.5
 
 
+def test_a_coreset_that_is_near_to_all_samples():
+    x = torch.randn(30, 2, 3, generator=torch.Generator().manual_seed(2))
+    chosen = [4]
+    while len(chosen) < 7:  # by its definition: the one whose nearest chosen one is farthest away
+        nearest = [min(float((x[i] - x[j]).norm()) for j in chosen) for i in range(30)]
+        chosen.append(max(range(30), key=nearest.__getitem__))
+    assert holdfast.k_center(x, 7, first=4).tolist() == chosen
+    assert sorted(holdfast.k_center(torch.zeros(5, 2), 5).tolist()) == [0, 1, 2, 3, 4]  # of equal ones, each once
+    with pytest.raises(ConfigurationError, match="count=31 and first=0 of 30 samples"):
+        holdfast.k_center(x, 31)
+    with pytest.raises(BatchError, match="expected finite numbers"):
+        holdfast.k_center(x * torch.nan, 2)
+
+
 def test_what_is_no_coreset_is_refused():
     model, x = network(), X.double()
     for given, error, message in (

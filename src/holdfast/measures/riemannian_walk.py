@@ -87,6 +87,8 @@ class RWalk(PathMeasure):
         add_to_path_(states["gained"], seen.gradient, seen.step)
         states["moved"].add_(seen.step)
         over = (seen.number + 1) % self.every == 0
+        if isinstance(over, Tensor) and over.device.type == "cpu":  # which nothing records
+            over = bool(over)
         if isinstance(over, Tensor):  # a recorded step, which cannot go one way or the other
             states["score"].add_(torch.where(over, self._of_interval(states), 0))
             states["gained"].masked_fill_(over, 0)

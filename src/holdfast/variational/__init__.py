@@ -3,8 +3,8 @@
 What holds them is :class:`holdfast.Variational`, in ``holds/of_weights/variational.py``.
 """
 
-from holdfast.variational.coresets import refined
+from holdfast.variational.coresets import k_center, refined
 from holdfast.variational.mean_field import MeanField, mean_field, mean_field_layers
 from holdfast.variational.prediction import predictive
 
-__all__ = ["MeanField", "mean_field", "mean_field_layers", "predictive", "refined"]
+__all__ = ["MeanField", "k_center", "mean_field", "mean_field_layers", "predictive", "refined"]

@@ -20,6 +20,38 @@ from holdfast.variational.mean_field import LOG_VARIANCE, layers_of, mean_field_
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
+def k_center(inputs: Tensor, count: int, first: int = 0) -> Tensor:
+    r"""Return which samples make a coreset that is near to all others: each the farthest from those before it.
+
+    The greedy K-center of Gonzalez 1985, which Nguyen et al. 2018 (arXiv 1710.10628) choose coresets by beside random
+    ones. No sample is farther from its nearest in the coreset than twice what the best coreset of this size could do.
+
+    >>> chosen = holdfast.k_center(x, 200)
+    >>> coreset = x[chosen], y[chosen]
+
+    Args:
+        inputs: ``[N, ...]``; distances are Euclidean ones, between inputs as they are.
+        count: how many samples.
+        first: the one to begin with.
+    """
+    if not isinstance(inputs, Tensor) or inputs.ndim < 2 or not bool(inputs.isfinite().all()):
+        what = f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"type {type(inputs).__name__}"
+        raise BatchError(f"k_center() was given inputs of {what}; expected finite numbers, [N, ...].")
+    expected = f"a whole number from 1 to the {len(inputs)} samples that there are"
+    many = whole_number("count", count, expected, least=1)
+    place = whole_number("first", first, f"the number of a sample, 0 to {len(inputs) - 1}", least=0)
+    if many > len(inputs) or place >= len(inputs):
+        raise ConfigurationError(f"count={many} and first={place} of {len(inputs)} samples; expected {expected}.")
+    rows = inputs.detach().flatten(1).to(torch.promote_types(inputs.dtype, torch.float32))
+    chosen = [place]
+    nearest = (rows - rows[place]).square().sum(1)
+    for _ in range(many - 1):
+        nearest[chosen[-1]] = -1.0  # taken, which of equal samples none would be otherwise
+        chosen.append(int(nearest.argmax()))
+        nearest = torch.minimum(nearest, (rows - rows[chosen[-1]]).square().sum(1))
+    return torch.tensor(chosen, device=inputs.device)
+
+
 def refined(
     model: nn.Module,
     batches: Sequence[tuple[Any, ...]],

@@ -72,6 +72,15 @@ def test_holds_of_a_run_are_asked_for_with_their_settings(run, tmp_path, name, s
     assert {key: dict(value) for key, value in result.spec.hold_settings.items()} == {name: settings}
 
 
+def test_by_class_it_is_said_what_importance_alone_cannot_do(run):
+    word = "importance does not keep classes"
+    assert word in run("split-digits", "-m", "EWC", "--incremental", "class").stderr
+    beside = run("split-digits", "-m", "EWC", "--incremental", "class", "--hold", "replay")
+    by_domain = run("split-digits", "-m", "EWC", "--incremental", "domain")
+    assert beside.exit_code == by_domain.exit_code == 0
+    assert word not in beside.stderr + by_domain.stderr
+
+
 @pytest.mark.parametrize("trains", ["jointly", "anew"])
 def test_bounds_are_runs_too(run, tmp_path, trains):
     shown = run("split-digits", "-m", "fine-tune", "--trains", trains)

@@ -42,6 +42,7 @@ RUNS = {
     ),
     "a window": ("permuted-mnist", "SOS", {"measure_settings": {"window": 0.1}}),
     "relative": ("split-digits", "EWC", {"relative_strength": 0.03}),
+    "samples in steps": ("permuted-mnist", "RWalk", {"strength": 1.0, "engine": "fast"}),
 }
 
 

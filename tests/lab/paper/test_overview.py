@@ -1,11 +1,13 @@
 """One table and one figure over everything."""
 
 import pytest
+from matplotlib.figure import Figure as Canvas
 
 from holdfast.lab.data import digits_dataset
 from holdfast.lab.experiments import Store, execute, paper_spec
 from holdfast.lab.experiments.running.engines import make_learner
-from holdfast.lab.paper.drawing.tables.overview_table import every_line, overview_figure, overview_left, overview_table
+from holdfast.lab.paper.drawing.overview_figure import overview_figure
+from holdfast.lab.paper.drawing.tables.overview_table import every_line, overview_left, overview_table, standings
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.kept_bytes import kept_bytes
 from tests.lab.paper.tiny import tiny_preset
@@ -19,13 +21,21 @@ def test_what_has_runs_is_in_the_table_and_everything_else_is_listed(tmp_path):
     chosen = [line for line in lines if line.method in ("SI", "VCL", "joint training")]
     execute([spec for line in chosen for spec in line.specs[:1]], store, device="cpu")
     results = Results(store, preset)
-    shown = {tuple(row[:2]) for row in overview_table(results).rows}
+    shown = {tuple(row[:2]) for row in overview_table(standings(results)).rows}
     assert shown == {(line.benchmark, line.method) for line in chosen}
     (left,) = overview_left(results)
     assert len(left.rows) == len(lines) - len(chosen)
     assert all(row[2].startswith(("holdfast run ", "holdfast reproduce ")) for row in left.rows)
-    figure = overview_figure(results)
+    figure = overview_figure(standings(results))
     assert len(figure.data.rows) == len(chosen)
+    canvas = Canvas()
+    figure.draw(canvas)
+    benchmarks = {line.benchmark for line in chosen}
+    assert len(canvas.axes) == 4 * len(benchmarks)  # accuracy, forgetting, bytes and seconds of each
+    for axes in canvas.axes[::4]:
+        methods = [tick.get_text() for tick in axes.get_yticklabels()]
+        shown = [point for line in axes.get_lines() for point in line.get_xdata()]
+        assert len(methods) == len(shown) and shown == sorted(shown)  # the most accurate at the top
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,10 @@ from holdfast.lab.paper.claims import check
 from holdfast.lab.paper.claims.relatives import CLAIMS
 from holdfast.lab.paper.drawing.tables.relatives_table import left_to_run, relatives_table, verdict
 from holdfast.lab.paper.findings import Results
-from holdfast.lab.paper.relatives import Reported
+from holdfast.lab.paper.relatives import Reported, Row, Study
+from holdfast.lab.paper.relatives.study import references, strengths, tried
+from holdfast.lab.paper.reproduction import run_nothing
+from holdfast.lab.paper.tried_settings import SHARES
 from tests.lab.paper.tiny import tiny_preset
 
 
@@ -72,11 +75,41 @@ def test_the_item_goes_on_where_it_was_left(made, tmp_path):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_has_each_run_once_and_each_about(name):
     preset = PRESETS[name]
-    specs = [spec.id for study in preset.relatives for row in study.rows for spec in study.runs(row)]
-    assert len(specs) >= 100
+    assert sum(study.runs_wanted(row) for study in preset.relatives for row in study.rows) >= 100
     for about in ("task", "domain", "class", "one pass", "distributions"):
         study = next(study for study in preset.relatives if study.about == about)
         anew = "training anew, told the task" if about in ("domain", "class") else "training anew"
         assert {"fine-tuning", "replay", "A-GEM", "DER++", "LwF", "GPM", "joint training", anew} <= {
             row.name for row in study.rows
         }
+
+
+def test_what_is_tried_is_judged_on_validation_data_and_then_run(tmp_path):
+    """Every method of a study has as many tries, by one seed that no run has; then the best one's runs are made."""
+    usual = {"tasks": 2, "epochs": 2, "hidden": (6,), "batch_size": 64, "reinitialise": False}
+    rows = (Row("EWC", "EWC", tried=strengths(1e-6, 1e6)), *tried(references(8, 8))[:1], Row("fine-tuning"))
+    study = Study("tried", "Tried", "permuted-digits", usual, rows, 1, while_trying={"epochs": 1})
+    preset = dataclasses.replace(tiny_preset(), relatives=(study,))
+    made = []
+
+    def run(specs, store):
+        made.extend(specs)
+        return execute(specs, store, device="cpu")
+
+    item = items_named(["relatives"])
+    unreached = reproduce(item, preset, Store(tmp_path / "empty"), tmp_path / "before", run=run_nothing)
+    assert unreached.searches_left == 2 and not unreached.complete
+    page = unreached.index.read_text(encoding="utf-8")
+    assert "holdfast reproduce relatives --preset digits" in page and "What is best for it is to be found" in page
+
+    store = Store(tmp_path / "store")
+    found = reproduce(item, preset, store, tmp_path / "report", run=run)
+    assert found.complete
+    tries = [spec for spec in made if spec.judge_by == "validation"]
+    assert [spec.strength for spec in tries[:2]] == [1e-6, 1e6]
+    assert [dict(spec.hold_settings["replay"])["share"] for spec in tries[2:]] == list(SHARES)
+    assert {(spec.seed, spec.settings.epochs) for spec in tries} == {(1000, 1)}
+    best = max(tries[:2], key=lambda spec: store.get(spec.id).average_accuracy)
+    runs = {spec.measure: spec for spec in made if spec.judge_by == "test" and not spec.holds}
+    assert runs["EWC"].strength == best.strength and runs["EWC"].settings.epochs == 2
+    assert f"strength {best.strength:g}, of 2" in found.index.read_text(encoding="utf-8")

@@ -6,8 +6,8 @@ from holdfast.lab.paper.presets import DIGITS, Chosen, SearchPlan
 from holdfast.lab.paper.presets.form_variants import by_samples, in_two_forms, over_many_tasks
 from holdfast.lab.paper.presets.window_variants import windows
 from holdfast.lab.paper.relatives import Reported, Row, Study
-from holdfast.lab.paper.relatives.studies import KINDS, kind_rows
-from holdfast.lab.paper.relatives.study import holding
+from holdfast.lab.paper.relatives.studies import KINDS, importance_rows, kind_rows
+from holdfast.lab.paper.relatives.study import holding, strengths
 
 _SMALL = {"tasks": 2, "epochs": 1, "hidden": (8,), "batch_size": 64}
 _LARGE = {"batch_size": 128}
@@ -62,6 +62,7 @@ def tiny_studies():
     """Return studies of a few relatives, one for everything that claims are about."""
     usual = {"tasks": 2, "epochs": 1, "hidden": (7,), "batch_size": 64}
     distributions = {**holding("variational", predictions=2, coreset=1), "kept": 10}
+    ewc = importance_rows(EWC=strengths(1.0))
     memory = (Row("replay", changes=holding("replay", source=8, size=8)),)
     rows = (
         Row("fine-tuning", reported=Reported(99.0, "a table")),
@@ -69,7 +70,7 @@ def tiny_studies():
         Row("VCL", changes=distributions, seeds=1),
     )
     split = tuple(
-        Study(f"tiny-{kind}", kind, "split-digits", usual, kind_rows(kind, {"EWC": 1.0}, memory), 1, about=kind)
+        Study(f"tiny-{kind}", kind, "split-digits", usual, kind_rows(kind, ewc, memory), 1, about=kind)
         for kind in KINDS
     )
     whole = Study("tiny", "Tiny", "permuted-digits", usual, rows, seeds=2, about="distributions", source="nobody")

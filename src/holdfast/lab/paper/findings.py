@@ -26,7 +26,7 @@ class Results:
     """
 
     def __init__(
-        self, store: Store, preset: Preset, damaged_searches: Mapping[tuple[Benchmark, str], str] | None = None
+        self, store: Store, preset: Preset, damaged_searches: Mapping[tuple[str, str], str] | None = None
     ) -> None:
         self.store = store
         self.preset = preset

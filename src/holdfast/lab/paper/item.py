@@ -23,6 +23,8 @@ class PaperItem:
     """Makes tables and figures from what those runs have found so far."""
     algorithms: tuple[Algorithm, ...] = ()
     """The algorithms that it compares; where their strength is not known, it is searched for before the runs."""
+    relatives: bool = False
+    """Whether it compares the preset's relatives too, some of whose settings are found by trying before their runs."""
 
 
 def runs_of(items: Sequence[PaperItem], preset: Preset) -> list[Spec]:

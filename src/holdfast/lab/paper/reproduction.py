@@ -15,8 +15,10 @@ from holdfast.lab.paper.drawing.tables.run_tables import csv_files
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem, runs_of
 from holdfast.lab.paper.items import ITEMS
-from holdfast.lab.paper.presets import Benchmark, Preset
-from holdfast.lab.paper.searched_strengths import Run, find_strengths, unknown_strengths
+from holdfast.lab.paper.presets import Preset
+from holdfast.lab.paper.relatives.making import make_studies, unknown_rows
+from holdfast.lab.paper.searched_strengths import find_strengths, unknown_strengths
+from holdfast.lab.paper.tried_settings import Run
 from holdfast.lab.report import Verdict, write_report
 from holdfast.lab.user_paths import is_file
 
@@ -79,8 +81,12 @@ def reproduce(
         _make_writable(Path(folder))
     store = ReadOnce(store.folder)  # searches and the report look at the same results
     interrupted = False
-    damaged_searches: dict[tuple[Benchmark, str], str] = {}
+    damaged_searches: dict[tuple[str, str], str] = {}
     for item in items:
+        if item.relatives:
+            studies, damaged = make_studies(preset.relatives, store, run)
+            preset = preset.with_relatives(studies)
+            damaged_searches |= damaged
         # Without the search, the runs of all that is known can be made all the same; so they come first.
         interrupted |= _run_missing(item.runs(preset), store, run)
         preset, damaged = find_strengths(preset, item.algorithms, store, run)
@@ -99,7 +105,8 @@ def reproduce(
         finished=statuses.count("finished"),
         failed=statuses.count("failed"),
         damaged=tuple(dict.fromkeys(damage)),
-        searches_left=sum(len(unknown_strengths(preset, item.algorithms)) for item in items),
+        searches_left=sum(len(unknown_strengths(preset, item.algorithms)) for item in items)
+        + any(item.relatives for item in items) * len(unknown_rows(preset.relatives)),
         interrupted=interrupted,
         verdicts=tuple(report.verdicts()),
     )

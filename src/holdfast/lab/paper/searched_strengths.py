@@ -1,18 +1,15 @@
 """Strengths that the paper does not give: searched for on validation data, as it did for its own."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from holdfast.errors import DamagedError
-from holdfast.lab.experiments import Spec, Store, Summary, paper_spec, search
+from holdfast.lab.experiments import Spec, Store, paper_spec, search
 from holdfast.lab.paper.algorithms import Algorithm
 from holdfast.lab.paper.presets import Benchmark, Chosen, Preset, SearchPlan, Stage
 from holdfast.lab.paper.presets.keeping_variants import chosen_of
-from holdfast.lab.paper.tried_settings import best_tried
-
-Run = Callable[[Sequence[Spec], Store], Summary]
-"""Makes runs into a store, such as :func:`holdfast.lab.experiments.execute`."""
+from holdfast.lab.paper.tried_settings import Run, best_tried
 
 _NEIGHBOUR = 3.0
 """By how much a strength is multiplied or divided to pass its neighbour on the grid, and not the next one."""
@@ -30,13 +27,13 @@ def unknown_strengths(preset: Preset, algorithms: Iterable[Algorithm]) -> list[t
 
 def find_strengths(
     preset: Preset, algorithms: Sequence[Algorithm], store: Store, run: Run
-) -> tuple[Preset, dict[tuple[Benchmark, str], str]]:
+) -> tuple[Preset, dict[tuple[str, str], str]]:
     """Return the preset with what was found; a search that was stopped, or found nothing, leaves its place open.
 
     So does one around a strength that is itself open, and one that needs a damaged run: what is damaged is returned
     beside it, by benchmark and algorithm.
     """
-    damaged = {}
+    damaged: dict[tuple[str, str], str] = {}
     for benchmark, algorithm in unknown_strengths(preset, algorithms):
         try:
             chosen = _found(preset, benchmark, algorithm, store, run)

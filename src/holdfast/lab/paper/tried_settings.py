@@ -1,4 +1,7 @@
-"""Settings that are tried one by one, where what is to be found is more than a strength."""
+"""Settings that are tried one by one, where what is to be found is more than a strength.
+
+Ways that are compared have as many tries each, by the same seeds on the same validation data.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,13 +9,36 @@ from typing import Any
 from holdfast.lab.experiments import Spec, Store, Summary
 from holdfast.lab.experiments.strengths.search_outcome import Point
 
+Run = Callable[[Sequence[Spec], Store], Summary]
+"""Makes runs into a store, such as :func:`holdfast.lab.experiments.execute`."""
+
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""ρ of replay."""
+DISTILLED = (0.01, 0.1, 0.3, 1.0, 3.0)
+"""Strengths of Learning without Forgetting; at temperature 2, as Li & Hoiem 2016 have it."""
+DARK = ((0.1, 0.5), (0.1, 1.0), (0.5, 0.5), (0.5, 1.0), (1.0, 1.0))
+"""α and β of DER++: of outputs, and of labels."""
+
+
+def as_changes(way: Mapping[str, Any], found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a try as changes of a spec: settings of the one hold that a way has, or else of the run itself, such as c.
+
+    Args:
+        way: what the way changes.
+        found: what is tried.
+    """
+    if "holds" not in way:
+        return found
+    (hold,) = way["holds"]
+    return {"hold_settings": {hold: {**way["hold_settings"].get(hold, {}), **found}}}
+
 
 def best_tried(
     tried: Sequence[Mapping[str, Any]],
     make: Callable[..., Spec],
     seeds: Sequence[int],
     store: Store,
-    run: Callable[[Sequence[Spec], Store], Summary],
+    run: Run,
 ) -> Mapping[str, Any] | None:
     """Return the try with the best mean accuracy on validation data; ``None`` if runs are missing, or all failed.
 

@@ -371,7 +371,7 @@ def test_a_state_is_no_larger_than_what_it_holds():
     assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() for t in tensors)
 
 
-def test_what_cannot_share_steps_is_refused():
+def test_what_cannot_share_steps_is_refused(monkeypatch):
     one = learner(1)
     with pytest.raises(ConfigurationError, match="Several runs have one network"):
         FastRuns([one, make_learner("SI", settings=LONG, seed=2, scenario=one.scenario, model=one.model)])
@@ -382,7 +382,8 @@ def test_what_cannot_share_steps_is_refused():
     for leaning in ({"gradient_term": True}, {"form": "rotated"}):
         with pytest.raises(ConfigurationError, match=r"cannot do with anchor='mean' and .*; expected engine='plain'"):
             FastRuns([learner(1, "EWC", anchor="mean", **leaning)])
-    with pytest.raises(ConfigurationError, match="cannot do with RWalk, which looks at single samples"):
+    monkeypatch.setattr(holdfast.RWalk, "counts_on_device", False)
+    with pytest.raises(ConfigurationError, match="cannot do with RWalk, which counts steps in Python"):
         FastRuns([learner(1, "RWalk")])
     half = make_scenario(2, True, torch.bfloat16, train=35)
     with pytest.raises(ConfigurationError, match="precision='bf16' computes in 16 bits"):

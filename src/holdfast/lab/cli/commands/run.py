@@ -90,6 +90,7 @@ def run(
     """
     with loading():
         from holdfast.lab.cli.commands.run_report import report  # noqa: PLC0415
+        from holdfast.lab.cli.forewarning import forewarn  # noqa: PLC0415
         from holdfast.lab.cli.options import (  # noqa: PLC0415
             consolidation_of,
             form_and_holds,
@@ -142,6 +143,7 @@ def run(
             **beside.fields,
         },
     )
+    forewarn(incremental, [spec.measure for spec in specs], specs[0].holds)
     place = Store(store)
     with session(
         as_json=as_json,

@@ -88,6 +88,7 @@ def search(
     """
     with loading():
         from holdfast.lab.cli.commands.search_report import report_search  # noqa: PLC0415
+        from holdfast.lab.cli.forewarning import forewarn  # noqa: PLC0415
         from holdfast.lab.cli.options import (  # noqa: PLC0415
             asked_for,
             consolidation_of,
@@ -128,6 +129,7 @@ def search(
             "measure_settings": settings_of_measures(beside.left, [measure], [])[measure],
         }
     )
+    forewarn(incremental, [measure], beside.fields.get("holds", ()))
     place = Store(store)
     with session(
         as_json=as_json,

@@ -95,6 +95,8 @@ def _fields(spec: Spec) -> Iterator[str]:
         value = getattr(spec, name)
         if value not in (None, kind.tasks if name == "tasks" else defaults[name]):
             yield from (option, _said(value))
+    if spec.engine == "fast" and spec.make_measure().needs.squares:  # which takes the plain one, unless it is asked
+        yield from ("--engine", "fast")
 
 
 def _strength(spec: Spec) -> list[str]:

@@ -40,7 +40,9 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
         scenario, kind = find_scenario(scenario)  # an unknown name is refused with those that are near it,
         measure = MEASURES.find(measure)  # and so are these two
         beside = [name.partition(":")[0] for name in changes.get("watch", ())]
-        seen = all(can_measure(make_measure(name)) for name in (measure, *beside))
+        made = [make_measure(name) for name in (measure, *beside)]
+        # What looks at samples in steps has always been in the plain one, unless the other is asked for.
+        seen = all(can_measure(each) and not each.needs.squares for each in made)
         kept_as = form(FORMS.find(changes.get("form", "diagonal")), **changes.get("form_settings", {}))
     protocol = kind.protocol
     own = {name: value for name, value in changes.items() if name not in _SETTINGS}

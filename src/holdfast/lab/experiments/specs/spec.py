@@ -448,7 +448,7 @@ class Spec:
             what = f"tolerance={self.tolerance:g}" if follows else what
             what = f"consolidate={self.settings.consolidate!r}" if by_itself else what
             what = "incremental='class', a head that grows" if grows else what
-            what = f"{unseen[0]}, which looks at single samples in steps, or counts steps in Python" if unseen else what
+            what = f"{unseen[0]}, which counts steps in Python" if unseen else what
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 
     def _every_measure(self) -> dict[str, Measure]:

@@ -7,6 +7,7 @@ from holdfast.lab.paper.claims import CLAIMS, check_all
 from holdfast.lab.paper.drawing.tables.run_tables import unusual_average
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem, runs_of
+from holdfast.lab.paper.relatives.making import unknown_rows
 from holdfast.lab.paper.searched_strengths import unknown_strengths
 from holdfast.lab.report import Cell, Report, Section, Table, Text, Verdict
 
@@ -117,6 +118,10 @@ def _missing(items: Sequence[PaperItem], specs: Sequence[Spec], results: Results
         damage = results.damaged_searches.get((benchmark, algorithm.name))
         reason = damage or "Its strength is to be searched for."
         rows.append((f"{algorithm.name} on {benchmark}", None, "damaged" if damage else "strength unknown", reason))
+    for study, row in unknown_rows(results.preset.relatives) if any(item.relatives for item in items) else ():
+        damage = results.damaged_searches.get((study.title, row.name))
+        reason = damage or "What is best for it is to be found by trying."
+        rows.append((f"{row.name}, {study.title}", None, "damaged" if damage else "settings unknown", reason))
     return tuple(rows)
 
 

@@ -14,7 +14,7 @@ from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.needed_runs import rows_of_runs
 from holdfast.lab.paper.presets import BENCHMARKS, Benchmark, Preset
-from holdfast.lab.paper.presets.keeping_variants import SHARES
+from holdfast.lab.paper.tried_settings import SHARES
 from holdfast.lab.report import Item
 
 _ALGORITHMS = (*BOUNDS, ALGORITHMS["fine-tune"], *KEEPING)

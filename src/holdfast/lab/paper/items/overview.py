@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.algorithms import ALGORITHMS
-from holdfast.lab.paper.drawing.tables.overview_table import every_line, overview_figure, overview_left, overview_table
+from holdfast.lab.paper.drawing.overview_figure import overview_figure
+from holdfast.lab.paper.drawing.tables.overview_table import every_line, overview_left, overview_table, standings
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.presets import Preset
@@ -18,7 +19,8 @@ def runs(preset: Preset) -> list[Spec]:
 
 def draw(results: Results) -> Sequence[Item]:
     """Return the table and the figure, and what has not been run yet, with the command that makes it."""
-    return [overview_table(results), overview_figure(results), *overview_left(results)]
+    found = standings(results)
+    return [overview_table(found), overview_figure(found), *overview_left(results)]
 
 
 ITEM = PaperItem(
@@ -27,4 +29,5 @@ ITEM = PaperItem(
     runs,
     draw,
     tuple(ALGORITHMS.values()),
+    relatives=True,
 )

@@ -33,4 +33,5 @@ ITEM = PaperItem(
     "The methods that the paper stands among, each where its authors ran it",
     runs,
     draw,
+    relatives=True,
 )

@@ -9,15 +9,9 @@ from typing import Any
 
 from holdfast.lab.experiments.strengths.strength_search import SEARCH_SEEDS
 from holdfast.lab.paper.presets.preset import Chosen, SearchPlan, Variant
+from holdfast.lab.paper.tried_settings import DARK, DISTILLED, SHARES, as_changes
 
 Settings = Mapping[str, Any]
-
-SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""ρ of replay."""
-DISTILLED = (0.01, 0.1, 0.3, 1.0, 3.0)
-"""Strengths of Learning without Forgetting; at temperature 2, as Li & Hoiem 2016 have it."""
-DARK = ((0.1, 0.5), (0.1, 1.0), (0.5, 0.5), (0.5, 1.0), (1.0, 1.0))
-"""α and β of DER++: of outputs, and of labels."""
 
 
 def keeping(few: int, several: int, size: int, jointly: Settings) -> dict[Variant, Settings]:
@@ -62,7 +56,9 @@ def tries(
         ("fine-tune", "DER++"): [{"alpha": alpha, "beta": beta} for alpha, beta in DARK],
     }
     return {
-        row: SearchPlan(tried=[_with(variants[row[1]], each) for each in found], while_trying=while_trying, seeds=seeds)
+        row: SearchPlan(
+            tried=[as_changes(variants[row[1]], each) for each in found], while_trying=while_trying, seeds=seeds
+        )
         for row, found in tried.items()
     }
 
@@ -79,11 +75,3 @@ def chosen_of(tried: Settings) -> Chosen:
 
 def _held(hold: str, **settings: Any) -> Settings:
     return {"holds": (hold,), "hold_settings": {hold: settings}}
-
-
-def _with(variant: Settings, found: Settings) -> Settings:
-    """Return a try as changes of a spec: settings of the variant's hold, or else the strength."""
-    if "holds" not in variant:
-        return found
-    (hold,) = variant["holds"]
-    return {"hold_settings": {hold: {**variant["hold_settings"][hold], **found}}}

@@ -184,6 +184,12 @@ class Preset:
         found._made.update(unchanged)  # noqa: SLF001 (a preset as well)
         return found
 
+    def with_relatives(self, studies: tuple[Study, ...]) -> "Preset":
+        """Return the preset with what was found for its relatives by trying."""
+        found = dataclasses.replace(self, relatives=studies)
+        found._made.update(self._made)  # noqa: SLF001 (likewise)
+        return found
+
     def _make(self, benchmark: Benchmark, measure: str, variant: Variant, *, seed: int, **more: Any) -> Spec:
         if not self.is_known(benchmark, measure, variant):
             raise ConfigurationError(

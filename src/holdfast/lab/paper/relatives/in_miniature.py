@@ -6,8 +6,8 @@ Neither has numbers of others' beside it: what is published is of other benchmar
 import dataclasses
 from typing import Any
 
-from holdfast.lab.paper.relatives.studies import AS_PUBLISHED, KINDS, kind_rows
-from holdfast.lab.paper.relatives.study import Row, Study, holding, references, with_one_seed
+from holdfast.lab.paper.relatives.studies import AS_PUBLISHED, KINDS, importance_rows, kind_rows
+from holdfast.lab.paper.relatives.study import Row, Study, holding, references, strengths, with_one_seed
 
 # Strengths are the digits' own (usual_protocols.py), by domain and by class too; in one pass, the best of a few on
 # validation data, with one seed that no study uses.
@@ -18,7 +18,9 @@ _SPLIT = tuple(
         scenario="split-digits",
         usual={"tasks": 5},
         rows=(
-            *kind_rows(kind, {"EWC": 200.0, "SI": 20.0}, references(50, 32, later_epochs=2)),
+            *kind_rows(
+                kind, importance_rows(EWC=strengths(200.0), SI=strengths(20.0)), references(50, 32, later_epochs=2)
+            ),
             Row("VCL", changes={**holding("variational", predictions=10), "epochs": 15, "incremental": kind}, seeds=1),
         ),
         seeds=2,
@@ -83,7 +85,8 @@ def _quickly(study: Study) -> Study:
             holds["variational"] |= {"coreset": 5} if holds["variational"].get("coreset") else {}
         own = {name: value for name, value in row.changes.items() if name not in ("epochs", "later_epochs")}
         changes = {**own, "hold_settings": holds} if holds else own
-        return dataclasses.replace(row, changes=changes, reported=None)
+        chosen = row.tried[len(row.tried) // 2] if row.tried else None  # nothing is searched for in passing
+        return dataclasses.replace(row, changes=changes, reported=None, chosen=chosen)
 
     return dataclasses.replace(study, usual=usual, rows=tuple(map(shorter, study.rows)), seeds=1)
 

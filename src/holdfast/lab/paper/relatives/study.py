@@ -1,11 +1,13 @@
 """What a study of relatives is: one protocol of somebody's, and the methods that are run by it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.lab.experiments import Spec, paper_spec
+from holdfast.lab.experiments.strengths.strength_search import SEARCH_SEEDS
+from holdfast.lab.paper.tried_settings import DARK, DISTILLED, SHARES, as_changes
 
 Settings = Mapping[str, Any]
 
@@ -36,6 +38,16 @@ class Row:
     """In what its runs differ from those that were published, beside what all of the study do."""
     seeds: int | None = None
     """How many runs, where it is another number than the study's."""
+    tried: tuple[Settings, ...] = ()
+    """What is tried on validation data before its runs are made, each as changes of them; nothing where there is
+    nothing to choose, or where it has been chosen."""
+    chosen: Settings | None = None
+    """The best of these, once it is known."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its runs can be made, rather than only tries."""
+        return not self.tried or self.chosen is not None
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,8 @@ class Study:
     """Whose protocol it is."""
     differs: str = ""
     """In what all runs differ from it."""
+    while_trying: Settings = field(default_factory=dict)
+    """What is different in tries alone, such as fewer epochs."""
     _made: dict[str, list[Spec]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The runs of methods that were asked for: tables and claims ask for them anew."""
 
@@ -64,11 +78,54 @@ class Study:
         return next(row for row in self.rows if row.name == name)
 
     def runs(self, row: Row) -> list[Spec]:
-        """Return the runs of one of its methods."""
+        """Return the runs of one of its methods; none as long as what they should have is to be found by trying."""
+        if not row.is_known:
+            return []
         if row.name not in self._made:
-            changes, seeds = {**self.usual, **row.changes}, range(row.seeds or self.seeds)
+            changes = {**self.usual, **row.changes, **(row.chosen or {})}
+            seeds = range(self.runs_wanted(row))
             self._made[row.name] = [paper_spec(self.scenario, row.measure, seed=seed, **changes) for seed in seeds]
         return self._made[row.name]
+
+    def runs_wanted(self, row: Row) -> int:
+        """Return how many runs a method's mean is of."""
+        return row.seeds or self.seeds
+
+    def try_of(self, row: Row, **changes: Any) -> Spec:
+        """Return a run that one of its methods is tried by."""
+        return paper_spec(self.scenario, row.measure, **{**self.usual, **row.changes, **self.while_trying, **changes})
+
+    def with_choice(self, row: Row, chosen: Settings) -> "Study":
+        """Return the study with what was best for one of its methods."""
+        found = dataclasses.replace(row, chosen=chosen)
+        return dataclasses.replace(self, rows=tuple(found if each is row else each for each in self.rows))
+
+
+SEARCH_SEED = SEARCH_SEEDS[0]
+"""By which tries are judged, all with one seed: they are many."""
+THRESHOLDS = (0.9, 0.95, 0.97, 0.99, 0.995)
+"""How much of the inputs' energy GPM keeps."""
+
+
+def strengths(*values: float) -> tuple[Settings, ...]:
+    """Return tries of a measure's strength."""
+    return tuple({"strength": value} for value in values)
+
+
+_TRIES: dict[str, Sequence[Settings]] = {
+    "replay": [{"share": share} for share in SHARES],
+    "DER++": [{"alpha": alpha, "beta": beta} for alpha, beta in DARK],
+    "LwF": [{"strength": strength} for strength in DISTILLED],
+    "GPM": [{"threshold": threshold} for threshold in THRESHOLDS],
+}
+
+
+def tried(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Return references with what is tried for each that has something to choose: five tries, as measures have."""
+    return tuple(
+        dataclasses.replace(row, tried=tuple(as_changes(row.changes, each) for each in _TRIES.get(row.name, ())))
+        for row in rows
+    )
 
 
 def holding(hold: str, **settings: Any) -> dict[str, Any]:

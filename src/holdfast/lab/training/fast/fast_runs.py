@@ -2,6 +2,7 @@
 
 import bisect
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -73,7 +74,8 @@ class FastRuns:
         self._update_joined = joined_update(self._layout, self._update, self._device)
         self._lanes = [self._make_lane(span) for span in rows]
         self._layer_holds = self._make_layer_holds()
-        self._recording: Recording | None = None
+        self._recordings: dict[bool, Recording] = {}
+        """Of steps without the squared gradients of samples, and with them where measures want them."""
         self._recorded_holding = False
         self._pace = TELL_EVERY / 50
         """Seconds a step; a guess before the first."""
@@ -124,7 +126,7 @@ class FastRuns:
         if self.task < len(first.scenario):
             self._begin_task()
             if self.task == 1 and first.guard.batch_norm is not None:
-                self._recording = None  # what was recorded lets statistics follow the batches
+                self._recordings = {}  # what was recorded lets statistics follow the batches
         else:
             self._let_go()
         yield first.progress(task, steps, started, losses, learned=True, together=self.learners)
@@ -353,33 +355,36 @@ class FastRuns:
     def _prepare(self) -> None:
         """Compile and record the step, the first time, and again when layers' matrices begin to hold."""
         holding = self._layer_holds is not None and self._layer_holds.holding
-        recorded = self._recording is not None and self._recorded_holding == holding
+        recorded = bool(self._recordings) and self._recorded_holding == holding
         if self._device.type != "cuda" or recorded:
             return
         self._recorded_holding = holding
         started = time.perf_counter()
         self._clock.set(0, 0)
         with torch.cuda.device(self._device), tf32_allowed(self._first.precision == "tf32", self._device):
-            self._recording = Recording(
-                self._take_step,
-                [
-                    *(*self._kept.tensors(), self._clock.counts, self._schedule.losses),
-                    *(buffer for learner in self.learners for buffer in learner.model.buffers()),
-                ],
-                [learner.dropout for learner in self.learners],
-            )
+            changed = [
+                *(*self._kept.tensors(), self._clock.counts, self._schedule.losses),
+                *(buffer for learner in self.learners for buffer in learner.model.buffers()),
+            ]
+            squaring = any(measure.needs.squares for measure in self._first.path_measures.values())
+            self._recordings = {
+                squared: Recording(
+                    partial(self._take_step, squared=squared), changed, [learner.dropout for learner in self.learners]
+                )
+                for squared in ((False, True) if squaring else (False,))
+            }
         torch.cuda.synchronize(self._device)
         self.preparing_seconds += time.perf_counter() - started
 
     @torch.no_grad()
-    def _take_step(self) -> None:
-        """Take a step of every run."""
+    def _take_step(self, *, squared: bool = False) -> None:
+        """Take a step of every run, with the squared gradients of its samples where measures want them."""
         pulls = None if self._layer_holds is None else beside(self._layer_holds.pulls, self._device)
         if self._device.type == "cuda":
-            in_parallel([partial(lane.take_step, pulls) for lane in self._lanes])
+            in_parallel([partial(lane.take_step, pulls, squared=squared) for lane in self._lanes])
         else:
             for lane in self._lanes:
-                lane.take_step(pulls)
+                lane.take_step(pulls, squared=squared)
         self._clock.tick()
 
     def _take_steps(self, most: int, wanted: Sequence[int]) -> int:
@@ -395,17 +400,24 @@ class FastRuns:
 
     def _take_unseen_steps(self, most: int) -> int:
         """Take up to so many steps, and return how many: all of them where they are only launched."""
-        if self._recording is not None:
+        if self._recordings:
             # Launching takes no time, so what has been seen of the device's pace says when to look at it again.
             launched = min(most, max(1, int(TELL_EVERY / self._pace)))
             with torch.cuda.device(self._device):
-                self._recording.take_steps(launched)
+                for squared, steps in self._alike(launched):
+                    self._recordings[squared].take_steps(steps)
             return launched
         until, taken = time.perf_counter() + TELL_EVERY, 0
         while taken == 0 or (taken < most and time.perf_counter() < until):
-            self._take_step()
+            self._take_step(squared=self._first.wants_squares(self.step + taken))
             taken += 1
         return taken
+
+    def _alike(self, steps: int) -> Iterator[tuple[bool, int]]:
+        """Yield how many of the coming steps in a row are with the squared gradients of samples, or without."""
+        wanted = (self._first.wants_squares(self.step + i) for i in range(steps))
+        for squared, some in itertools.groupby(wanted):
+            yield squared, sum(1 for _ in some)
 
     def _draw_ahead(self) -> None:
         if self.task + 1 < len(self._first.scenario):

@@ -4,7 +4,7 @@ Networks of linear layers share one lane, so that their matrix products are batc
 on a GPU, lanes run at the same time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,7 @@ def joined_update(layout: FlatLayout, update: Update, device: torch.device) -> C
         number: Tensor,
         hold: Tensor,
         pull: Gradients | None,
+        squares: Gradients | None,
     ) -> None:
         row = coefficients.index_select(0, number)[0]
         dtype = kept[0].dtype
@@ -55,7 +56,9 @@ def joined_update(layout: FlatLayout, update: Update, device: torch.device) -> C
         flat_measured = flat_step if measured is None else layout.joined(measured).to(dtype)
         flat_independent = None if independent is None else layout.joined(independent).to(dtype)
         flat_pull = None if pull is None else layout.joined(pull)
-        update(Kept.of(kept, moments), flat_step, flat_measured, flat_independent, row, hold, flat_pull, number)
+        flat_squares = None if squares is None else layout.joined(squares).to(dtype)
+        found = flat_step, flat_measured, flat_independent, row, hold, flat_pull, number, flat_squares
+        update(Kept.of(kept, moments), *found)
 
     return compiled(run, device)
 
@@ -95,11 +98,12 @@ class Lane:
         self._in_pieces = kept.weights.device.type == "cpu" and len(hold) == 1
         self._update_joined = update_joined
 
-    def take_step(self, pulls: Callable[[], Gradients] | None) -> None:
+    def take_step(self, pulls: Callable[[], Gradients] | None, *, squared: bool = False) -> None:
         """Take one step of every run.
 
         Args:
             pulls: returns Q(θ − θ*) of all lanes' runs, where a form has more than one importance a weight.
+            squared: whether some measure wants the squared gradients of the step's samples.
         """
         schedule, now, number = self.schedule, self.clock.in_epoch, self.clock.in_task
         # Importance is measured with the gradient of the task's loss without dropout, at the weights before the step.
@@ -109,32 +113,34 @@ class Lane:
         independent = None
         if schedule.second_orders is not None:
             independent = self.gradients(schedule.second_orders, now, None, dropping=False)
+        squares = self.gradients.squares(schedule.orders, now) if squared else None
         step = self.gradients(schedule.orders, now, schedule.losses, dropping=True)
         pull = None if pulls is None else {name: found[self.rows] for name, found in pulls().items()}
         if self._in_pieces:
             row = schedule.coefficients.index_select(0, number)[0]
-            self._update_in_pieces(step, measured, independent, row, pull or {}, number)
+            others = {"independent": independent, "pull": pull, "squares": squares}
+            self._update_in_pieces(step, measured, others, row, number)
         else:
             given = self.kept.tensors(), len(self.kept.moments), step, measured, independent
-            self._update_joined(*given, schedule.coefficients, number, self.hold, pull)
+            self._update_joined(*given, schedule.coefficients, number, self.hold, pull, squares)
 
     def _update_in_pieces(
         self,
         step: Gradients,
         measured: Gradients | None,
-        independent: Gradients | None,
+        others: Mapping[str, Gradients | None],
         row: Tensor,
-        pull: Gradients,
         number: Tensor,
     ) -> None:
+        """Take the step of one run; what it is given beside gradients goes by the names that the update has for it."""
         hold = self.hold[0]
         for name, place in self.layout.places.items():
             kept = [buffer[0, place.start : place.stop] for buffer in self.kept.tensors()]
-            found = [step[name], (measured or step)[name], *(g[name] for g in (independent, pull) if g and name in g)]
+            beside = {kind: given[name] for kind, given in others.items() if given and name in given}
+            found = [step[name], (measured or step)[name], *beside.values()]
             flat = [gradient.flatten().to(kept[0].dtype) for gradient in found]
             for pieces in in_pieces([*kept, *flat]):
                 own, (g_step, g_measured, *more) = pieces[: len(kept)], pieces[len(kept) :]
-                g_independent = None if independent is None else more[0]
-                g_pull = more[-1] if name in pull else None
-                moments = len(self.kept.moments)
-                self.update(Kept.of(own, moments), g_step, g_measured, g_independent, row, hold, g_pull, number)
+                rest = {"independent": None, **dict(zip(beside, more, strict=True))}
+                kept_of_piece = Kept.of(own, len(self.kept.moments))
+                self.update(kept_of_piece, g_step, g_measured, row=row, hold=hold, number=number, **rest)

@@ -5,6 +5,7 @@ from typing import Any
 
 from holdfast.errors import ConfigurationError
 from holdfast.lab.training.fast.layer_holds import can_hold
+from holdfast.lab.training.fast.step_gradients import is_a_formula
 from holdfast.lab.training.learner import Learner
 from holdfast.measures import Measure
 
@@ -33,9 +34,8 @@ def check_alike(learners: Sequence[Learner]) -> None:
 
 
 def can_measure(measure: Measure) -> bool:
-    """Whether a recorded step can show a measure all that it needs: its number on the device, no samples one by one."""
-    needs = measure.needs
-    return not needs.squares and (not needs.number or measure.counts_on_device)
+    """Whether a recorded step can show a measure all that it needs: its number is on the device."""
+    return not measure.needs.number or measure.counts_on_device
 
 
 def _refuse_what_has_no_place(learner: Learner) -> None:
@@ -60,7 +60,10 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
         wanted.append(f"consolidate={learner.settings.consolidate!r}, which looks at the loss of each step")
     wanted += [f"the hold {hold.name!r}" for hold in guard.holds]
     unknown = [name for name, measure in guard.measures.items() if not can_measure(measure)]
-    wanted += [f"{name}, which looks at single samples in steps, or counts steps in Python" for name in unknown]
+    wanted += [f"{name}, which counts steps in Python" for name in unknown]
+    if learner.device.type == "cuda" and not is_a_formula(learner):  # whose passes over samples cannot be recorded
+        squaring = [name for name, measure in guard.measures.items() if measure.needs.squares]
+        wanted += [f"{name}, which looks at single samples in steps, on a GPU with such a network" for name in squaring]
     if wanted:
         raise ConfigurationError(
             f"The fast engine cannot do with {', '.join(wanted)}; expected engine='plain' for such a run."

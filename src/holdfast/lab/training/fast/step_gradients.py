@@ -4,15 +4,18 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 
 from holdfast.lab.networks import MultiHead
 from holdfast.lab.training.fast.dropout_masks import Masks
 from holdfast.lab.training.fast.recording import compiled
 from holdfast.lab.training.fast.sample_tables import Batches, fetch
 from holdfast.lab.training.learner import Learner, task_loss
+from holdfast.measures import Fisher
 
 Gradients = dict[str, Tensor]
+_AT_ONCE = 16
+"""Samples whose gradients are there at the same time."""
 
 
 class GradientSource(Protocol):
@@ -30,6 +33,9 @@ class GradientSource(Protocol):
             losses: where to note the loss of each step, ``[L, steps]``, if at all.
             dropping: whether dropout is on.
         """
+
+    def squares(self, orders: Tensor, step: Tensor) -> Gradients:
+        """Return the mean of the squared gradients of a step's samples, each by itself, without dropout."""
 
 
 class ModuleGradients:
@@ -60,6 +66,19 @@ class ModuleGradients:
             for (name, p), g in zip(parameters.items(), found, strict=True)
         }
 
+    def squares(self, orders: Tensor, step: Tensor) -> Gradients:
+        """Return those of the one run, as its guard would find them."""
+        learner, head = self.learner, self.learner.scenario.tasks[self.task].head
+        learner.model.eval()
+        x, y = self.batches.fetch(orders, step)
+        collector = Fisher(labels="true").accumulator(
+            learner.model, learner.guard.parameters, lambda model, inputs: model(inputs, head)
+        )
+        with torch.enable_grad():
+            found = collector.result_of([(x[0], y[0])]).values
+        parameters = trained_parameters(learner.model, head)
+        return {name: found.get(name, torch.zeros_like(p)).unsqueeze(0) for name, p in parameters.items()}
+
 
 class Formula:
     """A network's gradient as a function of weights, masks and a batch, compiled where that helps.
@@ -75,6 +94,7 @@ class Formula:
         self._rounded = _rounded_names(learner.model) if self._half else frozenset()
         self._single = runs == 1
         self._compiled = compiled(self._run, learner.device)
+        self._compiled_squares = compiled(self._squares, learner.device)
 
     def __call__(
         self,
@@ -89,6 +109,39 @@ class Formula:
         data = batches.x, batches.y, batches.channels_last
         found: Gradients = self._compiled(weights, masks, *data, orders, step, losses)
         return found
+
+    def squares(self, weights: Gradients, batches: Batches, orders: Tensor, step: Tensor) -> Gradients:
+        """Return the mean of the squared gradients of some runs' samples."""
+        found: Gradients = self._compiled_squares(weights, batches.x, batches.y, batches.channels_last, orders, step)
+        return found
+
+    def _squares(
+        self, weights: Gradients, x: Tensor, y: Tensor, channels_last: bool, orders: Tensor, step: Tensor
+    ) -> Gradients:
+        batch = fetch(x, y, orders, step, channels_last=channels_last)
+        if not self._single:
+            return vmap(self._squares_of_one)(weights, *batch)
+        own = self._squares_of_one({name: weight[0] for name, weight in weights.items()}, *(part[0] for part in batch))
+        return {name: squares.unsqueeze(0) for name, squares in own.items()}
+
+    def _squares_of_one(self, weights: Gradients, x: Tensor, y: Tensor) -> Gradients:
+        """Return those of one run, a few samples at a time: each has a gradient as large as the network."""
+
+        def of_sample(x: Tensor, y: Tensor) -> Gradients:
+            found = grad(self._loss_in_full)(weights, x.unsqueeze(0), y.unsqueeze(0))
+            return {name: g.square() for name, g in found.items()}
+
+        total: Gradients = {}
+        for some, labels in zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
+            for name, squares in vmap(of_sample)(some, labels).items():
+                total[name] = total.get(name, 0.0) + squares.sum(0)
+        return {name: squares / len(y) for name, squares in total.items()}
+
+    def _loss_in_full(self, weights: Gradients, x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss without dropout and in the weights' own precision, as measures from data have it."""
+        own = next(iter(weights.values())).dtype
+        logits = functional_call(self._model, weights, (x.to(own) if x.is_floating_point() else x, 0))
+        return task_loss(logits, y)
 
     def _run(
         self,
@@ -142,6 +195,10 @@ class FunctionalGradients:
         """Return the gradients of all runs of the lane."""
         masks = self.masks.draw() if self.masks is not None and dropping else {}
         return self.formula(self.weights, masks, self.batches, orders, step, losses)
+
+    def squares(self, orders: Tensor, step: Tensor) -> Gradients:
+        """Return those of all runs of the lane."""
+        return self.formula.squares(self.weights, self.batches, orders, step)
 
 
 def _note(losses: Tensor, step: Tensor, loss: Tensor) -> None:

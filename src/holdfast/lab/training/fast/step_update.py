@@ -63,6 +63,7 @@ class Update:
         hold: Tensor,
         pull: Tensor | None = None,
         number: Tensor | None = None,
+        squares: Tensor | None = None,
     ) -> None:
         """Take the step.
 
@@ -75,12 +76,13 @@ class Update:
             hold: 2c, of a shape that broadcasts.
             pull: Q(θ − θ*) of weights that are held by more than an importance each; Ω is 0 there.
             number: how many steps the task has taken before this one.
+            squares: the mean of the squared gradients of the step's samples, at steps that some measure wants it for.
         """
         rest = iter(kept.states)
         measures = [(measure, {state: next(rest) for state in measure.running}) for measure in self.measures]
         for measure, states in measures:
             if not measure.needs.step:
-                measure.update_(states, Seen(measured, independent, None, self.batch_size, number))
+                measure.update_(states, Seen(measured, independent, None, self.batch_size, number, squares))
         before = kept.weights.clone()
         held = step if self.implicit else step + penalty_gradient(before, kept.importance, kept.anchor, hold)
         if pull is not None:
@@ -89,7 +91,7 @@ class Update:
         moved = kept.weights - before
         for measure, states in measures:
             if measure.needs.step:
-                measure.update_(states, Seen(measured, independent, moved, self.batch_size, number))
+                measure.update_(states, Seen(measured, independent, moved, self.batch_size, number, squares))
         if self.implicit:
             reach = self.optimiser.reach(kept.moments, row)
             pull_implicitly_(kept.weights, kept.importance, kept.anchor, hold, reach)

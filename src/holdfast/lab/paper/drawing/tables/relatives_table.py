@@ -2,16 +2,18 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from holdfast.lab.analysis.repetitions import Estimate, estimate
 from holdfast.lab.experiments import Result
 from holdfast.lab.experiments.specs.command_lines import command_of
 from holdfast.lab.paper.findings import Results
-from holdfast.lab.paper.relatives import Reported, Row, Study
+from holdfast.lab.paper.relatives import Reported, Row, Settings, Study
 from holdfast.lab.report import Cell, Measured, Table
 
 _COLUMNS = ("method", "accuracy", "forgetting", "seconds a run", "runs")
+_CHOSEN = ("chosen",)
 _BESIDE = ("reported", "verdict", "where", "differs")
 _NEAR = 1.0
 """Points by which a number may differ and still be as reported: protocols are never quite the same."""
@@ -20,7 +22,11 @@ _NEAR = 1.0
 def relatives_table(results: Results, study: Study) -> Table:
     """Return a line for each method of a study."""
     compared = any(row.reported for row in study.rows)
-    rows = [_row(results, study, row, compared=compared) for row in study.rows]
+    searched = any(row.tried for row in study.rows)
+    rows = [
+        (*_row(results, study, row), *(_said(row),) * searched, *_beside(results, study, row) * compared)
+        for row in study.rows
+    ]
     said = f"{study.title}. Average accuracy over all tasks after the last, and how far accuracies fell, in per cent."
     said += f" Protocol: {study.source}." * bool(study.source)
     said += f" Ours differs: {study.differs}" * bool(study.differs)
@@ -29,7 +35,10 @@ def relatives_table(results: Results, study: Study) -> Table:
             f" As reported means within {_NEAR:g} point or two standard errors of ours. Numbers that are remembered "
             "were not looked up."
         )
-    return Table(f"relatives-{study.name}", said, (*_COLUMNS, *_BESIDE * compared), tuple(rows))
+    if searched:
+        said += " Chosen is the best of as many tries for each, by one seed on validation data."
+    columns = (*_COLUMNS, *_CHOSEN * searched, *_BESIDE * compared)
+    return Table(f"relatives-{study.name}", said, columns, tuple(rows))
 
 
 def left_to_run(results: Results, studies: Sequence[Study]) -> list[Table]:
@@ -40,22 +49,50 @@ def left_to_run(results: Results, studies: Sequence[Study]) -> list[Table]:
             left = [spec for spec in study.runs(row) if results.result(spec) is None]
             if left:
                 rows.append((study.title, row.name, len(left), command_of(left)))
+            elif not row.is_known:
+                command = f"holdfast reproduce relatives --preset {results.preset.name}"
+                rows.append((study.title, row.name, study.runs_wanted(row), command))
     if not rows:
         return []
-    caption = "Not reached yet, in the order of worth. Each command makes the runs of one line into a store."
+    caption = (
+        "Not reached yet, in the order of worth. Each command makes the runs of one line into a store; where something "
+        "is to be found by trying first, it is the one that makes all of them."
+    )
     return [Table("relatives-left", caption, ("study", "method", "runs", "command"), tuple(rows))]
 
 
-def _row(results: Results, study: Study, row: Row, *, compared: bool) -> tuple[Cell, ...]:
+def _row(results: Results, study: Study, row: Row) -> tuple[Cell, ...]:
     found = results.finished(study.runs(row))
-    beside = _beside(row, accuracy_of(found)) if compared else ()
     if not found:
-        return (row.name, *[None] * (len(_COLUMNS) - 1), *beside)
+        return (row.name, *[None] * (len(_COLUMNS) - 1))
     forgotten = estimate(100 * run.forgetting for run in found)
     seconds = round(statistics.mean(run.seconds for run in found), 1)
     ours = accuracy_of(found)
     assert ours is not None
-    return (row.name, measured(ours), measured(forgotten), seconds, len(found), *beside)
+    return (row.name, measured(ours), measured(forgotten), seconds, len(found))
+
+
+def _said(row: Row) -> str | None:
+    """Return what was chosen for a method, and of how many tries."""
+    if not row.tried:
+        return None
+    if row.chosen is None:
+        return f"not yet, of {len(row.tried)}"
+    return f"{in_words(row.tried, row.chosen)}, of {len(row.tried)}"
+
+
+def in_words(tried: Sequence[Settings], chosen: Settings) -> str:
+    """Return what one try has that others have not."""
+    flat = [_flat(each) for each in tried]
+    differing = [name for name in flat[0] if len({each[name] for each in flat}) > 1]
+    return ", ".join(f"{name} {_flat(chosen)[name]:g}" for name in differing)
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value) if isinstance(value, Mapping) else {name: value}
+    return found
 
 
 def accuracy_of(found: Sequence[Result]) -> Estimate | None:
@@ -77,8 +114,8 @@ def verdict(ours: Estimate, reported: Reported) -> str:
     return f"{'above' if more > 0 else 'below'} by {abs(more):.1f}"
 
 
-def _beside(row: Row, ours: Estimate | None) -> tuple[Cell, ...]:
-    reported = row.reported
+def _beside(results: Results, study: Study, row: Row) -> tuple[Cell, ...]:
+    reported, ours = row.reported, accuracy_of(results.finished(study.runs(row)))
     if reported is None:
         return (None, None, None, row.differs or None)
     said = verdict(ours, reported) if ours is not None else "not reached yet"

@@ -1,0 +1,98 @@
+"""The audit's part on RWalk, whose public versions cannot all be installed.
+
+It needs no other library, so that it can be made by itself; it then takes its place in the audit that there is:
+
+    python -m benchmarks.audit.rwalk_section
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.audit.comparison import Agreement, compare
+from benchmarks.audit.problem import Problem, digits_problem
+from benchmarks.audit.rwalk_versions import VERSIONS, trained
+
+TITLE = "## Three public versions of RWalk"
+_BATCHES = {8: 1, 64: 5}
+"""Epochs by batch size."""
+_ABOUT = (
+    "Each follows the same steps of the same network over two tasks of permuted digits, by SGD, in float64, in batches "
+    "of 8 for one epoch and of 64 for five, and stands beside the paper's importance, which is holdfast's `RWalk` "
+    "(Chaudhry et al. 2018, arXiv 1801.10112). They are written from reading the code, since two of them cannot be "
+    "installed here; the third has a row of its own above."
+)
+_DIFFERS = {
+    "the authors' code": "facebookresearch/agem. No ½; squares of batches' gradients, summed over the task so far and "
+    "never emptied within it; clamped in each interval; adds (s̄ + s)/2 to s̄ in place of assigning it; scaled between "
+    "least and largest.",
+    "Avalanche": "Squares of batches' gradients, averaged over steps; ε = 1.2·10⁻⁷; negative scores count until tasks "
+    "are averaged.",
+    "FACIL": "One interval a task, F at its end alone and with the labels that the network finds likeliest, averaged "
+    "with the old by halves; no ½, damping 0.1; nothing is scaled.",
+}
+
+
+class VersionRow(NamedTuple):
+    """A version, beside the paper's."""
+
+    version: str
+    agreements: dict[int, Agreement]
+    """By batch size."""
+    differs: str
+
+
+def version_rows(problem: Problem) -> list[VersionRow]:
+    """Return how each version agrees with the paper's."""
+    steps = {batch: trained(problem, batch, epochs) for batch, epochs in _BATCHES.items()}
+    return [
+        VersionRow(name, {b: compare(version(tasks), paper) for b, (paper, tasks) in steps.items()}, _DIFFERS[name])
+        for name, version in VERSIONS.items()
+    ]
+
+
+def section(rows: list[VersionRow]) -> list[str]:
+    """Return them as lines of Markdown, under a title of their own."""
+    heads = ("version", *(f"batch {batch}" for batch in _BATCHES), "what it does differently")
+    lines = [TITLE, "", _ABOUT, "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows:
+        cells = [f"{found.correlation:.2f}<br>×{found.scale:.2g}" for found in row.agreements.values()]
+        lines.append(f"| {' | '.join((row.version, *cells, row.differs))} |")
+    return lines
+
+
+def as_data(rows: list[VersionRow]) -> list[dict[str, object]]:
+    """Return them as plain values."""
+    return [
+        {
+            "version": row.version,
+            "correlation": {batch: found.correlation for batch, found in row.agreements.items()},
+            "size": {batch: found.scale for batch, found in row.agreements.items()},
+            "differs": row.differs,
+        }
+        for row in rows
+    ]
+
+
+def main() -> None:
+    """Put the section into the audit that there is, in the place of the one before."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.audit.rwalk_section", description=__doc__)
+    parser.add_argument(
+        "--results", type=Path, default=Path("results"), help="where the audit is (default: %(default)s)"
+    )
+    folder = parser.parse_args().results
+    torch.set_num_threads(1)
+    rows = version_rows(digits_problem())
+    page, data = folder / "audit.md", folder / "audit.json"
+    table, _, _ = page.read_text(encoding="utf-8").partition(TITLE)
+    document = {**json.loads(data.read_text(encoding="utf-8")), "rwalk_versions": as_data(rows)}
+    page.write_text("\n".join([table.rstrip(), "", *section(rows), ""]), encoding="utf-8")
+    data.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    print("\n".join(section(rows)))
+
+
+if __name__ == "__main__":
+    main()
