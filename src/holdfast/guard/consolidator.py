@@ -36,6 +36,7 @@ from holdfast.guard.checked_arguments import (
     named_measures,
 )
 from holdfast.guard.costs import Costs, costs_of
+from holdfast.guard.distributed.gathering import Gather, checked_gather
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
 from holdfast.guard.keeping.going_back import pull_back
@@ -119,6 +120,10 @@ class Consolidator:
         watch: further measures that observe the same run without holding it, as a list or by names of one's own.
         group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
             in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
+        gather: what each process gathers at once of a sharded model that is measured from data: ``"model"``, all of it,
+            so that each measures its own batches; or ``"layers"``, one at a time, so that no process ever has more, and
+            all go through the batches of all together, which takes longer. ``None`` gathers the model, unless a
+            device says that it has no room for it, or layers are cut up (tensor parallelism).
         batch_norm: what becomes of batch norms' running statistics, which no penalty holds: ``"freeze"`` keeps them as
             they are after the first task, and ``"fold"`` holds a layer's weights as the batch norm after it scales
             them, γW/σ and γ(b − μ)/σ + β, so that :attr:`importance`, :attr:`anchor` and :attr:`tilt` are of those, in
@@ -150,6 +155,7 @@ class Consolidator:
         from_scratch: bool = False,
         watch: Sequence[Measure | str] | Mapping[str, Measure | str] = (),
         group: "ProcessGroup | None" = None,
+        gather: Gather | None = None,
         batch_norm: str | None = None,
         implicit: bool = False,
         state_dtype: torch.dtype | None = None,
@@ -189,6 +195,7 @@ class Consolidator:
             storage,
             others,
             group,
+            gather=checked_gather(gather),
             anchor_kind=anchor,
             gradient_term=gradient_term,
             relative_strength=relative,
