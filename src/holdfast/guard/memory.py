@@ -22,7 +22,7 @@ from holdfast.guard.distributed.gathering import (
     those_with_parts,
 )
 from holdfast.guard.distributed.own_parts import OwnParts
-from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
+from holdfast.guard.distributed.ranks import ALONE, Ranks, ddp_wrapper, ranks_of
 from holdfast.guard.distributed.sharded_matrices import as_parameters_are, refuse_unless_in_parts
 from holdfast.guard.ledger import Ledger, diagonal_of
 from holdfast.guard.merged_space import MergedSpace, Space
@@ -36,6 +36,7 @@ from holdfast.persample.phi import Phi
 from holdfast.persample.reductions import Block, Reduction
 from holdfast.retention import KeptSets, Tolerance
 from holdfast.retention.controller import Control
+from holdfast.tensors.checksums import checksum
 from holdfast.tensors.names import named_modules, named_parameters
 from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
 from holdfast.tensors.storage import Storage

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from holdfast.errors import BatchError
-from holdfast.guard.distributed.ranks import Ranks, checksum
+from holdfast.guard.distributed.ranks import Ranks
+from holdfast.tensors.checksums import checksum
 
 
 class EveryonesBatches:

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from holdfast.errors import ConfigurationError, ModelError
-from holdfast.guard.distributed.ranks import Ranks, checksum
+from holdfast.guard.distributed.ranks import Ranks
 from holdfast.persample.batches import Forward, call_model
 from holdfast.persample.engine import SampleAccumulator
 from holdfast.persample.isolation.isolated import looked_at
 from holdfast.persample.tracing.sample_layout import same_values
+from holdfast.tensors.checksums import checksum
 from holdfast.tensors.sharding import is_sharded, reshard, whole
 
 Gather = Literal["model", "layers"]
