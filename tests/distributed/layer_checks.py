@@ -159,10 +159,12 @@ def layers_that_cannot_be_measured_so_are_refused(here):
     normed[1].running_mean += here.rank
     with pytest.raises(holdfast.ConfigurationError, match=r"disagree on '1.running_mean'.*torch.distributed.broadcast"):
         holdfast.Consolidator(normed, "EWC", gather="layers").consolidate([batch(0)])
-    writes = layer_by_layer(nn.Sequential(nn.Linear(4, 4)).double(), mesh)
-    writes[0].register_forward_pre_hook(lambda module, _: module.weight.data.clamp_(-1, 1))
-    with pytest.raises(holdfast.ModelError, match="forward pass writes to one of its parameters"):
-        holdfast.Consolidator(writes, "EWC", gather="layers").consolidate([batch(0)])
+    clamped = layer_by_layer(nn.Sequential(nn.Linear(4, 4)).double(), mesh)
+    clamped[0].register_forward_pre_hook(lambda module, _: module.weight.data.clamp_(-1, 1))
+    shortened = layer_by_layer(nn.Sequential(nn.Embedding(5, 4, max_norm=0.1), nn.Flatten()).double(), mesh)
+    for writes, inputs in ((clamped, batch(0)), (shortened, words(2))):
+        with pytest.raises(holdfast.ModelError, match="forward pass writes to one of its parameters"):
+            holdfast.Consolidator(writes, "EWC", gather="layers").consolidate([inputs])
     with pytest.raises(holdfast.ConfigurationError, match="gather='all'; expected 'model', 'layers'"):
         holdfast.Consolidator(deep(), "EWC", gather="all")
     distributed.barrier()
