@@ -49,6 +49,7 @@ from holdfast.guard.micro_batches.watching_only import watch_only
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.saving import state_files
 from holdfast.guard.saving.state import blank_state, from_state, to_state
+from holdfast.guard.saving.watched_state import can_be_kept
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.guard.steps.observed import Observed
@@ -864,11 +865,11 @@ class Consolidator:
         Its tensors are the live ones, as with PyTorch's optimisers, for as long as no parameter is added, frozen or
         consolidated; :meth:`save` writes a file.
         """
-        if self._memory.watched is not None:
+        if self._memory.watched is not None and not can_be_kept(self._memory):
             tell(
-                "A state between watch_only() and consolidate() is without what was seen of micro-batches, but for "
-                "the running states of measures along the path, and those do not know which weights they are of: call "
-                "consolidate() first."
+                "A state between watch_only() and consolidate(), of several processes that draw labels each by itself, "
+                "is without what was seen of micro-batches, but for the running states of measures along the path, "
+                "and those do not know which weights they are of: call consolidate() first."
             )
         return to_state(self._memory)
 

@@ -54,6 +54,13 @@ def taken_measures(memory: Memory) -> Taken:
     return found
 
 
+def asked_of(memory: Memory) -> list[Asked]:
+    """Return what measures that are a mean over samples can be asked for, each once, in one order."""
+    measures = [ledger.measure for ledger in memory.ledgers.values() if ledger.form.elementwise]
+    able = [measure for measure in measures if isinstance(measure, SampleMeasure) and not why_not(measure)]
+    return list(dict.fromkeys(map(Asked.by, able)))
+
+
 def why_not(measure: Measure) -> str:
     """Return why a measure cannot be taken from the mean gradients of micro-batches; nothing where it can."""
     needs = measure.needs
