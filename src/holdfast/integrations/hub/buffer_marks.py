@@ -36,7 +36,7 @@ def other_buffers(model: nn.Module, marks: Any) -> list[str]:
 
 
 def _mark(buffer: Tensor) -> list[float]:
-    values = local(buffer).double().flatten().cpu()
+    values = local(buffer).cpu().double().flatten()
     places = torch.arange(1, len(values) + 1, dtype=torch.float64)
     along = [(values * (number * places).cos()).sum() for number in range(1, DIRECTIONS + 1)]
     return [float(values.norm()), *map(float, along)]

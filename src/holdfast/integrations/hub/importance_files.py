@@ -29,6 +29,7 @@ from holdfast.integrations.hub.repositories import downloaded, has_card_of_other
 from holdfast.integrations.hub.settings_files import form_of, measure_of, read_settings
 from holdfast.tensors.names import named_parameters
 from holdfast.tensors.sharding import like_parameter, local
+from holdfast.tensors.storage import widest_dtype
 from holdfast.whole_files import write_whole
 
 TENSORS, SETTINGS, CARD = "importance.safetensors", "holdfast.json", "README.md"
@@ -309,8 +310,9 @@ def _distance(guard: Consolidator) -> float:
     moved = size = 0.0
     for name, parameter in guard.parameters.items():
         if name in guard.anchor:
-            anchor = local(like_parameter(guard.anchor[name], parameter)).double()
-            moved += float((local(parameter).double() - anchor).square().sum())
+            wide = widest_dtype(parameter.device)
+            anchor = local(like_parameter(guard.anchor[name], parameter)).to(wide)
+            moved += float((local(parameter).to(wide) - anchor).square().sum())
             size += float(anchor.square().sum())
     if not moved < math.inf:
         return math.nan
