@@ -737,9 +737,9 @@ class Consolidator:
     def watch_only(self, batches: Iterable[Any], *, forward: Forward | None = None) -> None:
         """Let measures see the gradients of micro-batches, as in training at a learning rate of 0: nothing moves.
 
-        For models that :meth:`consolidate` cannot gather whole on each device: under FSDP2 and with tensor parallelism
-        the model runs as it does in training, in eval mode, and all that is kept is sharded as the parameters are.
-        Call ``consolidate()`` afterwards, without data. May be called several times before that.
+        For models that no device can hold, with fewer passes and fewer measures than ``gather="layers"``: under FSDP2
+        and with tensor parallelism the model runs as it does in training, in eval mode, and all that is kept is sharded
+        as the parameters are. Call ``consolidate()`` afterwards, without data. May be called several times before that.
 
         >>> guard = Consolidator(model, Fisher(labels="true"), strength=100.0)
         >>> guard.watch_only(micro_batches)

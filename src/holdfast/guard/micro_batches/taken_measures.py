@@ -87,7 +87,7 @@ def _those_that_can() -> str:
     ready = [name for name in MEASURES if not why_not(MEASURES[name]()) and _looks(MEASURES[name]())]
     return (
         f"Those that can: {', '.join(ready)}, and sqrtFisher and online-EWC with labels='sampled' or 'true'. For any "
-        "other, call consolidate(batches) where the whole model fits."
+        "other, call consolidate(batches), of a model that no device can hold with Consolidator(..., gather='layers')."
     )
 
 
