@@ -15,13 +15,19 @@ STATUS = Path("/proc/self/status")
 def peak_bytes(samples: int) -> int:
     """Return the peak extra bytes of measuring ``samples`` images."""
     model, images = networks.cnn(), networks.photographs(samples)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = _kilobytes("VmRSS")
+    start_peak_anew()
+    before = kilobytes("VmRSS")
     sample_importance(model, [images], LogLikelihood(), SQUARE)
-    return (_kilobytes("VmHWM") - before) * 1024
+    return (kilobytes("VmHWM") - before) * 1024
 
 
-def _kilobytes(field: str) -> int:
+def start_peak_anew() -> None:
+    """Let the peak of this process's resident memory be what it is now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def kilobytes(field: str) -> int:
+    """Return what this process's status says of its memory: ``VmRSS``, what there is, or ``VmHWM``, its peak."""
     return int(re.search(rf"{field}:\s+(\d+)", STATUS.read_text())[1])
 
 

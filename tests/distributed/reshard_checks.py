@@ -9,7 +9,6 @@ from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -204,10 +203,6 @@ def forms_that_need_more_are_refused_at_once(here):
     model = ways(here)["FSDP2"](Small())
     with pytest.raises(holdfast.ConfigurationError, match=r"form='lowrank' with parameters.*'rotated', 'kronecker'"):
         holdfast.Consolidator(model, "EWC", form="lowrank")
-    mesh = init_device_mesh("cpu", (here.size,))
-    cut = parallelize_module(Small(), mesh, {"body": ColwiseParallel()})
-    with pytest.raises(holdfast.ConfigurationError, match="its layer is cut up"):
-        holdfast.Consolidator(cut, "EWC", form="rotated")
 
 
 CHECKS = [each for name, each in list(globals().items()) if name.startswith("forms_")]

@@ -21,7 +21,7 @@ TWO += ["tests.distributed.hold_checks", "tests.distributed.implicit_checks", "t
 TWO += ["tests.distributed.retention_checks", "tests.distributed.relatives_checks", "tests.distributed.merged_checks"]
 TWO += ["tests.distributed.accelerate_checks", "tests.distributed.trainer_checks"]
 THREE = ["tests.distributed.three_checks"]
-FOUR = ["tests.distributed.watch_checks", "tests.distributed.reshard_checks"]
+FOUR = ["tests.distributed.watch_checks", "tests.distributed.reshard_checks", "tests.distributed.layer_checks"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 

@@ -83,6 +83,25 @@ def watching_sharded_models_gathers_a_layer_at_a_time(here):
     assert 0 < max(most) <= sum(sizes[-2:])  # the next one is gathered ahead
 
 
+def watching_goes_on_from_a_file(here):
+    """Of sharded weights, with those that were loaded; not where each process draws labels by itself."""
+    mesh = init_device_mesh("cpu", (here.size,))
+    own = [share(batch(seed, 2 * here.size), here.rank, here.size) for seed in range(2)]
+    guard, again = (holdfast.Consolidator(layer_by_layer(deep(), mesh), "EWC-empirical") for _ in range(2))
+    guard.watch_only(own)
+    guard.save(here.folder / "between.safetensors")
+    with pytest.warns(holdfast.HoldfastWarning, match="with sharded weights, and whether the model's are the same"):
+        again.load(here.folder / "between.safetensors")
+    for each in (guard, again):
+        each.consolidate()
+    for name, value in guard.importance.items():
+        assert torch.equal(value.to_local(), again.importance[name].to_local())
+    drawing = holdfast.Consolidator(layer_by_layer(deep(), mesh), "EWC-sampled")
+    drawing.watch_only(own)
+    with pytest.warns(holdfast.HoldfastWarning, match="processes that draw labels each by itself, is without what was"):
+        drawing.state_dict()
+
+
 def note(model, output, most):
     """Note how many weights this process has of layers that are gathered, in a layer's forward and backward pass."""
 

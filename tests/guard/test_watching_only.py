@@ -159,8 +159,6 @@ def test_data_that_tell_too_little_or_something_else():
         guard.consolidate()
     with pytest.raises(holdfast.OrderError, match=r"consolidate\(batches\) after watch_only"):
         guard.consolidate([batch(0)])
-    with pytest.warns(holdfast.HoldfastWarning, match="without what was seen"):
-        guard.state_dict()
     with torch.no_grad():
         model[0].bias.add_(1.0)
     with pytest.raises(holdfast.OrderError, match="weights have changed since"):
@@ -267,17 +265,42 @@ def test_what_was_watched_is_not_moved_by_consolidate_itself():
     assert guard.tasks == 2
 
 
-def test_a_loaded_state_is_without_what_was_watched_and_a_saved_one_says_so():
-    saved = holdfast.Consolidator(net(), "EWC-empirical", watch=["SOS"])
-    state = saved.state_dict()
-    saved.watch_only([batch(0), batch(1)])
-    saved.load_state_dict(state)
+def test_a_loaded_state_has_what_was_watched_then():
+    guard = holdfast.Consolidator(net(), "EWC-empirical", watch=["SOS"])
+    state = guard.state_dict()
+    guard.watch_only([batch(0), batch(1)])
+    guard.load_state_dict(state)
     with pytest.raises(holdfast.BatchError, match="measures importance from data"):
-        saved.consolidate()
-    alone = holdfast.Consolidator(net(), "SOS")
-    alone.watch_only([batch(0)])
-    with pytest.warns(holdfast.HoldfastWarning, match="do not know which weights they are of"):
-        alone.state_dict()
+        guard.consolidate()
+
+
+def test_watching_goes_on_from_a_file(tmp_path):
+    """Samples, drawn labels and running states, at the same weights alone."""
+
+    def watching(model=None):
+        drawn = holdfast.Fisher(labels="sampled", samples=20)
+        return holdfast.Consolidator(model or net(), drawn, watch=["EWC-empirical", "SOS"])
+
+    guard, expected = watching(), watching()
+    for each in (guard, expected):
+        each.watch_only([batch(0), batch(1)])
+    guard.save(tmp_path / "between.safetensors")
+    again = watching()
+    again.load(tmp_path / "between.safetensors")
+    for each in (again, expected):
+        each.watch_only([batch(2), batch(3)])
+        assert each.consolidate()["EWC-sampled"].samples == 20
+    for label in ("EWC-sampled", "EWC-empirical", "SOS"):
+        assert all(torch.equal(again.importance_of(label)[n], o) for n, o in expected.importance_of(label).items())
+    moved = watching(net(seed=1))
+    moved.load(tmp_path / "between.safetensors")
+    with pytest.raises(holdfast.OrderError, match="weights have changed since"):
+        moved.consolidate()
+    state = guard.state_dict()
+    lacking = {key: tensor for key, tensor in state["tensors"].items() if not key.endswith("0.weight#1.spread")}
+    with pytest.raises(holdfast.StateError, match=r"watch_only\(\) has seen is not whole"):
+        again.load_state_dict({**state, "tensors": lacking, "tensor_count": len(lacking)})
+    assert again.tasks == 1
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,22 @@ def test_frozen_statistics_come_along(tmp_path):
             from_pretrained(tmp_path, model, batch_norm="fold")
 
 
+def test_other_statistics_are_told_of(tmp_path):
+    """Weights alone do not make a network: another file of the same weights may have batch norms of other data."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)).double()
+    model(torch.randn(8, 4, dtype=torch.float64))
+    guard = holdfast.Consolidator(model, "L2", batch_norm="freeze")
+    guard.consolidate()
+    save_pretrained(guard, tmp_path / "some", **ABOUT)
+    guard.detach()
+    from_pretrained(tmp_path / "some", copy.deepcopy(model).float())  # which rounds them, and warns of nothing
+    other = copy.deepcopy(model)
+    other[1].running_mean.copy_(other[1].running_mean.flip(0))
+    with pytest.warns(holdfast.HoldfastWarning, match=r"buffer '1.running_mean', one of 1 .* another network"):
+        from_pretrained(tmp_path / "some", other)
+
+
 def test_what_was_mistaken_is_said_at_once(tmp_path, monkeypatch):
     """Without a question to the hub, which takes its time where there is no connection."""
     monkeypatch.setattr("holdfast.integrations.hub.repositories.library", lambda: pytest.fail("the hub was asked"))

@@ -36,6 +36,7 @@ from holdfast.guard.checked_arguments import (
     named_measures,
 )
 from holdfast.guard.costs import Costs, costs_of
+from holdfast.guard.distributed.gathering import Gather, checked_gather
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
 from holdfast.guard.keeping.going_back import pull_back
@@ -48,6 +49,7 @@ from holdfast.guard.micro_batches.watching_only import watch_only
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.saving import state_files
 from holdfast.guard.saving.state import blank_state, from_state, to_state
+from holdfast.guard.saving.watched_state import can_be_kept
 from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.guard.steps.observed import Observed
@@ -119,6 +121,10 @@ class Consolidator:
         watch: further measures that observe the same run without holding it, as a list or by names of one's own.
         group: the ``torch.distributed`` processes that train this model together, each on batches of its own. A model
             in a DDP wrapper, or one that ``fully_shard`` was applied to, brings its own.
+        gather: what each process gathers at once of a sharded model that is measured from data: ``"model"``, all of it,
+            so that each measures its own batches; or ``"layers"``, one at a time, so that no process ever has more, and
+            all go through the batches of all together, which takes longer. ``None`` gathers the model, unless a
+            device says that it has no room for it, or layers are cut up (tensor parallelism).
         batch_norm: what becomes of batch norms' running statistics, which no penalty holds: ``"freeze"`` keeps them as
             they are after the first task, and ``"fold"`` holds a layer's weights as the batch norm after it scales
             them, γW/σ and γ(b − μ)/σ + β, so that :attr:`importance`, :attr:`anchor` and :attr:`tilt` are of those, in
@@ -150,6 +156,7 @@ class Consolidator:
         from_scratch: bool = False,
         watch: Sequence[Measure | str] | Mapping[str, Measure | str] = (),
         group: "ProcessGroup | None" = None,
+        gather: Gather | None = None,
         batch_norm: str | None = None,
         implicit: bool = False,
         state_dtype: torch.dtype | None = None,
@@ -189,6 +196,7 @@ class Consolidator:
             storage,
             others,
             group,
+            gather=checked_gather(gather),
             anchor_kind=anchor,
             gradient_term=gradient_term,
             relative_strength=relative,
@@ -729,9 +737,9 @@ class Consolidator:
     def watch_only(self, batches: Iterable[Any], *, forward: Forward | None = None) -> None:
         """Let measures see the gradients of micro-batches, as in training at a learning rate of 0: nothing moves.
 
-        For models that :meth:`consolidate` cannot gather whole on each device: under FSDP2 and with tensor parallelism
-        the model runs as it does in training, in eval mode, and all that is kept is sharded as the parameters are.
-        Call ``consolidate()`` afterwards, without data. May be called several times before that.
+        For models that no device can hold, with fewer passes and fewer measures than ``gather="layers"``: under FSDP2
+        and with tensor parallelism the model runs as it does in training, in eval mode, and all that is kept is sharded
+        as the parameters are. Call ``consolidate()`` afterwards, without data. May be called several times before that.
 
         >>> guard = Consolidator(model, Fisher(labels="true"), strength=100.0)
         >>> guard.watch_only(micro_batches)
@@ -857,11 +865,11 @@ class Consolidator:
         Its tensors are the live ones, as with PyTorch's optimisers, for as long as no parameter is added, frozen or
         consolidated; :meth:`save` writes a file.
         """
-        if self._memory.watched is not None:
+        if self._memory.watched is not None and not can_be_kept(self._memory):
             tell(
-                "A state between watch_only() and consolidate() is without what was seen of micro-batches, but for "
-                "the running states of measures along the path, and those do not know which weights they are of: call "
-                "consolidate() first."
+                "A state between watch_only() and consolidate(), of several processes that draw labels each by itself, "
+                "is without what was seen of micro-batches, but for the running states of measures along the path, "
+                "and those do not know which weights they are of: call consolidate() first."
             )
         return to_state(self._memory)
 

@@ -12,7 +12,9 @@ from torch import Tensor
 from holdfast.errors import BatchError, HoldfastWarning, OrderError
 from holdfast.forms import Block, Matrix
 from holdfast.guard.centre.task_gradient import TaskGradient
-from holdfast.guard.distributed.ranks import Ranks, is_one_of_several
+from holdfast.guard.distributed.everyones_batches import EveryonesBatches
+from holdfast.guard.distributed.gathering import is_cut_up, refuse_another_model
+from holdfast.guard.distributed.ranks import ALONE, Ranks, is_one_of_several
 from holdfast.guard.distributed.sharded_matrices import as_parameters_are, unsharded
 from holdfast.guard.distributed.whole_model import whole_model
 from holdfast.guard.ledger import Ledger, TaskImportance
@@ -85,6 +87,7 @@ def measure_task(
     turns = memory.ranks.together(lambda: turns_of(memory, within))
     _tell_notices(memory)
     gradient = TaskGradient(memory) if memory.gradient_term else None
+    memory.choose_gathering()
     found = memory.ranks.together(lambda: _measure_without_data(memory))
     if memory.watched is not None:
         found |= memory.ranks.together(lambda: _watched(memory, sampled, batches))
@@ -103,13 +106,14 @@ def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forwar
     if not sampled and not memory.gradient_term:
         return
     _tell_notices(memory)
+    memory.choose_gathering()
     given = memory.ranks.together(lambda: _given(batches, sampled))
     collectors = list(dict.fromkeys(_collectors(memory, sampled, forward).values()))
     if memory.gradient_term:
         collectors.append(TaskGradient(memory).collector(forward, collectors))
     for collector in collectors:
         collector.limit = min(REHEARSED, collector.limit or REHEARSED)
-    classes = _collect(memory.ranks, collectors, given)
+    classes = _collect(memory, collectors, given, forward)
     for collector in collectors:
         if not collector.seen:
             memory.ranks.together(collector.result)  # says that there were no batches
@@ -160,12 +164,13 @@ def _finished(
 
 def squares_of_samples(memory: Memory, batches: Iterable[Any], forward: Forward | None) -> dict[str, Tensor]:
     """Return the mean of the samples' squared gradients, of the log-likelihood of their own labels, by parameter."""
-    ranks = memory.ranks
-    model, parameters = whole_model(memory.model, memory.parameters, ranks.size)
-    collector = Fisher(labels="true").accumulator(model, parameters, forward)
-    _collect(ranks, [collector], ranks.together(lambda: check_batches(batches)))
+    memory.choose_gathering()
+    model, parameters = whole_model(memory.model, memory.parameters, by_layer=memory.by_layer)
+    fisher = Fisher(labels="true")
+    collector = fisher.accumulator(model, parameters, forward, reduction=memory.own_parts(fisher.phi))
+    _collect(memory, [collector], memory.ranks.together(lambda: check_batches(batches)), forward)
     _add_up(memory, collector)
-    found = ranks.together(collector.result).values
+    found = memory.everyone.together(collector.result).values
     return {name: wrap_local(found[name], parameter) for name, parameter in memory.parameters.items()}
 
 
@@ -281,14 +286,14 @@ def _learned(
     memory: Memory, name: str, means: dict[str, Tensor], some: Sequence[Block] | None = None
 ) -> dict[str, Tensor]:
     """Return what a form makes of the means so far, worked out by one process for all."""
-    ledger, ranks = memory.ledgers[name], memory.ranks
+    ledger = memory.ledgers[name]
     blocks = _blocks(memory, name, some)
     earlier = ledger.added_to
     decay = ledger.decayed(memory.decay)
     if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
         return ledger.form.learned(blocks, means, earlier, decay)
     earlier = {key: unsharded(matrix) for key, matrix in earlier.items()}
-    return ranks.from_first(lambda: ledger.form.learned(blocks, means, earlier, decay))
+    return memory.everyone.from_first(lambda: ledger.form.learned(blocks, means, earlier, decay))
 
 
 def _pass(
@@ -306,15 +311,15 @@ def _pass(
     every = list(dict.fromkeys(collectors.values()))
     if gradient is not None:
         every.append(gradient.collector(forward, every if some is None else []))
-    if not any(known.values()):  # of several passes, before the first
+    if not any(known.values()) and not memory.by_layer:  # of several passes, before the first
         warn_if_alone_among_several(ranks)
-    classes = _collect(ranks, every, batches)
+    classes = _collect(memory, every, batches, forward)
     if not any(known.values()):
         look_at_classes(memory, classes, every)
     layers = {collectors[name] for name in sampled if not memory.ledgers[name].form.elementwise}
     for collector in every:
         _add_up(memory, collector, in_parts=collector not in layers)
-    results = ranks.together(lambda: {collector: collector.result() for collector in every})
+    results = memory.everyone.together(lambda: {collector: collector.result() for collector in every})
     # A rank that had no sample has not met the parameters that no rule covers.
     ways = ranks.each(lambda: [result.fallback for result in results.values()])
     for result, theirs in zip(results.values(), zip(*ways, strict=True), strict=True):
@@ -338,9 +343,8 @@ def _collectors(
     some: Sequence[Block] | None = None,
 ) -> dict[str, SampleAccumulator]:
     """Return each measure's collector, which those share that make something else of the same mean, as a root does."""
-    ranks = memory.ranks
-    model, parameters = whole_model(memory.model, memory.measured, ranks.size)
-    draws = memory.tasks + DRAWS_APART * ranks.rank
+    model, parameters = whole_model(memory.model, memory.measured, by_layer=memory.by_layer)
+    draws = memory.tasks + (0 if memory.by_layer else DRAWS_APART * memory.ranks.rank)
     made: dict[object, SampleAccumulator] = {}
     found = {}
     for name, measure in sampled.items():
@@ -350,19 +354,32 @@ def _collectors(
             blocks = _blocks(memory, name, some)
             partly = some is not None and name == memory.driver
             own = [member for block in blocks for member in block.parameters] if partly else parameters
+            parts = memory.own_parts(measure.phi) if form.elementwise else None
             made[mean] = measure.accumulator(
                 model,
                 {member: parameters[member] for member in own},
                 forward,
                 task=draws,
-                reduction=partial(form.reduction, measure, blocks, known=(known or {}).get(name, {})),
+                reduction=parts or partial(form.reduction, measure, blocks, known=(known or {}).get(name, {})),
             )
         found[name] = made[mean]
     return found
 
 
-def _collect(ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterable[Any]) -> Classes:
-    """Give the batches to the collectors until there are no more, or enough, and return the labels of all ranks.
+def _collect(
+    memory: Memory, collectors: list[SampleAccumulator], batches: Iterable[Any], forward: Forward | None
+) -> Classes:
+    """Give the batches to the collectors until there are no more, or enough, and return the labels of all ranks."""
+    if not memory.by_layer:
+        return _collected(memory.ranks, collectors, batches)
+    look = partial(refuse_another_model, memory.model, collectors[0], forward)
+    cut_up = is_cut_up(memory.model, memory.ranks)
+    every = EveryonesBatches(batches, memory.ranks, memory.everyone, look if cut_up else None)
+    return _collected(ALONE, collectors, every)
+
+
+def _collected(ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterable[Any]) -> Classes:
+    """Do so with each rank's own batches.
 
     The first batches of all ranks count as one large batch in the order of the ranks, then the second ones, and so on:
     a limit takes the same samples as one process would that is given those. A rank that has no batch left waits for
@@ -435,7 +452,7 @@ class Reader:
 def _add_up(memory: Memory, collector: SampleAccumulator, *, in_parts: bool = True) -> None:
     """Put the sums of all ranks into a collector; of sharded parameters this rank's part, unless layers are wanted."""
     ranks = memory.ranks
-    if ranks.size == 1:
+    if ranks.size == 1 or memory.by_layer:  # each has seen the samples of all
         return
     for name, own in collector.sums.items():
         parameter = memory.parameters.get(name)

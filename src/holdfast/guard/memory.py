@@ -15,8 +15,15 @@ from holdfast.errors import ConfigurationError, ProtectError
 from holdfast.forms import Form, Matrix
 from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
 from holdfast.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
-from holdfast.guard.distributed.ranks import ALONE, Ranks, checksum, ddp_wrapper, ranks_of
-from holdfast.guard.distributed.sharded_matrices import as_parameters_are, refuse_unless_whole_layers
+from holdfast.guard.distributed.gathering import (
+    Gather,
+    gathers_layers,
+    refuse_unless_copies_agree,
+    those_with_parts,
+)
+from holdfast.guard.distributed.own_parts import OwnParts
+from holdfast.guard.distributed.ranks import ALONE, Ranks, ddp_wrapper, ranks_of
+from holdfast.guard.distributed.sharded_matrices import as_parameters_are, refuse_unless_in_parts
 from holdfast.guard.ledger import Ledger, diagonal_of
 from holdfast.guard.merged_space import MergedSpace, Space
 from holdfast.guard.micro_batches.gradient_sums import Watched
@@ -25,9 +32,11 @@ from holdfast.guard.selection import Selection
 from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds import Held, Hold, Tilt
 from holdfast.holds.base import TaskData, TrainingCall
-from holdfast.persample.reductions import Block
+from holdfast.persample.phi import Phi
+from holdfast.persample.reductions import Block, Reduction
 from holdfast.retention import KeptSets, Tolerance
 from holdfast.retention.controller import Control
+from holdfast.tensors.checksums import checksum
 from holdfast.tensors.names import named_modules, named_parameters
 from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
 from holdfast.tensors.storage import Storage
@@ -68,6 +77,10 @@ class Memory:
     """The processes that train the model, where the user has named them."""
     ranks: Ranks = ALONE
     """Those processes, named or found."""
+    gather: Gather | None = None
+    """What is gathered at once of a sharded model that is measured from data, where the user has said so."""
+    by_layer: bool = False
+    """Whether that is a layer, in what is measured now."""
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     anchor: dict[str, Tensor] = field(default_factory=dict)
     """θ*, the weights after the last consolidated task, or their mean over all tasks."""
@@ -139,6 +152,22 @@ class Memory:
         """Find out which processes train the model."""
         refuse_flattened(self.model)
         self.ranks = ranks_of(self.wrapper or self.model, self.group)
+
+    def choose_gathering(self) -> None:
+        """Find out what is gathered at once of a sharded model, which all processes have to ask together."""
+        self.by_layer = gathers_layers(self.model, self.ranks, self.gather)
+        if self.by_layer:
+            refuse_unless_copies_agree(self.model, self.everyone)
+
+    def own_parts(self, phi: Phi) -> Callable[[Mapping[str, Tensor]], Reduction] | None:
+        """Return how a process adds up its own part of a diagonal, if that is what it does."""
+        every = {**self.parameters, **self.measured}
+        return (lambda chosen: OwnParts(phi, {name: every[name] for name in chosen})) if self.by_layer else None
+
+    @property
+    def everyone(self) -> Ranks:
+        """The processes that measure together: where layers are cut up, more than see different batches."""
+        return those_with_parts(self.model, self.ranks)
 
     @property
     def driving(self) -> Ledger:
@@ -376,7 +405,7 @@ class Memory:
     def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""
         form = self.driving.form
-        refuse_unless_whole_layers(form, dict(named_parameters(self.model)), self.ranks.size)
+        refuse_unless_in_parts(form, dict(named_parameters(self.model)))
         if self.space == "merged":
             space = MergedSpace.of(self.model, parameters, self.space)
             parameters = space.without_layers(parameters)

@@ -15,10 +15,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from holdfast.errors import StateError
 from holdfast.guard import Consolidator
-from holdfast.guard.distributed.ranks import Ranks, checksum
+from holdfast.guard.distributed.ranks import Ranks
 from holdfast.guard.saving import state_files
 from holdfast.integrations.callbacks import STATE_NAME, task_free_state
 from holdfast.task_free import TaskFree
+from holdfast.tensors.checksums import checksum, earlier_checksum
 from holdfast.tensors.sharding import is_sharded
 
 _MARK = "holdfast"
@@ -39,8 +40,8 @@ def write_state(
     args: TrainingArguments, state: TrainerState, guard: Consolidator, task_free: TaskFree | None = None
 ) -> None:
     """Write the guard's state into the checkpoint that the Trainer has just made, with that of its task_free."""
-    weights = _checksum(guard)
-    marked = {**guard.state_dict(), _MARK: _mark(state)} | ({} if weights is None else {_WEIGHTS: weights})
+    weights = _weights(guard)
+    marked = {**guard.state_dict(), _MARK: _mark(state)} | ({} if weights is None else {_WEIGHTS: checksum(weights)})
     state_files.write(_checkpoint(args, state) / STATE_NAME, marked | task_free_state(task_free), Ranks(guard.group))
 
 
@@ -87,8 +88,8 @@ def state_of_best(state: TrainerState, guard: Consolidator) -> dict[str, Any]:
         raise StateError(_written_over(path))
     if _runs(there) and _runs(there)[-1] not in _runs(state):
         raise StateError(f"The guard's state at {str(path)!r}, in the best checkpoint, is of another run.")
-    weights = _checksum(guard)
-    if None not in (weights, found.get(_WEIGHTS)) and weights != found[_WEIGHTS]:
+    weights, known = _weights(guard), found.get(_WEIGHTS)
+    if not (weights is None or known is None or known in (checksum(weights), earlier_checksum(weights))):
         raise StateError(
             f"The model's weights are not those of the best checkpoint, {str(folder)!r}: the Trainer has not loaded "
             "them, or they were changed since."
@@ -96,10 +97,10 @@ def state_of_best(state: TrainerState, guard: Consolidator) -> dict[str, Any]:
     return found
 
 
-def _checksum(guard: Consolidator) -> int | None:
-    """Return what tells the protected weights from others; of a sharded model no process has them all."""
+def _weights(guard: Consolidator) -> list[Tensor] | None:
+    """Return the protected weights, by which they are told from others; of a sharded model no process has them all."""
     weights: list[Tensor] = [parameter.detach() for _, parameter in sorted(guard.parameters.items())]
-    return None if any(map(is_sharded, weights)) else checksum(weights)
+    return None if any(map(is_sharded, weights)) else weights
 
 
 def _written_over(path: Path) -> str:

@@ -182,7 +182,7 @@ def _positive_solve(h: Tensor, b: Tensor, shift: float) -> Tensor:
     pivots = root.diagonal()
     rounding = len(h) * torch.finfo(h.dtype).eps * pivots.max() ** 2 if len(h) else 0.0
     if not bool(failed) and bool((pivots.square() > rounding).all()):
-        found: Tensor = torch.cholesky_solve(b, root)
+        found: Tensor = decomposed(lambda own: torch.cholesky_solve(b.to(own.device), own), root)
         return found
     vectors, values = eigenbasis(damped)
     assert vectors is not None and values is not None  # since it is a matrix

@@ -78,7 +78,8 @@ def _rows_together(tensors: Sequence[Tensor]) -> list[Tensor]:
     rows = [-(-len(tensor) // processes) for tensor in tensors]  # the last ones may have fewer, or none
     own = torch.cat([_filled_up(local(tensor), most).reshape(-1) for tensor, most in zip(tensors, rows, strict=True)])
     every = own.new_empty(processes * own.numel())
-    distributed.all_gather_into_tensor(every, own, group=mesh.get_group(mesh.ndim - 1))
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor  # its earlier name
+    gather(every, own, group=mesh.get_group(mesh.ndim - 1))
     sizes = [most * tensor.shape[1:].numel() for tensor, most in zip(tensors, rows, strict=True)]
     parts = every.view(processes, -1).split(sizes, dim=1)
     return [part.reshape(-1, *t.shape[1:])[: len(t)] for part, t in zip(parts, tensors, strict=True)]

@@ -40,11 +40,17 @@ class TaskGradient:
         model, parameters = (
             (beside[0].model, beside[0].parameters)
             if beside
-            else whole_model(memory.model, memory.parameters, memory.ranks.size)
+            else whole_model(memory.model, memory.parameters, by_layer=memory.by_layer)
         )
         limit = measure.sample_limit if isinstance(measure, SampleMeasure) else None
         self._collector = SampleAccumulator(
-            model, self._score(), IDENTITY, parameters=parameters, forward=forward, samples=limit
+            model,
+            self._score(),
+            IDENTITY,
+            parameters=parameters,
+            forward=forward,
+            samples=limit,
+            reduction=memory.own_parts(IDENTITY),
         )
         return self._collector
 

@@ -5,7 +5,7 @@ A single process is a group of one, for which all of this costs nothing. Nothing
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -174,16 +174,6 @@ def is_one_of_several() -> bool:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return False
     return bool(distributed.get_world_size() > 1)
-
-
-def checksum(tensors: Iterable[Tensor]) -> int:
-    """Return a number that differs, most likely, where any bit does."""
-    total = 0
-    for place, tensor in enumerate(tensors):
-        bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-        # int64 sums wrap around the same way in any order, on any device.
-        total += (place + 1) * int(tensor.detach().contiguous().view(bits).sum(dtype=torch.int64))
-    return total
 
 
 def _data_group(model: nn.Module) -> "ProcessGroup":

@@ -150,8 +150,8 @@ def as_parameters_are(matrix: Matrix, parameters: Mapping[str, Tensor]) -> Matri
     return ShardedMatrix.of(matrix, parameters)
 
 
-def refuse_unless_whole_layers(form: Form, parameters: Mapping[str, Tensor], processes: int) -> None:
-    """Refuse a form of matrices for layers that are sharded in a way that no process can gather."""
+def refuse_unless_in_parts(form: Form, parameters: Mapping[str, Tensor]) -> None:
+    """Refuse a form of matrices that cannot be kept in parts, of parameters that are."""
     sharded = {name: p for name, p in parameters.items() if is_sharded(p)}
     if not sharded or form.elementwise:
         return
@@ -166,13 +166,6 @@ def refuse_unless_whole_layers(form: Form, parameters: Mapping[str, Tensor], pro
             f"form={form} with parameters that are spread over processes, such as {first!r}: bits=16 and "
             "share_inputs=True are for models that every process has whole. Leave both out."
         )
-    for name, parameter in sharded.items():
-        if parameter.device_mesh.size() != processes:
-            raise ConfigurationError(
-                f"form={form.name!r} with {name!r}, which is spread over a mesh of {parameter.device_mesh.size()} "
-                f"processes, of which {processes} see different batches: its layer is cut up (tensor parallelism). "
-                "Take the form 'diagonal', with a measure along the path or watch_only()."
-            )
 
 
 def _in_rows(tensor: Tensor, mesh: "DeviceMesh") -> Tensor:

@@ -1,7 +1,6 @@
 """What is kept of the gradients of micro-batches: their mean, and how far they lie apart."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import BatchError, NotFiniteError, OrderError
-from holdfast.guard.distributed.ranks import Ranks, checksum
+from holdfast.guard.distributed.ranks import Ranks
 from holdfast.guard.noticing.new_classes import Classes
 from holdfast.measures import SampleMeasure
 from holdfast.measures.recurrences import add_batch_gradient_, squares_of_single_samples
 from holdfast.persample.scores import LogLikelihood
+from holdfast.tensors.checksums import checksum
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.sharding import local
 
@@ -164,16 +164,4 @@ def weights_sum(model: nn.Module) -> int:
 
     Those that are not protected count too: gradients are of all that the model does.
     """
-    there = [local(p.detach()) for p in model.parameters() if not (is_lazy(p) or p.is_meta)]
-    return checksum(part for parameter in there for part in _by_place(parameter))
-
-
-def _by_place(tensor: Tensor) -> Iterator[Tensor]:
-    """Return sums of a tensor's bits by which others in their place are told: along rows and columns of a square."""
-    flat = tensor.contiguous().flatten()
-    # Of 64 bits in one sum, two that change their sign together would cancel out as it wraps around.
-    bits = flat.view({1: torch.int8, 2: torch.int16}.get(flat.element_size(), torch.int32))
-    width = max(1, math.isqrt(bits.numel()))
-    square = bits[: width * (bits.numel() // width)].view(-1, width)
-    for sums in (square.sum(0, dtype=torch.int64), square.sum(1, dtype=torch.int64), bits[square.numel() :]):
-        yield sums * (2 * torch.arange(len(sums), device=sums.device) + 1)
+    return checksum(local(p.detach()) for p in model.parameters() if not (is_lazy(p) or p.is_meta))

@@ -54,6 +54,13 @@ def taken_measures(memory: Memory) -> Taken:
     return found
 
 
+def asked_of(memory: Memory) -> list[Asked]:
+    """Return what measures that are a mean over samples can be asked for, each once, in one order."""
+    measures = [ledger.measure for ledger in memory.ledgers.values() if ledger.form.elementwise]
+    able = [measure for measure in measures if isinstance(measure, SampleMeasure) and not why_not(measure)]
+    return list(dict.fromkeys(map(Asked.by, able)))
+
+
 def why_not(measure: Measure) -> str:
     """Return why a measure cannot be taken from the mean gradients of micro-batches; nothing where it can."""
     needs = measure.needs
@@ -80,7 +87,7 @@ def _those_that_can() -> str:
     ready = [name for name in MEASURES if not why_not(MEASURES[name]()) and _looks(MEASURES[name]())]
     return (
         f"Those that can: {', '.join(ready)}, and sqrtFisher and online-EWC with labels='sampled' or 'true'. For any "
-        "other, call consolidate(batches) where the whole model fits."
+        "other, call consolidate(batches), of a model that no device can hold with Consolidator(..., gather='layers')."
     )
 
 

@@ -4,7 +4,7 @@ A state is plain values and named tensors: ``anchor/NAME``, ``start/NAME``, ``to
 ``running/MEASURE/NAME``. A measure of several running states has ``running.STATE/MEASURE/NAME``, a form of several
 tensors ``total/MEASURE/BLOCK#TENSOR``, a hold that is not centred at its anchor ``tilt/NAME``, and further holds have
 ``hold/HOLD/TENSOR``. Adapters that are held by merged weights have what they added at the anchor, ``merged/WEIGHT#B``
-and ``merged/WEIGHT#A``, or ``merged/WEIGHT#D``.
+and ``merged/WEIGHT#A``, or ``merged/WEIGHT#D``; and what micro-batches have shown is ``watched/…``.
 """
 
 import dataclasses
@@ -32,6 +32,7 @@ from holdfast.guard.saving.state_checks import (
     check_values,
 )
 from holdfast.guard.saving.state_files import VERSION
+from holdfast.guard.saving.watched_state import WATCHED, watched_of, watched_tensors, watched_values
 from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds.base import Hold, states_kept
 from holdfast.retention import Tolerance
@@ -101,6 +102,8 @@ def to_state(memory: Memory) -> dict[str, Any]:
                 tensors[f"total/{label}/{block}" + (f"#{part}" if part else "")] = tensor
     for hold in memory.holds:
         tensors |= {f"hold/{hold.name}/{name}": tensor for name, tensor in hold.state().items()}
+    state |= watched_values(memory)
+    tensors |= watched_tensors(memory)
     state["tensor_count"] = len(tensors)
     return state
 
@@ -115,7 +118,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     measured = memory.measured_of(parameters)
     _check_names(parameters, state)
     _check_norms(memory, state)
-    kept, totals, holds, merged = _sorted_out(memory, parameters, tensors)
+    kept, totals, holds, merged, seen = _sorted_out(memory, parameters, tensors)
     # Some may have come, or thawed, since the last task was consolidated: they are in no block yet.
     changes = _merged_anchor(memory, merged)
     anchored = {name: p for name, p in measured.items() if name in changes or name in kept["anchor"]}
@@ -134,12 +137,14 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
             check_importance(label, ledger, restored[label])
 
     # Of sharded parameters each process sees its own part, and the others must not go on without one that refuses it.
-    (memory.ranks if any(map(is_sharded, parameters.values())) else ALONE).together(check_own_part)
+    ranks = memory.ranks if any(map(is_sharded, parameters.values())) else ALONE
+    ranks.together(check_own_part)
+    watched = ranks.together(lambda: watched_of(memory, state.get(WATCHED), seen, measured))
     _load_holds(memory.holds, holds)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
     memory.relative_strength, memory.driving.strengths = state.get("relative_strength"), strengths
     memory.steps = dict(state["steps"])
-    memory.watched = None
+    memory.watched = watched
     memory.tolerance, memory.control = tolerance, control
     memory.driving.damping = 0.0 if tolerance is None else tolerance.damping_in(memory.driving.form)
     memory.kept.expected = {name: list(marks) for name, marks in state.get("kept", ())}
@@ -171,6 +176,8 @@ class _Tensors(NamedTuple):
     totals: dict[str, dict[str, dict[str, Tensor]]]
     holds: dict[str, dict[str, Tensor]]
     merged: dict[str, dict[str, Tensor]]
+    watched: dict[str, Tensor]
+    """By the parameter's name and what it is of it."""
 
 
 def _sorted_out(memory: Memory, parameters: dict[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> _Tensors:
@@ -179,6 +186,7 @@ def _sorted_out(memory: Memory, parameters: dict[str, nn.Parameter], tensors: Ma
         {kind: {} for kind in _by_parameter(memory)},
         {f"total/{label}": {} for label in memory.ledgers},
         {f"hold/{hold.name}": {} for hold in memory.holds},
+        {},
         {},
     )
     known = parameters | memory.measured_of(parameters)
@@ -189,6 +197,8 @@ def _sorted_out(memory: Memory, parameters: dict[str, nn.Parameter], tensors: Ma
         if kind in found.kept:
             keep = _keeper(memory, kind)
             found.kept[kind][name] = keep(like_parameter(tensor.detach(), parameters[name]).clone(), parameters[name])
+        elif kind == WATCHED:
+            found.watched[f"{name}#{part}"] = tensor
         elif kind == "merged":
             found.merged.setdefault(name, {})[part] = tensor.detach()
         elif kind in found.totals:
@@ -230,7 +240,7 @@ def blank_state(memory: Memory, metadata: "Metadata", prefix: str) -> dict[str, 
         if isinstance(stored, TensorStorageMetadata):
             place = place_of(memory, parameters, str(path[-1]), stored.size)
             like, dtype = parameters.get(place.name), stored.properties.dtype
-            if like is not None and like.shape == stored.size and not place.part:
+            if like is not None and like.shape == stored.size and (place.kind == WATCHED or not place.part):
                 value = torch.empty_like(like, dtype=dtype, requires_grad=False)
             else:
                 value = torch.empty(stored.size, dtype=dtype, device=next(iter(parameters.values())).device)
@@ -250,7 +260,7 @@ def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, s
     """Return what a tensor of a state is, or refuse one that does not fit the model."""
     place = _place(memory, key)
     if (
-        place.kind == "merged"
+        place.kind in ("merged", WATCHED)
         or place.kind.startswith("hold/")
         or (place.kind.startswith("total/") and not _ledger(memory, place).form.elementwise)
     ):
@@ -268,12 +278,12 @@ def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, s
 
 def _place(memory: Memory, key: str) -> StatePlace:
     kinds = [*_by_parameter(memory), *(f"total/{label}" for label in memory.ledgers)]
-    kinds += [f"hold/{hold.name}" for hold in memory.holds] + ["merged"]
+    kinds += [f"hold/{hold.name}" for hold in memory.holds] + ["merged", WATCHED]
     kind = next((kind for kind in kinds if key.startswith(f"{kind}/")), None)
     if kind is None:
         raise StateError(f"The state holds {key!r}, which this version does not know.")
     place = StatePlace(kind, key[len(kind) + 1 :])
-    if kind == "merged" or (kind.startswith("total/") and not _ledger(memory, place).form.elementwise):
+    if kind in ("merged", WATCHED) or (kind.startswith("total/") and not _ledger(memory, place).form.elementwise):
         block, mark, part = place.name.rpartition("#")
         return StatePlace(kind, block, part) if mark else place
     return place

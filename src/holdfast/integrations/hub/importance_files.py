@@ -2,7 +2,8 @@
 
 The folder has ``importance.safetensors``, in the layout that :meth:`Consolidator.save` writes, ``holdfast.json``, by
 which a guard for it can be made, and ``README.md``, the card. There is Q and the weights that it was measured at, and
-nothing of the data: no kept inputs, no buffers of samples, no labels, no running state of a task.
+nothing of the data: no kept inputs, no buffers of samples, no labels, no running state of a task. Of the model's own
+buffers, such as batch norms' statistics, a few numbers each go along, by which others are told of.
 """
 
 import json
@@ -22,11 +23,13 @@ from holdfast.guard.batch_norm.frozen_statistics import is_fresh, with_statistic
 from holdfast.guard.distributed.ranks import ALONE, Ranks
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.saving import state_files
+from holdfast.integrations.hub.buffer_marks import buffer_marks, other_buffers
 from holdfast.integrations.hub.card import card, is_own
 from holdfast.integrations.hub.repositories import downloaded, has_card_of_others, library, refusals_told
 from holdfast.integrations.hub.settings_files import form_of, measure_of, read_settings
 from holdfast.tensors.names import named_parameters
 from holdfast.tensors.sharding import like_parameter, local
+from holdfast.tensors.storage import widest_dtype
 from holdfast.whole_files import write_whole
 
 TENSORS, SETTINGS, CARD = "importance.safetensors", "holdfast.json", "README.md"
@@ -143,7 +146,7 @@ def from_pretrained(
     whole["tensors"] = {**whole["tensors"], **state["tensors"]}
     whole["tensor_count"] = len(whole["tensors"])
     guard.load_state_dict(whole)
-    _tell_of_other_weights(guard, source)
+    _tell_of_another_place(guard, source, settings.get("buffers"))
     return guard
 
 
@@ -194,7 +197,13 @@ def _taken(guard: Consolidator, measured_from: str, base_model: str | None) -> t
         "parameters": full["parameters"],
         "weights": sum(weights.values()),
         "torch": torch.__version__,
-    }
+    } | _buffers(guard)
+
+
+def _buffers(guard: Consolidator) -> dict[str, Any]:
+    """Return by what the buffers are known again, unless the model was trained since, and has others by now."""
+    marks = buffer_marks(guard.model) if _distance(guard) <= ELSEWHERE else {}
+    return {"buffers": marks} if marks else {}
 
 
 _PUSHED = "Give a repository that is yours, 'user/name', a token that may write, and a connection."
@@ -275,23 +284,36 @@ def _refuse_others(state: Mapping[str, Any], path: Path) -> None:
         )
 
 
+def _tell_of_another_place(guard: Consolidator, source: object, marks: object) -> None:
+    """Say so if a model is not where its importance was measured: its weights, or its buffers."""
+    share = 100 * _distance(guard)
+    if not share <= 100 * ELSEWHERE:
+        away = f"{share:.2g} % away" if share < 10 else f"{share:,.0f} % away"
+        if not math.isfinite(share):
+            away = "away, from 0," if share == math.inf else "not finite, and away"
+        tell(
+            f"The model's weights are {away} from those that {str(source)!r} was measured at: it was trained since, or "
+            "is another one. They are held to the weights of then, which the file has. Load the weights that it was "
+            "measured at before training."
+        )
+    elif others := other_buffers(guard.model, marks):
+        tell(
+            f"The model's buffer {others[0]!r}, one of {len(others)} such as batch norms' statistics, is not what it "
+            f"was where {str(source)!r} was measured, so the importance is that of another network. Load the whole "
+            "state_dict() that it was measured with, buffers and all."
+        )
+
+
 @torch.no_grad()
-def _tell_of_other_weights(guard: Consolidator, source: object) -> None:
-    """Say so if a model is not where its importance was measured."""
+def _distance(guard: Consolidator) -> float:
+    """Return how far a model's weights are from the anchor, by the length of that; NaN where they are not finite."""
     moved = size = 0.0
     for name, parameter in guard.parameters.items():
         if name in guard.anchor:
-            anchor = local(like_parameter(guard.anchor[name], parameter)).double()
-            moved += float((local(parameter).double() - anchor).square().sum())
+            wide = widest_dtype(parameter.device)
+            anchor = local(like_parameter(guard.anchor[name], parameter)).to(wide)
+            moved += float((local(parameter).to(wide) - anchor).square().sum())
             size += float(anchor.square().sum())
-    if moved <= ELSEWHERE**2 * size:
-        return
-    share = 100 * (moved / size) ** 0.5 if size else math.inf
-    away = f"{share:.2g} % away" if share < 10 else f"{share:,.0f} % away"
-    if not math.isfinite(share):
-        away = "away, from 0," if moved < math.inf else "not finite, and away"
-    tell(
-        f"The model's weights are {away} from those that {str(source)!r} was measured at: it was trained since, or is "
-        "another one. They are held to the weights of then, which the file has. Load the weights that it was measured "
-        "at before training."
-    )
+    if not moved < math.inf:
+        return math.nan
+    return (moved / size) ** 0.5 if size else (math.inf if moved else 0.0)

@@ -61,6 +61,10 @@ class Rule(ABC):
         """Return φ of the gradients, summed over rows and samples."""
         return phi.sum(self.gradients(role, a, delta), (0, 1))
 
+    def delta_of_rows(self, role: str, delta: Tensor, rows: Tensor) -> Tensor | None:
+        """Return δ by which :meth:`importance` is that of some rows of a parameter, where there is such a δ."""
+        return None
+
     def inputs(self, a: Tensor) -> Tensor | LookedUp | None:
         """Return what the weight is multiplied with, as ``[N, T, inputs]``, where it is a matrix that is."""
         return None

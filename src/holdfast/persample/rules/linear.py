@@ -34,6 +34,10 @@ class Linear(Rule):
             return phi.sum(delta.sum(2) if delta.shape[2] > 1 else delta.squeeze(2), (0, 1))
         return phi_of_products(delta.permute(1, 0, 3, 2).unsqueeze(2), a.unsqueeze(1), phi).squeeze(0)
 
+    def delta_of_rows(self, role: str, delta: Tensor, rows: Tensor) -> Tensor | None:
+        """Return δ of some outputs, each of which has a row of the weight."""
+        return delta.index_select(-1, rows) if role == "weight" and not self.inputs_first else None
+
     def inputs(self, a: Tensor) -> Tensor:
         """Return a of every position."""
         return a.reshape(len(a), _places(a), a.shape[-1])
