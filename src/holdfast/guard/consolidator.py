@@ -19,10 +19,7 @@ from holdfast.errors import (
     ProtectError,
 )
 from holdfast.forms import Form, Matrix
-from holdfast.guard.averaging import average_with_anchor
-from holdfast.guard.batch_norm.at_consolidation import norms_of_task
-from holdfast.guard.centre.anchors import new_anchor, new_merged_anchor, new_tilt
-from holdfast.guard.checked_arguments import (
+from holdfast.guard.arguments.checked_arguments import (
     as_form,
     as_holds,
     as_measure,
@@ -35,25 +32,33 @@ from holdfast.guard.checked_arguments import (
     device_with_number,
     named_measures,
 )
+from holdfast.guard.arguments.selection import Protect, Selection
+from holdfast.guard.arguments.strengths import (
+    PatternStrengths,
+    checked_relative_strength,
+    checked_strength,
+    strength_from,
+)
+from holdfast.guard.batch_norm.at_consolidation import norms_of_task
+from holdfast.guard.centre.anchors import new_anchor, new_merged_anchor, new_tilt
+from holdfast.guard.consolidating.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
+from holdfast.guard.consolidating.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.costs import Costs, costs_of
 from holdfast.guard.distributed.rank_gradients import CommHook
-from holdfast.guard.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
-from holdfast.guard.keeping.going_back import pull_back
 from holdfast.guard.keeping.looking import look, refuse_unless_classes, refuse_unless_run_alike
 from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
-from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import AnchorKind, Memory, leans
 from holdfast.guard.merged_space import Space
 from holdfast.guard.micro_batches.watching_only import watch_only
+from holdfast.guard.moving.averaging import average_with_anchor
+from holdfast.guard.moving.going_back import pull_back
+from holdfast.guard.moving.weight_average import evaluated_weights, refuse_between_averages
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.saving import state_files
 from holdfast.guard.saving.state import blank_state, from_state, to_state
-from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.guard.steps.observed import Observed
-from holdfast.guard.strengths import PatternStrengths, checked_relative_strength, checked_strength, strength_from
 from holdfast.guard.summary import describe
-from holdfast.guard.weight_average import evaluated_weights, refuse_between_averages
 from holdfast.holds import Hold
 from holdfast.holds.base import TaskData, states_kept
 from holdfast.holds.of_weights.quadratic import penalty_value

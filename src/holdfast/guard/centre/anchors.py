@@ -32,7 +32,7 @@ from holdfast.adapters import Change, mapped
 from holdfast.errors import NotFiniteError
 from holdfast.forms import Matrix
 from holdfast.guard.batch_norm.folding import Folding
-from holdfast.guard.measuring import Finding
+from holdfast.guard.consolidating.measuring import Finding
 from holdfast.guard.memory import Memory
 from holdfast.holds.of_weights.quadratic import applied
 from holdfast.tensors.finite import is_finite

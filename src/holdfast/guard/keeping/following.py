@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_flatten
 
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.forms.base import is_mean_of_squares
+from holdfast.guard.arguments.strengths import Importance
 from holdfast.guard.keeping.looking import look, refuse_unless_ranks_agree
 from holdfast.guard.memory import Memory
+from holdfast.guard.moving.weight_average import evaluated_weights
 from holdfast.guard.noticing.stability import largest_strength, sgd_rates
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.training_calls import TrainingCalls
-from holdfast.guard.strengths import Importance
-from holdfast.guard.weight_average import evaluated_weights
 from holdfast.holds.of_weights.quadratic import penalty_value
 from holdfast.retention.controller import TracePoint
 from holdfast.retention.kept_set import KeptSet

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from holdfast.adapters import Change, in_parts, mapped, of_parts, size_of
 from holdfast.errors import ConfigurationError, StateError
 from holdfast.forms import Diagonal, Matrix
+from holdfast.guard.arguments.strengths import PatternStrengths
 from holdfast.guard.batch_norm.frozen_statistics import with_statistics
 from holdfast.guard.distributed.ranks import ALONE
 from holdfast.guard.ledger import Ledger
@@ -32,7 +33,6 @@ from holdfast.guard.saving.state_checks import (
     check_values,
 )
 from holdfast.guard.saving.state_files import VERSION
-from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds.base import Hold, states_kept
 from holdfast.retention import Tolerance
 from holdfast.retention.controller import Control

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from holdfast.errors import OptimizerError, OrderError
+from holdfast.guard.consolidating.measuring import squares_of_samples
 from holdfast.guard.distributed.rank_gradients import CommHook, RankGradients
 from holdfast.guard.distributed.ranks import is_fully_sharded
-from holdfast.guard.measuring import squares_of_samples
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.protection import (
     meet,
@@ -23,8 +23,8 @@ from holdfast.guard.noticing.protection import (
 )
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.observed import Observed, gradients_of_halves, protected_gradients, unscaled
-from holdfast.guard.steps.optimizers import check_optimizer, ids, innermost, trained_by
-from holdfast.guard.steps.reach import check_reach
+from holdfast.guard.steps.optimizers.accepted import check_optimizer, ids, innermost, trained_by
+from holdfast.guard.steps.optimizers.reach import check_reach
 from holdfast.guard.steps.watcher import StepWatcher
 from holdfast.persample.batches import Forward
 
