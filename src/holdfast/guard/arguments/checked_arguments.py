@@ -8,6 +8,7 @@ import torch
 from holdfast.errors import ConfigurationError
 from holdfast.forms import Form
 from holdfast.forms import form as form_by_name
+from holdfast.guard.arguments.strengths import checked_relative_strength
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import AnchorKind
 from holdfast.guard.merged_space import Space
@@ -53,6 +54,23 @@ def checked_tolerance(
             "the anchor is of folded ones. Take batch_norm='freeze'."
         )
     return found
+
+
+def checked_relative(relative: float | None, strength: object, driver: Measure) -> float | None:
+    """Return the relative strength, where there is one, or refuse what does not go together with it."""
+    if relative is None:
+        return None
+    if strength is not None:
+        raise ConfigurationError(
+            f"strength={strength!r} and relative_strength={relative!r}: expected one of both. The relative one "
+            "finds the strength at the first consolidation."
+        )
+    if isinstance(driver, FineTune):
+        raise ConfigurationError(
+            f"relative_strength={relative!r} with {driver.name}, which finds no importance that it could be "
+            "relative to. Leave it out."
+        )
+    return checked_relative_strength(relative)
 
 
 def checked_decay(value: float) -> float:

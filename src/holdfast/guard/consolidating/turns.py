@@ -11,6 +11,7 @@ from torch import Tensor
 from holdfast.errors import ConfigurationError
 from holdfast.forms import Block, Form, Matrix
 from holdfast.guard.memory import Memory
+from holdfast.settings import whole_number
 from holdfast.tensors.in_words import in_bytes
 from holdfast.tensors.once import each_as_it_is
 from holdfast.tensors.storage import running_dtype
@@ -19,6 +20,11 @@ from holdfast.tensors.storage import running_dtype
 def measuring_bytes(form: Form, block: Block, parameters: Mapping[str, Tensor]) -> int:
     """Return what the sums of a block take while it is measured."""
     return running_dtype(parameters[block.parameters[0]]).itemsize * form.cost(block, parameters).measuring
+
+
+def checked_bytes(within: int | None) -> int | None:
+    """Return a number of bytes, or say what was expected of it."""
+    return None if within is None else whole_number("within", within, "a whole number of bytes, at least 1", least=1)
 
 
 def turns_of(memory: Memory, most: int | None) -> list[list[Block]]:
