@@ -7,7 +7,7 @@ from xdist.scheduler import LoadScopeScheduling
 TOGETHER = {"test_ray*.py": "ray", "tests/lab/paper/*.py": "paper"}
 """Files that share what takes long to set up, Ray or the paper's runs, which is then set up once."""
 
-FIRST = ("tests/distributed/test_processes.py", "paper", "ray")
+FIRST = ("tests/distributed/test_processes.py", "paper", "ray", "tests/docs/test_site.py")
 """What takes longest, the longest first: begun late, it would leave all other processes idle at the end."""
 
 
