@@ -4,10 +4,22 @@ from pathlib import PurePosixPath
 
 from xdist.scheduler import LoadScopeScheduling
 
+TOGETHER = {"test_ray*.py": "ray", "tests/lab/paper/*.py": "paper"}
+"""Files that share what takes long to set up, Ray or the paper's runs, which is then set up once."""
+
+FIRST = ("tests/distributed/test_processes.py", "paper", "ray", "tests/docs/test_site.py")
+"""What takes longest, the longest first: begun late, it would leave all other processes idle at the end."""
+
 
 class FilesTogether(LoadScopeScheduling):
-    """The tests of a file stay together, so that what it sets up is set up once; so do all that are about Ray."""
+    """The tests of a file stay together, so that what it sets up is set up once; so do some files."""
 
     def _split_scope(self, nodeid):
         file = nodeid.partition("::")[0]
-        return "ray" if PurePosixPath(file).name.startswith("test_ray") else file
+        return next((name for files, name in TOGETHER.items() if PurePosixPath(file).match(files)), file)
+
+    def _assign_work_unit(self, node):
+        first = next((scope for scope in FIRST if scope in self.workqueue), None)
+        if first is not None:
+            self.workqueue.move_to_end(first, last=False)
+        super()._assign_work_unit(node)

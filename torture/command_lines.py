@@ -164,8 +164,8 @@ def _copied(source: str, target: str) -> None:
 def _load_everything() -> None:
     import torch.utils.tensorboard  # noqa: F401
 
-    import holdfast.lab.cli.commands.run_report
-    import holdfast.lab.cli.commands.search_report
+    import holdfast.lab.cli.commands.making_runs.run_report
+    import holdfast.lab.cli.commands.making_runs.search_report
     import holdfast.lab.cli.own_files
     import holdfast.lab.cli.session
     import holdfast.lab.data.fetch

@@ -13,7 +13,7 @@ from benchmarks.gpu.billion import FULL, SMALL, Guarded, Loop, Size, decoder, lo
 from benchmarks.gpu.forms import Stopwatch
 from benchmarks.harness import Ratio, Report
 from holdfast.forms import Form, Kronecker16, Rotated, Rotated16
-from holdfast.guard import measuring
+from holdfast.guard.consolidating import measuring
 from holdfast.lab.data.locations import Datasets
 
 STRENGTH = 1e-3

@@ -16,8 +16,10 @@ from benchmarks.gpu.profiling import kernel_table
 from benchmarks.gpu.training import _synchronise
 from benchmarks.harness import Ratio, Report
 from holdfast.errors import DataError
-from holdfast.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix, rotated
-from holdfast.guard import Consolidator, measuring
+from holdfast.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix
+from holdfast.forms.of_layers import rotated
+from holdfast.guard import Consolidator
+from holdfast.guard.consolidating import measuring
 from holdfast.lab.data import Dataset, Images
 from holdfast.lab.data.locations import Datasets
 from holdfast.lab.experiments import paper_spec

@@ -1,6 +1,6 @@
 """Running checks in several processes that talk to each other, all of them started once.
 
-Starting a process takes seconds and a check milliseconds, so each process goes through all checks of a file, in order.
+A check takes milliseconds, and to start a process takes more, so each goes through all checks of a file, in order.
 """
 
 import datetime as dt
@@ -15,6 +15,7 @@ import torch
 from torch import distributed, multiprocessing
 
 import holdfast
+from tests.forked import CONTEXT
 from tests.limits import limit
 
 
@@ -30,7 +31,8 @@ class Here:
 def run_checks(processes, modules, folder):
     """Run the checks of some modules in so many processes; return what went wrong, by check and rank."""
     folder.mkdir(exist_ok=True)
-    multiprocessing.spawn(_process, (processes, modules, folder), nprocs=processes)
+    start = CONTEXT.get_start_method()
+    multiprocessing.start_processes(_process, (processes, modules, folder), processes, start_method=start)
     return {
         (name, rank): (folder / f"{name}.{rank}").read_text() if (folder / f"{name}.{rank}").exists() else "never ran"
         for name in names(modules)

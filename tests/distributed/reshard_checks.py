@@ -19,7 +19,8 @@ from tests.distributed.problem import whole
 from tests.distributed.processes import all_equal
 
 TOKENS = 6
-FORMS = ("rotated", "kronecker")
+WAYS = {"rotated": ("DDP", "FSDP2"), "kronecker": ("HSDP",)}
+"""How models are spread here, by form; a rotated one with copies of its shards is saved further down, and goes on."""
 
 
 class Small(nn.Module):
@@ -118,10 +119,10 @@ def check_same(model, guard, expected, alike):
 
 
 def forms_with_all_holds_are_those_of_one_process(here):
-    for form in FORMS:
+    for form, spreads in WAYS.items():
         options = {"tolerance": Tolerance(0.2, every=1)}
         expected, alike = alone(form, **options)
-        for spread in (ways(here)[way] for way in (("DDP", "FSDP2", "HSDP") if form == "rotated" else ("FSDP2",))):
+        for spread in (ways(here)[way] for way in spreads):
             model = spread(Small())
             guard = learned(model, form, here.rank, here.size, **options)
             assert len(guard.trace) == len(alike.trace)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.guard.steps import bundles
+from holdfast.guard.steps.walk import bundles
 
 
 def held(measure, weights=torch.float32, state_dtype=None):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.forms.damped import Damped, damped_by
+from holdfast.forms.composed.damped import Damped, damped_by
 from holdfast.forms.diagonal import DiagonalMatrix
 from tests.guard.helpers import batch, net
 

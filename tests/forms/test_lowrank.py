@@ -8,7 +8,7 @@ from torch import nn
 import holdfast
 from holdfast.errors import ConfigurationError, StateError
 from holdfast.forms import LowRank
-from holdfast.forms.lowrank import OVERSAMPLING, LowRankMatrix, nystrom, principal
+from holdfast.forms.of_vectors.lowrank import OVERSAMPLING, LowRankMatrix, nystrom, principal
 from tests import oracles
 from tests.forms.whole_network import (
     NETWORKS,

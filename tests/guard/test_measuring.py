@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 from holdfast.errors import BatchError
-from holdfast.guard.measuring import check_read_alike
+from holdfast.guard.consolidating.measuring import check_read_alike
 from holdfast.persample.scores import OutputReading
 from tests.guard.helpers import batch, net
 

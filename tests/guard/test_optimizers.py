@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast
-from holdfast.guard.steps import bundles
-from holdfast.guard.steps.bundles import Row
+from holdfast.guard.steps.walk import bundles
+from holdfast.guard.steps.walk.bundles import Row
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 
 OPTIMIZERS = {

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import holdfast
-from holdfast.guard.steps import bundles
+from holdfast.guard.steps.walk import bundles
 from tests import oracles, path_oracle
 from tests.docs.pages import run_page
 from tests.guard.helpers import weights

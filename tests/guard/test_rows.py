@@ -12,7 +12,7 @@ from torch import nn
 import holdfast
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.guard import PathRecord
-from holdfast.guard.steps import bundles
+from holdfast.guard.steps.walk import bundles
 
 
 class Pieces(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.guard.steps import bundles
+from holdfast.guard.steps.walk import bundles
 from tests.guard.helpers import batch, loss, net, weights
 from tests.guard.sam import SAM
 

@@ -44,7 +44,8 @@ def mean(results):
     return {name: sum(r[name] for r in results) / len(results) for name in results[0]}
 
 
-PAIRS = list(itertools.product(range(4), repeat=2))  # every batch of two, drawn with replacement
+EVERY = (0, 1, 3)  # the samples that batches are drawn from
+PAIRS = list(itertools.product(EVERY, repeat=2))  # every batch of two, drawn with replacement
 
 
 def with_second_batch(data, first, second):
@@ -56,7 +57,7 @@ def with_second_batch(data, first, second):
 
 
 def test_the_mean_of_siu_is_the_path_integral_of_the_full_gradient(net, data):
-    full = oracle.gradients(loss(net, data, range(4)), net)
+    full = oracle.gradients(loss(net, data, EVERY), net)
 
     def full_integral(first):
         model = copy.deepcopy(net)
@@ -86,7 +87,7 @@ def test_si_is_siu_plus_sib(net, data):
 
 
 def empirical_fisher(net, data):
-    per_sample = [oracle.gradients(loss(net, data, [i]), net) for i in range(4)]
+    per_sample = [oracle.gradients(loss(net, data, [i]), net) for i in EVERY]
     return mean({name: g**2 for name, g in gradients.items()} for gradients in per_sample)
 
 

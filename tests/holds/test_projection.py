@@ -18,7 +18,7 @@ from holdfast.errors import (
     ProtectError,
     StateError,
 )
-from holdfast.forms.layers import layer_blocks
+from holdfast.forms.of_layers.layers import layer_blocks
 from holdfast.holds import Hold
 from holdfast.holds.input_spaces import HardSpace, SoftSpace
 from holdfast.lab.experiments import Spec

@@ -10,7 +10,7 @@ from torch import nn
 
 import holdfast
 from holdfast.errors import ConfigurationError
-from holdfast.guard.steps import bundles
+from holdfast.guard.steps.walk import bundles
 from holdfast.measures import register_measure
 from holdfast.measures.base import Finished, Needs
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import holdfast
 from holdfast.errors import ConfigurationError, OrderError
-from holdfast.guard.steps import bundles
+from holdfast.guard.steps.walk import bundles
 from tests.path_oracle import gradients, snapshot
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3).sin()

@@ -125,8 +125,8 @@ def verdict(setting: Setting, entries: Sequence[dict[str, Any]]) -> str:
     good = sum(better * (run["new"] - run["searched"]) >= -allowed for run in with_search)
     unit = "bits a byte" if better < 0 else "points"
     return (
-        f"{near} of {len(runs)} runs end within 20 % of their tolerance on fresh old data, and {told} more lose less and "
-        f"say so. Of the {len(with_search)} "
+        f"{near} of {len(runs)} runs end within 20 % of their tolerance on fresh old data, and {told} more lose less "
+        f"and say so. Of the {len(with_search)} "
         f"at whose loss the search has runs on both sides, {good} are no more than {allowed:g} {unit} worse than it."
     )
 

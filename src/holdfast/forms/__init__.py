@@ -5,12 +5,12 @@ from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError
 from holdfast.forms.base import Cost, Form, Matrix
-from holdfast.forms.dense import Dense, DenseMatrix
+from holdfast.forms.composed.summed import Summed
 from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
-from holdfast.forms.kronecker import Kronecker, Kronecker16, KroneckerMatrix
-from holdfast.forms.lowrank import LowRank, LowRankMatrix
-from holdfast.forms.rotated import Rotated, Rotated16, RotatedMatrix
-from holdfast.forms.summed import Summed
+from holdfast.forms.of_layers.kronecker import Kronecker, Kronecker16, KroneckerMatrix
+from holdfast.forms.of_layers.rotated import Rotated, Rotated16, RotatedMatrix
+from holdfast.forms.of_vectors.dense import Dense, DenseMatrix
+from holdfast.forms.of_vectors.lowrank import LowRank, LowRankMatrix
 from holdfast.persample.reductions import Block
 from holdfast.registry import Registry, registering_class
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.forms.coordinates import along, back, cut, cut_basis, directions, is_thin, shares, spread
+from holdfast.forms.of_layers.coordinates import along, back, cut, cut_basis, directions, is_thin, shares, spread
 from holdfast.tensors.blocks import along_diagonal, as_matrix, block_identity, last_side, times_blocks
 from holdfast.tensors.decompositions import decomposed, in_double
 from holdfast.tensors.finite import is_finite

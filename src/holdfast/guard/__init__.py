@@ -2,6 +2,6 @@
 
 from holdfast.guard.consolidator import Consolidator
 from holdfast.guard.ledger import PathRecord, TaskImportance
-from holdfast.guard.weight_average import averaged_weights
+from holdfast.guard.moving.weight_average import averaged_weights
 
 __all__ = ["Consolidator", "PathRecord", "TaskImportance", "averaged_weights"]

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,63 +11,40 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from holdfast.errors import (
-    ConfigurationError,
-    HoldfastWarning,
-    NotFiniteError,
-    OrderError,
-    ProtectError,
-)
+from holdfast.errors import ConfigurationError, HoldfastWarning
 from holdfast.forms import Form, Matrix
-from holdfast.guard.averaging import average_with_anchor
-from holdfast.guard.batch_norm.at_consolidation import norms_of_task
-from holdfast.guard.centre.anchors import new_anchor, new_merged_anchor, new_tilt
-from holdfast.guard.checked_arguments import (
-    as_form,
-    as_holds,
-    as_measure,
-    checked_anchor,
-    checked_batch_norm,
-    checked_decay,
-    checked_implicit,
-    checked_space,
-    checked_tolerance,
-    device_with_number,
-    named_measures,
-)
+from holdfast.guard.arguments.new_memory import new_memory
+from holdfast.guard.arguments.selection import Protect
+from holdfast.guard.arguments.strengths import PatternStrengths, checked_strength
+from holdfast.guard.centre.anchors import rebase
+from holdfast.guard.consolidating.task_end import end_task, found_strength, rehearse_end
+from holdfast.guard.consolidating.turns import checked_bytes
 from holdfast.guard.costs import Costs, costs_of
-from holdfast.guard.distributed.gathering import Gather, checked_gather
+from holdfast.guard.distributed.gathering import Gather
 from holdfast.guard.distributed.rank_gradients import CommHook
-from holdfast.guard.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
-from holdfast.guard.keeping.going_back import pull_back
-from holdfast.guard.keeping.looking import look, refuse_unless_classes, refuse_unless_run_alike
-from holdfast.guard.ledger import Ledger, PathRecord, TaskImportance
-from holdfast.guard.measuring import Finding, measure_task, rehearse_task
-from holdfast.guard.memory import AnchorKind, Memory, leans
+from holdfast.guard.forgetting import forget_all
+from holdfast.guard.keeping.looking import look
+from holdfast.guard.keeping.taking_inputs import keep_inputs
+from holdfast.guard.ledger import PathRecord, TaskImportance
+from holdfast.guard.memory import AnchorKind
 from holdfast.guard.merged_space import Space
 from holdfast.guard.micro_batches.watching_only import watch_only
+from holdfast.guard.moving.going_back import GoingBack
+from holdfast.guard.moving.weight_average import evaluated_weights
 from holdfast.guard.noticing.telling import tell
+from holdfast.guard.penalties import penalty_of
 from holdfast.guard.saving import state_files
 from holdfast.guard.saving.state import blank_state, from_state, to_state
 from holdfast.guard.saving.watched_state import can_be_kept
-from holdfast.guard.selection import Protect, Selection
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.guard.steps.observed import Observed
-from holdfast.guard.strengths import PatternStrengths, checked_relative_strength, checked_strength, strength_from
+from holdfast.guard.steps.path_records import path_of, take_path
 from holdfast.guard.summary import describe
-from holdfast.guard.weight_average import evaluated_weights, refuse_between_averages
 from holdfast.holds import Hold
-from holdfast.holds.base import TaskData, states_kept
-from holdfast.holds.of_weights.quadratic import penalty_value
-from holdfast.measures import FineTune, Measure
+from holdfast.measures import Measure
 from holdfast.persample.batches import Forward
 from holdfast.retention import KeptSet, KeptSets, PulledBack, Retention, Tolerance, TracePoint
-from holdfast.retention.controller import checked_nats
-from holdfast.retention.kept_set import SAMPLES, keep, taken
-from holdfast.seeding import undisturbed
-from holdfast.settings import whole_number
-from holdfast.tensors.finite import is_finite
-from holdfast.tensors.storage import Storage
+from holdfast.retention.kept_set import SAMPLES
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -162,59 +139,30 @@ class Consolidator:
         state_dtype: torch.dtype | None = None,
         state_device: torch.device | str | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ConfigurationError(
-                f"model={type(model).__name__}: expected a torch.nn.Module, as in Consolidator(model, SOS(), strength)."
-            )
-        storage = Storage(state_dtype, None if state_device is None else device_with_number(state_device))
-        driver = as_measure(measure)
-        checked_anchor(anchor, driver, gradient_term=gradient_term)
-        ledgers = {driver.name: Ledger(driver, as_form(form), storage)}
-        for name, watching in named_measures(watch):
-            if name in ledgers:
-                raise ConfigurationError(
-                    f"Two measures are called {name!r}. Give watch as a mapping with a name of your own for each."
-                )
-            if "/" in name:
-                raise ConfigurationError(f"A measure is called {name!r}; expected a name without '/'.")
-            ledgers[name] = Ledger(watching, storage=storage)
-        others = as_holds(holds)
-        for each in others:
-            each.check(ledgers[driver.name].form)
-        relative = self._checked_relative(relative_strength, strength, driver)
-        c = 0.0 if relative is not None else checked_strength(1.0 if strength is None else strength)
-        strengths = {"strength": strength, "relative_strength": relative_strength}
-        patterns = PatternStrengths(c) if isinstance(c, dict) else None
-        ledgers[driver.name].strengths = patterns
-        self._memory = Memory(
+        self._memory = new_memory(
             model,
-            Selection(protect),
-            ledgers,
-            driver.name,
-            c if isinstance(c, float) else max(c.values()),
-            checked_decay(decay),
-            storage,
-            others,
-            group,
-            gather=checked_gather(gather),
-            anchor_kind=anchor,
+            measure,
+            strength,
+            protect,
+            relative_strength=relative_strength,
+            tolerance=tolerance,
+            form=form,
+            space=space,
+            holds=holds,
+            decay=decay,
+            anchor=anchor,
+            gather=gather,
             gradient_term=gradient_term,
-            relative_strength=relative,
-            space=checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit),
             from_scratch=from_scratch,
-            batch_norm=checked_batch_norm(batch_norm, ledgers, others),
-            implicit=checked_implicit(
-                implicit,
-                ledgers[driver.name].form,
-                batch_norm,
-                leans=leans(ledgers[driver.name].form, anchor, gradient_term=gradient_term),
-            ),
-            tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
+            watch=watch,
+            group=group,
+            batch_norm=batch_norm,
+            implicit=implicit,
+            state_dtype=state_dtype,
+            state_device=state_device,
         )
-        self._memory.merged.refuse_parts()
         self._attachment = Attachment(self._memory)
-        self.pulled_back: PulledBack | None = None
-        """How far weights last went back to meet a tolerance, by :meth:`pull_back` or where a task ended."""
+        self._going_back = GoingBack(self._memory, self._attachment)
 
     def __repr__(self) -> str:
         return describe(self._memory, self._attachment.attached())
@@ -291,6 +239,11 @@ class Consolidator:
     def last_seen(self) -> dict[str, float]:
         """KL(p_old‖p_new) of each kept set as it was last seen in training: nothing is run for it."""
         return dict(self._memory.control.latest)
+
+    @property
+    def pulled_back(self) -> PulledBack | None:
+        """How far weights last went back to meet a tolerance, by :meth:`pull_back` or where a task ended."""
+        return self._going_back.last
 
     @property
     def form(self) -> Form:
@@ -403,21 +356,9 @@ class Consolidator:
         Args:
             batches: whether the losses of holds that run the model on batches of their own are part of it.
         """
-        memory = self._memory
-        self._attachment.watcher.following.refuse_without_inputs()  # there is no strength that it could be of
-        coordinates = memory.folding.coordinates(memory.parameters)
-        value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
-        for hold in memory.beside_the_quadratic:
-            if hold.runs_model and not batches:
-                continue
-            with self._attachment.watcher.calls.paused():
-                own = hold.value(memory.held(memory.parameters, call=self._attachment.watcher.calls.last))
-            if own is not None and not (isinstance(own, Tensor) and own.ndim == 0):
-                raise ConfigurationError(
-                    f"The hold {hold.name!r} has a value of type {type(own).__name__}; expected a tensor of one "
-                    "number, or None for a hold that is no loss."
-                )
-            value = value if own is None else value + own.to(value.device)
+        watcher = self._attachment.watcher
+        watcher.following.refuse_without_inputs()  # there is no strength that it could be of
+        value = penalty_of(self._memory, watcher.calls, batches=batches)
         self._attachment.give_away(value)
         return value
 
@@ -432,7 +373,7 @@ class Consolidator:
                 implicit; of an optimiser that is attached already, the latest call counts.
         """
         self._attachment.attach(optimizers, hold=hold)
-        self._settle_norms()
+        self._attachment.settle_norms()
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
@@ -544,24 +485,11 @@ class Consolidator:
         updates weights and measures in one kernel. Tensors are taken as they are, and copied by the next step of an
         attached optimiser at the earliest.
         """
-        memory = self._memory
-        running = {
-            label: {state: dict(tensors) for state, tensors in memory.ledgers[label].running.items()}
-            for label in self._attachment.watcher.measures.every
-        }
-        return PathRecord(running, dict(memory.start), max(memory.steps.values(), default=0))
+        return path_of(self._memory, self._attachment.watcher.measures.every)
 
     @path.setter
     def path(self, record: PathRecord) -> None:
-        memory = self._memory
-        self._check_path(record)
-        for label in self._attachment.watcher.measures.every:
-            ledger = memory.ledgers[label]
-            given = record.running.get(label, {})
-            ledger.running = {state: dict(given.get(state, {})) for state in ledger.measure.running}
-        memory.version += 1
-        memory.start = dict(record.start)
-        memory.steps = dict.fromkeys(memory.parameters, record.steps) if record.steps else {}
+        take_path(self._memory, self._attachment.watcher.measures.every, record)
 
     # What is left of what was known
 
@@ -590,18 +518,7 @@ class Consolidator:
         Returns:
             The set. Predictions are kept in 32 bits, or in 16 where they are many, as a language model's are.
         """
-        memory = self._memory
-        refuse_unless_classes(memory)
-        chosen = memory.ranks.together(lambda: memory.kept.free_name(name))
-        memory.kept.refuse_in_place_of_expected(chosen, in_a_task=bool(memory.steps))
-        batches = memory.ranks.together(lambda: taken(inputs, samples))
-        refuse_unless_run_alike(memory, len(batches))
-        with evaluated_weights(self._attachment.attached()), self._attachment.watcher.calls.paused():
-            kept = memory.ranks.together(lambda: keep(memory.model, batches, chosen, forward))
-        memory.kept.add(kept)
-        if self._attachment.attached():
-            self._attachment.watcher.calls.watch(memory.model)
-        return kept
+        return keep_inputs(self._memory, self._attachment, inputs, name, forward, samples)
 
     @torch.inference_mode(mode=False)
     def retention(self) -> Retention:
@@ -611,7 +528,7 @@ class Consolidator:
 
         With several processes, each of them calls this.
         """
-        with evaluated_weights(self._attachment.attached()), self._attachment.watcher.calls.paused():
+        with self._attachment.set_aside():
             return look(self._memory)
 
     @torch.inference_mode(mode=False)
@@ -625,16 +542,7 @@ class Consolidator:
         Args:
             tolerance: in nats a sample or token; by default the guard's own.
         """
-        own = self.tolerance if tolerance is None else checked_nats(tolerance)
-        if own is None:
-            raise ConfigurationError("pull_back() without a tolerance: give one, guard.pull_back(0.02).")
-        refuse_between_averages(self._attachment.attached())
-        with self._attachment.watcher.calls.paused():
-            found = pull_back(self._memory, own)
-        if found.outcome == "cannot be met" or found.is_undone:
-            tell(str(found))
-        self.pulled_back = found
-        return found
+        return self._going_back.to_tolerance(tolerance)
 
     # Tasks
 
@@ -670,68 +578,9 @@ class Consolidator:
             What each measure found for this task, by the measure's name. Its tensors may be the guard's own: clone
             what you want to change.
         """
-        within = self._memory.ranks.together(lambda: _checked_bytes(within))
-        goes_back = self._goes_back
-        self._refuse_to_move_what_was_watched(share, goes_back=goes_back)
-        self._tell_of_what_nothing_held()
-        if share is None and not goes_back:
-            with evaluated_weights(self._attachment.attached()):
-                return self._consolidated(batches, forward, within)
-        self._memory.refresh()
-        kept = [(parameter, parameter.detach().clone()) for parameter in self._memory.parameters.values()]
-        try:
-            if share is not None:
-                self.average(share)
-            if goes_back:
-                self.pull_back()
-            with evaluated_weights(self._attachment.attached()):
-                return self._consolidated(batches, forward, within)
-        except BaseException:
-            with torch.no_grad():
-                for parameter, before in kept:
-                    parameter.copy_(before)
-            raise
-
-    def _consolidated(
-        self, batches: Iterable[Any] | None, forward: Forward | None, within: int | None
-    ) -> dict[str, TaskImportance]:
-        memory = self._memory
-        memory.ranks.together(memory.refresh)
-        memory.refuse_unless_ranks_agree({"within": within})
-        norms = norms_of_task(memory, batches, forward)
-        memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
-        with norms.folding.put_in_place(), memory.merged.put_in_place():
-            found = measure_task(memory, norms.batches, forward, within)
-        for finding in found.values():
-            finding.matrices = norms.silenced(finding.matrices)
-        if memory.driving.strengths is not None:
-            norms.folding.check_strengths(memory.driving.strengths)
-        memory.ranks.together(self._refuse_weights_not_finite)  # before anything is gathered, which all take part in
-        totals = memory.ranks.together(lambda: self._new_totals(found))
-        strength = self._strength_found(found[memory.driver].matrices, norms.folding.silent)
-        anchor = memory.ranks.together(lambda: new_anchor(memory, found[memory.driver], norms.folding))
-        tilt = memory.ranks.together(lambda: new_tilt(memory, found[memory.driver], anchor))
-        merged = new_merged_anchor(memory)
-        with states_kept(memory.holds), self._attachment.watcher.calls.paused():
-            tell_holds(memory, memory.anchor | anchor, totals.get(memory.driver), TaskData(norms.batches, forward))
-        for name, total in totals.items():
-            memory.ledgers[name].take_in(total, found[name].matrices, memory.decay)
-            for state, tensors in found[name].lasting.items():
-                memory.ledgers[name].running[state] = tensors
-        memory.strength = strength
-        memory.anchor.update(anchor)
-        memory.tilt.update(tilt)
-        memory.merged_anchor.update(merged)
-        memory.frozen_norms, memory.folded_norms = norms.frozen, norms.folded
-        memory.left_frozen = frozenset(memory.frozen) | self._unseen_by_measure()
-        labels = memory.labels.union(*(finding.labels for finding in found.values()))
-        memory.labels = labels if labels > memory.labels else labels | memory.head.classes
-        memory.tasks += 1
-        self.restart_task()
-        self._settle_norms()
-        if self._attachment.attached() or memory.strength:
-            self._attachment.look_out()
-        return {name: finding.shown() for name, finding in found.items()}
+        within = self._memory.ranks.together(lambda: checked_bytes(within))
+        with self._going_back.before_the_end(share), evaluated_weights(self._attachment.attached()):
+            return end_task(self._memory, self._attachment, batches, forward, within)
 
     @torch.inference_mode(mode=False)
     def watch_only(self, batches: Iterable[Any], *, forward: Forward | None = None) -> None:
@@ -757,11 +606,7 @@ class Consolidator:
         """
         memory = self._memory
         memory.ranks.together(memory.refresh)
-        with (
-            evaluated_weights(self._attachment.attached()),
-            self._attachment.watcher.calls.paused(),
-            memory.merged.put_in_place(),
-        ):
+        with self._attachment.set_aside(), memory.merged.put_in_place():
             watch_only(memory, batches, forward)
 
     def average(self, share: float = 0.5) -> None:
@@ -775,8 +620,7 @@ class Consolidator:
         Args:
             share: that of the weights as they are: 1 changes nothing, 0 goes back to the anchor.
         """
-        refuse_between_averages(self._attachment.attached())
-        average_with_anchor(self._memory, share)
+        self._going_back.by_share(share)
 
     def rebase(self) -> None:
         """Hold merged weights to where they are now, by the importance that was measured before.
@@ -784,14 +628,7 @@ class Consolidator:
         For adapters that were merged into the weights for good (``merge_and_unload()``), and others in their place,
         with ``space="merged"``: what those add is counted from here on.
         """
-        memory = self._memory
-        if memory.space != "merged":
-            raise ConfigurationError("rebase() without space='merged': there is no merged weight to be counted anew.")
-        memory.refresh()
-        here = new_merged_anchor(memory)
-        memory.merged_anchor.update({name: here[name] for name in memory.merged_anchor if name in here})
-        anchor = new_anchor(memory, None, memory.folding)
-        memory.anchor.update({name: anchor[name] for name in memory.merged.names})
+        rebase(self._memory)
 
     @torch.inference_mode(mode=False)
     def rehearse(self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None) -> None:
@@ -807,21 +644,11 @@ class Consolidator:
                 DataLoader with a generator or persistent workers of its own has begun a pass.
             forward: as for :meth:`consolidate`.
         """
-        memory = self._memory
-        memory.ranks.together(memory.refresh)
-        with undisturbed():  # by the data; measuring keeps the states that the model draws from
-            norms = norms_of_task(memory, batches, forward)
-            memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
-            with norms.folding.put_in_place(), memory.merged.put_in_place():
-                rehearse_task(memory, norms.batches, forward)
-            with self._attachment.watcher.calls.paused():
-                memory.ranks.together(lambda: rehearse_holds(memory, norms.batches, forward))
+        rehearse_end(self._memory, self._attachment, batches, forward)
 
     def restart_task(self) -> None:
         """Drop what path measures have gathered since the last consolidation, and start this task's account anew."""
-        self._memory.restart_task()
-        self._attachment.watcher.measures.observed = Observed()
-        self._attachment.watcher.layouts.forget()
+        self._attachment.restart_task()
 
     def refresh(self) -> None:
         """Look at the model again, and take in parameters that were added, unfrozen or replaced.
@@ -837,25 +664,7 @@ class Consolidator:
         In a form that has one matrix for several parameters, that lets go of the others' importance too, with a
         warning.
         """
-        memory = self._memory
-        for name in names:
-            if not any(name in known for known in (memory.parameters, memory.anchor, memory.merged_anchor)):
-                raise ProtectError(
-                    f"{name!r} is not a protected parameter, so nothing was forgotten; see Consolidator.parameters for "
-                    "those."
-                )
-        blocks = [matrix.block.parameters for matrix in self.matrices.values()]
-        others = [n for block in blocks if not set(names).isdisjoint(block) for n in block if n not in names]
-        if others:
-            more = f" and {len(others) - 1} other parameter{'s' if others[2:] else ''}" if others[1:] else ""
-            warnings.warn(
-                f"What is forgotten had its importance in one matrix with {others[0]!r}{more}, so that nothing holds "
-                "those any more either. Consolidate again, with data of what is to be kept.",
-                HoldfastWarning,
-                stacklevel=2,
-            )
-        for name in names:
-            self._memory.forget(name)
+        forget_all(self._memory, names)
 
     # State
 
@@ -880,9 +689,9 @@ class Consolidator:
         memory = self._memory
         from_state(memory, state)
         if memory.is_anchored:  # importance of others comes without the strength that a relative one is to find
-            memory.strength = self._strength_found(memory.driving.total, memory.folding.silent)
+            memory.strength = found_strength(memory, memory.driving.total, memory.folding.silent)
         self._attachment.watcher.measures.observed = Observed()
-        self._settle_norms()
+        self._attachment.settle_norms()
         if memory.is_anchored and memory.strength:
             self._attachment.look_out()
 
@@ -925,119 +734,4 @@ class Consolidator:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._memory = state["_memory"]
         self._attachment = Attachment(self._memory)
-
-    # Helpers
-
-    @staticmethod
-    def _checked_relative(relative: float | None, strength: object, driver: Measure) -> float | None:
-        if relative is None:
-            return None
-        if strength is not None:
-            raise ConfigurationError(
-                f"strength={strength!r} and relative_strength={relative!r}: expected one of both. The relative one "
-                "finds the strength at the first consolidation."
-            )
-        if isinstance(driver, FineTune):
-            raise ConfigurationError(
-                f"relative_strength={relative!r} with {driver.name}, which finds no importance that it could be "
-                "relative to. Leave it out."
-            )
-        return checked_relative_strength(relative)
-
-    def _strength_found(self, found: dict[str, Matrix], silent: Collection[str]) -> float:
-        """Return the strength from now on: with a relative one, what the first importance makes of it."""
-        memory = self._memory
-        if memory.relative_strength is None or memory.strength:
-            return memory.strength
-        matrices = memory.driving.as_held(found)
-        relative, parameters = memory.relative_strength, memory.measured
-        # The first rank's to the last bit, by which ranks are compared.
-        return memory.ranks.each(lambda: strength_from(relative, matrices, parameters, silent))[0]
-
-    def _tell_of_what_nothing_held(self) -> None:
-        """Say so if a tolerance was passed in a task in which there was no anchor to go back to."""
-        memory = self._memory
-        if memory.tolerance is None or memory.is_anchored or not (memory.kept and memory.steps):
-            return
-        found = self.retention()
-        if not found.is_within:
-            tell(
-                f"{found.kl:.3g} nats are lost of the kept set {found.worst.name!r}, and the tolerance is "
-                f"{found.tolerance:g}: nothing was held in this task, and there are no weights from before to go back "
-                "to. Call guard.consolidate(old_batches) before training starts."
-            )
-
-    @property
-    def _goes_back(self) -> bool:
-        """Whether a task ends with a tolerance to be met."""
-        memory = self._memory
-        expected = memory.kept or memory.kept.expected  # without those that a state was saved with it is refused
-        return memory.tolerance is not None and bool(memory.is_anchored and expected and memory.is_trained)
-
-    def _refuse_to_move_what_was_watched(self, share: float | None, *, goes_back: bool) -> None:
-        """Refuse to end a task elsewhere than where micro-batches were watched."""
-        if self._memory.watched is None:
-            return
-        if share is not None:
-            first, why = f"average({share!r})", f"share={share!r}"
-        elif goes_back and not self.retention().is_within:
-            first, why = "pull_back()", f"tolerance={self.tolerance!r}, which is passed"
-        else:
-            return
-        raise OrderError(
-            f"consolidate() after watch_only(), with {why}: it would first move the weights back, away from where "
-            f"micro-batches were watched. Nothing was moved. Call {first} yourself, then restart_task(), watch_only() "
-            "and consolidate()."
-        )
-
-    def _settle_norms(self) -> None:
-        """Let batch norms be as they are to be from now on."""
-        memory = self._memory
-        memory.keep_statistics()
-        self._attachment.watcher.maps.note(memory.folding, memory.ranks)
-
-    def _check_path(self, record: PathRecord) -> None:
-        """Refuse a record of other measures, states or shapes, which would count as nothing."""
-        measures = self._attachment.watcher.measures.every
-        if unknown := sorted(set(record.running) - set(measures)):
-            raise ConfigurationError(f"path has a measure {unknown[0]!r}; along the path here are {list(measures)}.")
-        parameters = self._memory.parameters
-        for label, states in record.running.items():
-            expected = list(measures[label].running)
-            if unknown := sorted(set(states) - set(expected)):
-                raise ConfigurationError(f"path has a state {unknown[0]!r} of {label}; its states are {expected}.")
-            for name, tensor in ((n, t) for tensors in states.values() for n, t in tensors.items()):
-                if name not in parameters or tensor.shape != parameters[name].shape:
-                    has = f"one of shape {tuple(parameters[name].shape)}" if name in parameters else "none of that name"
-                    raise ConfigurationError(
-                        f"path has a state of {label} for a parameter {name!r} of shape {tuple(tensor.shape)}; "
-                        f"protected here is {has}."
-                    )
-
-    def _unseen_by_measure(self) -> set[str]:
-        """Return the frozen parameters of which a measure along the path, which protects them, has seen no step."""
-        memory = self._memory
-        if not memory.driving.measure.needs.path:
-            return set()
-        return {name for name, p in memory.parameters.items() if not p.requires_grad and name not in memory.steps}
-
-    def _refuse_weights_not_finite(self) -> None:
-        for name, parameter in self._memory.parameters.items():
-            if not is_finite(parameter):
-                raise NotFiniteError(
-                    f"The weights {name!r} are not finite, so nothing was consolidated; the previous anchor and "
-                    "importance still hold. Training has diverged: restore an earlier checkpoint."
-                )
-
-    def _new_totals(self, found: Mapping[str, Finding]) -> dict[str, dict[str, Matrix]]:
-        """Return the totals with a task's importance taken in, or refuse what is not finite."""
-        memory = self._memory
-        return {
-            name: memory.ledgers[name].new_total(finding.matrices, memory.decay, memory.measured)
-            for name, finding in found.items()
-        }
-
-
-def _checked_bytes(within: int | None) -> int | None:
-    """Return a number of bytes, or say what was expected of it."""
-    return None if within is None else whole_number("within", within, "a whole number of bytes, at least 1", least=1)
+        self._going_back = GoingBack(self._memory, self._attachment)

@@ -6,9 +6,9 @@ from torch.nn.parameter import is_lazy
 
 from holdfast.errors import ConfigurationError
 from holdfast.forms import Block
-from holdfast.forms.summed import Summed
+from holdfast.forms.composed.summed import Summed
+from holdfast.guard.consolidating.turns import measuring_bytes
 from holdfast.guard.memory import Memory
-from holdfast.guard.turns import measuring_bytes
 from holdfast.tensors.in_words import in_bytes
 from holdfast.tensors.storage import running_dtype
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from holdfast.errors import ConfigurationError, NotFiniteError
 from holdfast.forms import Diagonal, DiagonalMatrix, Form, Matrix
-from holdfast.forms.damped import damped_by
-from holdfast.guard.strengths import PatternStrengths, total_trace
+from holdfast.forms.composed.damped import damped_by
+from holdfast.guard.arguments.strengths import PatternStrengths, total_trace
 from holdfast.measures import Measure, PathMeasure, SampleMeasure
 from holdfast.measures.base import Finished, States
 from holdfast.tensors.in_words import amount, spread

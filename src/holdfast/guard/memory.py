@@ -13,6 +13,8 @@ from torch.nn.parameter import is_lazy
 from holdfast.adapters import Change, in_parts
 from holdfast.errors import ConfigurationError, ProtectError
 from holdfast.forms import Form, Matrix
+from holdfast.guard.arguments.selection import Selection
+from holdfast.guard.arguments.strengths import PatternStrengths
 from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
 from holdfast.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from holdfast.guard.distributed.gathering import (
@@ -28,8 +30,6 @@ from holdfast.guard.ledger import Ledger, diagonal_of
 from holdfast.guard.merged_space import MergedSpace, Space
 from holdfast.guard.micro_batches.gradient_sums import Watched
 from holdfast.guard.noticing.new_classes import HeadGradients
-from holdfast.guard.selection import Selection
-from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds import Held, Hold, Tilt
 from holdfast.holds.base import TaskData, TrainingCall
 from holdfast.persample.phi import Phi

@@ -17,7 +17,7 @@ from torch import nn
 from holdfast.adapters import Adapter, Change, Product, beside, find_adapters, trained_layers, twin_of
 from holdfast.errors import ConfigurationError
 from holdfast.forms import Form
-from holdfast.forms.layers import layer_blocks
+from holdfast.forms.of_layers.layers import layer_blocks
 from holdfast.holds.of_weights.merged_weights import MergedWeights
 from holdfast.persample.reductions import Block
 from holdfast.tensors.decompositions import decomposed

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import BatchError, ConfigurationError, ProtectError, StateError
-from holdfast.forms.layers import layer_blocks
+from holdfast.forms.of_layers.layers import layer_blocks
 from holdfast.holds.base import Held, Hold
 from holdfast.holds.input_spaces import HardSpace, InputSpace, SoftSpace
 from holdfast.persample.batches import check_batches

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from holdfast.errors import ConfigurationError, HoldfastWarning, MissingExtraError, StateError
 from holdfast.guard import Consolidator
+from holdfast.guard.consolidating.measuring import REHEARSED
 from holdfast.guard.distributed.ranks import Ranks
-from holdfast.guard.measuring import REHEARSED
 from holdfast.integrations.callbacks import (
     TRAINED,
     GuardInCallback,

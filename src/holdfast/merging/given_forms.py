@@ -15,8 +15,8 @@ from torch import Tensor
 
 from holdfast.errors import ConfigurationError, NotFiniteError, StateError
 from holdfast.forms import DiagonalMatrix, Kronecker, Matrix, Summed, form
-from holdfast.forms.layers import LayerForm
-from holdfast.forms.vectors import VectorForm
+from holdfast.forms.of_layers.layers import LayerForm
+from holdfast.forms.of_vectors.vectors import VectorForm
 from holdfast.guard import Consolidator, TaskImportance
 from holdfast.guard.saving.state import INPUTS_FIRST, LOOKED_UP
 from holdfast.guard.saving.state_files import READABLE, state_of

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from holdfast.errors import HoldfastWarning
 from holdfast.forms import DenseMatrix, DiagonalMatrix, KroneckerMatrix, Matrix, RotatedMatrix, Summed
-from holdfast.forms.conjugate_gradients import Linear, conjugate_gradients
+from holdfast.forms.composed.conjugate_gradients import Linear, conjugate_gradients
 from holdfast.forms.factors import Factor, as_square, balanced, divided, eigenbasis, whole
 from holdfast.persample.reductions import Basis, Block, as_vector, in_shapes, joined, taken_apart
 from holdfast.tensors.decompositions import decomposed

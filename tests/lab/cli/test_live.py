@@ -13,8 +13,8 @@ from holdfast.lab.cli.progress.labels import duration, held, label_in_search, la
 from holdfast.lab.cli.progress.lines import Lines, line_of
 from holdfast.lab.cli.progress.live import LiveDisplay
 from holdfast.lab.experiments import CheckpointRejected, RunFailed, RunFinished, RunProgress, RunSkipped, RunStarted
-from holdfast.lab.training.progress import Outcome, Progress
-from holdfast.lab.training.retention import Seen
+from holdfast.lab.training.telling.progress import Outcome, Progress
+from holdfast.lab.training.telling.retention import Seen
 from tests.lab.cli.small import small_spec, small_store
 
 

@@ -71,14 +71,18 @@ main()
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_result(tmp_path):
+def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_result(call, tmp_path):
     changes = {"tasks": 3, "epochs": 40, "hidden": (16,), "engine": "plain"}
     options = ["--tasks", "3", "--epochs", "40", "--hidden", "16", "--engine", "plain", "--device", "cpu", "--json"]
-    command = [*HOLDFAST, "run", "permuted-digits", "-m", "SI", *options, "--store"]
+    command = ["run", "permuted-digits", "-m", "SI", *options, "--store"]
     spec = paper_spec("permuted-digits", "SI", **changes)
 
     with subprocess.Popen(
-        [*command, tmp_path / "stopped"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        [*HOLDFAST, *command, tmp_path / "stopped"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
     ) as child:
         told = []
         for line in child.stdout:
@@ -92,12 +96,12 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_result(tmp_path):
     assert complaints == "Stopped with 0 of 1 runs finished. The same command goes on.\n"
     assert told[-1]["event"] == "summary" and told[-1]["interrupted"]
 
-    again = run(*command, tmp_path / "stopped")
-    assert again.returncode == 0
+    again = call(*command, tmp_path / "stopped")
+    assert again.exit_code == 0
     events = [json.loads(line) for line in again.stdout.splitlines()]
     assert events[0]["event"] == "started" and events[0]["resumed"]
     assert next(event for event in events if event["event"] == "progress")["task"] >= 1
-    assert run(*command, tmp_path / "whole").returncode == 0
+    assert call(*command, tmp_path / "whole").exit_code == 0
     stopped, whole = (Store(tmp_path / name).get(spec.id) for name in ("stopped", "whole"))
     assert stopped.matrix == whole.matrix and stopped.state_digest == whole.state_digest
     assert (stopped.resumed, whole.resumed) == (1, 0)

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import holdfast
-from holdfast.lab.cli.commands import merge, search
+from holdfast.lab.cli.commands import merge
+from holdfast.lab.cli.commands.making_runs import search
 from holdfast.lab.experiments.strengths import strength_search
 from holdfast.merging import between
 

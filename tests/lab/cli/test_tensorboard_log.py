@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from holdfast.errors import ConfigurationError
 from holdfast.lab.cli.progress.tensorboard_log import TensorBoardLog
 from holdfast.lab.experiments import RunProgress, Store
-from holdfast.lab.training.progress import Outcome, Progress
+from holdfast.lab.training.telling.progress import Outcome, Progress
 from tests.lab.cli.small import OPTIONS, small_spec
 
 

@@ -1,10 +1,6 @@
-"""What the tests of reliability let other processes do.
-
-They are forked from a server that has holdfast loaded already and has never used it, so that each starts at once.
-"""
+"""What the tests of reliability let other processes do."""
 
 import itertools
-import multiprocessing
 import os
 import resource
 import signal
@@ -16,10 +12,7 @@ import torch
 from holdfast.errors import StoreError
 from holdfast.lab.experiments import RunFinished, Store, execute
 from holdfast.lab.experiments.store.locks import Lock
-
-CONTEXT = multiprocessing.get_context("forkserver")
-# torch loads the second one, and most of a second's worth with it, when an optimiser is first made.
-CONTEXT.set_forkserver_preload(["holdfast.lab.experiments", "torch._dynamo"])
+from tests.forked import CONTEXT
 
 
 class Child:

@@ -12,7 +12,7 @@ from holdfast.lab.experiments.plots import panels
 from holdfast.lab.experiments.plots.methods import MOST, methods_of
 from holdfast.lab.experiments.plots.picture import plot_runs
 from holdfast.lab.training.metrics import learned_later
-from holdfast.lab.training.retention import TaskRetention
+from holdfast.lab.training.telling.retention import TaskRetention
 from holdfast.retention import SetRetention, TracePoint
 from tests.lab.experiments.helpers import result_of
 

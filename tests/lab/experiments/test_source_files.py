@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from holdfast import registry
 from holdfast.errors import ConfigurationError, DamagedError
-from holdfast.lab.cli.commands.comparison import compare
+from holdfast.lab.cli.commands.stored_runs.comparison import compare
 from holdfast.lab.experiments import (
     SCENARIOS,
     Spec,

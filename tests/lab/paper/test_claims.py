@@ -7,7 +7,6 @@ import pytest
 from holdfast.lab.analysis.repetitions import Estimate
 from holdfast.lab.paper import ITEMS, PRESETS
 from holdfast.lab.paper.claims import CLAIMS, OWN_CLAIMS, Claim, check, check_all
-from holdfast.lab.paper.claims.bias import bias_ratio
 from holdfast.lab.paper.claims.claim import AtLeast, AtMost, Between
 from holdfast.lab.paper.claims.differences import (
     FIRST,
@@ -21,6 +20,7 @@ from holdfast.lab.paper.claims.differences import (
     over_tasks,
     spread,
 )
+from holdfast.lab.paper.claims.of_the_paper.bias import bias_ratio
 from holdfast.lab.paper.claims.on_digits import EXPECTED_ON_DIGITS
 from holdfast.lab.paper.drawing.task_columns import raw_sums
 from holdfast.lab.paper.findings import Results

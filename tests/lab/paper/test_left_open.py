@@ -3,8 +3,8 @@
 import pytest
 
 from holdfast.lab.paper import ITEMS
-from holdfast.lab.paper.claims.left_open import by_seed
-from holdfast.lab.paper.claims.predictions import loses_more, small_tasks
+from holdfast.lab.paper.claims.left_open.predictions import loses_more, small_tasks
+from holdfast.lab.paper.claims.left_open.undecided import by_seed
 from holdfast.lab.paper.needed_runs import FROM_DATA, accuracy_runs, runs_at_their_rate, second_runs, unclamped_runs
 from holdfast.lab.paper.presets import PAPER
 

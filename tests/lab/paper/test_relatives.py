@@ -9,7 +9,7 @@ from holdfast.lab.analysis.repetitions import Estimate
 from holdfast.lab.experiments import Store, execute
 from holdfast.lab.paper import PRESETS, items_named, reproduce
 from holdfast.lab.paper.claims import check
-from holdfast.lab.paper.claims.relatives import CLAIMS
+from holdfast.lab.paper.claims.our_own.relatives import CLAIMS
 from holdfast.lab.paper.drawing.tables.relatives_table import left_to_run, relatives_table, verdict
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.relatives import Reported, Row, Study

@@ -37,14 +37,19 @@ def rows(path):
 
 
 @pytest.fixture(scope="module")
-def reproduced(results, tmp_path_factory):
+def counted_report(results, tmp_path_factory):
+    """All items: what came out, the report's folder, and how often each spec was made and each file was read for it."""
+    folder, preset = tmp_path_factory.mktemp("report"), dataclasses.replace(results.preset)  # without specs it has made
+    with pytest.MonkeyPatch.context() as patch:
+        made, read = count_specs(patch), count_files(patch)
+        found = reproduce(items_named(["all"]), preset, results.store, folder, run=refuse)
+    return found, folder, Counter(spec.id for spec in made), Counter(read)
+
+
+@pytest.fixture(scope="module")
+def reproduced(counted_report):
     """All items: what came out, and the report's folder."""
-    folder = tmp_path_factory.mktemp("report")
-
-    def refuse(specs, store):
-        raise AssertionError(f"{len(specs)} runs that have finished were asked for again")
-
-    return reproduce(items_named(["all"]), results.preset, results.store, folder, run=refuse), folder
+    return counted_report[:2]
 
 
 def test_items_come_in_the_order_of_their_value():
@@ -154,22 +159,20 @@ def test_without_runs_the_report_says_what_is_missing(tmp_path):
     assert {line["status"] for line in rows(tmp_path / "runs.csv")} == {"unknown"}
 
 
-@pytest.fixture
-def specs_made(monkeypatch):
-    """Every spec that is made while a test runs, by hand or from a file."""
+def count_specs(patch):
+    """Return what comes to hold every spec that is made from now on, by hand or from a file."""
     made, check = [], Spec.__post_init__
 
     def counted(spec):
         made.append(spec)
         check(spec)
 
-    monkeypatch.setattr(Spec, "__post_init__", counted)
+    patch.setattr(Spec, "__post_init__", counted)
     return made
 
 
-@pytest.fixture
-def files_read(monkeypatch):
-    """Of every result and every file of observations that is read while a test runs, the run."""
+def count_files(patch):
+    """Return what comes to hold the run of every result and every file of observations that is read from now on."""
     read, parse = [], Result.from_dict
 
     def parsed(content):
@@ -181,8 +184,8 @@ def files_read(monkeypatch):
         read.append(f"observations of {path.parent.name}")
         return read_nested(path)
 
-    monkeypatch.setattr(Result, "from_dict", parsed)
-    monkeypatch.setattr("holdfast.lab.experiments.store.store.read_nested", nested)
+    patch.setattr(Result, "from_dict", parsed)
+    patch.setattr("holdfast.lab.experiments.store.store.read_nested", nested)
     return read
 
 
@@ -191,25 +194,21 @@ def of_two_rows(preset):
     return {spec.id for benchmark in BENCHMARKS for spec in accuracy_runs(preset, benchmark, "EWC, tried alike")}
 
 
-def test_however_many_items_and_claims_ask_for_a_run_its_spec_is_made_once(tmp_path, specs_made):
-    preset = tiny_preset()
-    found = reproduce(items_named(["all"]), preset, Store(tmp_path / "s"), tmp_path, run=run_nothing)
-    made = Counter(spec.id for spec in specs_made)
+@pytest.mark.slow
+def test_however_many_items_and_claims_ask_for_a_run_its_spec_is_made_once(counted_report, results):
+    found, _, made, _ = counted_report
     assert len(found.verdicts) > 10 and {spec.id for spec in found.specs} <= set(made)
-    assert all(count <= 1 + (run in of_two_rows(preset)) for run, count in made.items())
+    of_two = of_two_rows(results.preset)
+    assert all(count <= 2 + (run in of_two) for run, count in made.items())  # once more by its result
 
 
 @pytest.mark.slow
-def test_every_file_is_read_once_however_many_look_at_it(results, tmp_path, specs_made, files_read):
-    preset = dataclasses.replace(results.preset)  # without the specs that it has made
-    some = items_named(["forgetting", "table1", "forms", "keeping", "figure1", "batch-size", "long-training"])
-    found = reproduce(some, preset, results.store, tmp_path, run=refuse)
+def test_every_file_is_read_once_however_many_look_at_it(counted_report):
+    found, _, _, read = counted_report
     observed = [f"observations of {spec.id}" for spec in found.specs if spec.probes]
     assert observed
-    assert {*(f"result of {spec.id}" for spec in found.specs), *observed} <= set(files_read)
-    assert max(Counter(files_read).values()) == 1
-    made = Counter(spec.id for spec in specs_made)
-    assert all(count <= 2 + (run in of_two_rows(preset)) for run, count in made.items())  # once more by its result
+    assert {*(f"result of {spec.id}" for spec in found.specs), *observed} <= set(read)
+    assert max(read.values()) == 1
 
 
 def test_a_stopped_study_gives_a_partial_report_and_goes_on(tmp_path):
@@ -234,7 +233,8 @@ def test_runs_that_fail_are_shown_with_their_reason(tmp_path):
 
 
 @pytest.mark.slow
-def test_unknown_strengths_are_searched_for_on_validation_data(tmp_path, files_read):
+def test_unknown_strengths_are_searched_for_on_validation_data(tmp_path, monkeypatch):
+    files_read = count_files(monkeypatch)
     preset, store = with_unknown_strength(), Store(tmp_path / "store")
     items = items_named(["table1"])
     left = reproduce(items, preset, store, tmp_path / "before", run=run_nothing)

@@ -8,7 +8,7 @@ from holdfast.lab.analysis.repetitions import Estimate
 from holdfast.lab.experiments import Store, execute
 from holdfast.lab.paper import ITEMS
 from holdfast.lab.paper.algorithms import WINDOWS
-from holdfast.lab.paper.claims.window import finding
+from holdfast.lab.paper.claims.left_open.window import finding
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.paper.needed_runs import AVERAGES, reading_runs, watched_average
 from holdfast.lab.paper.presets import DIGITS, PAPER, Chosen, SearchPlan

@@ -10,7 +10,7 @@ from holdfast import Tolerance
 from holdfast.errors import ConfigurationError
 from holdfast.lab.scenarios.kept_samples import set_aside
 from holdfast.lab.training import FastRuns, PlainRun, Settings
-from holdfast.lab.training.retention import TRACED, TaskRetention
+from holdfast.lab.training.telling.retention import TRACED, TaskRetention
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 
 SETTINGS = Settings(epochs=6, batch_size=8, learning_rate=0.02, samples=10)

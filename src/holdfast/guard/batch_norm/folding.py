@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
+from holdfast.guard.arguments.strengths import PatternStrengths
 from holdfast.guard.distributed.ranks import Ranks
-from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds import Held, Quadratic, Tilt
 from holdfast.tensors.storage import running_dtype
 

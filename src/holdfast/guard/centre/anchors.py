@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from holdfast.adapters import Change, mapped
-from holdfast.errors import NotFiniteError
+from holdfast.errors import ConfigurationError, NotFiniteError
 from holdfast.forms import Matrix
 from holdfast.guard.batch_norm.folding import Folding
-from holdfast.guard.measuring import Finding
+from holdfast.guard.consolidating.measuring import Finding
 from holdfast.guard.memory import Memory
 from holdfast.holds.of_weights.quadratic import applied
 from holdfast.tensors.finite import is_finite
@@ -71,6 +71,17 @@ def new_merged_anchor(memory: Memory) -> dict[str, Change]:
         rest = partial(memory.storage.resting, parameter=memory.measured[name])
         found[name] = mapped(mapped(change, Tensor.clone), rest)
     return found
+
+
+def rebase(memory: Memory) -> None:
+    """Hold merged weights to where they are now, by the importance that was measured before."""
+    if memory.space != "merged":
+        raise ConfigurationError("rebase() without space='merged': there is no merged weight to be counted anew.")
+    memory.refresh()
+    here = new_merged_anchor(memory)
+    memory.merged_anchor.update({name: here[name] for name in memory.merged_anchor if name in here})
+    anchor = new_anchor(memory, None, memory.folding)
+    memory.anchor.update({name: anchor[name] for name in memory.merged.names})
 
 
 def _mean(memory: Memory, finding: Finding, name: str, solution: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""What a guard keeps inputs for: how much is lost, a strength that follows a tolerance, and the way back."""
+"""What a guard keeps inputs for: to see how much is lost, and to let a strength follow a tolerance."""

@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_flatten
 
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.forms.base import is_mean_of_squares
+from holdfast.guard.arguments.strengths import Importance
 from holdfast.guard.keeping.looking import look, refuse_unless_ranks_agree
 from holdfast.guard.memory import Memory
+from holdfast.guard.moving.weight_average import evaluated_weights
 from holdfast.guard.noticing.stability import largest_strength, sgd_rates
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.training_calls import TrainingCalls
-from holdfast.guard.strengths import Importance
-from holdfast.guard.weight_average import evaluated_weights
 from holdfast.holds.of_weights.quadratic import penalty_value
 from holdfast.retention.controller import TracePoint
 from holdfast.retention.kept_set import KeptSet
@@ -32,7 +32,7 @@ SHARE = 0.1
 STEP = 3.0
 """What a step costs, in forward passes of its batch: the backward pass is two."""
 OFTEN = 8
-"""The fewest steps between looks: on a GPU, a look at a few samples takes about as long as a step of a small network, and
+"""The fewest steps between looks: on a GPU a look at a few samples takes about as long as a step of a small network, and
 of a large one that trains in 16 bits too, since outputs are compared in the precision of the weights."""
 USED = 0.8
 """The part of a tolerance that may be used up before a task begins without a word of it."""

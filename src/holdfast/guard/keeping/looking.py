@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
-from holdfast.errors import BatchError, ConfigurationError, NotFiniteError, OrderError
+from holdfast.errors import NotFiniteError, OrderError
 from holdfast.guard.memory import Memory
 from holdfast.persample.isolation.isolated import looked_at
-from holdfast.retention.predictions import NO_CLASSES, Sums
+from holdfast.retention.predictions import Sums
 from holdfast.retention.report import Retention
 from holdfast.tensors.sharding import is_sharded, reshard
 
@@ -45,18 +45,6 @@ def look(memory: Memory, parts: Mapping[str, Iterable[int]] | None = None) -> Re
     return found
 
 
-def refuse_unless_run_alike(memory: Memory, batches: int) -> None:
-    """Refuse inputs on which one process would run a sharded model more often than others: all must take part."""
-    if memory.ranks.size == 1 or not any(map(is_sharded, memory.model.parameters())):
-        return
-    counts = memory.ranks.each(lambda: batches)
-    if len(set(counts)) > 1:
-        raise BatchError(
-            f"The processes give {counts} batches to be kept, with a sharded model: FSDP gathers parameters only where "
-            "all of them run alike. Give as many on each."
-        )
-
-
 def refuse_unless_ranks_agree(memory: Memory) -> None:
     """Raise on every rank unless all of them have kept sets of the same names, and run a sharded model as often."""
     if memory.ranks.size == 1:
@@ -66,11 +54,3 @@ def refuse_unless_ranks_agree(memory: Memory) -> None:
     tolerance = None if memory.tolerance is None else memory.tolerance.nats
     facts = {"the kept sets": kept, "the tolerance": tolerance, "the strength": memory.strength}
     memory.ranks.refuse_unless_equal(facts, so="the step was not taken")
-
-
-def refuse_unless_classes(memory: Memory) -> None:
-    """Refuse to keep inputs of a model that a measure was told to be no classifier: the KL would be of a softmax."""
-    for name, ledger in memory.ledgers.items():
-        likelihood = getattr(ledger.measure, "likelihood", None)
-        if likelihood in ("gaussian", "bernoulli"):
-            raise ConfigurationError(f"keep() beside {name} with likelihood={likelihood!r}. {NO_CLASSES}")

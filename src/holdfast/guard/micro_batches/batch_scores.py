@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.guard.measuring import DRAWS_APART
+from holdfast.guard.consolidating.measuring import DRAWS_APART
 from holdfast.guard.memory import Memory
 from holdfast.guard.micro_batches.gradient_sums import Asked, Progress
 from holdfast.persample.batches import Batch, BatchReader, Forward

@@ -14,9 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import BatchError, ModelError, OrderError
+from holdfast.guard.consolidating.measuring import (
+    Reader,
+    check_read_alike,
+    look_at_classes,
+    warn_if_alone_among_several,
+)
 from holdfast.guard.distributed.fsdp_averaging import refuse_unless_averaging
 from holdfast.guard.distributed.ranks import is_fully_sharded
-from holdfast.guard.measuring import Reader, check_read_alike, look_at_classes, warn_if_alone_among_several
 from holdfast.guard.memory import Memory
 from holdfast.guard.micro_batches.batch_scores import BatchScore, Scored
 from holdfast.guard.micro_batches.gradient_sums import (

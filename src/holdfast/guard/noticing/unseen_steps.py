@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import is_capturing, tell
-from holdfast.guard.steps.optimizers import ids, trained_by
+from holdfast.guard.steps.optimizers.accepted import ids, trained_by
 from holdfast.tensors.sharding import local
 
 PROBES = 8

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from holdfast.adapters import Change, in_parts, mapped, of_parts, size_of
 from holdfast.errors import ConfigurationError, StateError
 from holdfast.forms import Diagonal, Matrix
+from holdfast.guard.arguments.strengths import PatternStrengths
 from holdfast.guard.batch_norm.frozen_statistics import with_statistics
 from holdfast.guard.distributed.ranks import ALONE
 from holdfast.guard.ledger import Ledger
@@ -33,7 +34,6 @@ from holdfast.guard.saving.state_checks import (
 )
 from holdfast.guard.saving.state_files import VERSION
 from holdfast.guard.saving.watched_state import WATCHED, watched_of, watched_tensors, watched_values
-from holdfast.guard.strengths import PatternStrengths
 from holdfast.holds.base import Hold, states_kept
 from holdfast.retention import Tolerance
 from holdfast.retention.controller import Control

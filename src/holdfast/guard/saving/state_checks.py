@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, StateError
 from holdfast.forms import Matrix
-from holdfast.guard.checked_arguments import checked_decay
+from holdfast.guard.arguments.checked_arguments import checked_decay
+from holdfast.guard.arguments.strengths import LARGEST, PatternStrengths, checked_relative_strength, checked_strength
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.saving.state_files import READABLE
-from holdfast.guard.strengths import LARGEST, PatternStrengths, checked_relative_strength, checked_strength
 from holdfast.settings import number
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.sharding import local

@@ -1,7 +1,8 @@
 """The optimisers that a guard is attached to, and the gradients that it is shown for their steps."""
 
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -11,10 +12,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from holdfast.errors import OptimizerError, OrderError
+from holdfast.guard.consolidating.measuring import squares_of_samples
 from holdfast.guard.distributed.rank_gradients import CommHook, RankGradients
 from holdfast.guard.distributed.ranks import is_fully_sharded
-from holdfast.guard.measuring import squares_of_samples
 from holdfast.guard.memory import Memory
+from holdfast.guard.moving.weight_average import evaluated_weights
 from holdfast.guard.noticing.protection import (
     meet,
     warn_of_parted_projections,
@@ -23,8 +25,8 @@ from holdfast.guard.noticing.protection import (
 )
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.observed import Observed, gradients_of_halves, protected_gradients, unscaled
-from holdfast.guard.steps.optimizers import check_optimizer, ids, innermost, trained_by
-from holdfast.guard.steps.reach import check_reach
+from holdfast.guard.steps.optimizers.accepted import check_optimizer, ids, innermost, trained_by
+from holdfast.guard.steps.optimizers.reach import check_reach
 from holdfast.guard.steps.watcher import StepWatcher
 from holdfast.persample.batches import Forward
 
@@ -126,6 +128,23 @@ class Attachment:
     def attached(self) -> list[Optimizer]:
         """Return the optimisers that are attached and still exist."""
         return [optimizer for ref, _ in self._hooks if (optimizer := ref()) is not None]
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Let the model be run as it is evaluated, by calls that are none of training's."""
+        with evaluated_weights(self.attached()), self.watcher.calls.paused():
+            yield
+
+    def restart_task(self) -> None:
+        """Start the current task's account anew, and drop what was shown for the coming step."""
+        self.memory.restart_task()
+        self.watcher.measures.observed = Observed()
+        self.watcher.layouts.forget()
+
+    def settle_norms(self) -> None:
+        """Let batch norms be as they are to be from now on."""
+        self.memory.keep_statistics()
+        self.watcher.maps.note(self.memory.folding, self.memory.ranks)
 
     def owned(self) -> set[int]:
         """Return the ids of all parameters that attached optimisers train."""

@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 from holdfast.errors import OptimizerError
 from holdfast.forms import DiagonalMatrix, Matrix
 from holdfast.guard.memory import Memory
-from holdfast.guard.steps.bundles import Bundle, Several
-from holdfast.guard.steps.reach import Reach, reaches_of
+from holdfast.guard.steps.optimizers.reach import Reach, reaches_of
+from holdfast.guard.steps.walk.bundles import Bundle, Several
 from holdfast.holds.of_weights.implicit import pull_implicitly_, pulled
 from holdfast.holds.of_weights.quadratic import displacement
 from holdfast.tensors.pieces import in_pieces

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from holdfast.errors import HoldfastError
 from holdfast.guard.batch_norm.folding import FoldedQuadratic
 from holdfast.guard.memory import Memory
-from holdfast.guard.steps.bundles import Bundle, Single
-from holdfast.guard.steps.optimizers import give_each_its_own_gradient
+from holdfast.guard.steps.optimizers.accepted import give_each_its_own_gradient
 from holdfast.guard.steps.training_calls import TrainingCalls
+from holdfast.guard.steps.walk.bundles import Bundle, Single
 from holdfast.holds import Hold, Quadratic
 from holdfast.holds.base import Held, checked_pull
 from holdfast.holds.of_batches.batch_hold import BatchHold

@@ -1,8 +1,8 @@
 """Watching an optimiser's steps: what happens just before and just after each of them.
 
 Before a step, the measures that need no Δ see g, the weights are remembered for those that do, and the hold's gradient
-joins the task's. After it, the others see g and Δ. ``walking.py`` does that, bundle by bundle; here stands when, and
-what has to be so before it is done.
+joins the task's. After it, the others see g and Δ. ``walk/walking.py`` does that, bundle by bundle; here stands when,
+and what has to be so before it is done.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,21 +22,21 @@ from holdfast.guard.noticing.moving_statistics import MovingStatistics
 from holdfast.guard.noticing.protection import Unheld
 from holdfast.guard.noticing.stability import Stability
 from holdfast.guard.noticing.unseen_steps import UnseenSteps
-from holdfast.guard.steps.bundles import Bundle, Single
-from holdfast.guard.steps.closures import Beginning, Beginnings, closure_in, guarded, with_closure
-from holdfast.guard.steps.handed_gradients import HandedGradients, Lent, Overwriters
 from holdfast.guard.steps.implicit_pull import ImplicitPull
-from holdfast.guard.steps.layouts import Layout, Layouts
 from holdfast.guard.steps.observed import Observed
-from holdfast.guard.steps.optimizers import (
+from holdfast.guard.steps.optimizers.accepted import (
     give_each_its_own_gradient,
     is_within_its_own_step,
     read_scaling,
     trained_by,
 )
+from holdfast.guard.steps.optimizers.closures import Beginning, Beginnings, closure_in, guarded, with_closure
+from holdfast.guard.steps.optimizers.handed_gradients import HandedGradients, Lent, Overwriters
 from holdfast.guard.steps.pulls import HeldBack, Moving, add_all_in_place, add_pulls, pulls_of
 from holdfast.guard.steps.training_calls import TrainingCalls
-from holdfast.guard.steps.walking import PathMeasures
+from holdfast.guard.steps.walk.bundles import Bundle, Single
+from holdfast.guard.steps.walk.layouts import Layout, Layouts
+from holdfast.guard.steps.walk.walking import PathMeasures
 from holdfast.holds.base import refuse_spoilt_weights
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.sharding import local

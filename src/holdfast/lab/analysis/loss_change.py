@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import ConfigurationError, ModelError, NotFiniteError, OptimizerError, OrderError
 from holdfast.guard.noticing.telling import tell
-from holdfast.guard.steps.optimizers import ids, innermost, is_within_its_own_step, trained_by
+from holdfast.guard.steps.optimizers.accepted import ids, innermost, is_within_its_own_step, trained_by
 from holdfast.lab.analysis.simpson import integrate
 from holdfast.lab.analysis.whole_loss import Point, loss_and_gradient, weights_at
 from holdfast.persample.isolation.isolated import isolated

@@ -5,13 +5,14 @@ from typing import Annotated
 import typer
 
 import holdfast
-from holdfast.lab.cli.commands import data, runs
+from holdfast.lab.cli.commands import data
+from holdfast.lab.cli.commands.making_runs.reproduce import reproduce
+from holdfast.lab.cli.commands.making_runs.run import run
+from holdfast.lab.cli.commands.making_runs.search import search
 from holdfast.lab.cli.commands.measures import measures
 from holdfast.lab.cli.commands.merge import merge
-from holdfast.lab.cli.commands.plot import plot_chosen
-from holdfast.lab.cli.commands.reproduce import reproduce
-from holdfast.lab.cli.commands.run import run
-from holdfast.lab.cli.commands.search import search
+from holdfast.lab.cli.commands.stored_runs import runs
+from holdfast.lab.cli.commands.stored_runs.plot import plot_chosen
 from holdfast.lab.cli.exits import MEANINGS, Commands
 
 app = typer.Typer(

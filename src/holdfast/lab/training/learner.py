@@ -26,17 +26,17 @@ from holdfast.holds.of_batches.batch_hold import BatchHold
 from holdfast.lab.networks import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.lab.scenarios import Samples, Scenario, open_outputs
 from holdfast.lab.training.batch_order import epoch_order, second_order, steps_per_epoch
-from holdfast.lab.training.bounds import check_unprotected, own_heads, together, training_sizes
-from holdfast.lab.training.halves import check_halves
 from holdfast.lab.training.modes import FEW, Modes, modes_of
-from holdfast.lab.training.observer import Observer
-from holdfast.lab.training.posteriors import Posterior, variational_hold
-from holdfast.lab.training.precision import check_precision, computing_in
-from holdfast.lab.training.progress import Outcome, Progress
+from holdfast.lab.training.options.bounds import check_unprotected, own_heads, together, training_sizes
+from holdfast.lab.training.options.halves import check_halves
+from holdfast.lab.training.options.posteriors import Posterior, variational_hold
+from holdfast.lab.training.options.precision import check_precision, computing_in
+from holdfast.lab.training.options.without_tasks import load_state as load_task_free
+from holdfast.lab.training.options.without_tasks import state_of, task_free_of
 from holdfast.lab.training.protocol import Settings
-from holdfast.lab.training.retention import Seen, TaskRetention, noted, strength_of
-from holdfast.lab.training.without_tasks import load_state as load_task_free
-from holdfast.lab.training.without_tasks import state_of, task_free_of
+from holdfast.lab.training.telling.observer import Observer
+from holdfast.lab.training.telling.progress import Outcome, Progress
+from holdfast.lab.training.telling.retention import Seen, TaskRetention, noted, strength_of
 from holdfast.measures import Measure, PathMeasure
 from holdfast.retention import Tolerance
 from holdfast.seeding import generator_for

@@ -15,7 +15,7 @@ from torch import Tensor
 from holdfast.errors import NotFiniteError
 from holdfast.lab.scenarios import Samples
 from holdfast.lab.training.learner import Learner
-from holdfast.lab.training.progress import TELL_EVERY, Outcome, Progress, diverged
+from holdfast.lab.training.telling.progress import TELL_EVERY, Outcome, Progress, diverged
 from holdfast.tensors.products import tf32_allowed
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from holdfast.errors import ConfigurationError, shortened
-from holdfast.lab.training.bounds import Trains
-from holdfast.lab.training.halves import SecondBatch
+from holdfast.lab.training.options.bounds import Trains
+from holdfast.lab.training.options.halves import SecondBatch
 from holdfast.settings import added, choice, number
 
 _MOST = 10**9

@@ -16,7 +16,7 @@ from holdfast.lab.experiments import (
     StoreDamaged,
 )
 from holdfast.lab.training.metrics import average_accuracies
-from holdfast.lab.training.progress import Progress
+from holdfast.lab.training.telling.progress import Progress
 
 
 class JsonLines(Display):

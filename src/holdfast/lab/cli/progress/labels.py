@@ -10,8 +10,8 @@ from holdfast.lab.experiments.specs.method_names import method_name
 
 if TYPE_CHECKING:
     from holdfast.lab.experiments import Spec
-    from holdfast.lab.training.progress import Outcome
-    from holdfast.lab.training.retention import Seen
+    from holdfast.lab.training.telling.progress import Outcome
+    from holdfast.lab.training.telling.retention import Seen
 
 Label = Callable[[Sequence["Spec"]], str]
 """Gives a name to a run, or to several that train together."""

@@ -19,7 +19,7 @@ from holdfast.lab.experiments import (
     RunStarted,
     StoreDamaged,
 )
-from holdfast.lab.training.retention import Seen
+from holdfast.lab.training.telling.retention import Seen
 
 _EVERY = 60.0
 """Seconds without a line after which there is one about where runs stand."""

@@ -9,8 +9,8 @@ from holdfast.errors import ConfigurationError, MissingExtraError
 from holdfast.lab.cli.progress.listener import Listener
 from holdfast.lab.experiments import Event, RunFailed, RunFinished, RunProgress, Spec
 from holdfast.lab.training.metrics import average_accuracies
-from holdfast.lab.training.progress import Progress
-from holdfast.lab.training.retention import Seen, TaskRetention
+from holdfast.lab.training.telling.progress import Progress
+from holdfast.lab.training.telling.retention import Seen, TaskRetention
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from holdfast.lab.training.progress import Progress
+from holdfast.lab.training.telling.progress import Progress
 
 _WEIGHT = 0.5
 """How much the newest rate counts; the rest is what was seen before."""

@@ -11,7 +11,7 @@ from holdfast.lab.scenarios import Scenario
 from holdfast.lab.training.fast import FastRuns
 from holdfast.lab.training.learner import Learner
 from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.progress import Engine
+from holdfast.lab.training.telling.progress import Engine
 
 
 def start_engine(specs: Sequence[Spec], datasets: Mapping[str, Dataset], device: torch.device) -> Engine:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.store.run_results import Result
-from holdfast.lab.training.progress import Outcome, Progress
+from holdfast.lab.training.telling.progress import Outcome, Progress
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from holdfast.lab.experiments.store.nested_files import Flattened
 from holdfast.lab.experiments.store.provenance import device_name, source_commit, versions
 from holdfast.lab.experiments.store.run_results import Failure, Result
 from holdfast.lab.experiments.store.store import RunClaim, Store, writing
-from holdfast.lab.training.progress import Engine, Outcome
+from holdfast.lab.training.telling.progress import Engine, Outcome
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from holdfast.lab.data import Dataset, Images
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.training.batch_order import steps_per_epoch
-from holdfast.lab.training.bounds import training_sizes
+from holdfast.lab.training.options.bounds import training_sizes
 
 
 class StepCounts:

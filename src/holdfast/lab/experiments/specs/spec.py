@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 from holdfast.errors import ConfigurationError, shortened
 from holdfast.forms import FORMS, Form, form
-from holdfast.guard.checked_arguments import checked_anchor, checked_implicit, checked_tolerance
+from holdfast.guard.arguments.checked_arguments import checked_anchor, checked_implicit, checked_tolerance
+from holdfast.guard.arguments.strengths import checked_relative_strength
 from holdfast.guard.memory import AnchorKind, leans
-from holdfast.guard.strengths import checked_relative_strength
 from holdfast.holds import HOLDS, Hold, hold
 from holdfast.lab.analysis.probes.registry import make_probe
 from holdfast.lab.data import Dataset
@@ -21,14 +21,14 @@ from holdfast.lab.networks import NETWORKS, MultiHead
 from holdfast.lab.scenarios import Kind, Scenario, of_kind
 from holdfast.lab.scenarios.kept_samples import set_aside
 from holdfast.lab.scenarios.unlike_tasks import in_order, with_sizes
-from holdfast.lab.training.bounds import check_unprotected
 from holdfast.lab.training.fast.layer_holds import can_hold
 from holdfast.lab.training.fast.shared_steps import can_measure
-from holdfast.lab.training.halves import check_halves
-from holdfast.lab.training.observer import Observer
-from holdfast.lab.training.posteriors import check_coreset, variational_hold
-from holdfast.lab.training.precision import Precision
+from holdfast.lab.training.options.bounds import check_unprotected
+from holdfast.lab.training.options.halves import check_halves
+from holdfast.lab.training.options.posteriors import check_coreset, variational_hold
+from holdfast.lab.training.options.precision import Precision
 from holdfast.lab.training.protocol import Settings
+from holdfast.lab.training.telling.observer import Observer
 from holdfast.measures import MEASURES, FineTune, Measure, measure
 from holdfast.registry import Registry, is_loaded, names_of
 from holdfast.retention import Tolerance

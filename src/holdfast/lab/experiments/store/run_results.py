@@ -9,7 +9,7 @@ from typing import Any, Literal
 from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.training.metrics import average_accuracy, backward_transfer, forgetting, forward_transfer
-from holdfast.lab.training.retention import TaskRetention
+from holdfast.lab.training.telling.retention import TaskRetention
 from holdfast.settings import added, check_fields, check_keys, written
 
 

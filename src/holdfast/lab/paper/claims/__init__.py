@@ -7,19 +7,11 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from holdfast.lab.paper.authors_data import BY_CLAIM
-from holdfast.lab.paper.claims import (
-    bias,
-    fisher,
-    forms,
-    keeping,
-    left_open,
-    performance,
-    predictions,
-    relatives,
-    window,
-)
 from holdfast.lab.paper.claims.claim import Bound, Claim, check
+from holdfast.lab.paper.claims.left_open import predictions, undecided, window
+from holdfast.lab.paper.claims.of_the_paper import bias, fisher, performance
 from holdfast.lab.paper.claims.on_digits import EXPECTED_ON_DIGITS
+from holdfast.lab.paper.claims.our_own import forms, keeping, relatives
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.report import Verdict
 
@@ -28,7 +20,7 @@ CLAIMS: dict[str, Claim] = {
     for claim in (*bias.CLAIMS, *fisher.CLAIMS, *performance.CLAIMS)
 }
 """What the paper says."""
-_OWN = (forms, keeping, window, predictions, left_open, relatives)
+_OWN = (forms, keeping, window, predictions, undecided, relatives)
 OWN_CLAIMS: dict[str, Claim] = {claim.name: claim for module in _OWN for claim in module.CLAIMS}
 """What we say."""
 

@@ -1,24 +1,18 @@
 """The paper's tables and figures, and some of our own, in the order of their value to a reader who has little time."""
 
 from holdfast.lab.paper.item import PaperItem
-from holdfast.lab.paper.items import (
-    accuracies,
+from holdfast.lab.paper.items import accuracies
+from holdfast.lab.paper.items.appendix import (
     before_rescaling,
-    figure1,
-    figure2,
-    forgetting,
-    forms,
     gradient_noise,
-    keeping,
     mas_logits,
-    overview,
-    relatives,
     sample_sizes,
     summed_importances,
-    table1,
     without_top,
 )
 from holdfast.lab.paper.items.left_open import authors_figure1, more_seeds, predictions, sample_sets, window
+from holdfast.lab.paper.items.main_text import figure1, figure2, table1
+from holdfast.lab.paper.items.our_own import forgetting, forms, keeping, overview, relatives
 
 ITEMS: dict[str, PaperItem] = {
     item.name: item

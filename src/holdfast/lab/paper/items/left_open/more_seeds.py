@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from holdfast.lab.analysis.repetitions import estimate
 from holdfast.lab.experiments import Spec
-from holdfast.lab.paper.claims.left_open import by_seed, paper_mean
+from holdfast.lab.paper.claims.left_open.undecided import by_seed, paper_mean
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.needed_runs import FROM_DATA, accuracy_runs, second_runs

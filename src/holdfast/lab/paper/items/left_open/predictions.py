@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.lab.experiments import Result, Spec
 from holdfast.lab.paper.algorithms import ALGORITHMS, PREDICTIONS
-from holdfast.lab.paper.claims.predictions import forgotten, last_accuracy, over_runs, small_tasks
+from holdfast.lab.paper.claims.left_open.predictions import forgotten, last_accuracy, over_runs, small_tasks
 from holdfast.lab.paper.drawing.tables.accuracy_table import accuracy_table
 from holdfast.lab.paper.findings import NotMeasuredError, Results
 from holdfast.lab.paper.item import PaperItem

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.lab.analysis.repetitions import Estimate
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper.algorithms import ALGORITHMS, WINDOWS, Algorithm
-from holdfast.lab.paper.claims.window import finding, reading
+from holdfast.lab.paper.claims.left_open.window import finding, reading
 from holdfast.lab.paper.drawing.over_categories import over_categories
 from holdfast.lab.paper.drawing.panels import Panel, figure_of, panel_or_reason
 from holdfast.lab.paper.drawing.task_columns import each_task

@@ -1,0 +1,119 @@
+"""From what a Consolidator is given to what it remembers at first: each argument checked, by itself and with others."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from holdfast.errors import ConfigurationError
+from holdfast.forms import Form
+from holdfast.guard.arguments.checked_arguments import (
+    as_form,
+    as_holds,
+    as_measure,
+    checked_anchor,
+    checked_batch_norm,
+    checked_decay,
+    checked_implicit,
+    checked_relative,
+    checked_space,
+    checked_tolerance,
+    device_with_number,
+    named_measures,
+)
+from holdfast.guard.arguments.selection import Protect, Selection
+from holdfast.guard.arguments.strengths import PatternStrengths, checked_strength
+from holdfast.guard.distributed.gathering import Gather, checked_gather
+from holdfast.guard.ledger import Ledger
+from holdfast.guard.memory import AnchorKind, Memory, leans
+from holdfast.guard.merged_space import Space
+from holdfast.holds import Hold
+from holdfast.measures import Measure
+from holdfast.retention import Tolerance
+from holdfast.tensors.storage import Storage
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def new_memory(
+    model: nn.Module,
+    measure: Measure | str,
+    strength: float | Mapping[str, float] | None,
+    protect: Protect,
+    *,
+    relative_strength: float | None,
+    tolerance: float | Tolerance | None,
+    form: Form | str,
+    space: Space,
+    holds: Sequence[Hold | str],
+    decay: float,
+    anchor: AnchorKind,
+    gather: Gather | None,
+    gradient_term: bool,
+    from_scratch: bool,
+    watch: Sequence[Measure | str] | Mapping[str, Measure | str],
+    group: "ProcessGroup | None",
+    batch_norm: str | None,
+    implicit: bool,
+    state_dtype: torch.dtype | None,
+    state_device: torch.device | str | None,
+) -> Memory:
+    """Return what a guard remembers before its first task; the arguments are a Consolidator's."""
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(
+            f"model={type(model).__name__}: expected a torch.nn.Module, as in Consolidator(model, SOS(), strength)."
+        )
+    storage = Storage(state_dtype, None if state_device is None else device_with_number(state_device))
+    driver = as_measure(measure)
+    checked_anchor(anchor, driver, gradient_term=gradient_term)
+    ledgers = _ledgers(driver, as_form(form), watch, storage)
+    driving = ledgers[driver.name]
+    others = as_holds(holds)
+    for each in others:
+        each.check(driving.form)
+    relative = checked_relative(relative_strength, strength, driver)
+    c = 0.0 if relative is not None else checked_strength(1.0 if strength is None else strength)
+    strengths = {"strength": strength, "relative_strength": relative_strength}
+    driving.strengths = PatternStrengths(c) if isinstance(c, dict) else None
+    memory = Memory(
+        model,
+        Selection(protect),
+        ledgers,
+        driver.name,
+        c if isinstance(c, float) else max(c.values()),
+        checked_decay(decay),
+        storage,
+        others,
+        group,
+        gather=checked_gather(gather),
+        anchor_kind=anchor,
+        gradient_term=gradient_term,
+        relative_strength=relative,
+        space=checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit),
+        from_scratch=from_scratch,
+        batch_norm=checked_batch_norm(batch_norm, ledgers, others),
+        implicit=checked_implicit(
+            implicit, driving.form, batch_norm, leans=leans(driving.form, anchor, gradient_term=gradient_term)
+        ),
+        tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
+    )
+    memory.merged.refuse_parts()
+    return memory
+
+
+def _ledgers(
+    driver: Measure, form: Form, watch: Sequence[Measure | str] | Mapping[str, Measure | str], storage: Storage
+) -> dict[str, Ledger]:
+    """Return the account of every measure, by its name: first that of the one that drives the penalty."""
+    found = {driver.name: Ledger(driver, form, storage)}
+    for name, watching in named_measures(watch):
+        if name in found:
+            raise ConfigurationError(
+                f"Two measures are called {name!r}. Give watch as a mapping with a name of your own for each."
+            )
+        if "/" in name:
+            raise ConfigurationError(f"A measure is called {name!r}; expected a name without '/'.")
+        found[name] = Ledger(watching, storage=storage)
+    return found

@@ -1,0 +1,27 @@
+"""Letting go of parameters on purpose, and saying what else goes with them."""
+
+from collections.abc import Collection
+
+from holdfast.errors import ProtectError
+from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.telling import tell
+
+
+def forget_all(memory: Memory, names: Collection[str]) -> None:
+    """Drop all that is known of some parameters, or refuse names that nothing is known of."""
+    for name in names:
+        if not any(name in known for known in (memory.parameters, memory.anchor, memory.merged_anchor)):
+            raise ProtectError(
+                f"{name!r} is not a protected parameter, so nothing was forgotten; see Consolidator.parameters for "
+                "those."
+            )
+    blocks = [matrix.block.parameters for matrix in memory.driving.measured.values()]
+    others = [n for block in blocks if not set(names).isdisjoint(block) for n in block if n not in names]
+    if others:
+        more = f" and {len(others) - 1} other parameter{'s' if others[2:] else ''}" if others[1:] else ""
+        tell(
+            f"What is forgotten had its importance in one matrix with {others[0]!r}{more}, so that nothing holds "
+            "those any more either. Consolidate again, with data of what is to be kept."
+        )
+    for name in names:
+        memory.forget(name)

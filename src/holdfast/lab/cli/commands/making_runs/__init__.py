@@ -1,0 +1,1 @@
+"""Commands that make runs, and how each of them ends."""

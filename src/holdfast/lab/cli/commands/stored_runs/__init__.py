@@ -1,0 +1,1 @@
+"""Commands about runs that are there: listed, compared and drawn."""

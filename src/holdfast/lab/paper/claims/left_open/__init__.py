@@ -1,0 +1,1 @@
+"""What was left open, by the paper or by the first reproduction of it."""

@@ -1,0 +1,1 @@
+"""What we say, of what the paper leaves out."""

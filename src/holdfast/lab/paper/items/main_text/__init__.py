@@ -1,0 +1,1 @@
+"""The table and the figures of the paper's main text."""

@@ -1,0 +1,1 @@
+"""Tables and figures that the paper does not have."""

@@ -1,0 +1,1 @@
+"""What one setting changes about a run, in a file each."""
