@@ -65,6 +65,7 @@ from holdfast.retention.kept_set import SAMPLES, keep, taken
 from holdfast.seeding import undisturbed
 from holdfast.settings import whole_number
 from holdfast.tensors.finite import is_finite
+from holdfast.tensors.sharding import refuse_partitioned
 from holdfast.tensors.storage import Storage
 
 if TYPE_CHECKING:
@@ -397,6 +398,7 @@ class Consolidator:
         """
         memory = self._memory
         self._attachment.watcher.following.refuse_without_inputs()  # there is no strength that it could be of
+        refuse_partitioned(memory.parameters.items())
         coordinates = memory.folding.coordinates(memory.parameters)
         value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
         for hold in memory.beside_the_quadratic:
