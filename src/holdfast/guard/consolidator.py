@@ -45,6 +45,7 @@ from holdfast.guard.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.memory import AnchorKind, Memory, leans
 from holdfast.guard.merged_space import Space
 from holdfast.guard.micro_batches.watching_only import watch_only
+from holdfast.guard.noticing.protection import warn_of_uncalled_adapters
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.saving import state_files
 from holdfast.guard.saving.state import blank_state, from_state, to_state
@@ -694,8 +695,10 @@ class Consolidator:
         memory.refuse_unless_ranks_agree({"within": within})
         norms = norms_of_task(memory, batches, forward)
         memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
-        with norms.folding.put_in_place(), memory.merged.put_in_place():
+        with norms.folding.put_in_place(), memory.merged.put_in_place() as called:
             found = measure_task(memory, norms.batches, forward, within)
+        if batches is not None:
+            warn_of_uncalled_adapters(memory, called)
         for finding in found.values():
             finding.matrices = norms.silenced(finding.matrices)
         if memory.driving.strengths is not None:

@@ -7,6 +7,7 @@ and their importance would be 0 without a sign of it.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ def refuse_nested_backward(outputs: Tensor, parameters: Mapping[str, nn.Paramete
 
     What functions of one's own do in their backward pass can only be seen by running it, once more where there are any.
     """
-    nodes = [] if outputs.grad_fn is None else [outputs.grad_fn, *read_graph(outputs, {})[1]]
+    nodes: list[Any] = [] if outputs.grad_fn is None else [outputs.grad_fn, *read_graph(outputs, {})[1]]
     own = [node for node in nodes if isinstance(node, BackwardCFunction)]
     behind = [GradientEdge(node, place) for each in own for node, place in each.next_functions if node is not None]
     if not behind:
@@ -37,7 +38,7 @@ def refuse_nested_backward(outputs: Tensor, parameters: Mapping[str, nn.Paramete
         for parameter, gradient in kept:
             parameter.grad = gradient
     if hidden:
-        functions = ", ".join(sorted({node.name().removesuffix("Backward") for node in own}))
+        functions = ", ".join(sorted({type(node).__name__.removesuffix("Backward") for node in own}))
         raise ModelError(
             f"{hidden[0]!r} gets its gradient from a backward pass within the backward pass of {functions}, which runs "
             "layers again without a place in autograd's graph: nobody else can differentiate by it, and it would seem "
