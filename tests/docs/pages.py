@@ -15,14 +15,26 @@ def blocks(text, language):
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
-def run_page(name):
+def run_page(name, section=None):
     """Run a page's Python blocks as they stand, in their order, and return the names that they leave."""
-    text, scope = page(name), {}
-    found = list(re.finditer(r"```python\n(.*?)```", text, flags=re.DOTALL))
-    assert found, f"{name} has no code"
+    scope = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="This guard holds nothing yet")  # which other tests let pass
-        for block in found:
-            above = "\n" * text.count("\n", 0, block.start(1))  # so that a traceback has the page's line numbers
-            exec(compile(above + block[1], str(DOCS / name), "exec"), scope)
+        for code in code_of(name, section):
+            exec(compile(code, str(DOCS / name), "exec"), scope)
     return scope
+
+
+def code_of(name, section=None):
+    """Return the Python blocks of a page, or of one of its sections, each at its line: a traceback has the page's."""
+    text = page(name)
+    start, end = 0, len(text)
+    if section is not None:
+        start = text.index(f"\n## {section}\n")
+        end = text.find("\n## ", start + 1)
+        end = len(text) if end < 0 else end
+    found = [
+        block for block in re.finditer(r"```python\n(.*?)```", text, flags=re.DOTALL) if start < block.start() < end
+    ]
+    assert found, f"{name} has no code"
+    return ["\n" * text.count("\n", 0, block.start(1)) + block[1] for block in found]

@@ -10,6 +10,7 @@ from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 import holdfast
 from holdfast.integrations.huggingface import HoldfastCallback
 from tests import oracles
+from tests.docs.pages import run_page
 from tests.integrations import tiny
 from tests.integrations.test_huggingface_losses import assert_agrees, double, logits, one_by_one
 
@@ -155,3 +156,23 @@ def test_kto_with_trl(tmp_path):
         twin, samples, oracles.summed_over_positions(oracles.every_label), torch.square, logits
     )
     assert_agrees({name: value.double() for name, value in guard.importance.items()}, expected, 1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_trls_trainers_hold(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope = run_page("guides/trainers.md", "TRL")
+    policy = scope["policy"]()
+    importance = holdfast.Fisher().measure(policy, scope["old_texts"])
+    for name, guard in scope["held"].items():
+        assert guard.tasks == 2
+        assert all(omega.any() for omega in guard.importance_of("SOS").values()), name  # the trainer's loss was seen
+        held, free = (moved(scope[way][name].model, policy, importance) for way in ("held", "free"))
+        assert held < 0.5 * free, name
+
+
+def moved(model, start, importance):
+    """How far a policy has come, by what its weights matter for the old texts."""
+    begun = dict(start.named_parameters())
+    ways = {name: (p - begun[name]).detach() for name, p in model.named_parameters()}
+    return sum(float((importance[name] * way**2).sum()) for name, way in ways.items())

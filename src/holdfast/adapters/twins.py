@@ -6,7 +6,7 @@ adapter already.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -53,10 +53,17 @@ def _blank(layer: Any) -> Any:
 
 
 @contextlib.contextmanager
-def beside(module: nn.Module, twin: nn.Module) -> Iterator[None]:
-    """Let a module's outputs be the twin's too, for a while, and the twin a part of the module."""
+def beside(module: nn.Module, twin: nn.Module, called: Callable[[], None]) -> Iterator[None]:
+    """Let a module's outputs be the twin's too, for a while, and the twin a part of the module.
+
+    Args:
+        module: the adapted layer.
+        twin: what stands beside it.
+        called: is called whenever the module is.
+    """
 
     def add(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        called()
         x = args[0] if args else next(iter(kwargs.values()))
         weight: Any = twin.weight
         x = x.to(weight.dtype) if x.is_floating_point() else x

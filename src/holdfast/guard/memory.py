@@ -38,7 +38,7 @@ from holdfast.retention import KeptSets, Tolerance
 from holdfast.retention.controller import Control
 from holdfast.tensors.checksums import checksum
 from holdfast.tensors.names import named_modules, named_parameters
-from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, reshard
+from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, refuse_partitioned, reshard
 from holdfast.tensors.storage import Storage
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ class Memory:
     def find_ranks(self) -> None:
         """Find out which processes train the model."""
         refuse_flattened(self.model)
+        refuse_partitioned(self.model.named_parameters())
         self.ranks = ranks_of(self.wrapper or self.model, self.group)
 
     def choose_gathering(self) -> None:

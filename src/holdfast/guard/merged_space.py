@@ -8,7 +8,7 @@ Protected parameters that belong to no adapter, such as a head beside it, are he
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -120,12 +120,16 @@ class MergedSpace:
         return found
 
     @contextlib.contextmanager
-    def put_in_place(self) -> Iterator[None]:
-        """Let each twin's weight be part of what the model computes with, for a while: the outputs stay the same."""
+    def put_in_place(self) -> Iterator[set[str]]:
+        """Let each twin's weight be part of what the model computes with, for a while: the outputs stay the same.
+
+        What this gives are the names of those whose layers were called meanwhile.
+        """
+        called: set[str] = set()
         with contextlib.ExitStack() as stack:
             for name, twin in self.twins.items():
-                stack.enter_context(beside(self.adapters[name].module, twin))
-            yield
+                stack.enter_context(beside(self.adapters[name].module, twin, partial(called.add, name)))
+            yield called
 
     @torch.no_grad()
     def changes(self) -> dict[str, Change]:

@@ -7,10 +7,12 @@ from holdfast.guard.memory import Memory
 from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.holds import Hold
 from holdfast.holds.of_weights.quadratic import penalty_value
+from holdfast.tensors.sharding import refuse_partitioned
 
 
 def penalty_of(memory: Memory, calls: TrainingCalls, *, batches: bool) -> Tensor:
     """Return the penalty, with the losses of holds that run the model only if ``batches``."""
+    refuse_partitioned(memory.parameters.items())
     coordinates = memory.folding.coordinates(memory.parameters)
     value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
     for hold in memory.beside_the_quadratic:

@@ -23,6 +23,7 @@ from holdfast.persample.batches import Batch, BatchReader, Forward, call_model, 
 from holdfast.persample.fallback import Fallback
 from holdfast.persample.isolation.isolated import isolated
 from holdfast.persample.isolation.kept_inputs import KeptInputs
+from holdfast.persample.isolation.nested_backward import refuse_nested_backward
 from holdfast.persample.merged_adapters import refuse_merged
 from holdfast.persample.phi import Phi
 from holdfast.persample.reductions import Arrival, DiagonalReduction, Reduction, at_least_single
@@ -269,6 +270,8 @@ class SampleAccumulator:
     def _add_chunk(self, batch: Batch) -> None:
         uses, outputs = record(self.model, self.parameters, self.forward, batch.inputs)
         check_outputs(outputs, batch.size)
+        if not self.samples:
+            refuse_nested_backward(outputs, self.parameters)
         self.classes = outputs.shape[1] if outputs.ndim == 2 and bool(outputs.isfinite().all()) else None
         plan = self._plan_for(batch, uses, outputs)
         sites, without_rule = ([], set()) if plan is None else self._sites(plan, uses, outputs)

@@ -5,7 +5,7 @@ then happens on each process's own part, with no communication at all.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import torch
@@ -178,6 +178,23 @@ def refuse_flattened(model: nn.Module) -> None:
                 "name, which can be neither measured nor saved. Use FSDP2, which is fully_shard (fsdp_version=2 in "
                 "Accelerate, ModelParallelStrategy in Lightning), or DDP."
             )
+
+
+def refuse_partitioned(parameters: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse parameters of DeepSpeed's ZeRO 3, which are there while a layer runs and empty at any other time."""
+    for name, parameter in parameters:
+        if hasattr(parameter, "ds_id"):  # DeepSpeed's own mark
+            raise ModelError(
+                f"{name!r} is partitioned by DeepSpeed's ZeRO 3: each process has a piece of it, and what has its name "
+                "is empty while no layer runs, so that it can be neither measured nor held. Use ZeRO 1 or 2, with a "
+                "measure from data, and the penalty in the loss: engine.backward(loss + guard.penalty()). Where the "
+                "model has to be sharded, use FSDP2, which is fully_shard."
+            )
+
+
+def is_trained_in_pieces(parameter: Tensor) -> bool:
+    """Whether DeepSpeed's ZeRO trains a parameter as a part of flat tensors, of which it is a copy."""
+    return hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")  # its marks, of ZeRO 1 and 2, and of 3
 
 
 def reshard(model: nn.Module) -> None:

@@ -41,6 +41,78 @@ def test_an_optimiser_that_steps_within_backward_is_told():
     assert all(torch.equal(held[name], free[name]) for name in free)  # which is why
 
 
+def test_optimisers_of_single_parameters_that_step_within_backward_are_seen_where_all_are_attached():
+    def ended(within_backward):
+        model = net()
+        guard = guarded(model, strength=50.0)
+        if not within_backward:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            guard.attach(optimizer)
+            train(model, optimizer, steps=5)
+            return weights(model), guard.path.steps
+        optimizers = {p: torch.optim.AdamW([p], lr=0.01) for p in model.parameters()}
+        guard.attach(*optimizers.values())
+
+        def step(parameter):
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in optimizers:
+            parameter.register_post_accumulate_grad_hook(step)
+        for i in range(5):
+            loss(model, batch(i)).backward()
+        return weights(model), guard.path.steps
+
+    (found, steps), (expected, counted) = ended(within_backward=True), ended(within_backward=False)
+    assert steps == counted == 5
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def as_zero_has_them(model, optimizer):
+    """Do to an optimiser what DeepSpeed's ZeRO 1 does to one that it is given: a flat copy in place of parameters."""
+    parameters = list(model.parameters())
+    flat = torch.cat([p.detach().flatten() for p in parameters]).requires_grad_()
+    for parameter in parameters:
+        parameter._hp_mapping = None
+    optimizer.param_groups[0]["params"] = [flat]
+    flat.grad = torch.ones_like(flat)
+
+
+def test_deepspeeds_flat_copies_are_refused_or_told():
+    model = net()
+    guard = guarded(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    as_zero_has_them(model, optimizer)
+    with pytest.raises(
+        holdfast.OptimizerError, match=r"DeepSpeed's ZeRO.*engine.backward\(loss \+ guard.penalty\(\)\)"
+    ):
+        optimizer.step()
+    guard.detach()
+    guard.consolidate([batch(9)])
+    with pytest.warns(holdfast.HoldfastWarning, match=r"takes a step on what is protected.*DeepSpeed's ZeRO"):
+        optimizer.step()
+    guard.consolidate([batch(9)])
+    (loss(model, batch(0)) + guard.penalty()).backward()  # as the message says
+    optimizer.step()
+
+
+def test_deepspeeds_empty_parameters_are_refused():
+    model = net()
+    guard = guarded(model)
+    for number, parameter in enumerate(model.parameters()):
+        parameter.ds_id, parameter.ds_shape = number, parameter.shape
+        parameter.data = torch.empty(0, dtype=parameter.dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    asked = [
+        guard.penalty, lambda: guard.attach(optimizer), lambda: guard.consolidate([batch(9)]), lambda: guarded(model),
+    ]  # fmt: skip
+    for ask in asked:
+        with pytest.raises(holdfast.ModelError, match=r"partitioned by DeepSpeed's ZeRO 3.*Use ZeRO 1 or 2"):
+            ask()
+    assert guard.tasks == 1
+
+
 def test_one_whose_step_does_nothing_is_told_too():
     """As a Trainer has it, which calls step() whatever has happened within backward()."""
 

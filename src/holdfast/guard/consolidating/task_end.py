@@ -16,6 +16,7 @@ from holdfast.guard.consolidating.ending_tasks import check_data_for_holds, rehe
 from holdfast.guard.consolidating.measuring import Finding, measure_task, rehearse_task
 from holdfast.guard.ledger import TaskImportance
 from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.protection import warn_of_uncalled_adapters
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.holds.base import TaskData, states_kept
 from holdfast.persample.batches import Forward
@@ -75,8 +76,10 @@ def end_task(
     memory.refuse_unless_ranks_agree({"within": within})
     norms = norms_of_task(memory, batches, forward)
     memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
-    with norms.folding.put_in_place(), memory.merged.put_in_place():
+    with norms.folding.put_in_place(), memory.merged.put_in_place() as called:
         found = measure_task(memory, norms.batches, forward, within)
+    if batches is not None:
+        warn_of_uncalled_adapters(memory, called)
     for finding in found.values():
         finding.matrices = norms.silenced(finding.matrices)
     if memory.driving.strengths is not None:

@@ -32,7 +32,7 @@ SHARE = 0.1
 STEP = 3.0
 """What a step costs, in forward passes of its batch: the backward pass is two."""
 OFTEN = 8
-"""The fewest steps between looks: on a GPU a look at a few samples takes about as long as a step of a small network, and
+"""The fewest steps between looks: on a GPU a look at a few samples takes about as long as a small network's step, and
 of a large one that trains in 16 bits too, since outputs are compared in the precision of the weights."""
 USED = 0.8
 """The part of a tolerance that may be used up before a task begins without a word of it."""

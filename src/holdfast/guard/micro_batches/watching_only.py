@@ -39,6 +39,7 @@ from holdfast.measures.base import Seen
 from holdfast.persample.batches import Batch, Forward, call_model, check_batches
 from holdfast.persample.isolation.isolated import differentiated
 from holdfast.persample.isolation.kept_inputs import KeptInputs
+from holdfast.persample.isolation.nested_backward import refuse_nested_backward
 from holdfast.persample.merged_adapters import refuse_merged
 from holdfast.tensors.sharding import is_sharded, like_parameter, local
 from holdfast.tensors.storage import at_hand, put_back, running_dtype
@@ -242,6 +243,8 @@ def _step(memory: Memory, taken: Taken, gradients: Mapping[str, Tensor], samples
 
 
 def _differentiated(memory: Memory, total: Tensor) -> dict[str, Tensor]:
+    if memory.watched is None:
+        refuse_nested_backward(total, memory.measured)
     gradients = torch.autograd.grad(total, list(memory.measured.values()), allow_unused=True)
     return _by_name(memory, gradients)
 

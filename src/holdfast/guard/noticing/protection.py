@@ -80,6 +80,19 @@ def warn_of_fresh_adapters(memory: Memory) -> None:
         )
 
 
+def warn_of_uncalled_adapters(memory: Memory, called: Collection[str]) -> None:
+    """Warn of merged weights that nothing is known of, since nobody called their layers while data was looked at."""
+    missed = [name for name in memory.merged.adapters if name not in called]
+    if missed and any(ledger.measure.needs.data for ledger in memory.ledgers.values()):
+        tell(
+            f"The layers of {_and_others(missed)} were not called while importance was measured, so that it is 0 and "
+            "nothing holds what their adapters add. If the data does not reach them, that is as it should be. If the "
+            "model reads their weights past them, as fused kernels do, measure with the model as it is without those "
+            "and load() what was found into a guard of this one; or leave space out, which holds the adapters' own "
+            "parameters."
+        )
+
+
 class Unheld:
     """Says at a task's first step, and where an optimiser gets further parameters, what of them nothing holds."""
 

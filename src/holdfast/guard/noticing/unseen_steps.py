@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import is_capturing, tell
-from holdfast.guard.steps.optimizers.accepted import ids, trained_by
-from holdfast.tensors.sharding import local
+from holdfast.guard.steps.optimizers.accepted import IN_PIECES, PENALTY_IN_LOSS, ids, trained_by
+from holdfast.tensors.sharding import is_trained_in_pieces, local
 
 PROBES = 8
 """Parameters that are looked at."""
@@ -107,6 +107,9 @@ class UnseenSteps:
             self._told = True
             self._end_probing()
             tell(_not_attached(optimizer, min(passing), len(passing), list(self._attached)))
+        elif self.memory.is_anchored and _trains_pieces(optimizer, self.memory.parameters.values()):
+            self._told = True
+            tell(_IN_PIECES.format(kind=type(optimizer).__name__))
         elif not self.memory.steps and any(_is_copy(optimizer, known) for known in self._attached):
             tell(_COPY.format(kind=type(optimizer).__name__))
 
@@ -211,6 +214,12 @@ def _is_copy(optimizer: Optimizer, attached: Optimizer) -> bool:
     return not made and type(optimizer) is type(attached) and alike
 
 
+def _trains_pieces(optimizer: Optimizer, protected: Iterable[Tensor]) -> bool:
+    """Whether an optimiser seems to be the one inside DeepSpeed's ZeRO that trains the pieces of these parameters."""
+    flat = all(parameter.ndim == 1 for parameter in trained_by(optimizer))
+    return flat and any(is_trained_in_pieces(parameter) for parameter in protected if parameter.requires_grad)
+
+
 def _inside(optimizer: Optimizer) -> list[Optimizer]:
     """Return the optimisers that one wraps, as SAM does its base, or several side by side."""
     held = list(vars(optimizer).values())
@@ -241,6 +250,8 @@ _COPY = (
     "copied model: copy.deepcopy((model, optimizer, guard)) copies all three together; then call attach(optimizer) on "
     "the copied guard. If the copy is to be trained without one, to compare, this is as it should be."
 )
+
+_IN_PIECES = "This {kind} takes a step on what is protected, and nothing holds it. " + f"{IN_PIECES} {PENALTY_IN_LOSS}"
 
 _WITHOUT_GRADIENT = (
     "A step has moved the weights {name!r} though no protected parameter had a gradient: measures along the path (SI, "

@@ -10,6 +10,7 @@ from torch.amp import GradScaler
 from holdfast.errors import OrderError
 from holdfast.guard.distributed.ranks import is_fully_sharded
 from holdfast.guard.memory import Memory
+from holdfast.persample.isolation.nested_backward import refuse_nested_backward
 from holdfast.tensors.sharding import reshard
 from holdfast.tensors.storage import running_dtype
 
@@ -51,6 +52,8 @@ def protected_gradients(memory: Memory, loss: Tensor, scaler: GradScaler | None)
 
         def own_gradients() -> list[Tensor | None]:
             _require_gradient(loss)
+            if not memory.steps:
+                refuse_nested_backward(loss, trained)
             return _gradients(loss, parameters, scaler)
 
         found = memory.ranks.mean(own_gradients, parameters)
@@ -67,6 +70,8 @@ def gradients_of_halves(
 
     def of(loss: Tensor, *, retain_graph: bool) -> list[Tensor | None]:
         _require_gradient(loss)
+        if not memory.steps:
+            refuse_nested_backward(loss, memory.parameters)
         scaled = loss if scaler is None else scaler.scale(loss)
         found = torch.autograd.grad(scaled, parameters, allow_unused=True, retain_graph=retain_graph)
         return list(found)

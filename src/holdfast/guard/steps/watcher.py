@@ -25,6 +25,7 @@ from holdfast.guard.noticing.unseen_steps import UnseenSteps
 from holdfast.guard.steps.implicit_pull import ImplicitPull
 from holdfast.guard.steps.observed import Observed
 from holdfast.guard.steps.optimizers.accepted import (
+    check_optimizer,
     give_each_its_own_gradient,
     is_within_its_own_step,
     read_scaling,
@@ -194,6 +195,7 @@ class StepWatcher:
         if not first and layout is not None and self.layouts.get(optimizer) is layout:
             return layout
         self.layouts.take_in_new(optimizer)
+        check_optimizer(optimizer, self.memory.parameters, self.memory.frozen)  # it may have others since attach()
         layout = self.layouts.make(optimizer)
         if hold:
             self.unheld.look(layout.owned)

@@ -22,6 +22,7 @@ from holdfast.holds.base import Held, Hold
 from holdfast.holds.of_batches.batch_sources import Drawn, GivenBatches, Source
 from holdfast.holds.of_batches.buffers import Buffer, Reservoir
 from holdfast.persample.batches import Batch, BatchReader, call_model
+from holdfast.persample.isolation.nested_backward import refuse_nested_backward
 from holdfast.persample.isolation.process_switches import reentrant_checkpoints_opened
 from holdfast.seeding import derive_seed
 from holdfast.settings import checked_share, require, whole_number
@@ -86,6 +87,7 @@ class BatchHold(Hold):
         """The tasks that were called in a way which a state cannot carry."""
         self.last: Tensor | None = None
         """The loss at the last step, before strength and share."""
+        self._is_differentiable = False
 
     def _as_source(self, given: Buffer | Iterable[Any] | int) -> Source:
         if isinstance(given, int) and not isinstance(given, bool):
@@ -175,6 +177,9 @@ class BatchHold(Hold):
             )
         if any(map(is_sharded, wanted.values())):
             return by_backward(value, held.model, wanted)
+        if not self._is_differentiable:
+            refuse_nested_backward(value, wanted)
+            self._is_differentiable = True
         found = torch.autograd.grad(value, list(wanted.values()), allow_unused=True)
         return {name: g for name, g in zip(wanted, found, strict=True) if g is not None}
 

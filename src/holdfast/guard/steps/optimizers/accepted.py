@@ -8,9 +8,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
 from holdfast.errors import OptimizerError
-from holdfast.tensors.sharding import local
+from holdfast.tensors.sharding import is_trained_in_pieces, local
 
 T = TypeVar("T")
+
+
+IN_PIECES = "DeepSpeed's ZeRO trains flat copies of the parameters, each process its own piece of them."
+PENALTY_IN_LOSS = (
+    "No hook sees what the model's own parameters get there: do not attach(), take a measure from data, such as "
+    "Fisher(), and give the penalty to the loss, engine.backward(loss + guard.penalty()); or train without ZeRO "
+    "(stage 0), where attach(engine.optimizer) is all."
+)
 
 
 def trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
@@ -94,6 +102,8 @@ def _advice(trained: Iterable[Tensor], protected: Iterable[nn.Parameter]) -> str
             "All of them are frozen (requires_grad=False), so no step moves them and there is nothing to hold. Protect "
             "what is trained: protect='*lora_*' for an adapter, for instance."
         )
+    if any(map(is_trained_in_pieces, protected)):
+        return f"{IN_PIECES} {PENALTY_IN_LOSS}"
     sixteen_bit = {parameter.shape for parameter in protected if parameter.dtype.itemsize < 4}
     if any(parameter.dtype.itemsize >= 4 and parameter.shape in sixteen_bit for parameter in trained):
         return (
