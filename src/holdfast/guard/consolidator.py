@@ -192,6 +192,7 @@ class Consolidator:
             anchor_kind=anchor,
             gradient_term=gradient_term,
             relative_strength=relative,
+            strength_given=any(given is not None for given in (strength, relative_strength, tolerance)),
             space=checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit),
             from_scratch=from_scratch,
             batch_norm=checked_batch_norm(batch_norm, ledgers, others),
@@ -268,6 +269,7 @@ class Consolidator:
                 f"tolerance={value!r} for a Consolidator that was made with a strength. Make one with a tolerance."
             )
         self._memory.tolerance = dataclasses.replace(self._memory.tolerance, nats=value)
+        self._memory.strength_given = True
 
     @property
     def kept(self) -> KeptSets:
@@ -870,7 +872,11 @@ class Consolidator:
         """Take over a state, after checking that it is whole and of this model and these measures."""
         self._memory.refresh()
         memory = self._memory
+        given = memory.said_strength if memory.strength_given else None
         from_state(memory, state)
+        memory.strength_given = False
+        if given not in (None, memory.said_strength):
+            tell(_OTHER_STRENGTH.format(given=given, then=memory.said_strength))
         if memory.is_anchored:  # importance of others comes without the strength that a relative one is to find
             memory.strength = self._strength_found(memory.driving.total, memory.folding.silent)
         self._attachment.watcher.measures.observed = Observed()
@@ -1033,3 +1039,9 @@ class Consolidator:
 def _checked_bytes(within: int | None) -> int | None:
     """Return a number of bytes, or say what was expected of it."""
     return None if within is None else whole_number("within", within, "a whole number of bytes, at least 1", least=1)
+
+
+_OTHER_STRENGTH = (
+    "This guard was made with {given}, and the state that it has taken over has {then}, which holds from now on. If "
+    "that is meant, make the guard with {then}, or with none; if not, set it again after loading."
+)

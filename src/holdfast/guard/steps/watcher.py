@@ -21,6 +21,7 @@ from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.moving_statistics import MovingStatistics
 from holdfast.guard.noticing.protection import Unheld
 from holdfast.guard.noticing.stability import Stability
+from holdfast.guard.noticing.task_share import TaskShare
 from holdfast.guard.noticing.unseen_steps import UnseenSteps
 from holdfast.guard.steps.bundles import Bundle, Single
 from holdfast.guard.steps.closures import Beginning, Beginnings, closure_in, guarded, with_closure
@@ -57,6 +58,7 @@ class StepWatcher:
         self.implicit = ImplicitPull(memory)
         self.following = Following(memory, self.calls)
         self._stability = Stability(memory)
+        self._task_share = TaskShare(memory)
         self._statistics = MovingStatistics(memory)
         self._overwriters = Overwriters()
         self._forget_step()
@@ -156,6 +158,7 @@ class StepWatcher:
         hold = hold and not closure
         if hold:
             self.before_step(owned)
+            self._task_share.note(optimizer, owned)
         self._carry_over(hold=hold)
         strength = 2 * memory.strength * scaling.factor if hold and not memory.implicit else 0.0
         pulls = pulls_of(memory, Moving(owned, layout.moved, self.calls, scaling.factor)) if hold else []
@@ -176,6 +179,7 @@ class StepWatcher:
         if measures.waiting and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)
         add_pulls(bundles, layout.moved, pulls, scaling.factor, in_place=not measures.waiting)
+        self._task_share.look(optimizer, owned)
         self._count_step(bundles)
         if not closure and (strength or measures.every or memory.holds):
             self._lend(bundles)

@@ -43,10 +43,11 @@ class Categorical(Likelihood):
         if targets.shape == outputs.shape:
             return _from_shares(targets, outputs, class_dim, needed)
         expected = without_classes(outputs, class_dim)
-        if needed or targets.is_floating_point() or (1 < targets.ndim == len(expected) and targets.shape != expected):
-            return _checked_labels(targets, outputs, class_dim)
-        # Other labels of whole samples, which are not needed, say nothing of positions.
-        return targets.to(outputs.device).reshape(len(outputs), -1).long() if targets.shape == expected else None
+        # Labels of whole samples that are not needed, of outputs with positions, say nothing of those.
+        fitting = targets.ndim == len(expected) > 1 or targets.shape == expected
+        return (
+            _checked_labels(targets, outputs, class_dim) if needed or targets.is_floating_point() or fitting else None
+        )
 
     def exact(self, z: Tensor, phi: Phi, positions: Positions) -> tuple[int, RowMaker]:
         """Return rows over labels, one fewer for a square."""
@@ -129,10 +130,15 @@ def _checked_labels(targets: Tensor, outputs: Tensor, class_dim: int) -> Tensor:
             + (_LEARNED_PROMPT if longer else "")
         )
     labels = targets.to(outputs.device).reshape(len(outputs), -1).long()
-    bad = (labels != IGNORED) & ((labels < 0) | (labels >= outputs.shape[class_dim]))
+    classes = outputs.shape[class_dim]
+    bad = (labels != IGNORED) & ((labels < 0) | (labels >= classes))
     if bool(bad.any()):
+        sample, position = bad.nonzero()[0].tolist()
+        place = f"of sample {sample}" + (f", position {position}," if labels.shape[1] > 1 else "")
         raise BatchError(
-            f"Label {labels[bad][0].item()} is outside 0..{outputs.shape[class_dim] - 1}, the classes of the model's "
-            f"outputs ({IGNORED} marks a position that does not count)."
+            f"Label {labels[sample, position].item()} {place} is outside 0..{classes - 1}, the classes of the model's "
+            f"{classes} outputs ({IGNORED} marks a position that does not count; samples are counted from 0 in what "
+            "is measured at once). Give labels of these outputs, for a head of its own counted from its first class; "
+            "or leave them out where labels='exact' or 'sampled' needs none."
         )
     return labels
