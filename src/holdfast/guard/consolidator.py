@@ -229,9 +229,12 @@ class Consolidator:
         """The strength c of the penalty, or those by patterns of names; may be set at any time, as either.
 
         With a relative strength it is 0, and nothing is held, until the first consolidation finds it; to set it is to
-        do without that relative one from now on. Where it follows a tolerance it cannot be set.
+        do without that relative one from now on. Where it follows a tolerance it cannot be set, and is 0 before the
+        first step that it holds.
         """
         memory = self._memory
+        if memory.tolerance is not None and memory.control.log_start is None:
+            return 0.0
         strengths = memory.driving.strengths
         return memory.strength if strengths is None else strengths.times(memory.strength)
 

@@ -1,5 +1,4 @@
-"""A strength that SGD cannot bear is told before it has done harm, one that leaves Adam no step for the task after a few
-steps, and one that they can bear is not."""
+"""A strength that SGD cannot bear is told before it has done harm, and one that leaves Adam no step soon after."""
 
 import dataclasses
 import re

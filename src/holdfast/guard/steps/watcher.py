@@ -375,7 +375,7 @@ class StepWatcher:
                 raise NotFiniteError(
                     f"The weights {name!r} themselves are not finite any more, at step {step} of this task; the "
                     "step was not taken. Training has diverged, by a learning rate or a strength "
-                    f"(here {self.memory.strength:g}) that is too large: restore an earlier checkpoint. No batch is at "
+                    f"(here {self.memory.said_strength}) that is too large: restore an earlier checkpoint. No batch is at "
                     "fault."
                 )
 
