@@ -32,7 +32,7 @@ def test_a_batch_that_no_task_can_fill_is_refused():
 
 def test_a_skip_of_whole_tasks_is_refused_before_anything_runs(tmp_path):
     spec = small_spec(measure="SOS", measure_settings={"skip": 10})
-    with pytest.raises(ConfigurationError, match="skip=10.* for a task of 10 steps"):
+    with pytest.raises(ConfigurationError, match=r"skip=10.* for a task of 10 steps"):
         execute([small_spec(), spec], tmp_path)
     assert not list(tmp_path.rglob("result.json"))
     StepCounts(Datasets()).of(small_spec(measure="SOS", measure_settings={"skip": 9}))

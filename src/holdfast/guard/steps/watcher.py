@@ -374,8 +374,8 @@ class StepWatcher:
             if not _looks_finite(parameter.detach()):
                 raise NotFiniteError(
                     f"The weights {name!r} themselves are not finite any more, at step {step} of this task; the "
-                    "step was not taken. Training has diverged, by a learning rate or a strength "
-                    f"(here {self.memory.said_strength}) that is too large: restore an earlier checkpoint. No batch is at "
+                    "step was not taken. Training has diverged, by a learning rate or a strength (here "
+                    f"{self.memory.said_strength}) that is too large: restore an earlier checkpoint. No batch is at "
                     "fault."
                 )
 

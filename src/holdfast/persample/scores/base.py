@@ -53,7 +53,7 @@ class Score(ABC):
         """Return this score with whatever it leaves open settled by a batch: its outputs, targets and what it told."""
         return self
 
-    def check_labels(self, outputs: Tensor, targets: Tensor) -> None:
+    def check_labels(self, outputs: Tensor, targets: Tensor) -> None:  # noqa: B027 (most scores have none)
         """Refuse labels that no output stands for, though they may not be needed: something else is wrong then."""
 
     def logits(self, outputs: Tensor) -> Iterator[Tensor]:
