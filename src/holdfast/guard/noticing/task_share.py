@@ -67,8 +67,8 @@ class TaskShare:
         step = self._step(owned)
         if (STEPS <= step < LATER - STEPS) or step >= LATER or is_capturing() or sgd_groups(optimizer):
             return
-        importance = memory.largest_importance
-        grads = {name: p.grad for name, p in owned.items() if name in importance}
+        held_by = {name for matrix in memory.driving.held.values() for name in matrix.block.parameters}
+        grads = {name: p.grad for name, p in owned.items() if name in held_by or name in memory.held_elsewhere}
         self._noted = {n: _some(g) for n, g in grads.items() if g is not None and not g.is_sparse and local(g).numel()}
 
     def look(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
