@@ -192,7 +192,7 @@ class Consolidator:
             anchor_kind=anchor,
             gradient_term=gradient_term,
             relative_strength=relative,
-            strength_given=any(given is not None for given in (strength, relative_strength, tolerance)),
+            strength_given=strength is not None or relative_strength is not None,
             space=checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit),
             from_scratch=from_scratch,
             batch_norm=checked_batch_norm(batch_norm, ledgers, others),
@@ -272,7 +272,6 @@ class Consolidator:
                 f"tolerance={value!r} for a Consolidator that was made with a strength. Make one with a tolerance."
             )
         self._memory.tolerance = dataclasses.replace(self._memory.tolerance, nats=value)
-        self._memory.strength_given = True
 
     @property
     def kept(self) -> KeptSets:
@@ -1046,5 +1045,5 @@ def _checked_bytes(within: int | None) -> int | None:
 
 _OTHER_STRENGTH = (
     "This guard was made with {given}, and the state that it has taken over has {then}, which holds from now on. If "
-    "that is meant, make the guard with {then}, or with none; if not, set it again after loading."
+    "that is meant, make the guard with {then}, or with none; if not, set guard.strength after loading."
 )
