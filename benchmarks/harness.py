@@ -12,8 +12,6 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 PACKAGES = ("torch", "backpack-for-pytorch", "nngeometry", "avalanche-lib", "curvlinops-for-pytorch", "kronfluence")
 
@@ -93,18 +91,13 @@ class Report:
         self.ratios.append(Ratio(name, self.median(above) / self.median(below), target, at_least))
 
     def show(self) -> None:
-        console = Console()
-        for table in (self._times(), self._ratios()):
-            if table.row_count:
-                console.print(table)
-        for note in self.notes:
-            console.print(f"- {note}", markup=False, highlight=False)
+        """Print what :meth:`write` writes of it, with nothing but torch installed."""
+        print("\n".join([self.title, "", *self._tables(), *(f"- {note}" for note in self.notes)]))
 
     def write(self, folder: Path) -> None:
         """Write ``<name>.json`` and ``<name>.md``."""
         folder.mkdir(parents=True, exist_ok=True)
         where = surroundings(self.name)
-        rows = [ratio.cells() for ratio in self.ratios]
         document = {
             **where,
             "title": self.title,
@@ -121,12 +114,7 @@ class Report:
         (folder / f"{self.name}.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         lines = [f"# {self.title}", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
         lines += [*(f"- {note}" for note in self.notes), ""]
-        if rows:
-            lines += ["| ratio | measured | target | met |", "|---|---|---|---|"]
-            lines += [f"| {' | '.join(cells)} |" for cells in rows] + [""]
-        if self.seconds:
-            lines += ["| case | median time | fastest | slowest |", "|---|---|---|---|"]
-            lines += [f"| {' | '.join(cells)} |" for cells in self._time_cells()] + [""]
+        lines += self._tables()
         for heading, table in self.details.items():
             lines += [f"## {heading}", "", *table, ""]
         (folder / f"{self.name}.md").write_text("\n".join(lines))
@@ -138,17 +126,16 @@ class Report:
             found.append((case, *(_seconds(t * scale) for t in (statistics.median(times), min(times), max(times)))))
         return found
 
-    def _times(self) -> Table:
-        table = Table("case", "median", "fastest", "slowest", title=self.title)
-        for cells in self._time_cells():
-            table.add_row(*cells)
-        return table
-
-    def _ratios(self) -> Table:
-        table = Table("ratio", "measured", "target", "met", title=self.title)
-        for ratio in self.ratios:
-            table.add_row(*ratio.cells())
-        return table
+    def _tables(self) -> list[str]:
+        """Return the ratios and the times, as lines of Markdown."""
+        lines: list[str] = []
+        if self.ratios:
+            lines += ["| ratio | measured | target | met |", "|---|---|---|---|"]
+            lines += [f"| {' | '.join(ratio.cells())} |" for ratio in self.ratios] + [""]
+        if self.seconds:
+            lines += ["| case | median time | fastest | slowest |", "|---|---|---|---|"]
+            lines += [f"| {' | '.join(cells)} |" for cells in self._time_cells()] + [""]
+        return lines
 
 
 def surroundings(name: str) -> dict[str, str]:

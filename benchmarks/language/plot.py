@@ -76,7 +76,7 @@ def _panel(axes: Axes, here: Sequence[Point]) -> None:
         line = [(p.lost, p.share) for p in sorted(here, key=lambda p: p.strength) if p.measure == name and p.share]
         if not line:
             continue
-        shape = {"marker": "X", "markersize": 9, "linestyle": "none", "color": "#1f2328", "zorder": 5}
+        shape = {"marker": "X", "markersize": 9, "linestyle": "none", "color": colour(FINE_TUNE), "zorder": 5}
         if name != FINE_TUNE:
             shade = SHADES[name] if name in SHADES else colour(name)
             shape = {"marker": MARKERS[name], "color": shade, "linewidth": 1.3, "markersize": 5, "zorder": 3}

@@ -37,7 +37,7 @@ def draw(looked: Sequence[Looked], path: Path) -> None:
             _line(axes, looked, name, label=label, color=shade, linestyle=line)
         free = [lost(looked, seed, "fine-tuning", 1.0, averaged=True) for seed in seeds_of(looked, "fine-tuning")]
         there = Mean.over([value for value in free if value is not None]).value
-        axes.plot([1.0], [there], "X", markersize=9, color="#1f2328", label="fine-tuning")
+        axes.plot([1.0], [there], "X", markersize=9, color=colour("fine-tuning"), label="fine-tuning")
         axes.grid(visible=True, axis="both")
         axes.set_xlim(GAINS[0], 1.005)
         axes.set_ylim(bottom=0.0)

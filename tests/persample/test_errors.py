@@ -34,8 +34,9 @@ class Returns(nn.Module):
             BatchError,
             r"needs the true label of every sample and got none. Give batches of \(inputs, targets\)",
         ),
-        ([(X, torch.tensor([0, 2, 1]))], "true", BatchError, r"Label 2 is outside 0\.\.1"),
-        ([(X, torch.tensor([0, -1, 1]))], "true", BatchError, r"Label -1 is outside 0\.\.1"),
+        ([(X, torch.tensor([0, 2, 1]))], "true", BatchError, r"Label 2 of sample 1 is outside 0\.\.1, .* 2 outputs"),
+        ([(X, torch.tensor([0, 1, 12]))], "exact", BatchError, r"Label 12 of sample 2 is outside 0\.\.1, .* 2 outputs"),
+        ([(X, torch.tensor([0, -1, 1]))], "true", BatchError, r"Label -1 of sample 1 is outside 0\.\.1"),
         (
             [(X, torch.zeros(3, 1).long())],
             "true",

@@ -184,9 +184,12 @@ class Consolidator:
         """The strength c of the penalty, or those by patterns of names; may be set at any time, as either.
 
         With a relative strength it is 0, and nothing is held, until the first consolidation finds it; to set it is to
-        do without that relative one from now on. Where it follows a tolerance it cannot be set.
+        do without that relative one from now on. Where it follows a tolerance it cannot be set, and is 0 before the
+        first step that it holds.
         """
         memory = self._memory
+        if memory.tolerance is not None and memory.control.log_start is None:
+            return 0.0
         strengths = memory.driving.strengths
         return memory.strength if strengths is None else strengths.times(memory.strength)
 
@@ -687,7 +690,11 @@ class Consolidator:
         """Take over a state, after checking that it is whole and of this model and these measures."""
         self._memory.refresh()
         memory = self._memory
+        given = memory.said_strength if memory.strength_given else None
         from_state(memory, state)
+        memory.strength_given = False
+        if given not in (None, memory.said_strength):
+            tell(_OTHER_STRENGTH.format(given=given, then=memory.said_strength))
         if memory.is_anchored:  # importance of others comes without the strength that a relative one is to find
             memory.strength = found_strength(memory, memory.driving.total, memory.folding.silent)
         self._attachment.watcher.measures.observed = Observed()
@@ -735,3 +742,9 @@ class Consolidator:
         self._memory = state["_memory"]
         self._attachment = Attachment(self._memory)
         self._going_back = GoingBack(self._memory, self._attachment)
+
+
+_OTHER_STRENGTH = (
+    "This guard was made with {given}, and the state that it has taken over has {then}, which holds from now on. If "
+    "that is meant, make the guard with {then}, or with none; if not, set guard.strength after loading."
+)

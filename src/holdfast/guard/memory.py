@@ -90,6 +90,8 @@ class Memory:
     """Whether the gradients of the tasks' own losses are part of the hold."""
     relative_strength: float | None = None
     """s, where c is found from it at the first consolidation, or was."""
+    strength_given: bool = False
+    """Whether a user has said how strongly, rather than left it at what is usual or at what a state has."""
     tilt: dict[str, Tensor] = field(default_factory=dict)
     """r, how the sum of all tasks' penalties leans at θ*, where that is not its centre."""
     space: Space = "weights"
@@ -220,7 +222,7 @@ class Memory:
 
     def hold_by(self, strength: float, strengths: PatternStrengths | None, relative: float | None) -> None:
         """Hold by another strength from now on; none of it is checked any more."""
-        self.strength, self.relative_strength = strength, relative
+        self.strength, self.relative_strength, self.strength_given = strength, relative, True
         if strengths is not None or self.driving.strengths is not None:
             self.driving.strengths = strengths
             self.driving.settle(self.driving.total)
@@ -253,14 +255,15 @@ class Memory:
     def largest_importance(self) -> dict[str, float]:
         """The largest eigenvalue of each parameter's Q, for the diagonal its largest Ω.
 
-        Found once for every total, and once more where the model has changed, whose adapters may be others then.
-        Of sharded parameters, that over all processes' parts.
+        Found once for every total, and once more where the model has changed; of adapters, which may be switched and
+        have moved, every time. Of sharded parameters, that over all processes' parts.
         """
         held = self.driving.held
         if self._largest is None or self._largest[0] is not held or self._largest[1] != self.version:
             found = self._largest_of_weights() if self.driving.form.elementwise else self._largest_of_blocks()
-            self._largest = held, self.version, found | self._largest_of_adapters(found)
-        return self._largest[2]
+            self._largest = held, self.version, found
+        found = self._largest[2]
+        return found | self._largest_of_adapters(found) if self.merged.adapters else found
 
     def _largest_of_blocks(self) -> dict[str, float]:
         most = {matrix.block: float(matrix.largest_eigenvalue()) for matrix in self.driving.held.values()}

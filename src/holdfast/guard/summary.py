@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from holdfast.adapters import whole
 from holdfast.guard.distributed.sharded_matrices import ShardedMatrix
 from holdfast.guard.ledger import diagonal_of
 from holdfast.guard.memory import Memory
@@ -93,7 +94,8 @@ def _held(memory: Memory) -> list[str]:
         lines.append(f"consolidated, and no longer in the model: {gone[0]}{_and_more(gone)}")
     diagonal = {name: local(omega) for name, omega in memory.driving.diagonal.items()}
     lines.append(f"importance {spread(diagonal.values())}")
-    if there := {name: p for name, p in held.items() if name in memory.anchor}:
+    there = {name: p for name, p in held.items() if name in memory.anchor and name not in memory.merged.names}
+    if there or memory.merged_anchor:
         lines.append(_moved(memory, there))
     if any(map(is_sharded, held.values())):
         lines.append("(the model is sharded: these are the numbers of this process's part)")
@@ -109,12 +111,16 @@ def _centre(memory: Memory) -> str:
 
 @torch.no_grad()
 def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
-    """Return how far weights are from the anchor, and what the penalty comes to."""
-    moved = size = penalty = lean = 0.0
+    """Return how far weights are from the anchor, and what the penalty comes to.
+
+    Adapters are told of by D of the weights that they are merged with, whose own length is never read.
+    """
+    penalty = lean = 0.0
     since = "from there" if memory.anchor_kind == "mean" and not memory.leans else "since"
     diagonal, coordinates = diagonal_of(memory.driving.held), memory.folding.coordinates(held)
     strengths = memory.driving.strengths
-    farthest, most = "", -1.0
+    moved: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     for name, parameter in held.items():
         if name not in coordinates:  # part of a folded map, and held as that
             continue
@@ -122,32 +128,41 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
         theta = local(coordinates[name].detach()).to(widest_dtype(parameter.device))
         anchor = local(at_hand(memory.anchor[name], parameter)).to(theta.dtype)
         square = (theta - anchor).square_()
-        own, base = float(square.sum()), float(anchor.square().sum())
-        moved, size = moved + own, size + base
+        moved[name], sizes[name] = float(square.sum()), float(anchor.square().sum())
         if name in diagonal:
             penalty += memory.strength * float((local(at_hand(diagonal[name], parameter)) * square).sum())
         if name in memory.tilt:
             factor = 1.0 if strengths is None else strengths.factor([name])
             lean += factor * float((local(at_hand(memory.tilt[name], parameter)) * (theta - anchor)).sum())
-        share = own / base if base else math.inf if own else 0.0
-        if share > most:
-            farthest, most = name, share
-    if not math.isfinite(moved):
+    merged = memory.merged.hold(memory.merged_anchor)
+    for name in merged.adapters:
+        d = whole(merged.displacement(name))
+        moved[name] = float(d.to(widest_dtype(d.device)).square().sum())
+    if not math.isfinite(sum(moved.values())):
         return "some weights are not finite any more: training has diverged"
-    if not moved:
+    if not any(moved.values()):
         return f"no weight has moved {since}"
-    whose = f", most in {farthest} ({_percent(most)})" if len(held) > 1 else ""
-    far = f", {_percent(moved / size)} of their length" if size else ""
-    so_far = f"moved {since} by {math.sqrt(moved):.3g}{far}{whose}"
+    so_far = f"moved {since} by {math.sqrt(sum(moved.values())):.3g}{_farthest(moved, sizes)}"
     if any(isinstance(matrix, ShardedMatrix) for matrix in memory.driving.total.values()):
         return f"{so_far}; guard.penalty(), asked on every process, tells the penalty"  # others would have to be here
     if not memory.driving.form.elementwise:
         maps = memory.folding.coordinates(memory.parameters)
         penalty = float(penalty_value(maps, memory.driving.held, memory.anchor, memory.strength))
     penalty -= 2 * memory.strength * lean
-    merged = memory.merged.hold(memory.merged_anchor).value_of(memory.driving.held, memory.strength)
-    penalty += 0.0 if merged is None else float(merged)
+    of_merged = merged.value_of(memory.driving.held, memory.strength)
+    penalty += 0.0 if of_merged is None else float(of_merged)
     return f"{so_far}; the penalty is {penalty:.3g}"
+
+
+def _farthest(moved: Mapping[str, float], sizes: Mapping[str, float]) -> str:
+    """Return how much of weights' length their way is, and which went farthest, from squares; some sizes may lack."""
+    if len(sizes) < len(moved):
+        name = max(moved, key=moved.__getitem__)
+        return f" in merged weights, most in {name} ({math.sqrt(moved[name]):.3g})"
+    shares = {n: own / sizes[n] if sizes[n] else math.inf if own else 0.0 for n, own in moved.items()}
+    name, size = max(shares, key=shares.__getitem__), sum(sizes.values())
+    far = f", {_percent(sum(moved.values()) / size)} of their length" if size else ""
+    return far + (f", most in {name} ({_percent(shares[name])})" if len(moved) > 1 else "")
 
 
 def _percent(share: float) -> str:

@@ -101,6 +101,7 @@ class SampleAccumulator:
         refuse_merged(model, self.parameters)
         self.device = next(iter(self.parameters.values())).device
         self.forward = KeptInputs(forward or call_model)
+        self._chooses_outputs = forward is not None  # such as those of a head, of whose classes labels need not be
         self.limit = samples
         self.budget = budget or (CPU_BUDGET if self.device.type == "cpu" else ACCELERATOR_BUDGET)
         self.generator = generator or _generator_from_global_state(self.device)
@@ -282,6 +283,8 @@ class SampleAccumulator:
         self._without_rule |= without_rule
         precise, labels = outputs.detach(), batch.labels_for(outputs)
         score = self._settled(outputs, labels)
+        if labels is not None and not self._chooses_outputs:
+            score.check_labels(outputs, labels)
         if score.softmax:
             precise = precise_outputs(self.model, self.forward, batch.inputs, outputs, score)
         rows = score.rows(precise, labels, self.phi, self.generator)

@@ -536,6 +536,7 @@ def test_a_guard_says_what_is_kept_and_lost():
     model = net()
     guard = guarded(model, kept=None)
     assert "tolerance 0.05 nats" in repr(guard)
+    assert guard.strength == 0  # which nobody has given, and nothing has found yet
     assert "none yet, and it takes some before the first held step" in repr(guard)
     guard.keep(KEPT, "old")
     assert "keeps 'old' (40 samples); not looked at in this task yet" in repr(guard)

@@ -1,4 +1,4 @@
-"""A strength that SGD cannot bear is told before it has done harm, and one that it can bear is not."""
+"""A strength that SGD cannot bear is told before it has done harm, and one that leaves Adam no step soon after."""
 
 import dataclasses
 import re
@@ -10,6 +10,7 @@ from torch import nn
 
 import holdfast
 from holdfast.guard.noticing.stability import largest_curvature, rounded_down
+from holdfast.guard.noticing.task_share import STEPS
 from tests.guard.sam import SAM
 
 SETTINGS = [
@@ -183,3 +184,46 @@ def test_what_is_not_trained_or_was_forgotten_is_not_told_of():
     optimizer.zero_grad()
     model[0](torch.ones(1, 3)).sum().backward()
     optimizer.step()
+
+
+def left_for_a_second_task(strength, form="diagonal", steps=STEPS, **settings):
+    """Train on a second task with Adam; return what a diagonal's pull leaves it of the steps, by the formula."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    x, y = torch.randn(64, 6, dtype=torch.float64), torch.randint(0, 3, (64,))
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength, form=form, **settings)
+    guard.consolidate([(x, y)])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    parts = []
+
+    def brute_force(*_):
+        left = whole = 0.0
+        for name, p in model.named_parameters():
+            pull = 2 * strength * guard.importance[name] * (p.detach() - guard.anchor[name])
+            left += float((p.grad**2 / (p.grad**2 + pull**2).sqrt()).nansum())
+            whole += float(p.grad.abs().sum())
+        parts.append((left, whole))
+
+    optimizer.register_step_pre_hook(brute_force)
+    guard.attach(optimizer)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x.flip(1)), y.flip(0)).backward()
+        optimizer.step()
+    left, whole = map(sum, zip(*parts[1:STEPS], strict=True))
+    return left / whole
+
+
+@pytest.mark.parametrize("form", ["diagonal", "rotated"])
+def test_a_hold_that_leaves_adam_no_step_for_the_task_is_told_once(form):
+    left_for_a_second_task(1.0, form, steps=2 * STEPS)
+    with pytest.warns(holdfast.HoldfastWarning, match="strength=1e.08 is far too much.*tolerance=.*implicit") as told:
+        share = left_for_a_second_task(1e8, form, steps=2 * STEPS)
+    assert len(told) == 1
+    if form == "diagonal":
+        assert f"Adam has {share:.1%} of its first steps left" in str(told[0].message)
+    left_for_a_second_task(1e8, form, steps=STEPS - 1)
+
+
+def test_an_implicit_hold_leaves_adam_its_step():
+    left_for_a_second_task(1e8, implicit=True)

@@ -96,6 +96,17 @@ def saved(tmp_path):
     return guard, path
 
 
+def test_a_state_that_brings_another_strength_says_so(saved):
+    guard, path = saved
+    with pytest.warns(holdfast.HoldfastWarning, match="made with strength=3, and the state .* has strength=2"):
+        guard.load(path)
+    guard.load(path)  # which changes nothing any more
+    for options in ({"strength": 2.0}, {}):
+        holdfast.Consolidator(guard.model, holdfast.Fisher(), **options).load(path)
+    with pytest.warns(holdfast.HoldfastWarning, match="made with relative_strength=5, and the state .* strength=2"):
+        holdfast.Consolidator(guard.model, holdfast.Fisher(), relative_strength=5.0).load(path)
+
+
 def test_files_of_no_use_are_refused_and_nothing_is_lost(saved, tmp_path):
     guard, path = saved
     content = path.read_bytes()
@@ -207,6 +218,7 @@ def test_a_layer_that_was_frozen_before_the_state_was_saved_is_no_other_model(tm
 
 def test_a_state_that_is_loaded_in_inference_mode_serves_in_training(saved):
     guard, path = saved
+    guard.strength = 2.0
     with torch.inference_mode():
         guard.load(path)
     assert not any(tensor.is_inference() for tensor in guard.state_dict()["tensors"].values())

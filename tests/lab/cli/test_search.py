@@ -21,6 +21,14 @@ def find(call, tmp_path):
     return in_store
 
 
+def test_what_run_can_ask_for_search_can_too(find, tmp_path):
+    unlike = ("--sizes", "1,0.5", "--order", "1,0", "--rate-decay", "0.5", "--tasks", "2", "--search-seeds", "1")
+    shown = find("permuted-digits", "-m", "si", "--from", "10", "--to", "10", "--seeds", "1", "--no-reinit", *unlike)
+    assert shown.exit_code == 0
+    specs = [result.spec for result in Store(tmp_path / "store").results()]
+    assert {(spec.sizes, spec.order, spec.settings.rate_decay) for spec in specs} == {((1.0, 0.5), (1, 0), 0.5)}
+
+
 def last_event(shown):
     return json.loads(shown.stdout.splitlines()[-1])
 

@@ -91,6 +91,7 @@ def new_memory(
         anchor_kind=anchor,
         gradient_term=gradient_term,
         relative_strength=relative,
+        strength_given=strength is not None or relative_strength is not None,
         space=checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit),
         from_scratch=from_scratch,
         batch_norm=checked_batch_norm(batch_norm, ledgers, others),

@@ -126,12 +126,13 @@ class Unheld:
                 self._told.add(_EVERYTHING)
                 tell(_NOTHING_YET.format(strength=memory.said_strength, measure=memory.driver))
             return
-        if not any(memory.largest_importance.values()):
+        largest = memory.largest_importance
+        if not any(largest.values()):
             self._told.add(_EVERYTHING)
             tell(_NOTHING_MATTERS.format(measure=memory.driver))
             return
         frozen = [name for name in owned if name in memory.left_frozen and name not in self._told]
-        thawed = [name for name in frozen if not memory.largest_importance.get(name)]
+        thawed = [name for name in frozen if not largest.get(name)]
         if thawed:
             self._told |= set(thawed)
             tell(_THAWED.format(names=_and_others(thawed)))

@@ -47,23 +47,27 @@ class Stability:
         groups, rates = sgd_groups(optimizer), sgd_rates(optimizer)
         if not groups:
             return
-        known = (memory.version, memory.strength, rates)
+        # Which adapters act is known by what has a gradient: a switch says nothing to the guard.
+        acting = {n for n, p in owned.items() if p.grad is not None} if memory.space == "merged" else set()
+        known = (memory.version, memory.strength, rates, acting)
         if self._checked.get(optimizer) == known:
             return
         # What has no gradient is not moved away, and has nothing to swing back from.
         names = {id(parameter): name for name, parameter in owned.items() if parameter.grad is not None}
+        largest = memory.largest_importance
         for group, (rate, *_) in zip(groups, rates, strict=True):
-            held = {names[id(p)] for p in group["params"] if id(p) in names} & memory.largest_importance.keys()
+            held = {names[id(p)] for p in group["params"] if id(p) in names} & largest.keys()
             if held and rate > 0:
-                self._check_group(group, rate, max(held, key=memory.largest_importance.__getitem__))
+                name = max(held, key=largest.__getitem__)
+                self._check_group(group, rate, name, largest[name])
         self._checked[optimizer] = known
 
-    def _check_group(self, group: Mapping[str, Any], rate: float, name: str) -> None:
+    def _check_group(self, group: Mapping[str, Any], rate: float, name: str, largest: float) -> None:
         strengths = self.memory.driving.strengths
         factor = 1.0 if strengths is None else strengths.factor([name])
         if not factor:  # nothing is held by the strongest of them
             return
-        c, omega = self.memory.strength * factor, self.memory.largest_importance[name] / factor
+        c, omega = self.memory.strength * factor, largest / factor
         bound = largest_curvature(rate, group["momentum"], group["dampening"], nesterov=group["nesterov"])
         curvature = 2 * c * omega
         excess = (curvature + group["weight_decay"]) / bound
@@ -112,9 +116,10 @@ def largest_strength(memory: Memory, optimizer: Optimizer, owned: Mapping[str, n
         return math.inf
     names = {id(parameter): name for name, parameter in owned.items()}
     most = math.inf
+    largest = memory.largest_importance
     for group in sgd_groups(optimizer):
-        held = {names[id(p)] for p in group["params"] if id(p) in names} & memory.largest_importance.keys()
-        omega = max((memory.largest_importance[name] for name in held), default=0.0)
+        held = {names[id(p)] for p in group["params"] if id(p) in names} & largest.keys()
+        omega = max((largest[name] for name in held), default=0.0)
         if omega > 0 and float(group["lr"]) > 0:
             bound = largest_curvature(
                 float(group["lr"]), group["momentum"], group["dampening"], nesterov=group["nesterov"]

@@ -21,6 +21,7 @@ from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.moving_statistics import MovingStatistics
 from holdfast.guard.noticing.protection import Unheld
 from holdfast.guard.noticing.stability import Stability
+from holdfast.guard.noticing.task_share import TaskShare
 from holdfast.guard.noticing.unseen_steps import UnseenSteps
 from holdfast.guard.steps.implicit_pull import ImplicitPull
 from holdfast.guard.steps.observed import Observed
@@ -58,6 +59,7 @@ class StepWatcher:
         self.implicit = ImplicitPull(memory)
         self.following = Following(memory, self.calls)
         self._stability = Stability(memory)
+        self._task_share = TaskShare(memory)
         self._statistics = MovingStatistics(memory)
         self._overwriters = Overwriters()
         self._forget_step()
@@ -157,6 +159,7 @@ class StepWatcher:
         hold = hold and not closure
         if hold:
             self.before_step(owned)
+            self._task_share.note(optimizer, owned)
         self._carry_over(hold=hold)
         strength = 2 * memory.strength * scaling.factor if hold and not memory.implicit else 0.0
         pulls = pulls_of(memory, Moving(owned, layout.moved, self.calls, scaling.factor)) if hold else []
@@ -177,6 +180,7 @@ class StepWatcher:
         if measures.waiting and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)
         add_pulls(bundles, layout.moved, pulls, scaling.factor, in_place=not measures.waiting)
+        self._task_share.look(optimizer, owned)
         self._count_step(bundles)
         if not closure and (strength or measures.every or memory.holds):
             self._lend(bundles)
@@ -372,8 +376,8 @@ class StepWatcher:
             if not _looks_finite(parameter.detach()):
                 raise NotFiniteError(
                     f"The weights {name!r} themselves are not finite any more, at step {step} of this task; the "
-                    "step was not taken. Training has diverged, by a learning rate or a strength "
-                    f"(here {self.memory.strength:g}) that is too large: restore an earlier checkpoint. No batch is at "
+                    "step was not taken. Training has diverged, by a learning rate or a strength (here "
+                    f"{self.memory.said_strength}) that is too large: restore an earlier checkpoint. No batch is at "
                     "fault."
                 )
 

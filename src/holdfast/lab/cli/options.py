@@ -26,6 +26,13 @@ _STRENGTHS = {
 """What has options of its own."""
 
 
+_AS_TYPED = (
+    *("tasks", "epochs", "later_epochs", "batch_size", "optimizer", "momentum", "rate_decay", "samples"),
+    *("network", "precision", "engine", "anchor", "incremental", "batch_norm"),
+)
+"""Options whose values are a spec's own."""
+
+
 def specs_of(
     scenario: str,
     *,
@@ -94,6 +101,23 @@ def specs_of(
             own |= tolerance
         found += [paper_spec(scenario, measure, seed=seed, **own, **asked) for seed in seeds]
     return found
+
+
+def changes_of(typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a spec that both ``run`` and ``search`` have options for, by what was typed.
+
+    Args:
+        typed: the arguments of either command, by name.
+    """
+    return {name: typed[name] for name in _AS_TYPED} | {
+        "sizes": numbers_of("--sizes", typed["sizes"], float, "shares with commas between them, such as 1,0.1"),
+        "order": numbers_of("--order", typed["order"], int, "numbers of tasks with commas between them, such as 2,0,1"),
+        "learning_rate": typed["lr"],
+        "consolidate": consolidation_of(typed["consolidate"]),
+        "hidden": widths_of(typed["hidden"]),
+        "gradient_term": typed["gradient_term"] or None,
+        "implicit": typed["implicit"] or None,
+    }
 
 
 def asked_for(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from holdfast.errors import BatchError, ConfigurationError
 from holdfast.persample.phi import Phi
 from holdfast.persample.scores.likelihoods import LIKELIHOODS, LikelihoodName
 from holdfast.persample.scores.likelihoods.base import Targets
+from holdfast.persample.scores.likelihoods.categorical import checked_labels
 from holdfast.persample.scores.output_reading import OutputReading, Told, read
-from holdfast.persample.scores.positions import Positions, RowMaker, position_pieces
+from holdfast.persample.scores.positions import Positions, RowMaker, position_pieces, without_classes
 from holdfast.persample.scores.softmax import PIECE
 from holdfast.settings import require, whole_number
 
@@ -51,6 +52,9 @@ class Score(ABC):
     def settled(self, outputs: Tensor, targets: Tensor | None, told: Told | None = None) -> Self:
         """Return this score with whatever it leaves open settled by a batch: its outputs, targets and what it told."""
         return self
+
+    def check_labels(self, outputs: Tensor, targets: Tensor) -> None:  # noqa: B027 (most scores have none)
+        """Refuse labels that no output stands for, though they may not be needed: something else is wrong then."""
 
     def logits(self, outputs: Tensor) -> Iterator[Tensor]:
         """Yield the logits of softmaxes as ``[M, C]``, piece by piece, where the score is made of one."""
@@ -214,6 +218,13 @@ class PositionScore(Score):
         each = counted.any(-1)
         samples = each.sum() if self.positions == "separate" or self.per == "token" else each.any(1).sum()
         return Rows(count * places if separate else count, int(samples), block)
+
+    def check_labels(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse labels of classes that a likelihood's outputs do not have."""
+        if not self.asks_likelihood or self.reading is None or self.reading.likelihood != "categorical":
+            return
+        if not targets.is_floating_point() and targets.shape == without_classes(outputs, self.reading.dim):
+            checked_labels(targets, outputs, self.reading.dim)
 
     def logits(self, outputs: Tensor) -> Iterator[Tensor]:
         """Yield the logits of softmaxes as ``[M, C]``, piece by piece."""

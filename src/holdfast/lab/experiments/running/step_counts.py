@@ -2,11 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from holdfast.lab.data import Dataset, Images
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.training.batch_order import steps_per_epoch
 from holdfast.lab.training.options.bounds import training_sizes
+from holdfast.lab.training.options.without_tasks import check_task_free
+from holdfast.measures import PathMeasure
 
 
 class StepCounts:
@@ -18,17 +21,24 @@ class StepCounts:
 
     def __init__(self, datasets: Mapping[str, Dataset]) -> None:
         self._datasets = datasets
-        self._sizes: dict[tuple[object, ...], list[int]] = {}
+        self._known: dict[tuple[object, ...], _Tasks] = {}
 
     def of(self, spec: Spec) -> int:
         """Return the steps of all tasks; settings that do not fit the data are refused."""
-        return sum(
+        tasks = self._of_tasks(spec)
+        steps = [
             spec.settings.epochs_of(task) * steps_per_epoch(size, spec.settings.batch_size)
-            for task, size in enumerate(training_sizes(self._training_samples(spec), spec.settings.trains))
-        )
+            for task, size in enumerate(training_sizes(tasks.samples, spec.settings.trains))
+        ]
+        check_task_free(spec.settings, tasks.heads, spec.probes)
+        measures = (spec.make_measure(), *spec.make_watched().values())
+        for measured in (each for each in measures if isinstance(each, PathMeasure)):
+            for count in steps:
+                measured.check_task(count)
+        return sum(steps)
 
-    def _training_samples(self, spec: Spec) -> list[int]:
-        """Return the number of training samples of each task."""
+    def _of_tasks(self, spec: Spec) -> "_Tasks":
+        """Return the number of training samples of each task, and how many heads they have."""
         kind = spec.scenario_kind
         key: tuple[object, ...] = (
             spec.source,
@@ -38,16 +48,26 @@ class StepCounts:
             spec.kept,
             spec.sizes,
             spec.order,
+            spec.incremental,
         )
         if not kind.counted_by_pixel:
             key = *key, spec.validation_seed, spec.seed if kind.seeded else None
-        if key not in self._sizes:
+        if key not in self._known:
             datasets = {name: self._datasets[name] for name in kind.datasets}
             if kind.counted_by_pixel:
                 # The tasks themselves, made of one pixel an image, which takes no time.
                 datasets = {name: _one_pixel(dataset) for name, dataset in datasets.items()}
-            self._sizes[key] = [len(task.stored_train) for task in spec.make_scenario(datasets).tasks]
-        return self._sizes[key]
+            scenario = spec.make_scenario(datasets)
+            self._known[key] = _Tasks([len(task.stored_train) for task in scenario.tasks], scenario.heads)
+        return self._known[key]
+
+
+class _Tasks(NamedTuple):
+    """What has to be known of a scenario's tasks."""
+
+    samples: list[int]
+    """How many training samples each of them has."""
+    heads: int
 
 
 def _one_pixel(dataset: Dataset) -> Dataset:

@@ -13,15 +13,20 @@ from holdfast.task_free.hard_samples import as_batches
 
 def task_free_of(settings: Settings, guard: Consolidator, heads: int, observers: Collection[str]) -> TaskFree | None:
     """Return what tells a run's guard to consolidate; ``None`` where the ends of tasks do."""
+    check_task_free(settings, heads, observers)
     if settings.consolidate == "tasks":
         return None
-    if heads > 1 or observers:
+    return TaskFree(guard, every=settings.consolidate if isinstance(settings.consolidate, int) else None)
+
+
+def check_task_free(settings: Settings, heads: int, observers: Collection[str]) -> None:
+    """Refuse a run that has to know where tasks end, and whose guard is not told."""
+    if settings.consolidate != "tasks" and (heads > 1 or observers):
         what = "heads of their own for tasks" if heads > 1 else f"probes, {', '.join(observers)}"
         raise ConfigurationError(
             f"consolidate={settings.consolidate!r} with {what}, which are told where tasks end; expected a scenario "
             "with one head and no probes, or consolidate='tasks'."
         )
-    return TaskFree(guard, every=settings.consolidate if isinstance(settings.consolidate, int) else None)
 
 
 def state_of(task_free: TaskFree) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Categorical(Likelihood):
             return _from_shares(targets, outputs, class_dim, needed)
         expected = without_classes(outputs, class_dim)
         if needed or targets.is_floating_point() or (1 < targets.ndim == len(expected) and targets.shape != expected):
-            return _checked_labels(targets, outputs, class_dim)
+            return checked_labels(targets, outputs, class_dim)
         # Other labels of whole samples, which are not needed, say nothing of positions.
         return targets.to(outputs.device).reshape(len(outputs), -1).long() if targets.shape == expected else None
 
@@ -117,7 +117,7 @@ def _from_shares(targets: Tensor, outputs: Tensor, class_dim: int, needed: bool)
     return shares.argmax(-1)
 
 
-def _checked_labels(targets: Tensor, outputs: Tensor, class_dim: int) -> Tensor:
+def checked_labels(targets: Tensor, outputs: Tensor, class_dim: int) -> Tensor:
     """Return integer labels as ``[N, P]``, or say what is wrong with them."""
     expected = tuple(without_classes(outputs, class_dim))
     if targets.is_floating_point() or tuple(targets.shape) != expected:
@@ -129,10 +129,15 @@ def _checked_labels(targets: Tensor, outputs: Tensor, class_dim: int) -> Tensor:
             + (_LEARNED_PROMPT if longer else "")
         )
     labels = targets.to(outputs.device).reshape(len(outputs), -1).long()
-    bad = (labels != IGNORED) & ((labels < 0) | (labels >= outputs.shape[class_dim]))
+    classes = outputs.shape[class_dim]
+    bad = (labels != IGNORED) & ((labels < 0) | (labels >= classes))
     if bool(bad.any()):
+        sample, position = bad.nonzero()[0].tolist()
+        place = f"of sample {sample}" + (f", position {position}," if labels.shape[1] > 1 else "")
         raise BatchError(
-            f"Label {labels[bad][0].item()} is outside 0..{outputs.shape[class_dim] - 1}, the classes of the model's "
-            f"outputs ({IGNORED} marks a position that does not count)."
+            f"Label {labels[sample, position].item()} {place} is outside 0..{classes - 1}, the classes of the model's "
+            f"{classes} outputs ({IGNORED} marks a position that does not count; samples are counted from 0 in the "
+            f"{len(labels)} that are measured at once). Give labels of these outputs, counted from a head's first "
+            "class where it is one of several; or leave them out where labels='exact' or 'sampled' needs none."
         )
     return labels

@@ -88,16 +88,15 @@ def run(
 
     A finished run is never made again. A stopped one goes on when asked for again.
     """
+    typed = locals()
     with loading():
         from holdfast.lab.cli.commands.making_runs.run_report import report  # noqa: PLC0415
         from holdfast.lab.cli.forewarning import forewarn  # noqa: PLC0415
         from holdfast.lab.cli.options import (  # noqa: PLC0415
-            consolidation_of,
+            changes_of,
             form_and_holds,
-            numbers_of,
             seeds_of,
             specs_of,
-            widths_of,
         )
         from holdfast.lab.cli.own_files import named_scenario  # noqa: PLC0415
         from holdfast.lab.cli.session import session  # noqa: PLC0415
@@ -114,32 +113,12 @@ def run(
         watch=watch or (),
         assignments=beside.left,
         changes={
-            "tasks": tasks,
-            "sizes": numbers_of("--sizes", sizes, float, "shares with commas between them, such as 1,0.1"),
-            "order": numbers_of("--order", order, int, "numbers of tasks with commas between them, such as 2,0,1"),
-            "epochs": epochs,
-            "later_epochs": later_epochs,
-            "batch_size": batch_size,
-            "learning_rate": lr,
-            "optimizer": optimizer,
-            "momentum": momentum,
-            "rate_decay": rate_decay,
+            **changes_of(typed),
             "reinitialise": reinit,
-            "samples": samples,
-            "consolidate": consolidation_of(consolidate),
             "trains": trains,
             "judge_by": "validation" if validation else None,
-            "hidden": widths_of(hidden),
-            "network": network,
             "probes": tuple(probe) if probe else None,
-            "precision": precision,
-            "engine": engine,
-            "anchor": anchor,
-            "gradient_term": gradient_term or None,
-            "implicit": implicit or None,
             "kept": kept,
-            "incremental": incremental,
-            "batch_norm": batch_norm,
             **beside.fields,
         },
     )

@@ -47,12 +47,15 @@ def search(
         ),
     ] = USUAL_SEEDS,
     tasks: arguments.Tasks = None,
+    sizes: arguments.Sizes = None,
+    order: arguments.Order = None,
     epochs: arguments.Epochs = None,
     later_epochs: arguments.LaterEpochs = None,
     batch_size: arguments.BatchSize = None,
     lr: arguments.LearningRate = None,
     optimizer: arguments.Optimizer = None,
     momentum: arguments.Momentum = None,
+    rate_decay: arguments.RateDecay = None,
     samples: arguments.Samples = None,
     consolidate: arguments.Consolidate = None,
     hidden: arguments.Hidden = None,
@@ -86,15 +89,15 @@ def search(
 
     Every run is kept: a search that was stopped goes on when asked for again, and one that is done costs nothing.
     """
+    typed = locals()
     with loading():
         from holdfast.lab.cli.commands.making_runs.search_report import report_search  # noqa: PLC0415
         from holdfast.lab.cli.forewarning import forewarn  # noqa: PLC0415
         from holdfast.lab.cli.options import (  # noqa: PLC0415
             asked_for,
-            consolidation_of,
+            changes_of,
             form_and_holds,
             settings_of_measures,
-            widths_of,
         )
         from holdfast.lab.cli.own_files import named_scenario  # noqa: PLC0415
         from holdfast.lab.cli.progress.labels import label_in_search  # noqa: PLC0415
@@ -107,24 +110,7 @@ def search(
     beside = form_and_holds(form, hold or (), assign or ())
     changes = asked_for(
         {
-            "tasks": tasks,
-            "epochs": epochs,
-            "later_epochs": later_epochs,
-            "batch_size": batch_size,
-            "learning_rate": lr,
-            "optimizer": optimizer,
-            "momentum": momentum,
-            "samples": samples,
-            "consolidate": consolidation_of(consolidate),
-            "hidden": widths_of(hidden),
-            "network": network,
-            "precision": precision,
-            "engine": engine,
-            "anchor": anchor,
-            "gradient_term": gradient_term or None,
-            "implicit": implicit or None,
-            "incremental": incremental,
-            "batch_norm": batch_norm,
+            **changes_of(typed),
             **beside.fields,
             "measure_settings": settings_of_measures(beside.left, [measure], [])[measure],
         }
