@@ -1,6 +1,7 @@
 """Training and measuring losses: the parts that English and Python share."""
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 
@@ -11,7 +12,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.language.gpt import GPT
-from holdfast import Consolidator
+from holdfast import Consolidator, HoldfastWarning
 from holdfast.seeding import generator_for
 
 WARMUP = 0.1
@@ -83,11 +84,14 @@ def teach(
     rates = schedule(optimizer, steps)
     if guard is not None:
         guard.attach(optimizer)
-    for batch in given:
-        optimizer.zero_grad()
-        device.loss(model, batch).backward()
-        optimizer.step()
-        rates.step()
+    with warnings.catch_warnings():
+        # Strengths that are too much are among what is searched.
+        warnings.filterwarnings("ignore", "strength=.* is far too much", HoldfastWarning)
+        for batch in given:
+            optimizer.zero_grad()
+            device.loss(model, batch).backward()
+            optimizer.step()
+            rates.step()
     if guard is not None:
         guard.detach()
 

@@ -72,7 +72,7 @@ def test_a_search_is_read_off_between_two_of_its_runs():
 
 def test_parts_are_disjoint_and_leave_nothing_out():
     trials = [trial.key for _, trial in Study().trials()]
-    assert len(set(trials)) == len(trials) == 52 + 156 + 240
+    assert len(set(trials)) == len(trials) == 52 + 180 + 240
     parts = [store.part_of(trials, (k, 12)) for k in range(1, 13)]
     assert sorted(itertools.chain(*parts), key=str) == sorted(trials, key=str)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -417,7 +417,9 @@ def test_weights_that_are_lost_are_not_blamed_on_a_batch():
     with torch.no_grad():
         model[0].weight.fill_(torch.nan)
     loss(model, batch(0)).backward()
-    with pytest.raises(holdfast.NotFiniteError, match=r"weights '0.weight' themselves .*here 7.* No batch is at fault"):
+    with pytest.raises(
+        holdfast.NotFiniteError, match=r"weights '0.weight' themselves .*here strength=7.* No batch is at fault"
+    ):
         optimizer.step()
 
 

@@ -118,8 +118,8 @@ def rehearsed(setting: Setting) -> Setting:
         epochs=min(1, setting.epochs),
         batch=16,
         measured=8,
-        kept=16,
-        fresh=32,
+        kept=8,
+        fresh=16,
         hidden=tuple(12 for _ in setting.hidden),
         language=None if setting.language is None else TINY_LANGUAGE,
     )

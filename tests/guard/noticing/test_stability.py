@@ -10,7 +10,7 @@ from torch import nn
 
 import holdfast
 from holdfast.guard.noticing.stability import largest_curvature, rounded_down
-from holdfast.guard.noticing.task_share import STEPS
+from holdfast.guard.noticing.task_share import LATER, STEPS
 from tests.guard.sam import SAM
 
 SETTINGS = [
@@ -223,6 +223,34 @@ def test_a_hold_that_leaves_adam_no_step_for_the_task_is_told_once(form):
     if form == "diagonal":
         assert f"Adam has {share:.1%} of its first steps left" in str(told[0].message)
     left_for_a_second_task(1e8, form, steps=STEPS - 1)
+
+
+@pytest.mark.parametrize("how", ["closure", "warmup"])
+def test_it_is_told_with_a_closure_and_where_a_rate_has_warmed_up(how):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    x, y = torch.randn(64, 6, dtype=torch.float64), torch.randint(0, 3, (64,))
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), 1e8)
+    guard.consolidate([(x, y)])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    guard.attach(optimizer)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x.flip(1)), y.flip(0))
+        loss.backward()
+        return loss
+
+    def train(steps, rate=0.01):
+        optimizer.param_groups[0]["lr"] = rate
+        for _ in range(steps):
+            optimizer.step(closure)
+
+    warming = 0 if how == "closure" else 2 * STEPS
+    train(warming, 1e-30)
+    with pytest.warns(holdfast.HoldfastWarning, match="strength=1e.08 is far too much") as told:
+        train(LATER - warming)
+    assert len(told) == 1
 
 
 def test_an_implicit_hold_leaves_adam_its_step():

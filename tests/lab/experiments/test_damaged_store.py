@@ -118,7 +118,7 @@ def test_published_results_are_whole_as_they_are():
     """They were written before there were checksums."""
     some = sorted(Store(PUBLISHED).ids())[::40]
     assert len(some) > 5
-    assert [Store(PUBLISHED).entry(run).status for run in some] == ["finished"] * len(some)
+    assert {Store(PUBLISHED).entry(run).status for run in some} <= {"finished", "failed"}  # a strength that diverged
 
 
 def test_a_damaged_result_is_told_as_damaged_and_neither_made_again_nor_lost(store):

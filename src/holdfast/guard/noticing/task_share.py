@@ -27,11 +27,12 @@ from holdfast.tensors.sharding import local
 STEPS = 8
 """Steps of a task that are looked at: the first, from weights that are where they are held."""
 LATER = 128
-"""Of others, as of weights that are drawn anew, those before this one: on their way back the pull is to be large."""
+"""Those before this one are looked at too: weights that are drawn anew are on their way back at first, where the pull is
+to be large, and rates that warm up leave all of them where they are."""
 NEAR = 0.5
 """What a first step has left for the task where weights begin near the anchor."""
-LEAST = 0.15
-"""What has to be left of a step, or it is told."""
+LEAST = 0.02
+"""What has to be left of a step, or it is told. A study of text still learns at strengths that leave 6 %."""
 ELEMENTS = 4096
 """Elements of each parameter that are looked at."""
 
@@ -53,18 +54,20 @@ class TaskShare:
         self.memory = memory
         self._accounts: WeakKeyDictionary[Optimizer, _Account] = WeakKeyDictionary()
         self._noted: dict[str, Tensor] = {}
+        self._step = 0
+        """Of the task, counted from 0, that was noted."""
         self._told: float | None = None
         """The strength that was told of."""
 
-    def note(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
-        """Note the task's own gradient, before the hold's joins it."""
+    def note(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter], *, counted: bool = False) -> None:
+        """Note the task's own gradient, before the hold's joins it; ``counted`` if the step is already counted."""
         memory = self.memory
         self._noted = {}
         held = memory.is_anchored and memory.strength and not memory.implicit
         # A tolerance looks after its strength, and what further holds add is not of the strength's size.
         if not held or memory.tolerance is not None or memory.holds or self._told == memory.strength:
             return
-        step = self._step(owned)
+        self._step = step = max((memory.steps.get(name, 0) for name in owned), default=0) - counted
         if (STEPS <= step < LATER - STEPS) or step >= LATER or is_capturing() or sgd_groups(optimizer):
             return
         held_by = {name for matrix in memory.driving.held.values() for name in matrix.block.parameters}
@@ -78,7 +81,7 @@ class TaskShare:
         if not parts:
             return
         left, whole = torch.stack([part.to(parts[0].device) for part in parts]).sum(0)
-        step = self._step(owned)
+        step = self._step
         if step == 0:
             self._accounts[optimizer] = _Account(left / whole, torch.zeros_like(left), torch.zeros_like(whole))
             return  # from the anchor itself nothing pulls yet
@@ -94,12 +97,10 @@ class TaskShare:
     def _decide(self, optimizer: Optimizer, account: _Account, steps: int) -> None:
         near = float(account.first) >= NEAR
         share = float(account.left / account.whole)
-        if near == (steps == STEPS) and share < LEAST:
+        # From afar the first steps go back to the anchor; and while a rate warms up, nothing has gone anywhere yet.
+        if (near or steps == LATER) and share < LEAST:
             self._told = c = self.memory.strength
             tell(_TOO_STRONG.format(c=c, less=c / 100, kind=type(optimizer).__name__, share=share, least=LEAST))
-
-    def _step(self, owned: Mapping[str, nn.Parameter]) -> int:
-        return max((self.memory.steps.get(name, 0) for name in owned), default=0)
 
 
 def _some(gradient: Tensor) -> Tensor:

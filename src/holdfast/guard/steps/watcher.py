@@ -105,7 +105,10 @@ class StepWatcher:
         layout = self.layouts.current(optimizer)
         moved = self.layouts.moved(optimizer) if layout is None else layout.moved
         moving = Moving(owned, moved, self.calls, counted=bool(self._stepping))
-        return add_all_in_place(self.memory, self._stepping, moving)
+        self._task_share.note(optimizer, owned, counted=bool(self._stepping))
+        found = add_all_in_place(self.memory, self._stepping, moving)
+        self._task_share.look(optimizer, owned)
+        return found
 
     # Before a step
 

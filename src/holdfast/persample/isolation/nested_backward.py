@@ -22,9 +22,10 @@ def refuse_nested_backward(outputs: Tensor, parameters: Mapping[str, nn.Paramete
     """Raise if any of these parameters is given a gradient on the way through the graph, which only leads to places.
 
     What functions of one's own do in their backward pass can only be seen by running it, once more where there are any.
+    Torch's do no such thing, or say so: reentrant checkpoints refuse all of this, and compiled ones run only once.
     """
     nodes: list[Any] = [] if outputs.grad_fn is None else [outputs.grad_fn, *read_graph(outputs, {})[1]]
-    own = [node for node in nodes if isinstance(node, BackwardCFunction)]
+    own = [node for node in nodes if isinstance(node, BackwardCFunction) and not _is_of_torch(node)]
     behind = [GradientEdge(node, place) for each in own for node, place in each.next_functions if node is not None]
     if not behind:
         return
@@ -46,3 +47,8 @@ def refuse_nested_backward(outputs: Tensor, parameters: Mapping[str, nn.Paramete
             "model is not in training mode: importance is measured in eval mode. Measures along the path (SOS, SI) do "
             "without it."
         )
+
+
+def _is_of_torch(node: BackwardCFunction) -> bool:
+    function = getattr(type(node), "_forward_cls", type(node))
+    return str(function.__module__).partition(".")[0] == "torch"
