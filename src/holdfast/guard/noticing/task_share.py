@@ -27,8 +27,8 @@ from holdfast.tensors.sharding import local
 STEPS = 8
 """Steps of a task that are looked at: the first, from weights that are where they are held."""
 LATER = 128
-"""Those before this one are looked at too: weights that are drawn anew are on their way back at first, where the pull is
-to be large, and rates that warm up leave all of them where they are."""
+"""Those before this one are looked at too: weights drawn anew are on their way back at first, where the pull is to be
+large, and rates that warm up leave all of them where they are."""
 NEAR = 0.5
 """What a first step has left for the task where weights begin near the anchor."""
 LEAST = 0.02
