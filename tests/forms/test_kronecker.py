@@ -210,3 +210,17 @@ def test_the_largest_eigenvalue_of_a_sum_is_found_where_its_vector_has_both_sign
     block = Block("w", ("w",), (1, 2))
     part = KroneckerMatrix(block, torch.ones(1, 1).double(), torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double())
     assert float(Summed([part, part]).largest_eigenvalue()) == pytest.approx(4, rel=1e-10)
+
+
+@pytest.mark.parametrize(("strength", "precision"), [(1e-12, 1e-6), (1e-6, 1e-6), (1.0, 1e-5), (1e4, 0.1)])
+def test_what_a_sum_takes_off_is_as_precise_as_single_precision_has_it(strength, precision):
+    """Q is singular: there, at 1e4, conjugate gradients lose most digits of X, and cQX would lose all of them."""
+    block, drawn = Block("w", ("w",), (4, 5)), torch.Generator().manual_seed(1)
+    sides = [[torch.randint(-3, 4, (n, 2), generator=drawn).float() for n in (4, 5)] for _ in range(2)]
+    total = Summed([KroneckerMatrix(block, g @ g.T, a @ a.T) for g, a in sides])
+    d = torch.randn(4, 5, generator=drawn)
+    eigenvalues, u = torch.linalg.eigh(sum(torch.kron(part.g.double(), part.a.double()) for part in total.parts))
+    pull = strength * torch.where(eigenvalues < 1e-9 * eigenvalues.max(), 0.0, eigenvalues)
+    expected = u @ (pull / (1 + pull) * (u.T @ d.double().flatten()))
+    found = total.pulled({"w": d}, strength)["w"].double().flatten()
+    assert float((found - expected).norm() / expected.norm()) < precision

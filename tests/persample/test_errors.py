@@ -6,9 +6,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import holdfast
-from holdfast.errors import BatchError, HoldfastError, ModelError, NotFiniteError
+from holdfast.errors import BatchError, HoldfastError, HoldfastWarning, ModelError, NotFiniteError
 from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import SQUARE
+from holdfast.persample.phi import ABSOLUTE, SQUARE
 from holdfast.persample.scores import LogLikelihood, OutputNorm
 
 X = torch.randn(3, 4)
@@ -63,6 +63,20 @@ def test_batches(batches, labels, error, message):
     with pytest.raises(error, match=message) as raised:
         sample_importance(nn.Linear(4, 2), batches, LogLikelihood(labels), SQUARE)
     assert isinstance(raised.value, HoldfastError)
+
+
+@pytest.mark.parametrize(("score", "phi"), [(OutputNorm(), ABSOLUTE), (LogLikelihood(), ABSOLUTE)])  # MAS and AF
+def test_labels_that_are_not_used_may_be_of_other_outputs_and_those_of_positions_are_told_of(score, phi):
+    model = nn.Linear(4, 2)
+    own = sample_importance(model, [X], score, phi).values
+    with_others = sample_importance(model, [(X, torch.tensor([50, 60, 70]))], score, phi).values
+    assert all(torch.equal(with_others[name], value) for name, value in own.items())
+    images, labels = torch.randn(2, 3, 2, 2), torch.tensor([[[0, 1], [255, 1]], [[1, 0], [0, 1]]])
+    score = type(score)(positions="separate", class_dim=1)
+    with pytest.warns(HoldfastWarning, match="Label 255 .*replace your ignore_index by -100.*this one does"):
+        sample_importance(nn.Conv2d(3, 2, 1), [(images, labels)], score, phi)
+    with pytest.raises(BatchError, match=r"Label 255 of sample 0, position 2,.*replace your ignore_index by -100"):
+        sample_importance(nn.Conv2d(3, 2, 1), [(images, labels)], LogLikelihood(class_dim=1), SQUARE)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,23 @@ def test_holds_that_run_the_model_are_not_taken_for_steps(tmp_path):
     assert not model._forward_hooks  # it leaves the model alone in the end
 
 
+def test_options_that_are_no_part_of_a_sample_are_left_out_of_it(tmp_path):
+    class Told(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(**inputs, logits_to_keep=0, output_hidden_states=True).loss
+
+    model, guard, task_free = made()
+    callback = HoldfastCallback(guard, consolidate_at_end=False, task_free=task_free)
+    Told(
+        model,
+        arguments(tmp_path),
+        train_dataset=texts(),
+        data_collator=default_data_collator,
+        callbacks=[callback],
+    ).train()
+    assert task_free.consolidated == [2, 4]
+
+
 def test_what_returns_no_loss_is_refused(tmp_path):
     class OwnLoss(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):

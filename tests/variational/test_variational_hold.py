@@ -159,11 +159,15 @@ def test_a_coreset_that_is_near_to_all_samples():
     while len(chosen) < 7:  # by its definition: the one whose nearest chosen one is farthest away
         nearest = [min(float((x[i] - x[j]).norm()) for j in chosen) for i in range(30)]
         chosen.append(max(range(30), key=nearest.__getitem__))
-    assert holdfast.k_center(x, 7, first=4).tolist() == chosen
+    for size in (1.0, 1e20, 1e-25, 1e-38):  # whose squares single precision does not have
+        assert holdfast.k_center(x * size, 7, first=4).tolist() == chosen
+    for none in (x.to(torch.complex64), x[:0], x[:, :0]):
+        with pytest.raises(BatchError, match=r"complex64; expected finite real|there are no numbers"):
+            holdfast.k_center(none, 1)
     assert sorted(holdfast.k_center(torch.zeros(5, 2), 5).tolist()) == [0, 1, 2, 3, 4]  # of equal ones, each once
     with pytest.raises(ConfigurationError, match="count=31 and first=0 of 30 samples"):
         holdfast.k_center(x, 31)
-    with pytest.raises(BatchError, match="expected finite numbers"):
+    with pytest.raises(BatchError, match="expected finite real numbers"):
         holdfast.k_center(x * torch.nan, 2)
 
 

@@ -60,7 +60,7 @@ class SeenSteps:
         self._losses.append(float(loss.detach().float().mean()))
         self._find_out_if_trained(loss, getattr(outputs, "log_probs", None))
         # Trainers say in the same way how the model is to be called, such as use_cache=False, which no sample has.
-        data = {name: value for name, value in kwargs.items() if value is not None and not isinstance(value, bool)}
+        data = {n: v for n, v in kwargs.items() if not (v is None or isinstance(v, bool | int | float | str))}
         data.pop(_COUNT, None)
         self._batches.append(data)
 

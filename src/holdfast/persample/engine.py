@@ -284,7 +284,7 @@ class SampleAccumulator:
         precise, labels = outputs.detach(), batch.labels_for(outputs)
         score = self._settled(outputs, labels)
         if labels is not None and not self._chooses_outputs:
-            score.check_labels(outputs, labels)
+            score.check_labels(outputs, labels, self.phi)
         if score.softmax:
             precise = precise_outputs(self.model, self.forward, batch.inputs, outputs, score)
         rows = score.rows(precise, labels, self.phi, self.generator)

@@ -34,15 +34,12 @@ def k_center(inputs: Tensor, count: int, first: int = 0) -> Tensor:
         count: how many samples.
         first: the one to begin with.
     """
-    if not isinstance(inputs, Tensor) or inputs.ndim < 2 or not bool(inputs.isfinite().all()):
-        what = f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"type {type(inputs).__name__}"
-        raise BatchError(f"k_center() was given inputs of {what}; expected finite numbers, [N, ...].")
+    rows = _rows(inputs)
     expected = f"a whole number from 1 to the {len(inputs)} samples that there are"
     many = whole_number("count", count, expected, least=1)
     place = whole_number("first", first, f"the number of a sample, 0 to {len(inputs) - 1}", least=0)
     if many > len(inputs) or place >= len(inputs):
         raise ConfigurationError(f"count={many} and first={place} of {len(inputs)} samples; expected {expected}.")
-    rows = inputs.detach().flatten(1).to(torch.promote_types(inputs.dtype, torch.float32))
     chosen = [place]
     nearest = (rows - rows[place]).square().sum(1)
     for _ in range(many - 1):
@@ -50,6 +47,23 @@ def k_center(inputs: Tensor, count: int, first: int = 0) -> Tensor:
         chosen.append(int(nearest.argmax()))
         nearest = torch.minimum(nearest, (rows - rows[chosen[-1]]).square().sum(1))
     return torch.tensor(chosen, device=inputs.device)
+
+
+def _rows(inputs: Tensor) -> Tensor:
+    """Return inputs ``[N, ...]`` as vectors whose squares neither overflow nor vanish, or say what they are instead."""
+    if not isinstance(inputs, Tensor) or inputs.ndim < 2 or inputs.is_complex() or not bool(inputs.isfinite().all()):
+        tensor = isinstance(inputs, Tensor)
+        what = f"shape {tuple(inputs.shape)} and {inputs.dtype}" if tensor else f"type {type(inputs).__name__}"
+        raise BatchError(f"k_center() was given inputs of {what}; expected finite real numbers, [N, ...].")
+    if not inputs.numel():
+        raise BatchError(
+            f"k_center() was given inputs of shape {tuple(inputs.shape)}, in which there are no numbers; expected "
+            "samples, [N, ...]."
+        )
+    rows = inputs.detach().flatten(1).to(torch.promote_types(inputs.dtype, torch.float32))
+    largest = rows.abs().max()
+    # By a power of two, which rounds nothing: where no square overflows anyway, the same samples are chosen.
+    return rows / (largest / (2 * torch.frexp(largest).mantissa)) if bool(largest > 0) else rows
 
 
 def refined(

@@ -245,9 +245,10 @@ def test_consolidate_goes_back_first_or_leaves_everything_as_it_was():
     guard.attach(optimizer)
     learn(model, optimizer, 60)
     assert guard.retention().kl > 0.01
-    before = weights(model)
+    before, seen = weights(model), guard.last_seen
     with pytest.raises(holdfast.BatchError):
         guard.consolidate([])
+    assert guard.last_seen == seen and guard.pulled_back is None
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     guard.consolidate([batch(9)])
     assert 0.0095 < guard.retention().kl <= 0.01

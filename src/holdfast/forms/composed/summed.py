@@ -9,6 +9,9 @@ from holdfast.errors import StateError
 from holdfast.forms.base import Displacement, Matrix
 from holdfast.forms.composed.conjugate_gradients import MOST_STEPS, conjugate_gradients, inner
 
+ROUNDINGS = 16
+"""Of how many units of the last digit mere rounding is, at most."""
+
 
 class Summed(Matrix):
     """The sum of some Q of one block."""
@@ -56,8 +59,21 @@ class Summed(Matrix):
         return self._solved(d, strength, 1.0)
 
     def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
-        """Return what that takes off D: of a single part, as precisely as it finds it."""
-        return self.parts[0].pulled(d, strength) if len(self.parts) == 1 else super().pulled(d, strength)
+        """Return what that takes off D: of a single part, as precisely as it finds it.
+
+        Of several it is cQX with X = (1 + cQ)⁻¹D, of which D − X has lost all digits where c is small. Where c is large
+        it is the other way round, since cQ multiplies what X was rounded by. Both err by D − X − cQX together, so that
+        cQX is no worse a one as long as that is mere rounding of D.
+        """
+        if len(self.parts) == 1:
+            return self.parts[0].pulled(d, strength)
+        x = self.shrink(d, strength)
+        applied = {name: strength * q for name, q in self.apply(x).items()}
+        taken = {name: d[name] - each for name, each in x.items()}
+        error = {name: taken[name] - applied[name] for name in x}
+        rounding = ROUNDINGS * torch.finfo(next(iter(x.values())).dtype).eps
+        size = inner(d, {name: d[name] for name in x})
+        return applied if bool(inner(error, error) <= rounding**2 * size) else taken
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return (Q + damping)⁻¹B, by conjugate gradients: without damping, nothing along what no B reaches."""

@@ -7,6 +7,7 @@ them at once would not fit.
 """
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from holdfast.errors import BatchError, ConfigurationError
+from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning
 from holdfast.persample.phi import Phi
 from holdfast.persample.scores.likelihoods import LIKELIHOODS, LikelihoodName
 from holdfast.persample.scores.likelihoods.base import Targets
-from holdfast.persample.scores.likelihoods.categorical import checked_labels
+from holdfast.persample.scores.likelihoods.categorical import checked_labels, other_label
 from holdfast.persample.scores.output_reading import OutputReading, Told, read
 from holdfast.persample.scores.positions import Positions, RowMaker, position_pieces, without_classes
 from holdfast.persample.scores.softmax import PIECE
@@ -53,8 +54,8 @@ class Score(ABC):
         """Return this score with whatever it leaves open settled by a batch: its outputs, targets and what it told."""
         return self
 
-    def check_labels(self, outputs: Tensor, targets: Tensor) -> None:  # noqa: B027 (most scores have none)
-        """Refuse labels that no output stands for, though they may not be needed: something else is wrong then."""
+    def check_labels(self, outputs: Tensor, targets: Tensor, phi: Phi) -> None:  # noqa: B027 (most scores have none)
+        """Refuse labels that no output stands for where they are the score's own, though it may not need them."""
 
     def logits(self, outputs: Tensor) -> Iterator[Tensor]:
         """Yield the logits of softmaxes as ``[M, C]``, piece by piece, where the score is made of one."""
@@ -219,12 +220,27 @@ class PositionScore(Score):
         samples = each.sum() if self.positions == "separate" or self.per == "token" else each.any(1).sum()
         return Rows(count * places if separate else count, int(samples), block)
 
-    def check_labels(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse labels of classes that a likelihood's outputs do not have."""
-        if not self.asks_likelihood or self.reading is None or self.reading.likelihood != "categorical":
+    def check_labels(self, outputs: Tensor, targets: Tensor, phi: Phi) -> None:
+        """Refuse labels of classes that a likelihood's outputs do not have; warn where labels only say what counts.
+
+        Whole samples' labels are nothing to a score without any: its outputs may be no classes at all.
+        """
+        if self.reading is None or self.reading.likelihood != "categorical" or targets.is_floating_point():
             return
-        if not targets.is_floating_point() and targets.shape == without_classes(outputs, self.reading.dim):
+        if targets.shape != without_classes(outputs, self.reading.dim):
+            return
+        if self.has_labels(phi):
             checked_labels(targets, outputs, self.reading.dim)
+        elif targets.ndim > 1 and (other := other_label(targets, outputs.shape[self.reading.dim])):
+            warnings.warn(
+                f"{other} To this measure labels only say which positions count, and this one does.",
+                HoldfastWarning,
+                stacklevel=1,  # from one place, so that it is shown once
+            )
+
+    def has_labels(self, phi: Phi) -> bool:
+        """Whether the score is one of labels, be they the data's or the model's own."""
+        return False
 
     def logits(self, outputs: Tensor) -> Iterator[Tensor]:
         """Yield the logits of softmaxes as ``[M, C]``, piece by piece."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import ConfigurationError
-from holdfast.persample.phi import Phi
+from holdfast.persample.phi import ABSOLUTE, Phi
 from holdfast.persample.scores.base import Per, PositionScore
 from holdfast.persample.scores.likelihoods import LIKELIHOODS, LikelihoodName
 from holdfast.persample.scores.positions import Positions, RowMaker
@@ -52,6 +52,13 @@ class LogLikelihood(PositionScore):
     def softmax(self) -> bool:  # type: ignore[override]
         """Whether precise outputs make a difference, as they do not to a regression."""
         return self.reading is None or LIKELIHOODS[self.reading.likelihood or "categorical"].softmax
+
+    def has_labels(self, phi: Phi) -> bool:
+        """Whether it makes the Fisher information, that of the labels' loss; the mean of |gradient| is one of outputs.
+
+        The data's own labels are looked at wherever they are taken, whatever is made of them.
+        """
+        return phi is not ABSOLUTE
 
     def gradients(
         self, z: Tensor, labels: Tensor | None, phi: Phi, generator: torch.Generator | None

@@ -30,6 +30,9 @@ _LEARNED_PROMPT = (
 _SUM = 1e-2
 """How far from 1 the sum of a position's probabilities may be: targets in 16 bits over many classes are that rough."""
 
+_OTHER_MARKS = (-1, 255)
+"""By which others mark what does not count, such as the borders in segmented images."""
+
 
 class Categorical(Likelihood):
     """One label out of several."""
@@ -128,16 +131,26 @@ def checked_labels(targets: Tensor, outputs: Tensor, class_dim: int) -> Tensor:
             f"want integer labels of shape {expected}, one for each position {place} (classes)."
             + (_LEARNED_PROMPT if longer else "")
         )
-    labels = targets.to(outputs.device).reshape(len(outputs), -1).long()
-    classes = outputs.shape[class_dim]
-    bad = (labels != IGNORED) & ((labels < 0) | (labels >= classes))
-    if bool(bad.any()):
-        sample, position = bad.nonzero()[0].tolist()
-        place = f"of sample {sample}" + (f", position {position}," if labels.shape[1] > 1 else "")
+    if other := other_label(targets, outputs.shape[class_dim]):
         raise BatchError(
-            f"Label {labels[sample, position].item()} {place} is outside 0..{classes - 1}, the classes of the model's "
-            f"{classes} outputs ({IGNORED} marks a position that does not count; samples are counted from 0 in the "
-            f"{len(labels)} that are measured at once). Give labels of these outputs, counted from a head's first "
-            "class where it is one of several; or leave them out where labels='exact' or 'sampled' needs none."
+            f"{other} Give labels of these outputs, counted from a head's first class where it is one of several; or "
+            "leave them out where labels='exact' or 'sampled' needs none."
         )
-    return labels
+    return targets.to(outputs.device).reshape(len(outputs), -1).long()
+
+
+def other_label(targets: Tensor, classes: int) -> str:
+    """Return what is said of the first label that stands for no class; nothing where there is none."""
+    labels = targets.reshape(len(targets), -1).long()
+    bad = (labels != IGNORED) & ((labels < 0) | (labels >= classes))
+    if not bool(bad.any()):
+        return ""
+    sample, position = bad.nonzero()[0].tolist()
+    label = labels[sample, position].item()
+    place = f"of sample {sample}" + (f", position {position}," if labels.shape[1] > 1 else "")
+    ignored = f" Where {label} marks what does not count, replace your ignore_index by {IGNORED}."
+    return (
+        f"Label {label} {place} is outside 0..{classes - 1}, the classes of the model's {classes} outputs ({IGNORED} "
+        f"marks a position that does not count; samples are counted from 0 in the {len(labels)} that are measured at "
+        "once)." + (ignored if label in _OTHER_MARKS else "")
+    )
