@@ -228,14 +228,15 @@ def test_what_begins_broken_is_told_of_before_the_first_step():
 
 def test_a_tolerance_that_is_never_touched_is_said_to_be():
     model = net()
-    guard = guarded(model, tolerance=Tolerance(50.0, every=2))
+    guard = guarded(model, tolerance=Tolerance(50.0, every=2, start=0.1))
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 20)
     assert guard.strength < math.exp(guard._memory.control.log_start)
     found = guard.pull_back()
     assert (found.outcome, found.was_touched) == ("within", False)
-    assert "never came near it" in str(found)
+    assert "never came near it" in str(found) and "Tolerance(50, start=0.01)" in str(found)
+    assert (found.start, found.tightened) == (0.1, False)
 
 
 def test_consolidate_goes_back_first_or_leaves_everything_as_it_was():
