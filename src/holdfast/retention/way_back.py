@@ -57,7 +57,7 @@ class PulledBack:
     nearest: tuple[float, float] | None = None
     """If it cannot be met: the share at which least is lost, and how much that is."""
     most_during_training: float | None = None
-    """The largest KL that was seen in training since the last task ended, where any was, each on some of what is kept."""
+    """The largest KL that was seen in training since the last task ended, where any was, by looks at some inputs."""
     start: float | None = None
     """The relative strength that training began with, where it followed a tolerance."""
     tightened: bool = False

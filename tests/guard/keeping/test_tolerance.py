@@ -112,7 +112,8 @@ def test_steps_that_are_not_held_need_no_kept_inputs_and_a_penalty_does():
     assert guard.path.steps == 2 and guard.trace == ()
     with pytest.raises(holdfast.OrderError, match=re.escape("tolerance=0.05 and no inputs to measure it on")):
         guard.penalty()  # of no strength at all
-    guard.keep(KEPT)
+    with pytest.warns(holdfast.HoldfastWarning, match=r"keep\(\) after 2 steps of task 2: .* from the weights of now"):
+        guard.keep(KEPT)
     learn(model, optimizer, 2)
     assert guard.penalty() > 0 and guard.trace[-1].strength == guard.strength
 
@@ -384,6 +385,10 @@ def test_traces_have_the_second_order_prediction_beside_what_is_measured():
     assert point.predicted == pytest.approx(half, rel=1e-10)
     assert point.kl == pytest.approx(guard.retention().kl, rel=1e-10)  # all of the set is one part
     assert guard.last_seen == {"old": point.kl}
+    learn(model, optimizer, 1, start=4)
+    assert guard.last_look == 4
+    guard.pull_back()
+    assert guard.last_look == 5
     other = guarded(net(), measure="L2")
     optimizer = adam(other._memory.model)
     other.attach(optimizer)
@@ -545,7 +550,7 @@ def test_a_guard_says_what_is_kept_and_lost():
     guard.attach(optimizer)
     learn(model, optimizer, 2)
     assert "strength" in repr(guard)
-    assert re.search(r"[\d.e-]+ nats were lost of 'old' at the last look", repr(guard))
+    assert re.search(r"[\d.e-]+ nats were lost of 'old' at the last look.*; looks every 2 steps", repr(guard))
 
 
 def test_a_copy_goes_on_by_itself():
