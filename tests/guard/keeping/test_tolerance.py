@@ -436,6 +436,20 @@ def test_parts_of_a_set_have_enough_predictions():
     assert [part_of(kept, cursor) for cursor in (0, 3, 5)] == [[0, 1, 2], [3, 4, 5], [5]]
 
 
+def test_tokens_of_one_large_batch_are_looked_at_as_often_as_those_of_small_ones():
+    model = torch.nn.Linear(4, 3)
+    guard = holdfast.Consolidator(model, "L2")
+    guard.consolidate()
+    guard.keep([torch.randn(64, 20, 4)])
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    for _ in range(16):
+        optimizer.zero_grad()
+        model(torch.randn(4, 20, 4)).square().mean().backward()
+        optimizer.step()
+    assert [point.step for point in guard.trace] == [0, 8, 16]
+
+
 def test_several_optimisers_that_take_turns_look_once():
     model = net()
     guard = guarded(model)
