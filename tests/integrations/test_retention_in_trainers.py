@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*number of training batches"),
 ]
 
-LOGGED = {"holdfast/kl", "holdfast/kl/old", "holdfast/strength"}
+LOGGED = {"holdfast/kl", "holdfast/kl_step", "holdfast/kl/old", "holdfast/strength"}
 
 
 def of_text(nats=0.01, **options):

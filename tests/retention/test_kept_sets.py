@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
+from holdfast.guard.keeping.following import part_of
 from holdfast.retention import kept_set
 from tests.guard.helpers import batch, net, weights
 from tests.integrations import tiny
@@ -173,6 +174,35 @@ def test_of_a_language_model_tokens_count_that_have_labels():
     assert found.kl == pytest.approx(float(kl_by_hand(before, after)[counted].mean()), rel=1e-5)
     labels = texts["labels"][:, 1:][counted]
     assert found.loss_now == pytest.approx(float(nn.functional.cross_entropy(after[counted], labels)), rel=1e-5)
+
+
+def test_text_is_looked_at_in_parts_whatever_batches_it_was_given_in():
+    model = tiny.gpt2()
+    texts = tiny.text(rows=110, seed=1)
+    guard = guarded(model)
+    whole = guard.keep([texts], "whole")
+    assert [chunk.size for chunk in whole.chunks] == [36, 37, 37]  # nearly all have 4 predictions
+    assert part_of(whole, 0) == [0]
+    assert torch.equal(torch.cat([chunk.batch["input_ids"] for chunk in whole.chunks]), texts["input_ids"])
+    model.eval()
+    before = model(**texts).logits[:, :-1].detach().double()
+    moved(model, 0.05)
+    after = model(**texts).logits[:, :-1].detach().double()
+    counted = texts["labels"][:, 1:] != -100
+    assert guard.retention().kl == pytest.approx(float(kl_by_hand(before, after)[counted].mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_a_model_takes_as_a_whole_alone_is_not_cut(fails):
+    model, x = nn.Linear(4, 3), torch.randn(64, 20, 4)
+
+    def forward(model, inputs):
+        if fails and len(inputs) < 64:
+            raise ValueError("64 at a time")
+        return model(inputs) * (1 if fails else len(inputs) / 10)
+
+    assert len(guarded(model).keep([x]).chunks) == 8
+    assert [chunk.size for chunk in guarded(model).keep([x], forward=forward).chunks] == [64]
 
 
 def test_padding_is_left_out_of_unlabelled_text():

@@ -1,5 +1,7 @@
 """The furthest point of the way back to the anchor that is within a tolerance."""
 
+import dataclasses
+
 import pytest
 
 from holdfast.retention.way_back import HALVINGS, furthest_within
@@ -53,3 +55,15 @@ def test_it_is_said_whether_the_tolerance_was_ever_touched(most, touched):
     found = furthest_within(lambda share: 0.001, 0.02, most)
     assert found.was_touched is touched
     assert ("Training never came near it" in str(found)) is not touched
+
+
+def test_what_is_left_of_a_tolerance_is_explained_by_how_the_strength_went():
+    found = furthest_within(lambda share: 0.1, 0.3, 0.5)
+    assert "That is 33% of it, where a look at some of the kept inputs in training had found 0.5: what" in str(found)
+    assert "hold less, or train for longer" in str(found)  # than a strength that nothing followed with
+    told = str(dataclasses.replace(found, start=0.03, tightened=True))
+    assert "the strength ended above the one that it began with" in told and "too late" not in told
+    assert told.endswith("begin weaker, with Tolerance(0.3, start=0.003).")
+    assert "Tolerance(0.3, start=0.03), or train" in str(dataclasses.replace(found, start=0.3))
+    never = dataclasses.replace(furthest_within(lambda share: 0.001, 0.3), start=0.03)
+    assert "never came near it" in str(never) and "start=0.003)" in str(never)

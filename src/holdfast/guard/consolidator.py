@@ -244,6 +244,11 @@ class Consolidator:
         return dict(self._memory.control.latest)
 
     @property
+    def last_look(self) -> int | None:
+        """After which step of its task kept inputs were last looked at; 0 for before its first, ``None`` for never."""
+        return self._memory.control.at if self._memory.control.latest else None
+
+    @property
     def pulled_back(self) -> PulledBack | None:
         """How far weights last went back to meet a tolerance, by :meth:`pull_back` or where a task ended."""
         return self._going_back.last

@@ -65,7 +65,8 @@ def _kept(memory: Memory) -> list[str]:
     worst = max(latest, key=lambda name: latest[name])
     beyond = memory.tolerance is not None and latest[worst] > memory.tolerance.nats
     more = ", beyond the tolerance until consolidate() or pull_back()" if beyond else ""
-    return [f"keeps {sets}; {latest[worst]:.3g} nats were lost of {worst!r} at the last look{more}"]
+    often = f"; looks every {memory.control.every} steps" if memory.control.every else ""
+    return [f"keeps {sets}; {latest[worst]:.3g} nats were lost of {worst!r} at the last look{more}{often}"]
 
 
 def _held(memory: Memory) -> list[str]:

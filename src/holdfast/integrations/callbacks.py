@@ -169,13 +169,16 @@ def statistics(guard: Consolidator) -> dict[str, float]:
 
 
 def seen(guard: Consolidator) -> dict[str, float]:
-    """Return KL(p_old‖p_new) of the worst kept set and of each as they were last seen in training, and the strength."""
-    latest = guard.last_seen
-    if not latest:
+    """Return KL(p_old‖p_new) of the worst kept set and of each as they were last seen, and the strength.
+
+    Logs may be written more often than there are looks: the step of the task after which the last one was is beside it.
+    """
+    latest, step = guard.last_seen, guard.last_look
+    if not latest or step is None:
         return {}
     strength = guard.strength
     largest = max(strength.values()) if isinstance(strength, dict) else strength
-    found = {"holdfast/kl": max(latest.values()), "holdfast/strength": largest}
+    found = {"holdfast/kl": max(latest.values()), "holdfast/kl_step": float(step), "holdfast/strength": largest}
     return found | {f"holdfast/kl/{name}": kl for name, kl in latest.items()}
 
 

@@ -4,8 +4,10 @@ What counts is :math:`KL(p_\text{old}\|p_\text{new})` on them, in nats a sample 
 guard's file has them: they have one of their own.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,6 +28,11 @@ SAMPLES = 500
 """How many samples are kept of what is given."""
 MARKED, APART = 32, 0.01
 """How many predictions mark a set, and how far apart they may be, in nats, to be of the same one."""
+PREDICTIONS, TOGETHER = 128, 8
+"""How many predictions of a set are looked at together, at least, and of how many samples: a language model's tokens
+are those of several."""
+ALIKE = 1e-3
+"""How far apart, in nats, a model may be on part of a batch and on the whole, as rounding makes it in 16 bits."""
 AT_ONCE = 128
 """Samples that go through the model together, at most; a batch that is given smaller stays so."""
 FULL_NUMBERS = 2**26
@@ -167,16 +174,30 @@ class KeptSet:
         )
 
 
-def keep(model: nn.Module, batches: Sequence[Batch], name: str, forward: Forward | None) -> KeptSet:
-    """Return a set of some inputs, with the model's predictions now; the model stays as it is."""
+def keep(
+    model: nn.Module, batches: Sequence[Batch], name: str, forward: Forward | None, *, cut: bool = True
+) -> KeptSet:
+    """Return a set of some inputs, with the model's predictions now; the model stays as it is.
+
+    Args:
+        model: the network.
+        batches: the inputs.
+        name: what the set is called.
+        forward: how the model is called.
+        cut: whether batches may be cut into parts that are looked at one after the other.
+    """
     if forward is not None and not callable(forward):
         raise ConfigurationError(f"forward={forward!r}: expected a function, forward(model, inputs).")
     reader, whose = _reader(model), f"the inputs of {name!r}"
     call = KeptInputs(forward or call_model)
     every = sum(batch.size for batch in batches)
     chunks: list[Chunk] = []
+
+    def made_of(batch: Batch) -> Predictions:
+        return _made(model, reader.read(_as_given(batch)), call, whose, said=forward is not None)
+
     with looked_at(model, model.parameters()):
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(_in_parts(batches, made_of) if cut else batches):
             given = _as_given(batch)
             made = _made(model, reader.read(given), call, whose, said=forward is not None)
             places = None if made.counted is None else made.counted.nonzero().flatten()
@@ -207,6 +228,36 @@ def keep(model: nn.Module, batches: Sequence[Batch], name: str, forward: Forward
     for chunk in chunks:
         chunk.log_p = chunk.log_p.to(bits)
     return KeptSet(name, chunks, forward)
+
+
+def _in_parts(batches: Sequence[Batch], made_of: Callable[[Batch], Predictions]) -> list[Batch]:
+    """Return batches in parts of about as many predictions as a look takes, so that looks are small and can be many.
+
+    They stay as they are where inputs belong to no sample, or the model says something else of a part than of the
+    whole, as one does whose masks are as many as its samples and heads.
+    """
+    largest = max(batches, key=lambda batch: batch.size)
+    if largest.size < 2 * TOGETHER or any(batch.shared for batch in batches):
+        return list(batches)
+    made = made_of(largest)
+    whole, count = made.logits, len(made.logits) if made.counted is None else int(made.counted.sum())
+    size = max(TOGETHER, math.ceil(PREDICTIONS * largest.size / max(1, count)))
+    first = _split(largest, size)[0]
+    try:
+        part = made_of(first).logits
+    except HoldfastError:
+        return list(batches)
+    expected = whole[: len(whole) * first.size // largest.size]
+    if part.shape != expected.shape or not compared(expected, part, None).kl < ALIKE * len(part):
+        return list(batches)
+    return [part for batch in batches for part in _split(batch, size)]
+
+
+def _split(batch: Batch, size: int) -> list[Batch]:
+    """Return parts of a batch that are about as large as each other, and no smaller than a size."""
+    count = max(1, batch.size // size)
+    ends = [batch.size * number // count for number in range(count + 1)]
+    return [batch[first:last] for first, last in pairwise(ends)]
 
 
 def _made(model: nn.Module, batch: Batch, call: Forward, whose: str, *, said: bool) -> Predictions:

@@ -17,6 +17,8 @@ class KeptSets(Mapping[str, KeptSet]):
         self._sets: dict[str, KeptSet] = {}
         self.expected: dict[str, list[float]] = {}
         """Those that a state was saved with, by their marks, which are to be there before its run goes on."""
+        self.let_go: set[str] = set()
+        """Names of sets that were dropped, and may be kept anew to count from then on."""
 
     def __getitem__(self, name: str) -> KeptSet:
         if name not in self._sets:
@@ -64,6 +66,7 @@ class KeptSets(Mapping[str, KeptSet]):
             self[name]
         self._sets.pop(name, None)
         self.expected.pop(name, None)
+        self.let_go.add(name)
 
     def refuse_unless_complete(self) -> None:
         """Refuse to go on without the sets that a state was saved with."""

@@ -24,12 +24,17 @@ _UNDONE = (
 
 _NEVER = (
     "Training never came near it: there was no more to lose, or the hold was too strong for so few steps. If too "
-    "little of the new is learned, begin weaker, with Tolerance({tolerance:g}, start=0.03), or train for longer."
+    "little of the new is learned, {weaker}, or train for longer."
 )
 
-_LEFT = (
-    "That is {used:.0%} of it, where training had come to {most:.3g}: what is new asked for no more in the end, or the "
-    "hold was let go too late to be used. If too little of the new is learned, train for longer."
+_LET_GO = (
+    "what is new asked for no more in the end, or the hold was let go too late to be used. If too little of the new is "
+    "learned, {weaker}, or train for longer."
+)
+
+_TIGHTENED = (
+    "the strength ended above the one that it began with, since what was lost early made it hold harder than the end "
+    "asked for. If too little of the new is learned, {weaker}."
 )
 
 Outcome = Literal["within", "pulled back", "cannot be met"]
@@ -52,7 +57,11 @@ class PulledBack:
     nearest: tuple[float, float] | None = None
     """If it cannot be met: the share at which least is lost, and how much that is."""
     most_during_training: float | None = None
-    """The largest KL that was seen in training since the last task ended, where any was."""
+    """The largest KL that was seen in training since the last task ended, where any was, by looks at some inputs."""
+    start: float | None = None
+    """The relative strength that training began with, where it followed a tolerance."""
+    tightened: bool = False
+    """Whether the strength was larger when training ended than when it began."""
 
     @property
     def was_touched(self) -> bool:
@@ -84,12 +93,18 @@ class PulledBack:
 
     def _unused(self) -> str:
         """Say why less is lost than was allowed, where that is so."""
+        start = self.start
+        weaker = (
+            "hold less" if start is None else f"begin weaker, with Tolerance({self.tolerance:g}, start={start / 10:g})"
+        )
         if not self.was_touched:
-            return f" {_NEVER.format(tolerance=self.tolerance)}"
-        if self.kl < NEARLY * self.tolerance:
-            most = max(self.kl_before, self.most_during_training or 0.0)
-            return f" {_LEFT.format(used=self.kl / self.tolerance, most=most)}"
-        return ""
+            return f" {_NEVER.format(weaker=weaker)}"
+        if self.kl >= NEARLY * self.tolerance:
+            return ""
+        most = self.most_during_training or 0.0
+        where = f", where a look at some of the kept inputs in training had found {most:.3g}" if most > self.kl else ""
+        why = (_TIGHTENED if self.tightened else _LET_GO).format(weaker=weaker)
+        return f" That is {self.kl / self.tolerance:.0%} of it{where}: {why}"
 
 
 def furthest_within(

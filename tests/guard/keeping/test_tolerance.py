@@ -112,7 +112,8 @@ def test_steps_that_are_not_held_need_no_kept_inputs_and_a_penalty_does():
     assert guard.path.steps == 2 and guard.trace == ()
     with pytest.raises(holdfast.OrderError, match=re.escape("tolerance=0.05 and no inputs to measure it on")):
         guard.penalty()  # of no strength at all
-    guard.keep(KEPT)
+    with pytest.warns(holdfast.HoldfastWarning, match=r"keep\(\) after 2 steps of task 2: .* from the weights of now"):
+        guard.keep(KEPT)
     learn(model, optimizer, 2)
     assert guard.penalty() > 0 and guard.trace[-1].strength == guard.strength
 
@@ -228,14 +229,15 @@ def test_what_begins_broken_is_told_of_before_the_first_step():
 
 def test_a_tolerance_that_is_never_touched_is_said_to_be():
     model = net()
-    guard = guarded(model, tolerance=Tolerance(50.0, every=2))
+    guard = guarded(model, tolerance=Tolerance(50.0, every=2, start=0.1))
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 20)
     assert guard.strength < math.exp(guard._memory.control.log_start)
     found = guard.pull_back()
     assert (found.outcome, found.was_touched) == ("within", False)
-    assert "never came near it" in str(found)
+    assert "never came near it" in str(found) and "Tolerance(50, start=0.01)" in str(found)
+    assert (found.start, found.tightened) == (0.1, False)
 
 
 def test_consolidate_goes_back_first_or_leaves_everything_as_it_was():
@@ -384,6 +386,10 @@ def test_traces_have_the_second_order_prediction_beside_what_is_measured():
     assert point.predicted == pytest.approx(half, rel=1e-10)
     assert point.kl == pytest.approx(guard.retention().kl, rel=1e-10)  # all of the set is one part
     assert guard.last_seen == {"old": point.kl}
+    learn(model, optimizer, 1, start=4)
+    assert guard.last_look == 4
+    guard.pull_back()
+    assert guard.last_look == 5
     other = guarded(net(), measure="L2")
     optimizer = adam(other._memory.model)
     other.attach(optimizer)
@@ -429,6 +435,20 @@ def test_parts_of_a_set_have_enough_predictions():
     guard = holdfast.Consolidator(net(), "L2")
     kept = guard.keep([batch(seed, 50) for seed in range(6)])
     assert [part_of(kept, cursor) for cursor in (0, 3, 5)] == [[0, 1, 2], [3, 4, 5], [5]]
+
+
+def test_tokens_of_one_large_batch_are_looked_at_as_often_as_those_of_small_ones():
+    model = torch.nn.Linear(4, 3)
+    guard = holdfast.Consolidator(model, "L2")
+    guard.consolidate()
+    guard.keep([torch.randn(64, 20, 4)])
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    for _ in range(16):
+        optimizer.zero_grad()
+        model(torch.randn(4, 20, 4)).square().mean().backward()
+        optimizer.step()
+    assert [point.step for point in guard.trace] == [0, 8, 16]
 
 
 def test_several_optimisers_that_take_turns_look_once():
@@ -545,7 +565,7 @@ def test_a_guard_says_what_is_kept_and_lost():
     guard.attach(optimizer)
     learn(model, optimizer, 2)
     assert "strength" in repr(guard)
-    assert re.search(r"[\d.e-]+ nats were lost of 'old' at the last look", repr(guard))
+    assert re.search(r"[\d.e-]+ nats were lost of 'old' at the last look.*; looks every 2 steps", repr(guard))
 
 
 def test_a_copy_goes_on_by_itself():

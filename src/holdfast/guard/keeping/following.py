@@ -25,7 +25,7 @@ from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.holds.of_weights.quadratic import penalty_value
 from holdfast.retention.controller import TracePoint
-from holdfast.retention.kept_set import KeptSet
+from holdfast.retention.kept_set import PREDICTIONS, TOGETHER, KeptSet
 
 SHARE = 0.1
 """What looking may cost of a step's time."""
@@ -36,8 +36,6 @@ OFTEN = 8
 of a large one that trains in 16 bits too, since outputs are compared in the precision of the weights."""
 USED = 0.8
 """The part of a tolerance that may be used up before a task begins without a word of it."""
-PREDICTIONS, SAMPLES = 128, 8
-"""How many of a set are looked at together, at least: of a language model's tokens those of several samples."""
 
 
 class Following:
@@ -163,7 +161,7 @@ def part_of(kept: KeptSet, cursor: int) -> list[int]:
     for number in range(cursor % len(kept.chunks), len(kept.chunks)):
         found.append(number)
         rows, samples = rows + len(kept.chunks[number].log_p), samples + kept.chunks[number].size
-        if rows >= PREDICTIONS and samples >= SAMPLES:
+        if rows >= PREDICTIONS and samples >= TOGETHER:
             break
     return found
 

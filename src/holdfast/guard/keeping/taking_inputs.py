@@ -5,6 +5,7 @@ from typing import Any
 
 from holdfast.errors import BatchError, ConfigurationError
 from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.persample.batches import Forward
 from holdfast.retention.kept_set import KeptSet, keep, taken
@@ -25,9 +26,13 @@ def keep_inputs(
     chosen = memory.ranks.together(lambda: memory.kept.free_name(name))
     memory.kept.refuse_in_place_of_expected(chosen, in_a_task=bool(memory.steps))
     batches = memory.ranks.together(lambda: taken(inputs, samples))
-    _refuse_unless_run_alike(memory, len(batches))
+    sharded = memory.ranks.size > 1 and any(map(is_sharded, memory.model.parameters()))
+    if sharded:
+        _refuse_unless_run_alike(memory, len(batches))
+    _tell_unless_before_training(memory, chosen)
     with attachment.set_aside():
-        kept = memory.ranks.together(lambda: keep(memory.model, batches, chosen, forward))
+        # Processes that share a sharded model's parts have to run it alike, and each would cut its own as they are.
+        kept = memory.ranks.together(lambda: keep(memory.model, batches, chosen, forward, cut=not sharded))
     memory.kept.add(kept)
     if attachment.attached():
         attachment.watcher.calls.watch(memory.model)
@@ -36,13 +41,22 @@ def keep_inputs(
 
 def _refuse_unless_run_alike(memory: Memory, batches: int) -> None:
     """Refuse inputs on which one process would run a sharded model more often than others: all must take part."""
-    if memory.ranks.size == 1 or not any(map(is_sharded, memory.model.parameters())):
-        return
     counts = memory.ranks.each(lambda: batches)
     if len(set(counts)) > 1:
         raise BatchError(
             f"The processes give {counts} batches to be kept, with a sharded model: FSDP gathers parameters only where "
             "all of them run alike. Give as many on each."
+        )
+
+
+def _tell_unless_before_training(memory: Memory, name: str) -> None:
+    """Say so where weights have left the anchor already: what was lost on the way there does not count."""
+    if memory.is_anchored and memory.is_trained and name not in memory.kept.let_go:
+        steps = max(memory.steps.values())
+        tell(
+            f"keep() after {steps} step{'' if steps == 1 else 's'} of task {memory.tasks + 1}: what is lost of the set "
+            f"{name!r} counts from the weights of now, and what was lost in these steps does not. Keep inputs before "
+            "training starts, right after consolidate()."
         )
 
 

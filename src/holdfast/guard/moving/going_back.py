@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -139,9 +141,19 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
     share = 1.0
     try:
         most = memory.control.most if memory.steps and memory.control.trace else None
-        found = furthest_within(lost_at, tolerance, most)
+        found = replace(furthest_within(lost_at, tolerance, most), **_how_it_was_followed(memory))
         share = found.share
     finally:
         move_to(memory, held, own, share)
     memory.control.latest = {each.name: each.kl for each in look(memory).sets}
+    memory.control.at = max(memory.steps.values(), default=0)
     return found
+
+
+def _how_it_was_followed(memory: Memory) -> dict[str, Any]:
+    """Return with what strength training began and whether it ended above that, where it followed a tolerance."""
+    trace = memory.control.trace
+    if memory.tolerance is None:
+        return {}
+    tightened = bool(memory.steps and trace) and trace[-1].strength > trace[0].strength
+    return {"start": memory.tolerance.start, "tightened": tightened}
