@@ -173,7 +173,7 @@ def layers_that_cannot_be_measured_so_are_refused(here):
     for first, others in (("layers", "model"), (None, "layers")):
         guard = holdfast.Consolidator(layer_by_layer(deep(), mesh), "EWC", gather=others if here.rank else first)
         for asked in (guard.rehearse, guard.consolidate):
-            with pytest.raises(holdfast.ConfigurationError, match="disagree on gather: rank 0 has .* and rank 1 has"):
+            with pytest.raises(holdfast.ConfigurationError, match=r"disagree on gather: rank 0 has .* and rank 1 has"):
                 asked([batch(0)])
     with pytest.raises(holdfast.ConfigurationError, match="gather='all'; expected 'model', 'layers'"):
         holdfast.Consolidator(deep(), "EWC", gather="all")

@@ -216,7 +216,7 @@ def test_a_state_is_saved_and_loaded_whole(tmp_path):
         with pytest.raises(StateError, match="space"):
             Consolidator(model, Fisher(), strength=2.0, form=form).load(tmp_path / "guard.safetensors")
         smaller, _ = network(rank=1)
-        with pytest.raises(StateError, match="another model.*adapter of the same rank"):
+        with pytest.raises(StateError, match=r"another model.*adapter of the same rank"):
             Consolidator(smaller, Fisher(), form=form, space="merged").load(tmp_path / "guard.safetensors")
 
 
