@@ -6,6 +6,7 @@ without. The bytes of a call are those of its result on each process.
     python -m benchmarks.communication
 """
 
+import argparse
 import datetime as dt
 import tempfile
 import warnings
@@ -135,5 +136,6 @@ def work(rank: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as place:
         multiprocessing.spawn(work, (str(Path(place)),), nprocs=PROCESSES)

@@ -6,6 +6,7 @@ of the whole model's own bytes; and the seconds that it takes, of processes that
     python -m benchmarks.sharded_memory
 """
 
+import argparse
 import datetime as dt
 import os
 import tempfile
@@ -68,6 +69,7 @@ def work(rank: int, processes: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     # Or the C library would keep what was freed for later, and the peak would be that of all there has ever been.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     print("| processes | Ω and anchor, which stay | gathered at once | peak | seconds |\n|---|---|---|---|---|")

@@ -78,7 +78,9 @@ def main() -> None:
     print("second task: ", losses(model))
 
     model = adapted()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=5.0, protect="*lora_*")  # added
+    guard = holdfast.Consolidator(  # added: from_scratch, since the model knows nothing before the first task
+        model, holdfast.Fisher(), relative_strength=0.01, form="kronecker", space="merged", from_scratch=True
+    )
     callback = HoldfastCallback(guard)  # added: each call of train() is a task
     fit(model, DIGITS, callbacks=[callback])  # added: the callback
     fit(model, LETTERS, callbacks=[callback])  # added: the callback

@@ -170,6 +170,11 @@ def layers_that_cannot_be_measured_so_are_refused(here):
     for writes, inputs in ((clamped, batch(0)), (shortened, words(2))):
         with pytest.raises(holdfast.ModelError, match="forward pass writes to one of its parameters"):
             holdfast.Consolidator(writes, "EWC", gather="layers").consolidate([inputs])
+    for first, others in (("layers", "model"), (None, "layers")):
+        guard = holdfast.Consolidator(layer_by_layer(deep(), mesh), "EWC", gather=others if here.rank else first)
+        for asked in (guard.rehearse, guard.consolidate):
+            with pytest.raises(holdfast.ConfigurationError, match=r"disagree on gather: rank 0 has .* and rank 1 has"):
+                asked([batch(0)])
     with pytest.raises(holdfast.ConfigurationError, match="gather='all'; expected 'model', 'layers'"):
         holdfast.Consolidator(deep(), "EWC", gather="all")
     distributed.barrier()

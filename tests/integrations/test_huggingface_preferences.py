@@ -164,10 +164,11 @@ def test_what_trls_trainers_hold(tmp_path, monkeypatch):
     scope = run_page("guides/trainers.md", "TRL")
     policy = scope["policy"]()
     importance = holdfast.Fisher().measure(policy, scope["old_texts"])
+    unheld = scope["all_three"](strength=0.0)
     for name, guard in scope["held"].items():
         assert guard.tasks == 2
         assert all(omega.any() for omega in guard.importance_of("SOS").values()), name  # the trainer's loss was seen
-        held, free = (moved(scope[way][name].model, policy, importance) for way in ("held", "free"))
+        held, free = (moved(guards[name].model, policy, importance) for guards in (scope["held"], unheld))
         assert held < 0.5 * free, name
 
 

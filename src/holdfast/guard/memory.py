@@ -158,6 +158,8 @@ class Memory:
 
     def choose_gathering(self) -> None:
         """Find out what is gathered at once of a sharded model, which all processes have to ask together."""
+        if any(is_sharded(parameter) for parameter in self.model.parameters()):
+            self.everyone.refuse_unless_equal({"gather": self.gather})  # or each would wait for another gathering
         self.by_layer = gathers_layers(self.model, self.ranks, self.gather)
         if self.by_layer:
             refuse_unless_copies_agree(self.model, self.everyone)

@@ -125,6 +125,18 @@ def checked_implicit(value: object, form: Form, batch_norm: str | None, *, leans
     return value
 
 
+def refuse_merged_path(space: object, measure: Measure, form: Form) -> None:
+    """Refuse a measure along the path in merged space, and say which have an importance there in this form."""
+    if space == "merged" and measure.needs.path:
+        every = {name: MEASURES[name]() for name in MEASURES}
+        known = [name for name, other in every.items() if not other.needs.path and form.takes(other)]
+        raise ConfigurationError(
+            f"space='merged' with {measure.name}, which measures parameters along their path, and not the weights that "
+            f"they are merged with. Measures that have an importance of those in the form {form.name!r}: "
+            f"{', '.join(known)}."
+        )
+
+
 def checked_space(
     value: object,
     ledgers: Mapping[str, Ledger],
@@ -142,12 +154,8 @@ def checked_space(
             f"space={value!r}: expected 'weights', which holds adapters' own parameters, or 'merged', which holds the "
             "weights that they are merged with."
         )
-    if along := [name for name, ledger in ledgers.items() if ledger.measure.needs.path]:
-        known = [name for name in MEASURES if not MEASURES[name]().needs.path]
-        raise ConfigurationError(
-            f"space='merged' with {along[0]}, which measures parameters along their path, and not the weights that "
-            f"they are merged with. Measures that have an importance of those: {', '.join(known)}."
-        )
+    for ledger in ledgers.values():
+        refuse_merged_path(value, ledger.measure, ledger.form)
     if by_weight := [hold.name for hold in holds if hold.by_weight]:
         raise ConfigurationError(
             f"The hold {by_weight[0]!r} with space='merged': it goes by the importance of each protected weight, and "

@@ -21,6 +21,7 @@ from holdfast.guard.arguments.checked_arguments import (
     checked_tolerance,
     device_with_number,
     named_measures,
+    refuse_merged_path,
 )
 from holdfast.guard.arguments.selection import Protect, Selection
 from holdfast.guard.arguments.strengths import PatternStrengths, checked_strength
@@ -68,7 +69,9 @@ def new_memory(
     storage = Storage(state_dtype, None if state_device is None else device_with_number(state_device))
     driver = as_measure(measure)
     checked_anchor(anchor, driver, gradient_term=gradient_term)
-    ledgers = _ledgers(driver, as_form(form), watch, storage)
+    kept_as = as_form(form)
+    refuse_merged_path(space, driver, kept_as)  # first: the form may refuse it with an advice that the space refuses
+    ledgers = _ledgers(driver, kept_as, watch, storage)
     driving = ledgers[driver.name]
     others = as_holds(holds)
     for each in others:

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from holdfast.errors import OptimizerError
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.stability import sgd_groups
 from holdfast.guard.noticing.telling import is_capturing, tell
+from holdfast.guard.steps.optimizers.reach import check_reach
 from holdfast.tensors.sharding import local
 
 STEPS = 8
@@ -100,7 +102,19 @@ class TaskShare:
         # From afar the first steps go back to the anchor; and while a rate warms up, nothing has gone anywhere yet.
         if (near or steps == LATER) and share < LEAST:
             self._told = c = self.memory.strength
-            tell(_TOO_STRONG.format(c=c, less=c / 100, kind=type(optimizer).__name__, share=share, least=LEAST))
+            told = _TOO_STRONG.format(c=c, less=c / 100, kind=type(optimizer).__name__, share=share, least=LEAST)
+            tell(told + (_IMPLICIT if self._may_be_implicit(optimizer) else "."))
+
+    def _may_be_implicit(self, optimizer: Optimizer) -> bool:
+        """Whether a guard with ``implicit=True`` in the place of this one would be taken, by this optimiser too."""
+        memory = self.memory
+        if memory.space == "merged" or memory.batch_norm == "fold":
+            return False
+        try:
+            check_reach(optimizer, memory.driving.form)
+        except OptimizerError:
+            return False
+        return True
 
 
 def _some(gradient: Tensor) -> Tensor:
@@ -121,6 +135,6 @@ _TOO_STRONG = (
     "strength={c:g} is far too much for this task: beside the pull, {kind} has {share:.1%} of its first steps left for "
     "it, and expected are {least:.0%} or more. Such an optimiser divides by the size of the whole gradient, so that "
     "nothing diverges: weights swing around the anchor by about the learning rate, and next to nothing is learned. "
-    "Take a smaller strength, {less:g} to begin with, or Consolidator(..., tolerance=), which finds one; implicit=True "
-    "ends the swinging, and holds as strongly."
+    "Take a smaller strength, {less:g} to begin with, or Consolidator(..., tolerance=), which finds one"
 )
+_IMPLICIT = "; implicit=True ends the swinging, and holds as strongly."
