@@ -54,7 +54,7 @@ class LogLikelihood(PositionScore):
         return self.reading is None or LIKELIHOODS[self.reading.likelihood or "categorical"].softmax
 
     def has_labels(self, phi: Phi) -> bool:
-        """Whether it makes the Fisher information, that of the labels' loss; the mean of |gradient| is one of outputs.
+        """Whether it makes the Fisher information, that of the labels' loss; that of absolute values is of outputs.
 
         The data's own labels are looked at wherever they are taken, whatever is made of them.
         """
