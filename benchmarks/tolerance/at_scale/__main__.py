@@ -11,7 +11,7 @@ writes results/tolerance-at-scale.md and .json from the lines in STORE. What is 
 ``--rehearse`` all is of a size for a CPU, and pictures are noise.
 
 Estimated for one H200, at 3 ms a held step of a small network and 45 ms of the GPT: 15 first tasks of together 7
-minutes, and 448 trials of together 45 (156 of Permuted MNIST, 240 of Split CIFAR, 52 of text). Small networks wait for
+minutes, and 472 trials of together 47 (180 of Permuted MNIST, 240 of Split CIFAR, 52 of text). Small networks wait for
 the host, so that twelve processes side by side are 4 to 6 times as fast: 12 to 15 minutes in all.
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.tolerance.at_scale.trials import Setting, Study
+from benchmarks.tolerance.at_scale.trials import Setting, Study, Trial
 from holdfast.retention.way_back import NEARLY
 
 COMMAND = "python -m benchmarks.tolerance.at_scale"
@@ -162,7 +162,7 @@ def page(study: Study, rows: Sequence[Row], where: dict[str, str]) -> str:
 
 def missing(study: Study, setting: Setting, rows: Sequence[Row]) -> list[str]:
     """Say how many trials of a setting were not run."""
-    known = {tuple(row["trial"].values()) for row in rows}
+    known = {Trial(**row["trial"]).key for row in rows}
     left = [trial for of, trial in study.trials() if of == setting and trial.key not in known]
     if not left:
         return []

@@ -63,7 +63,7 @@ class GoingBack:
             return
         memory.refresh()
         before = [(parameter, parameter.detach().clone()) for parameter in memory.parameters.values()]
-        last, latest = self.last, dict(memory.control.latest)
+        seen = self.last, dict(memory.control.latest), memory.control.at
         try:
             if share is not None:
                 self.by_share(share)
@@ -74,7 +74,8 @@ class GoingBack:
             with torch.no_grad():
                 for parameter, own in before:
                     parameter.copy_(own)
-            self.last, memory.control.latest = last, latest  # what was said of a way that was not gone after all
+            # What was said of a way that was not gone after all.
+            self.last, memory.control.latest, memory.control.at = seen
             raise
 
     @property
