@@ -19,19 +19,20 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 import holdfast
-from benchmarks.language import corpus
+from benchmarks.language import corpus, lines
 from benchmarks.language.training import Device
 from benchmarks.tolerance.at_scale import held, images, report, store, text
-from benchmarks.tolerance.at_scale.trials import SETTINGS, Setting, Study
+from benchmarks.tolerance.at_scale.trials import SETTINGS, Setting, Study, Trial
 from holdfast.lab.data.locations import Datasets
 
-LINES = "trials.jsonl"
+LINES, COSTS = "trials.jsonl", "watching.jsonl"
+TURNS = 3
 
 
 @dataclass
@@ -88,19 +89,54 @@ def learn(study: Study, laboratory: Laboratory, options: argparse.Namespace) -> 
 def run(study: Study, laboratory: Laboratory, options: argparse.Namespace) -> bool:
     """Make the trials of this part that have not been made, until all are or the time is up."""
     began = time.perf_counter()
-    lines = options.store / LINES
-    known = store.read(lines)
-    for setting, trial in store.part_of(list(study.trials()), options.part):
+    path = options.store / LINES
+    known = store.read(path)
+    for setting, trial in store.part_of(_wanted(study, options), options.part):
         if trial.key in known:
             continue
         if time.perf_counter() - began > options.seconds:
             return False
         first = laboratory.first(setting, trial.seed)
         found = held.run(trial, laboratory.subject(setting, trial.seed), first)
-        store.add(lines, trial, found)
+        store.add(path, trial, found)
         ends = found.get("back") or found.get("end") or "diverged"
         print(f"{' '.join(map(str, trial.key))}: {ends}, {found.get('seconds', 0.0):.1f} s", flush=True)
     return True
+
+
+def watching(study: Study, laboratory: Laboratory, options: argparse.Namespace) -> bool:
+    """Measure what looking costs: runs with a tolerance and with a strength, turn by turn on one network."""
+    for setting, seed in {setting.name: (setting, seed) for setting, seed in study.networks()}.values():
+        form, optimiser = "diagonal", setting.optimisers[0]
+        middle = setting.strengths[form][len(setting.strengths[form]) // 2]
+        about = (setting.name, seed, form, optimiser)
+        pair = (Trial(*about, "strength", middle), Trial(*about, "tolerance", setting.tolerances[0]))
+        first = laboratory.first(setting, seed)
+        taken: dict[str, list[float]] = {trial.kind: [] for trial in pair}
+        for turn in range(1 + TURNS):
+            for trial in pair if turn % 2 else reversed(pair):
+                found = held.run(trial, laboratory.subject(setting, seed), first)
+                if turn:  # before the first, all is loaded
+                    taken[trial.kind].append(found["seconds"])
+        lines.add(options.store / COSTS, {"setting": setting.name, **taken})
+        print(setting.name, taken, flush=True)
+    return True
+
+
+def _wanted(study: Study, options: argparse.Namespace) -> list[tuple[Setting, Trial]]:
+    """Return the trials that were asked for."""
+    if options.candidates:
+        return list(study.candidates())
+    every = [
+        (setting, trial)
+        for setting, trial in study.trials()
+        if options.kind in (None, trial.kind) and options.form in (None, trial.form)
+    ]
+    if options.damping is None and options.start is None:
+        return every
+    changed = {"damping": options.damping, "start": options.start}
+    is_changed = [trial.kind == "tolerance" and trial.form == "diagonal" for _, trial in every]
+    return [(setting, replace(trial, **changed)) for (setting, trial), its in zip(every, is_changed, strict=True) if its]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -118,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.simplefilter("ignore", holdfast.HoldfastWarning)  # strengths that are too much are among what is searched
     options.store.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    done = {"learn": learn, "run": run}[options.what](study, Laboratory(options), options)
+    done = {"learn": learn, "run": run, "watching": watching}[options.what](study, Laboratory(options), options)
     print("done" if done else "time is up: the same command goes on", flush=True)
 
 
@@ -138,7 +174,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog=report.COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="what", required=True)
-    for name in ("learn", "run", "report"):
+    for name in ("learn", "run", "watching", "report"):
         command = commands.add_parser(name)
         command.add_argument("store", type=Path, help="a folder for networks and lines")
         command.add_argument("--rehearse", action="store_true", help="at a size for a CPU; its numbers mean nothing")
@@ -151,6 +187,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         command.add_argument("--corpus", type=Path, help="what python -m benchmarks.language prepare made")
         command.add_argument("--part", type=_part, default=(1, 1), help="k/n: the k-th of n processes side by side")
         command.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after so many")
+        if name == "run":
+            command.add_argument("--kind", choices=("tolerance", "strength"), help="only these")
+            command.add_argument("--form", choices=("diagonal", "rotated"), help="only these")
+            command.add_argument("--candidates", action="store_true", help="dampings and starts, on seeds to choose by")
+            command.add_argument("--damping", type=float, help="of a diagonal's tolerances, in the place of the default")
+            command.add_argument("--start", type=float, help="likewise")
     return parser.parse_args(arguments)
 
 

@@ -91,7 +91,8 @@ def new_guard(trial: Trial, subject: Subject) -> holdfast.Consolidator:
     measure = holdfast.Fisher(samples, labels="sampled") if text else holdfast.Fisher(samples)
     options: dict[str, Any] = {"protect": subject.protect, "implicit": trial.optimiser == "SGD"}
     if trial.kind == "tolerance":
-        return holdfast.Consolidator(subject.model, measure, tolerance=trial.value, form=trial.form, **options)
+        tolerance = holdfast.Tolerance(trial.value, **trial.said)
+        return holdfast.Consolidator(subject.model, measure, tolerance=tolerance, form=trial.form, **options)
     form = holdfast.Rotated(damping=DAMPING) if trial.form == "rotated" else trial.form
     return holdfast.Consolidator(subject.model, measure, relative_strength=trial.value, form=form, **options)
 

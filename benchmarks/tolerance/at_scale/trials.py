@@ -1,5 +1,6 @@
 """What is run: one training of a second task each, held by a tolerance or by a constant strength."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -27,6 +28,8 @@ class Setting:
     """By form: s, in units of the mean importance."""
     rates: dict[str, float]
     """Learning rates of the second task, by optimiser."""
+    choosing: tuple[int, ...] = ()
+    """Seeds that damping and start are chosen on, and that nothing is reported of."""
     first_epochs: int = 0
     epochs: int = 0
     batch: int = 256
@@ -61,6 +64,15 @@ class Trial:
     kind: Kind
     value: float
     """Nats, or s."""
+    damping: float | None = None
+    start: float | None = None
+    """Of a tolerance, where they are not what :class:`holdfast.Tolerance` takes by default."""
+
+    @property
+    def said(self) -> dict[str, float]:
+        """What is said of the way in which the strength follows the tolerance."""
+        given = {"damping": self.damping, "start": self.start}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -76,6 +88,7 @@ SETTINGS = (
         tolerances=(0.02, 0.05, 0.15),
         strengths={"diagonal": decades(-3.5)},
         rates={"AdamW": 5e-4, "SGD": 0.1},
+        choosing=(8,),
         measured=256,
         kept=64,
         fresh=256,
@@ -88,6 +101,7 @@ SETTINGS = (
         tolerances=(0.001, 0.003, 0.01, 0.03, 0.1),  # the first two were added after a look: nothing reached the last
         strengths={"diagonal": decades(-4), "rotated": decades(-5)},
         rates={"Adam": 1e-3, "SGD": 0.05},
+        choosing=(3, 4),
         first_epochs=5,
         epochs=5,
         hidden=(2000, 2000),
@@ -99,6 +113,7 @@ SETTINGS = (
         tolerances=(0.05, 0.2),
         strengths={"diagonal": decades(-2)},
         rates={"Adam": 1e-3, "SGD": 0.02},
+        choosing=(10, 11, 12, 13),
         first_epochs=20,
         epochs=30,
         measured=500,
@@ -107,11 +122,16 @@ SETTINGS = (
 """English first: it takes longest, and what begins first is not waited for."""
 
 
+CANDIDATES = ((0.0, 0.3), (0.001, 0.3), (0.003, 0.3), (0.01, 0.3), (0.001, 0.1), (0.003, 0.1))
+"""Dampings and starts of a diagonal's tolerance, among which one was chosen."""
+
+
 def rehearsed(setting: Setting) -> Setting:
     """Return a setting at a size that a CPU runs through in seconds; its numbers mean nothing."""
     return replace(
         setting,
         seeds=setting.seeds[:1],
+        choosing=setting.choosing[:1],
         tolerances=setting.tolerances[:1],
         strengths={form: values[3:10:3] for form, values in setting.strengths.items()},
         first_epochs=min(1, setting.first_epochs),
@@ -142,16 +162,24 @@ class Study:
     def networks(self) -> Iterator[tuple[Setting, int]]:
         """Yield what learns a first task: a network of each seed."""
         for setting in self.settings:
-            for seed in setting.seeds:
+            for seed in (*setting.seeds, *setting.choosing):
                 yield setting, seed
 
     def trials(self) -> Iterator[tuple[Setting, Trial]]:
         """Yield all trials; those of a seed follow each other."""
-        for setting, seed in self.networks():
-            for form, strengths in setting.strengths.items():
+        for setting in self.settings:
+            for seed, form in itertools.product(setting.seeds, setting.strengths):
                 for optimiser in setting.optimisers:
                     about = (setting.name, seed, form, optimiser)
                     for nats in setting.tolerances:
                         yield setting, Trial(*about, "tolerance", nats)
-                    for s in strengths:
+                    for s in setting.strengths[form]:
                         yield setting, Trial(*about, "strength", s)
+
+    def candidates(self) -> Iterator[tuple[Setting, Trial]]:
+        """Yield what damping and start are chosen by: a diagonal's tolerances, on seeds of their own."""
+        for setting in self.settings:
+            for seed, optimiser in itertools.product(setting.choosing, setting.optimisers):
+                for nats, (damping, start) in itertools.product(setting.tolerances[:3], CANDIDATES):
+                    about = (setting.name, seed, "diagonal", optimiser, "tolerance", nats)
+                    yield setting, Trial(*about, damping, start)
