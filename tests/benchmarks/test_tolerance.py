@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ import torch
 from benchmarks.language import corpus
 from benchmarks.tolerance import digits, starts, text_stand_ins, without_old_inputs
 from benchmarks.tolerance.at_scale import __main__ as command
-from benchmarks.tolerance.at_scale import report, store
-from benchmarks.tolerance.at_scale.trials import SETTINGS, Study, Trial
+from benchmarks.tolerance.at_scale import choosing, report, store
+from benchmarks.tolerance.at_scale.trials import CANDIDATES, SETTINGS, Study, Trial
 from benchmarks.tolerance.digit_stand_ins import MEASURED, OLD, stand_ins
 
 
@@ -93,7 +94,7 @@ def test_a_rehearsal_goes_on_where_it_was_and_ends_with_a_page(tmp_path, text, c
     folder, results = tmp_path / "store", tmp_path / "results"
     given = [str(folder), "--rehearse", "--settings", "english-python", "permuted-mnist", "--corpus", str(text)]
     command.main(["learn", *given])
-    assert len(list(folder.glob("*.safetensors"))) == 2
+    assert len(list(folder.glob("*.safetensors"))) == 4
     command.main(["run", *given, "--seconds", "-1"])
     assert "time is up" in capsys.readouterr().out
     command.main(["run", *given, "--part", "1/2"])
@@ -108,6 +109,33 @@ def test_a_rehearsal_goes_on_where_it_was_and_ends_with_a_page(tmp_path, text, c
     rows = json.loads((results / "tolerance-at-scale.json").read_text())["rows"]
     kept = [row["kept"] / row["trial"]["value"] for row in rows if row["trial"]["kind"] == "tolerance"]
     assert len(kept) == 6 and max(kept) <= 1
+    few = [str(folder), "--rehearse", "--settings", "permuted-mnist"]
+    command.main(["run", *few, "--candidates"])
+    command.main(["watching", *few])
+    command.main(["report", *few, "--results", str(results)])
+    page = (results / "tolerance-at-scale.md").read_text()
+    assert "| damping | start | permuted-mnist | mean |" in page and "## What looking costs" in page
+    assert page.count("| diagonal | Adam |") == 1
+
+
+def test_the_pair_that_falls_short_least_is_chosen_by_seeds_that_all_have():
+    def row(setting, pair, new, seed=0):
+        return {
+            "trial": asdict(Trial(setting, seed, "diagonal", "Adam", "tolerance", 0.1, *pair)),
+            "back": {"new": new},
+        }
+
+    points = dict(zip(CANDIDATES, (90.0, 80.0, 89.0, 88.0, 87.0, 86.0), strict=True))
+    bits = dict(zip(CANDIDATES, (2.04, 2.0, 2.0, 2.1, 2.0, 2.0), strict=True))
+    rows = [row("split-cifar", pair, new) for pair, new in points.items()]
+    rows += [row("english-python", pair, new) for pair, new in bits.items()]
+    rows.append(row("split-cifar", CANDIDATES[1], 100.0, seed=1))  # which no other pair was tried on
+    found = choosing.shortfalls(rows)
+    first, second, third = CANDIDATES[:3]
+    assert found[first] == pytest.approx({"split-cifar": 0.0, "english-python": 2.0})
+    assert found[second] == {"split-cifar": choosing.MOST, "english-python": 0.0}
+    assert found[third] == {"split-cifar": 1.0, "english-python": 0.0}
+    assert "damping 0.003, start 0.3" in " ".join(choosing.section(rows))
 
 
 @pytest.mark.parametrize("given", ["0/3", "4/3", "half", "1/2/3"])

@@ -1,5 +1,6 @@
 """What is kept of inputs, what is left of it, and what cannot be."""
 
+import math
 import random
 
 import numpy as np
@@ -46,6 +47,7 @@ def test_kl_loss_and_agreement_are_those_of_the_formulas(sizes):
     assert found.loss_then == pytest.approx(float(nn.functional.cross_entropy(before, y)), rel=1e-10)
     assert found.loss_now == pytest.approx(float(nn.functional.cross_entropy(after, y)), rel=1e-10)
     assert (found.per, found.count) == ("sample", 8)
+    assert found.error == pytest.approx(float(kl_by_hand(before, after).std()) / math.sqrt(8), rel=1e-10)
 
 
 def test_nothing_is_lost_at_first_and_the_worst_set_counts():
@@ -174,6 +176,21 @@ def test_of_a_language_model_tokens_count_that_have_labels():
     assert found.kl == pytest.approx(float(kl_by_hand(before, after)[counted].mean()), rel=1e-5)
     labels = texts["labels"][:, 1:][counted]
     assert found.loss_now == pytest.approx(float(nn.functional.cross_entropy(after[counted], labels)), rel=1e-5)
+    sums = (kl_by_hand(before, after) * counted).sum(-1)  # of each text: its tokens are no samples of their own
+    apart = sums - found.kl * counted.sum(-1)
+    texts = int(counted.any(-1).sum())
+    assert texts == 2 < len(counted)
+    expected = float((apart.square().sum() * texts / (texts - 1)).sqrt() / counted.sum())
+    assert found.error == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_single_sample_has_no_error():
+    model, (x, y) = net(), batch(0, 1)
+    guard = guarded(model)
+    guard.keep([(x, y)], "old")
+    moved(model)
+    assert guard.retention()["old"].error is None
+    assert "±" not in str(guard.retention())
 
 
 def test_text_is_looked_at_in_parts_whatever_batches_it_was_given_in():

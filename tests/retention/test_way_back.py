@@ -67,3 +67,13 @@ def test_what_is_left_of_a_tolerance_is_explained_by_how_the_strength_went():
     assert "Tolerance(0.3, start=0.03), or train" in str(dataclasses.replace(found, start=0.3))
     never = dataclasses.replace(furthest_within(lambda share: 0.001, 0.3), start=0.03)
     assert "never came near it" in str(never) and "start=0.003)" in str(never)
+
+
+def test_what_few_kept_samples_leave_open_is_said():
+    found = furthest_within(lambda share: 0.01 * share, 0.01)
+    assert str(dataclasses.replace(found, error=0.0009)) == str(found)
+    told = str(dataclasses.replace(found, error=0.002))
+    assert "may have lost from 0.006 to 0.014" in told
+    assert "may have lost from 0 to 0.03" in str(dataclasses.replace(found, error=0.01))
+    pulled = dataclasses.replace(furthest_within(lambda share: share**2, 0.25), error=0.1)
+    assert str(pulled).endswith("keep more of them where that matters.")

@@ -4,6 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from benchmarks.language import lines
 from benchmarks.tolerance.at_scale.trials import Trial
 
@@ -23,7 +25,13 @@ def read(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 def add(path: Path, trial: Trial, found: dict[str, Any]) -> None:
     """Write what came of a trial."""
-    lines.add(path, {"trial": asdict(trial), **found})
+    lines.add(path, {"trial": asdict(trial), **found, "machine": machine()})
+
+
+def machine() -> str:
+    """Say where this runs."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return f"{name}, torch {torch.__version__}"
 
 
 def part_of(every: list[T], part: tuple[int, int]) -> list[T]:

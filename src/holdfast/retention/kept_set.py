@@ -142,10 +142,12 @@ class KeptSet:
                 "guard.kept.drop(name)."
             )
         logits, labels = made.logits, made.labels
+        samples = torch.arange(rows) // max(1, rows // chunk.size)
         if chunk.places is not None:
             places = chunk.places.to(logits.device)
             logits, labels = logits[places], None if labels is None else labels[places.to(labels.device)]
-        sums = compared(chunk.log_p, logits, labels)
+            samples = samples[chunk.places]
+        sums = compared(chunk.log_p, logits, labels, samples)
         sums.loss_then = chunk.loss
         return sums
 
@@ -165,12 +167,13 @@ class KeptSet:
         """Return what sums over all processes come to."""
         return SetRetention(
             self.name,
-            sums.kl / sums.rows,
+            sums.mean_kl,
             sums.agreed / sums.rows,
             self.per,
             sums.rows,
             sums.loss_then / sums.labelled if sums.labelled else None,
             sums.loss / sums.labelled if sums.labelled else None,
+            sums.error,
         )
 
 

@@ -4,6 +4,7 @@ Outputs are logits ``[N, ..., C]``, the classes last. What is compared is every 
 positions as a language model's have, every token that counts: one with a label, or one that is no padding.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from holdfast.persample.scores import IGNORED, problem_type
 from holdfast.persample.scores.output_reading import SHARED_OUT
 from holdfast.persample.scores.positions import counted_positions
 from holdfast.persample.scores.softmax import PIECE
-from holdfast.tensors.divergence import divergence
+from holdfast.tensors.divergence import divergences
 from holdfast.tensors.storage import widest_dtype
 
 
@@ -47,6 +48,31 @@ class Sums:
     loss_then: float = 0.0
     """The same labels' loss when the inputs were kept."""
     labelled: int = 0
+    samples: int = 0
+    squared_kl: float = 0.0
+    """Σ k², where k is the sum over one sample's positions."""
+    kl_by_rows: float = 0.0
+    """Σ k·n, where n is how many positions it has."""
+    squared_rows: float = 0.0
+    """Σ n²."""
+
+    @property
+    def mean_kl(self) -> float:
+        """The KL of a position, over all of them."""
+        return self.kl / self.rows
+
+    @property
+    def error(self) -> float | None:
+        r"""The standard error of that mean, by its spread over samples; ``None`` for a single one.
+
+        .. math:: \frac{1}{\sum_i n_i}\sqrt{\frac{m}{m-1}\sum_i (k_i - \bar k\,n_i)^2}
+
+        of m samples, since the tokens of one are no samples of their own: the error of a ratio (Cochran 1977, 2.11).
+        """
+        if self.samples < 2:
+            return None
+        spread = self.squared_kl - 2 * self.mean_kl * self.kl_by_rows + self.mean_kl**2 * self.squared_rows
+        return math.sqrt(max(0.0, spread) * self.samples / (self.samples - 1)) / self.rows
 
     def __add__(self, other: "Sums") -> "Sums":
         mine, theirs = vars(self), vars(other)
@@ -128,18 +154,41 @@ def kept_log_probabilities(rows: Tensor, whose: str) -> Tensor:
     return found
 
 
-def compared(old: Tensor, new: Tensor, labels: Tensor | None) -> Sums:
-    """Return sums of how far predictions have moved: of log p as it was, and of the same rows' logits now."""
+def compared(old: Tensor, new: Tensor, labels: Tensor | None, samples: Tensor | None = None) -> Sums:
+    """Return sums of how far predictions have moved: of log p as it was, and of the same rows' logits now.
+
+    Args:
+        old: log p of each row when it was kept.
+        new: the same rows' logits now.
+        labels: the class of each row, where that is known.
+        samples: which sample each row is of; by default each is one of its own.
+    """
     sums = Sums()
     wide = widest_dtype(new.device)
+    moved = []
     for piece in _pieces(new):
         then, now = old[piece].to(new.device, wide), new[piece].to(wide)
-        sums.kl += float(divergence(then, now)) * len(now)
+        moved.append(divergences(then, now))
+        sums.kl += float(moved[-1].mean()) * len(now)
         sums.agreed += float((then.argmax(-1) == now.argmax(-1)).sum())
         sums.rows += len(now)
+    _add_spread(sums, torch.cat(moved) if moved else new.new_zeros(0), samples)
     found, count = summed_loss(new, labels)
     sums.loss, sums.labelled = found, count
     return sums
+
+
+def _add_spread(sums: Sums, moved: Tensor, samples: Tensor | None) -> None:
+    """Add what tells how far samples are from each other."""
+    moved = moved.cpu().double()
+    lengths = torch.ones_like(moved)
+    if samples is not None:
+        _, which, counts = samples.cpu().unique(return_inverse=True, return_counts=True)
+        moved, lengths = moved.new_zeros(len(counts)).index_add(0, which, moved), counts.double()
+    sums.samples += len(moved)
+    sums.squared_kl += float(moved.square().sum())
+    sums.kl_by_rows += float((moved * lengths).sum())
+    sums.squared_rows += float(lengths.square().sum())
 
 
 def summed_loss(logits: Tensor, labels: Tensor | None) -> tuple[float, int]:

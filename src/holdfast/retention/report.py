@@ -22,6 +22,9 @@ class SetRetention:
     """The mean loss when the set was kept, where it has labels."""
     loss_now: float | None = None
     """That of now."""
+    error: float | None = None
+    """The standard error of ``kl``, by its spread over the kept samples: of others of the same kind it may be as far
+    off as twice that."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,12 @@ class Retention:
 
     def __str__(self) -> str:
         wide = max(len("kept set"), *(len(each.name) for each in self.sets))
-        lines = [f"{'kept set':{wide}}  {'KL, nats':>14}  {'same class':>10}  {'loss then':>9}  {'now':>9}"]
+        lines = [f"{'kept set':{wide}}  {'KL, nats':>22}  {'same class':>10}  {'loss then':>9}  {'now':>9}"]
         for each in self.sets:
             losses = [f"{loss:9.4g}" if loss is not None else f"{'–':>9}" for loss in (each.loss_then, each.loss_now)]
-            kl = f"{each.kl:.4g} / {each.per}"
-            lines.append(f"{each.name:{wide}}  {kl:>14}  {each.agreement:10.1%}  {losses[0]}  {losses[1]}")
+            error = "" if each.error is None else f" ± {each.error:.2g}"
+            kl = f"{each.kl:.4g}{error} / {each.per}"
+            lines.append(f"{each.name:{wide}}  {kl:>22}  {each.agreement:10.1%}  {losses[0]}  {losses[1]}")
         if self.tolerance is not None:
             said = "within" if self.is_within else "beyond"
             lines.append(f"worst: {self.worst.name}, {said} the tolerance of {self.tolerance:g}")

@@ -15,11 +15,18 @@ GRID = (0.25, 0.5, 0.75)
 
 NEARLY = 0.8
 """The part of a tolerance that counts as all of it."""
+SURE = 0.2
+"""The part of a tolerance that what is lost of other inputs may be off by without a word."""
 LITTLE = 0.05
 """A share of the way that is next to nothing."""
 _UNDONE = (
     "So nearly all that was learned is undone: the tolerance is too small for this task, or earlier ones have used it "
     "up. Allow more, or keep the inputs anew before a task."
+)
+
+_UNSURE = (
+    "Other inputs of the same kind may have lost from {low} to {high}, by how much the kept ones differ (two standard "
+    "errors): keep more of them where that matters."
 )
 
 _NEVER = (
@@ -62,6 +69,8 @@ class PulledBack:
     """The relative strength that training began with, where it followed a tolerance."""
     tightened: bool = False
     """Whether the strength was larger when training ended than when it began."""
+    error: float | None = None
+    """The standard error of ``kl``, by its spread over the samples of that set."""
 
     @property
     def was_touched(self) -> bool:
@@ -87,9 +96,23 @@ class PulledBack:
             undone = f" {_UNDONE}" if self.is_undone else ""
             return (
                 f"Pulled back to {self.share:.3f} of the way from the anchor: {self.kl:.3g} nats are lost in place of "
-                f"{self.kl_before:.3g}, with a tolerance of {self.tolerance:g}.{undone}"
+                f"{self.kl_before:.3g}, with a tolerance of {self.tolerance:g}.{undone}{self._unsure()}"
             )
-        return f"{self.kl:.3g} nats are lost, within the tolerance of {self.tolerance:g}.{self._unused()}"
+        within = f"{self.kl:.3g} nats are lost, within the tolerance of {self.tolerance:g}."
+        return f"{within}{self._unused()}{self._unsure()}"
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether other inputs of the same kind are likely to have lost as much, but for a fifth of the tolerance."""
+        return self.error is None or 2 * self.error <= SURE * self.tolerance
+
+    def _unsure(self) -> str:
+        """Say what the kept inputs leave open, where that is much."""
+        if self.is_sure:
+            return ""
+        assert self.error is not None
+        low, high = max(0.0, self.kl - 2 * self.error), self.kl + 2 * self.error
+        return f" {_UNSURE.format(low=f'{low:.2g}', high=f'{high:.2g}')}"
 
     def _unused(self) -> str:
         """Say why less is lost than was allowed, where that is so."""

@@ -18,12 +18,16 @@ def divergence(old: Tensor, new: Tensor, counted: Tensor | None = None, temperat
         counted: which positions ``[N, ...]`` count; all by default.
         temperature: T, by which both are divided first: a higher one looks at the unlikely classes too.
     """
+    return mean_over(divergences(old, new, temperature), counted)
+
+
+def divergences(old: Tensor, new: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return the KL(p_old‖p_new) of every position, ``[N, ...]``."""
     wide = torch.promote_types(new.dtype, torch.float32)
     then = (old.detach().to(new.device, wide) / temperature).log_softmax(-1)
     now = (new.to(wide) / temperature).log_softmax(-1)
     # A class that is ruled out (a logit of −∞) in both adds nothing; 0·(−∞ + ∞) would be no number.
-    each = torch.where(then.exp() > 0, then.exp() * (then - now), 0.0).sum(-1)
-    return mean_over(each, counted)
+    return torch.where(then.exp() > 0, then.exp() * (then - now), 0.0).sum(-1)
 
 
 def mean_over(values: Tensor, counted: Tensor | None) -> Tensor:

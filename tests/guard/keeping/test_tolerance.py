@@ -641,7 +641,7 @@ def test_what_a_state_was_saved_with_is_not_kept_anew_in_the_middle_of_its_task(
     again.keep([batch(5)], "old")  # asked for
 
 
-@pytest.mark.parametrize(("form", "share"), [("diagonal", 0.01), ("rotated", 0.1), ("kronecker", 0.1)])
+@pytest.mark.parametrize(("form", "share"), [("diagonal", 0.001), ("rotated", 0.1), ("kronecker", 0.1)])
 def test_how_much_is_added_to_importances_goes_by_the_form_unless_it_is_said(form, share):
     assert guarded(net(), form=form, tolerance=0.05)._memory.driving.damping == share
     said = guarded(net(), form=form, tolerance=Tolerance(0.05, damping=0.02))
@@ -650,3 +650,25 @@ def test_how_much_is_added_to_importances_goes_by_the_form_unless_it_is_said(for
     again.kept.add(said.kept["old"])
     again.load_state_dict(said.state_dict())
     assert again._memory.driving.damping == 0.02
+
+
+def test_a_state_means_the_same_where_defaults_are_others():
+    guard = guarded(net(), tolerance=0.05)
+    state = guard.state_dict()
+    assert (state["tolerance"]["damping"], state["tolerance"]["start"]) == (0.001, 0.1)
+    state["tolerance"] |= {"damping": None, "start": 0.3}  # as it was written when a hundredth was the default
+    again = holdfast.Consolidator(net(), holdfast.Fisher(), tolerance=0.05)
+    again.kept.add(guard.kept["old"])
+    again.load_state_dict(state)
+    assert again._memory.driving.damping == 0.01
+    assert again._memory.tolerance.start_in(again.form) == 0.3
+
+
+def test_going_back_says_how_sure_it_is():
+    model = net()
+    guard = guarded(model, tolerance=0.05)
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 20)
+    found = guard.pull_back(0.01)
+    assert found.error == guard.retention().worst.error > 0

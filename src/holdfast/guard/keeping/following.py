@@ -174,9 +174,8 @@ def numbers_in(inputs: Any) -> int:
 def _first_strength(memory: Memory) -> float:
     """Return the strength to begin with: a relative one, of all that was found so far."""
     assert memory.tolerance is not None
-    strength = Importance.of(memory.driving.total, {**memory.measured, **memory.anchor}).strength(
-        memory.tolerance.start
-    )
+    start = memory.tolerance.start_in(memory.driving.form)
+    strength = Importance.of(memory.driving.total, {**memory.measured, **memory.anchor}).strength(start)
     if not strength > 0:
         raise ConfigurationError(
             f"tolerance={memory.tolerance.nats:g} with {memory.driver}, whose importances are 0 everywhere: there is "

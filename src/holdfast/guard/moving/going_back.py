@@ -146,9 +146,10 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
         share = found.share
     finally:
         move_to(memory, held, own, share)
-    memory.control.latest = {each.name: each.kl for each in look(memory).sets}
+    left = look(memory)
+    memory.control.latest = {each.name: each.kl for each in left.sets}
     memory.control.at = max(memory.steps.values(), default=0)
-    return found
+    return replace(found, error=left.worst.error)
 
 
 def _how_it_was_followed(memory: Memory) -> dict[str, Any]:
@@ -157,4 +158,4 @@ def _how_it_was_followed(memory: Memory) -> dict[str, Any]:
     if memory.tolerance is None:
         return {}
     tightened = bool(memory.steps and trace) and trace[-1].strength > trace[0].strength
-    return {"start": memory.tolerance.start, "tightened": tightened}
+    return {"start": memory.tolerance.start_in(memory.driving.form), "tightened": tightened}

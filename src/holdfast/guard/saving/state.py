@@ -391,7 +391,7 @@ def _how_strong(memory: Memory) -> dict[str, Any]:
     if memory.relative_strength is not None:
         here["relative_strength"] = memory.relative_strength
     if memory.tolerance is not None:
-        here["tolerance"] = dataclasses.asdict(memory.tolerance)
+        here["tolerance"] = dataclasses.asdict(memory.tolerance.settled_in(memory.driving.form))
     if marks := memory.kept.marks:
         here["kept"] = [[name, marked] for name, marked in marks.items()]
     if memory.control.trace:
@@ -451,6 +451,8 @@ def _followed(memory: Memory, state: Mapping[str, Any]) -> tuple[Tolerance | Non
             )
     try:
         control = Control.restored(state["control"]) if "control" in state else Control()
+        if given is not None and given["damping"] is None:  # which meant this where a state was made without saying
+            given = {**given, "damping": 0.01 if memory.driving.form.elementwise else 0.1}
         return memory.tolerance if given is None else Tolerance(**given), control
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(
