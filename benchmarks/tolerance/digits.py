@@ -318,8 +318,8 @@ def report(found: dict[str, Any]) -> str:
     ratio = watched["held and watched"] / watched["held"]
     runs = found["followed"]
     within = [abs(run["back"]["fresh"] / run["tolerance"] - 1) <= 0.2 for run in runs]
-    others = [run["back"] for run, is_within in zip(runs, within, strict=True) if not is_within]
-    said = sum(back.get("said less", False) or back.get("said unsure", False) for back in others)
+    said = [run["back"].get("said less", False) or run["back"].get("said unsure", False) for run in runs]
+    told = sum(says for says, is_within in zip(said, within, strict=True) if not is_within)
     predicted = {
         form: [run["end"]["kept"] / run["predicted"] for run in runs if run["form"] == form]
         for form in ("diagonal", "rotated")
@@ -337,8 +337,9 @@ def report(found: dict[str, Any]) -> str:
         f"bound. In the rotated form it has `Rotated(damping={DAMPING:g})`, as the tolerance has."
     )
     summary = (
-        f"{sum(within)} of {len(runs)} runs end within 20 % of the tolerance on fresh digits, and {said} of the others "
-        "say that they may not: that less is lost, or that the kept digits differ too much to tell. Watching cost "
+        f"{sum(within)} of {len(runs)} runs end within 20 % of the tolerance on fresh digits, and {told} of the others "
+        "say that they may not: that less is lost, or that the kept digits differ too much to tell (as "
+        f"{sum(said) - told} of those within say too: {KEPT} digits tell it to a fifth or worse). Watching cost "
         f"{100 * (ratio - 1):.0f} % of a held step ({watched['held']:.2f} s and {watched['held and watched']:.2f} s of "
         f"the processor for {STEPS} steps). What is lost at the end of training is more than what the importance "
         f"predicts to second order: {beyond}. The controller's settings (gain, damping, aim) were chosen on these "
