@@ -53,6 +53,8 @@ class Recipe:
     """Whether all weights are trained, or an adapter is; the same for all recipes that are run together."""
     space: Literal["weights", "merged"] = "weights"
     """What the guard holds of an adapter."""
+    earlier: tuple[float, ...] = ()
+    """Strengths that were tried first, on networks of their own: what was found stays, and they are not run again."""
 
     @property
     def is_fine_tuning(self) -> bool:
@@ -61,7 +63,14 @@ class Recipe:
 
     def trials(self) -> Iterator["Trial"]:
         """Yield what is to be trained."""
-        for strength, old in itertools.product(self.strengths, self.olds if self.text else (0.0,)):
+        yield from self._trials_of(self.strengths)
+
+    def searches(self) -> list[list["Trial"]]:
+        """Return the trials that belong together: those to be trained, and those that were before them."""
+        return [list(self._trials_of(strengths)) for strengths in (self.strengths, self.earlier) if strengths]
+
+    def _trials_of(self, strengths: Sequence[float]) -> Iterator["Trial"]:
+        for strength, old in itertools.product(strengths, self.olds if self.text else (0.0,)):
             yield Trial(self.name, strength, old)
 
 

@@ -77,7 +77,7 @@ def test_recipes_have_as_many_trials_and_names_of_their_own():
     assert all(counts[recipe.name] == 4 for recipe in RECIPES if not recipe.is_fine_tuning)
 
 
-def made(name, strength, english, python):
+def made(name, strength, english, python, network="network"):
     """Return a trial whose losses at a share of 1 are given for both halves; averages are straight lines."""
     before = {"english": [1.0, 1.0], "python": [3.0, 3.0]}
     after = {
@@ -87,7 +87,7 @@ def made(name, strength, english, python):
         }
         for share in SHARES
     }
-    return Looked(Trial(name, strength, 0.0), 0, "network", before, after, 1.0, "CPU")
+    return Looked(Trial(name, strength, 0.0), 0, network, before, after, 1.0, "CPU")
 
 
 def test_one_half_chooses_and_the_other_is_reported():
@@ -96,10 +96,12 @@ def test_one_half_chooses_and_the_other_is_reported():
         made("rotated", 1e-3, [0.10, 0.30], [2.0, 2.0]),  # the best by the first half
         made("rotated", 3e-3, [0.20, 0.10], [2.0, 2.0]),  # by the second
     ]
-    assert recipe_report.lost(looked, 0, "fine-tuning", 0.9, averaged=True) == pytest.approx(0.45)
-    assert recipe_report.lost(looked, 0, "rotated", 0.9, averaged=True) == pytest.approx(0.9 * (0.30 + 0.20) / 2)
-    assert recipe_report.lost(looked, 0, "EWC", 0.9, averaged=True) is None
-    assert recipe_report.lost(looked, 0, "fine-tuning", 0.9, averaged=False) is None  # a point is no line
+    assert recipe_report.lost(looked, "network", "fine-tuning", 0.9, averaged=True) == pytest.approx(0.45)
+    assert recipe_report.lost(looked, "network", "rotated", 0.9, averaged=True) == pytest.approx(
+        0.9 * (0.30 + 0.20) / 2
+    )
+    assert recipe_report.lost(looked, "network", "EWC", 0.9, averaged=True) is None
+    assert recipe_report.lost(looked, "network", "fine-tuning", 0.9, averaged=False) is None  # a point is no line
 
 
 def test_without_averaging_the_line_goes_through_the_strengths():
@@ -108,12 +110,30 @@ def test_without_averaging_the_line_goes_through_the_strengths():
         made("rotated", 1e-3, [0.30, 0.40], [2.0, 2.0]),
         made("rotated", 1e-2, [0.10, 0.20], [1.6, 1.6]),
     ]
-    assert recipe_report.lost(looked, 0, "rotated", 0.9, averaged=False) == pytest.approx(0.25)
-    assert recipe_report.lost(looked, 0, "rotated", 0.5, averaged=False) is None
+    assert recipe_report.lost(looked, "network", "rotated", 0.9, averaged=False) == pytest.approx(0.25)
+    assert recipe_report.lost(looked, "network", "rotated", 0.5, averaged=False) is None
     page = recipe_report.page(looked, "abc")
-    assert "Not run to their end: rotated;" in page and "| rotated | 0.001 | 0 | 1.000 | 0.350 | 1 |" in page
+    assert "| rotated | 2 of 4 | 0 | 0.250 |" in page and "Not run: own text, distilled;" in page
+    assert "| rotated | 0.001 | 0 | 1.000 | 0.350 | 1 |" in page
     whole = [*looked, made("rotated", 3e-3, [0.3, 0.3], [1.9, 1.9]), made("rotated", 3e-2, [0.1, 0.1], [1.0, 1.0])]
     assert "| rotated | 0.250 |" in recipe_report.page(whole, "abc")
+
+
+def test_networks_of_one_seed_are_never_mixed():
+    """A seed that learned English twice is two networks, whose fine-tuning and trials are not each other's."""
+    first = [made("fine-tuning", 0.0, [0.5, 0.5], [2.0, 2.0], "old")]
+    first += [made("rotated", s, [0.4, 0.4], [2.0, 2.0], "old") for s in (0.1, 0.2)]
+    second = [made("fine-tuning", 0.0, [1.0, 1.0], [1.0, 1.0], "new")]
+    second += [made("rotated", s, [0.2, 0.2], [1.0, 1.0], "new") for s in (1e-3, 3e-3)]
+    some = (Recipe("fine-tuning"), Recipe("rotated", (1e-3, 3e-3), guard="rotated", earlier=(0.1, 0.2)))
+    assert recipe_report.studies([*first, *second]) == [second, first]
+    assert recipe_report.networks_of([*first, *second], "rotated", some) == ["old", "new"]
+    page = recipe_report.page([*first, *second], "abc", some)
+    tables = page.split("Seeds 0:")[1:]
+    assert "| rotated | – | – | 0.180 | 0.190 |" in tables[0] and "| fine-tuning | – | – | 0.900 | 0.950 |" in tables[0]
+    assert "| rotated | – | – | 0.360 | 0.380 |" in tables[1] and "| fine-tuning | – | – | 0.450 | 0.475 |" in tables[1]
+    assert page.index("Networks new of seed 0") < page.index("Networks old of seed 0")
+    assert page.count("| fine-tuning | 0 | 0 | 1.000 |") == 2
 
 
 def test_forms_that_take_less_are_compared_once_all_of_their_strengths_were_tried():
