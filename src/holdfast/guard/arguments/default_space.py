@@ -1,8 +1,9 @@
 """What is held of adapters where nobody has said so: merged weights wherever they are known to be worth it.
 
-With LoRA on a GPT, Kronecker factors and rotated coordinates of merged weights lost a third to a half of what those of
-the adapters' own parameters did, for about as much memory (``docs/guides/adapters.md``). A diagonal of merged weights
-gained little, and is as large as the weights themselves: where nothing is said, it is of adapters' own parameters.
+With LoRA on a GPT, Kronecker factors of merged weights lost less than half of what those of the adapters' own
+parameters did, averaged, and about half as trained, for as much memory (``docs/guides/adapters.md``); rotated
+coordinates of merged weights lost the same. A diagonal gained little, and is as large as the weights themselves: where
+nothing is said, it is of adapters' own parameters.
 """
 
 from fnmatch import fnmatchcase
