@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.language.frontier import Mean, lost_at
-from benchmarks.language.recipes import PIECES, RECIPES, SHARES, Looked, Recipe, Trial
+from benchmarks.language.recipes import PIECES, RECIPES, SHARES, Looked, Recipe, Trial, gained
 from holdfast.whole_files import write_whole
 
 GAINS = (0.90, 0.95)
@@ -25,6 +25,8 @@ def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECI
     """Return the page; ``flags`` are what the command was given besides the corpus."""
     whole = recipes[0].way == "full"
     tries = max(len(list(recipe.trials())) for recipe in recipes)
+    fewer = any(len(found.after) < len(SHARES) for found in looked)
+    shares = f"{len(SHARES)} shares" + (", down to the first that is below what is read off here" if fewer else "")
     where = {
         "command": f"python -m benchmarks.language recipes {'' if whole else '--adapter '}{flags}CORPUS",
         "machine": "; ".join(sorted({found.machine for found in looked})),
@@ -38,7 +40,7 @@ def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECI
         (
             "English lost in bits a byte where Python has so much of what fine-tuning gains, ± the standard error over "
             f"seeds, each of which is a network of its own. Every recipe with anything to choose has {tries} trials, "
-            f"and each trained network is averaged with the one before at {len(SHARES)} shares. Which trial is best is "
+            f"and each trained network is averaged with the one before at {shares}. Which trial is best is "
             "chosen on one half of the English kept apart and read off on the other, both ways round, and the two are "
             "averaged. “–”: trials do not lie on both sides of that gain. Own text is what the model "
             f"wrote before it learned Python, {PIECES} pieces; English is as many pieces of what it learned from; "
@@ -96,14 +98,15 @@ def lost(looked: Sequence[Looked], network: str, name: str, gain: float, *, aver
     return sum(each[other] for each, other in chosen) / len(HALVES)
 
 
-def _at(line: Sequence[tuple[Looked, str]], gained: float, half: int, *, from_start: bool) -> float | None:
+def _at(line: Sequence[tuple[Looked, str]], wanted: float, half: int, *, from_start: bool) -> float | None:
     points = [(_gained(found, share), _lost(found, share, half)) for found, share in line]
-    return lost_at([(0.0, 0.0), *points] if from_start else points, gained)
+    # Where small shares were not looked at, nothing is known of the way from the start to the first that was.
+    from_start = from_start and any(share == str(SHARES[0]) for _, share in line)
+    return lost_at([(0.0, 0.0), *points] if from_start else points, wanted)
 
 
 def _gained(found: Looked, share: str) -> float:
-    """Return the Python gained, on all of the text kept apart: at which gain to look is no choice of a recipe's."""
-    return sum(found.before["python"][half] - found.after[share]["python"][half] for half in HALVES) / len(HALVES)
+    return gained(found.before, found.after[share])
 
 
 def _lost(found: Looked, share: str, half: int) -> float:

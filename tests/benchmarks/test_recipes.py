@@ -1,6 +1,7 @@
 """The study of all that keeps English while Python is learned: recipes at a tiny size, and what is read off them."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -39,8 +40,12 @@ def text():
 
 
 @pytest.fixture(scope="module")
-def looked(text, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recipes")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("recipes")
+
+
+@pytest.fixture(scope="module")
+def looked(text, folder):
     given = (TINY, text, Device(torch.device("cpu")), folder / "recipes.jsonl", folder / "work")
     assert not recipes.run(*given, -1.0, SOME)  # no time at all
     assert recipes.run(*given, 1e9, SOME)
@@ -57,6 +62,27 @@ def test_every_trial_is_looked_at_on_both_halves_and_at_all_shares(looked):
         losses = [found.before, *found.after.values()]
         assert all(len(each[language]) == 2 for each in losses for language in ("english", "python"))
         assert all(math.isfinite(loss) for each in losses for halves in each.values() for loss in halves)
+
+
+def test_shares_below_what_is_reported_need_not_be_looked_at(looked, text, folder, tmp_path):
+    given = (TINY, text, Device(torch.device("cpu")), tmp_path / "lines.jsonl", folder / "work")
+    assert recipes.run(*given, 1e9, SOME[:2], least=0.9)
+    fewer = recipes.read(tmp_path / "lines.jsonl")
+    network = looked[0].network
+    whole = recipes.gained(looked[0].before, looked[0].after["1.0"])
+    free, *others = fewer
+    assert [found.trial for found in fewer] == [found.trial for found in looked[:3]]
+    assert free.after.keys() == looked[0].after.keys()  # what the others are compared with is seen whole
+    for found, full in zip(others, looked[1:], strict=False):
+        shares = list(found.after)
+        assert shares == [str(share) for share in SHARES][-len(shares) :] and len(shares) < len(SHARES)
+        below = [recipes.gained(found.before, found.after[share]) < 0.9 * whole for share in shares]
+        assert below == [True, *[False] * (len(shares) - 1)]
+        assert all(found.after[share]["english"] == pytest.approx(full.after[share]["english"]) for share in shares)
+    for name, gain in itertools.product(("fine-tuning", "strong"), (0.9, 0.95)):
+        all_of_it = recipe_report.lost(looked, network, name, gain, averaged=True)
+        assert recipe_report.lost(fewer, network, name, gain, averaged=True) == pytest.approx(all_of_it)
+    assert recipe_report.lost(fewer, network, "strong", 0.5, averaged=True) is None  # not a line from the start
 
 
 def test_what_keeps_keeps_and_what_is_off_does_not(looked):
