@@ -80,7 +80,9 @@ def _recipes(options: argparse.Namespace) -> None:
     known = ADAPTER_RECIPES if options.adapter else RECIPES[options.size]
     first, *others = known
     asked = [first, *(recipe for recipe in others if not options.only or recipe.name in options.only)]
-    done = recipes.run(settings, text.to(device.device), device, lines, _work(options), options.seconds, asked)
+    drawn = lines.name == RECIPE_LINES  # the picture begins at less
+    given = (settings, text.to(device.device), device, lines, _work(options), options.seconds)
+    done = recipes.run(*given, asked, 0.0 if drawn else min(recipe_report.GAINS))
     looked = recipes.read(lines)
     if looked:
         flags = "" if options.size == "small" else f"--size {options.size} "

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from benchmarks.language.frontier import Mean
-from benchmarks.language.recipe_report import lost, seeds_of
+from benchmarks.language.recipe_report import lost, networks_of
 from benchmarks.language.recipes import Looked
 from holdfast.lab.report.colours import colour
 from holdfast.lab.report.style import style
@@ -35,7 +35,7 @@ def draw(looked: Sequence[Looked], path: Path) -> None:
         axes = figure.subplots()
         for name, (label, shade, line) in SHOWN.items():
             _line(axes, looked, name, label=label, color=shade, linestyle=line)
-        free = [lost(looked, seed, "fine-tuning", 1.0, averaged=True) for seed in seeds_of(looked, "fine-tuning")]
+        free = [lost(looked, each, "fine-tuning", 1.0, averaged=True) for each in networks_of(looked, "fine-tuning")]
         there = Mean.over([value for value in free if value is not None]).value
         axes.plot([1.0], [there], "X", markersize=9, color=colour("fine-tuning"), label="fine-tuning")
         axes.grid(visible=True, axis="both")
@@ -51,16 +51,16 @@ def draw(looked: Sequence[Looked], path: Path) -> None:
 
 def _of_the_same_networks(looked: Sequence[Looked]) -> list[Looked]:
     """Return what was seen of networks that have all the recipes which are drawn and have been run."""
-    whole = [set(seeds) for name in SHOWN if (seeds := seeds_of(looked, name))]
+    whole = [set(networks) for name in SHOWN if (networks := networks_of(looked, name))]
     shared = set.intersection(*whole) if whole else set()
-    return [found for found in looked if found.seed in shared]
+    return [found for found in looked if found.network in shared]
 
 
 def _line(axes: Axes, looked: Sequence[Looked], name: str, **look: str) -> None:
-    """Draw one recipe as far as all its seeds reach, with its standard errors."""
+    """Draw one recipe as far as all its networks reach, with its standard errors."""
     points = []
     for gain in GAINS:
-        found = [lost(looked, seed, name, gain, averaged=True) for seed in seeds_of(looked, name)]
+        found = [lost(looked, network, name, gain, averaged=True) for network in networks_of(looked, name)]
         values = [value for value in found if value is not None]
         if values and len(values) == len(found):
             points.append((gain, Mean.over(values)))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.language.frontier import Mean, lost_at
-from benchmarks.language.recipes import PIECES, RECIPES, SHARES, Looked, Recipe
+from benchmarks.language.recipes import PIECES, RECIPES, SHARES, Looked, Recipe, Trial, gained
 from holdfast.whole_files import write_whole
 
 GAINS = (0.90, 0.95)
@@ -25,13 +25,13 @@ def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECI
     """Return the page; ``flags`` are what the command was given besides the corpus."""
     whole = recipes[0].way == "full"
     tries = max(len(list(recipe.trials())) for recipe in recipes)
+    fewer = any(len(found.after) < len(SHARES) for found in looked)
+    shares = f"{len(SHARES)} shares" + (", down to the first that is below what is read off here" if fewer else "")
     where = {
         "command": f"python -m benchmarks.language recipes {'' if whole else '--adapter '}{flags}CORPUS",
         "machine": "; ".join(sorted({found.machine for found in looked})),
         "corpus": f"sha256 {corpus}",
     }
-    header = [f"{gain:.0%}{after}" for after in ("", ", then averaged") for gain in GAINS]
-    missing = [recipe.name for recipe in recipes if not seeds_of(looked, recipe.name, recipes)]
     lines = [
         "# Everything that keeps, English and then Python" + ("" if whole else ", by an adapter"),
         "",
@@ -40,29 +40,47 @@ def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECI
         (
             "English lost in bits a byte where Python has so much of what fine-tuning gains, ± the standard error over "
             f"seeds, each of which is a network of its own. Every recipe with anything to choose has {tries} trials, "
-            f"and each trained network is averaged with the one before at {len(SHARES)} shares. Which trial is best is "
+            f"and each trained network is averaged with the one before at {shares}. Which trial is best is "
             "chosen on one half of the English kept apart and read off on the other, both ways round, and the two are "
-            "averaged. “–”: no trial reaches so far, or there is nothing to interpolate. Own text is what the model "
+            "averaged. “–”: trials do not lie on both sides of that gain. Own text is what the model "
             f"wrote before it learned Python, {PIECES} pieces; English is as many pieces of what it learned from; "
-            "distilled, the model's outputs then are the target. A rotated guard is measured on 256 pieces. Tables of "
-            "other seeds are of other networks: each has fine-tuning of its own, whose average is averaging alone."
+            "distilled, the model's outputs then are the target. A rotated guard is measured on 256 pieces. Each table "
+            "is of networks of its own, and has their fine-tuning, whose average is averaging alone."
         ),
     ]
-    for seeds, names in _by_networks(looked, recipes).items():
-        lines += ["", f"Seeds {', '.join(map(str, seeds))}:", ""]
-        lines += [f"| recipe | {' | '.join(header)} |", f"|---{'|---' * len(header)}|"]
-        for name in names:
-            cells = [_cell(looked, seeds, name, gain, averaged=after) for after in (False, True) for gain in GAINS]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    if missing:
-        lines += ["", f"Not run to their end: {'; '.join(missing)}."]
-    lines += ["", "## Every trial as it was trained", "", *_trials(looked, recipes)]
+    every = studies(looked)
+    for here in every:
+        lines += [*_heading(here, "", several=len(every) > 1), *_whole_searches(here, recipes)]
+        lines += [*_parts_of_searches(here, recipes), *_not_run(here, recipes)]
+    for here in every:
+        lines += _heading(here, "Every trial as it was trained", several=len(every) > 1)
+        lines += ["", *_trials(here, recipes)]
     return "\n".join(lines) + "\n"
 
 
-def lost(looked: Sequence[Looked], seed: int, name: str, gain: float, *, averaged: bool) -> float | None:
-    """Return the English that one seed loses by a recipe, where its best trial has a share of fine-tuning's gain."""
-    here = [found for found in looked if found.seed == seed]
+def studies(looked: Sequence[Looked]) -> list[list[Looked]]:
+    """Return what was seen of each seed's latest network, then of those before: one of two alike in seed is another."""
+    networks: dict[int, list[str]] = {}
+    for found in looked:
+        if found.network not in networks.setdefault(found.seed, []):
+            networks[found.seed].append(found.network)
+    most = max(map(len, networks.values()), default=0)
+    latest = [{each[-1 - back] for each in networks.values() if back < len(each)} for back in range(most)]
+    return [[found for found in looked if found.network in chosen] for chosen in latest]
+
+
+def _heading(here: Sequence[Looked], what: str, *, several: bool) -> list[str]:
+    """Return a heading that tells studies apart, where there are several."""
+    if not several:
+        return ["", f"## {what}"] if what else []
+    named = {found.seed: found.network.rpartition("-")[2] for found in here}
+    which = "Networks " + ", ".join(f"{network} of seed {seed}" for seed, network in sorted(named.items()))
+    return ["", f"## {what}{': ' if what else ''}{which.lower() if what else which}"]
+
+
+def lost(looked: Sequence[Looked], network: str, name: str, gain: float, *, averaged: bool) -> float | None:
+    """Return the English that a network loses by a recipe, where its best trial has a share of fine-tuning's gain."""
+    here = [found for found in looked if found.network == network]
     free = next((found for found in here if found.trial.recipe == RECIPES[0].name), None)
     mine = [found for found in here if found.trial.recipe == name]
     if free is None or not mine:
@@ -80,54 +98,113 @@ def lost(looked: Sequence[Looked], seed: int, name: str, gain: float, *, average
     return sum(each[other] for each, other in chosen) / len(HALVES)
 
 
-def _at(line: Sequence[tuple[Looked, str]], gained: float, half: int, *, from_start: bool) -> float | None:
+def _at(line: Sequence[tuple[Looked, str]], wanted: float, half: int, *, from_start: bool) -> float | None:
     points = [(_gained(found, share), _lost(found, share, half)) for found, share in line]
-    return lost_at([(0.0, 0.0), *points] if from_start else points, gained)
+    # Where small shares were not looked at, nothing is known of the way from the start to the first that was.
+    from_start = from_start and any(share == str(SHARES[0]) for _, share in line)
+    return lost_at([(0.0, 0.0), *points] if from_start else points, wanted)
 
 
 def _gained(found: Looked, share: str) -> float:
-    """Return the Python gained, on all of the text kept apart: at which gain to look is no choice of a recipe's."""
-    return sum(found.before["python"][half] - found.after[share]["python"][half] for half in HALVES) / len(HALVES)
+    return gained(found.before, found.after[share])
 
 
 def _lost(found: Looked, share: str, half: int) -> float:
     return found.after[share]["english"][half] - found.before["english"][half]
 
 
-def seeds_of(looked: Sequence[Looked], name: str, recipes: Sequence[Recipe] = RECIPES) -> list[int]:
-    """Return the seeds that have all trials of a recipe, and fine-tuning to compare them with."""
-    trials = {trial for recipe in recipes if recipe.name in (name, recipes[0].name) for trial in recipe.trials()}
-    seeds = sorted({found.seed for found in looked})
-    return [seed for seed in seeds if trials <= {found.trial for found in looked if found.seed == seed}]
+def networks_of(looked: Sequence[Looked], name: str, recipes: Sequence[Recipe] = RECIPES) -> list[str]:
+    """Return the networks that have all trials of a recipe, and fine-tuning to compare them with, by their seeds."""
+    searches = [set(trials) for recipe in recipes if recipe.name == name for trials in recipe.searches()]
+    return [
+        network
+        for network, trials in _by_network(looked).items()
+        if set(recipes[0].trials()) <= trials and any(search <= trials for search in searches)
+    ]
 
 
-def _by_networks(looked: Sequence[Looked], recipes: Sequence[Recipe]) -> dict[tuple[int, ...], list[str]]:
-    """Return the recipes that have the same networks, by their seeds; fine-tuning is first of each."""
+def seeds_of(looked: Sequence[Looked], networks: Sequence[str]) -> list[int]:
+    """Return the seeds of networks."""
+    known = {found.network: found.seed for found in looked}
+    return [known[network] for network in networks]
+
+
+def _by_network(looked: Sequence[Looked]) -> dict[str, set[Trial]]:
+    """Return the trials that each network has, by seed."""
+    trials: dict[str, set[Trial]] = {}
+    for found in sorted(looked, key=lambda found: found.seed):
+        trials.setdefault(found.network, set()).add(found.trial)
+    return trials
+
+
+def _whole_searches(here: Sequence[Looked], recipes: Sequence[Recipe]) -> list[str]:
+    """Return a table for each set of networks that have the same recipes whole; fine-tuning is first of each."""
     first, *others = [recipe.name for recipe in recipes]
-    found: dict[tuple[int, ...], list[str]] = {}
+    found: dict[tuple[str, ...], list[str]] = {}
     for name in others:
-        seeds = tuple(seeds_of(looked, name, recipes))
-        if seeds:
-            found.setdefault(seeds, [first]).append(name)
-    return found or {tuple(seeds_of(looked, first, recipes)): [first]}
+        if networks := tuple(networks_of(here, name, recipes)):
+            found.setdefault(networks, [first]).append(name)
+    lines: list[str] = []
+    for networks, names in (found or {tuple(networks_of(here, first, recipes)): [first]}).items():
+        lines += ["", f"Seeds {_said(seeds_of(here, networks))}:", "", *_header()]
+        lines += [f"| {name} | {' | '.join(_cells(here, networks, name))} |" for name in names]
+    return lines
 
 
-def _cell(looked: Sequence[Looked], seeds: Sequence[int], name: str, gain: float, *, averaged: bool) -> str:
-    values = [lost(looked, seed, name, gain, averaged=averaged) for seed in seeds]
+def _parts_of_searches(here: Sequence[Looked], recipes: Sequence[Recipe]) -> list[str]:
+    """Return a table of what was not tried as often as the others: what it has says at most what it can do so far."""
+    trials, rows = _by_network(here), []
+    for recipe in recipes[1:]:
+        groups: dict[tuple[frozenset[Trial], int], list[str]] = {}
+        for network in (each for each in trials if each not in networks_of(here, recipe.name, recipes)):
+            parts = [(trials[network].intersection(search), len(search)) for search in recipe.searches()]
+            tried, of = max(parts, key=lambda part: len(part[0]))
+            if tried:
+                groups.setdefault((frozenset(tried), of), []).append(network)
+        for (tried, of), networks in groups.items():
+            cells = [f"{len(tried)} of {of}", _said(seeds_of(here, networks)), *_cells(here, networks, recipe.name)]
+            rows.append(f"| {recipe.name} | {' | '.join(cells)} |")
+    if not rows:
+        return []
+    return ["", "Not run to their end, by the tries that there are:", "", *_header("tries", "seeds"), *rows]
+
+
+def _not_run(here: Sequence[Looked], recipes: Sequence[Recipe]) -> list[str]:
+    known = {found.trial.recipe for found in here}
+    missing = [recipe.name for recipe in recipes if recipe.name not in known]
+    return ["", f"Not run: {'; '.join(missing)}."] if missing else []
+
+
+def _header(*more: str) -> list[str]:
+    columns = [*more, *(f"{gain:.0%}{after}" for after in ("", ", then averaged") for gain in GAINS)]
+    return [f"| recipe | {' | '.join(columns)} |", f"|---{'|---' * len(columns)}|"]
+
+
+def _cells(looked: Sequence[Looked], networks: Sequence[str], name: str) -> list[str]:
+    return [_cell(looked, networks, name, gain, averaged=after) for after in (False, True) for gain in GAINS]
+
+
+def _cell(looked: Sequence[Looked], networks: Sequence[str], name: str, gain: float, *, averaged: bool) -> str:
+    values = [lost(looked, network, name, gain, averaged=averaged) for network in networks]
     reached = [value for value in values if value is not None]
     if not reached:
         return "–"
     return str(Mean.over(reached)) + (f" ({len(reached)} of {len(values)} seeds)" if len(reached) < len(values) else "")
 
 
-def _trials(looked: Sequence[Looked], recipes: Sequence[Recipe]) -> list[str]:
+def _said(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _trials(here: Sequence[Looked], recipes: Sequence[Recipe]) -> list[str]:
     """Return a table of what was trained, before any averaging, on all of the text."""
-    free = {found.seed: _gained(found, TRAINED) for found in looked if found.trial.recipe == RECIPES[0].name}
+    free = {found.network: _gained(found, TRAINED) for found in here if found.trial.recipe == RECIPES[0].name}
     lines = ["| recipe | s | old text | Python, of fine-tuning's | English lost | seeds |", "|---|---|---|---|---|---|"]
-    for trial in dict.fromkeys(trial for recipe in recipes for trial in recipe.trials()):
-        mine = [found for found in looked if found.trial == trial and found.seed in free]
-        if mine and not any(recipe.merged_by for recipe in recipes if recipe.name == trial.recipe):
-            share = Mean.over([_gained(found, TRAINED) / free[found.seed] for found in mine])
+    known = [recipe for recipe in recipes if recipe.merged_by is None]
+    for trial in dict.fromkeys(trial for recipe in known for trials in recipe.searches() for trial in trials):
+        mine = [found for found in here if found.trial == trial and found.network in free]
+        if mine:
+            share = Mean.over([_gained(found, TRAINED) / free[found.network] for found in mine])
             gone = Mean.over([sum(_lost(found, TRAINED, half) for half in HALVES) / len(HALVES) for found in mine])
             cells = (trial.recipe, f"{trial.strength:g}", f"{trial.old:g}", share, gone, len(mine))
             lines.append(f"| {' | '.join(map(str, cells))} |")

@@ -53,6 +53,8 @@ class Recipe:
     """Whether all weights are trained, or an adapter is; the same for all recipes that are run together."""
     space: Literal["weights", "merged"] = "weights"
     """What the guard holds of an adapter."""
+    earlier: tuple[float, ...] = ()
+    """Strengths that were tried first, on networks of their own: what was found stays, and they are not run again."""
 
     @property
     def is_fine_tuning(self) -> bool:
@@ -61,7 +63,14 @@ class Recipe:
 
     def trials(self) -> Iterator["Trial"]:
         """Yield what is to be trained."""
-        for strength, old in itertools.product(self.strengths, self.olds if self.text else (0.0,)):
+        yield from self._trials_of(self.strengths)
+
+    def searches(self) -> list[list["Trial"]]:
+        """Return the trials that belong together: those to be trained, and those that were before them."""
+        return [list(self._trials_of(strengths)) for strengths in (self.strengths, self.earlier) if strengths]
+
+    def _trials_of(self, strengths: Sequence[float]) -> Iterator["Trial"]:
+        for strength, old in itertools.product(strengths, self.olds if self.text else (0.0,)):
             yield Trial(self.name, strength, old)
 
 
@@ -119,10 +128,20 @@ class Looked:
     machine: str
     """What it ran on."""
 
+    def is_free(self, network: str) -> bool:
+        """Whether it is fine-tuning of a network, with which its other trials are compared."""
+        return self.network == network and self.trial.recipe == RECIPES[0].name
+
     @classmethod
     def of(cls, plain: dict[str, Any]) -> "Looked":
         """Return what ``asdict`` returned as it was."""
         return cls(**{**plain, "trial": Trial(**plain["trial"])})
+
+
+def gained(before: dict[str, list[float]], after: dict[str, list[float]]) -> float:
+    """Return the Python gained, on all of the text kept apart: at which gain to look is no choice of a recipe's."""
+    pairs = list(zip(before["python"], after["python"], strict=True))
+    return sum(then - now for then, now in pairs) / len(pairs)
 
 
 class Kitchen:
@@ -172,7 +191,8 @@ class Kitchen:
                 end=None,
                 seed=self.seed,
                 batch_size=256,
-                store=self.folder / "own-text",
+                # With an adapter the model is another to whoever reads the folder, though it writes the same.
+                store=self.folder / ("own-text" if self.way == "full" else f"own-text-{self.way}"),
             )
 
     def _pieces(self, language: str, pieces: int, purpose: str, size: int = 64) -> Iterator[Tensor]:
@@ -225,8 +245,14 @@ class Kitchen:
         given = batches(text, steps, settings.python_batch, settings.context, self.seed, "python")
         teach(self.device, self.taught.model, given, steps, rate, guard)
 
-    def cook(self, recipe: Recipe, trial: Trial) -> Looked:
-        """Train, and look at the network and at what it makes with the one before."""
+    def cook(self, recipe: Recipe, trial: Trial, gain: float = 0.0) -> Looked:
+        """Train, and look at the network and at what it makes with the one before.
+
+        Args:
+            recipe, trial: what to do.
+            gain: how much Python, in bits a byte, nobody asks below: no smaller share is looked at than the first that
+                has learned less.
+        """
         guard = self.guard(recipe, trial)
         began = time.perf_counter()
         if recipe.is_fine_tuning and self._tuned is not None:
@@ -237,10 +263,12 @@ class Kitchen:
         if recipe.is_fine_tuning:
             self._tuned = trained
         by = None if recipe.merged_by is None else self._forms_of_both(recipe.merged_by, trained)
-        after = {}
-        for share in SHARES:
+        after: dict[str, dict[str, list[float]]] = {}
+        for share in reversed(SHARES):
             self._go_between(trained, share, by)
-            after[str(share)] = self.losses()
+            after = {str(share): self.losses()} | after
+            if gained(self.before, after[str(share)]) < gain:
+                break
         self.device.synchronise()
         seconds = time.perf_counter() - began
         return Looked(trial, self.seed, self.taught.network, self.before, after, seconds, self.device.name)
@@ -277,8 +305,18 @@ def run(
     work: Path,
     seconds: float,
     recipes: Sequence[Recipe] = RECIPES,
+    least: float = 0.0,
 ) -> bool:
-    """Go on until all trials are done or the time is up, and return whether they are; a line for each."""
+    """Go on until all trials are done or the time is up, and return whether they are; a line for each.
+
+    Args:
+        settings, corpus, device: the networks, their text, and where they run.
+        lines: the file with a line for every trial.
+        work: a folder for the networks that have learned English.
+        seconds: when to start nothing new.
+        recipes: what to try, fine-tuning first.
+        least: of fine-tuning's gain, the least that anything is read off at. Fine-tuning is looked at whole.
+    """
     began = time.perf_counter()
     for seed in settings.seeds:
         folder = work / f"seed-{seed}"
@@ -291,7 +329,9 @@ def run(
                 continue
             if time.perf_counter() - began > seconds:
                 return False
-            found = kitchen.cook(recipe, trial)
+            free = next((each for each in read(lines) if each.is_free(kitchen.taught.network)), None)
+            whole = 0.0 if free is None else gained(free.before, free.after[str(SHARES[-1])])
+            found = kitchen.cook(recipe, trial, least * whole)
             add(lines, asdict(found))
             print(_told(found), flush=True)
     return True

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.language.frontier import Mean
-from benchmarks.language.recipe_report import lost, seeds_of
+from benchmarks.language.recipe_report import lost, networks_of, seeds_of
 from benchmarks.language.recipes import ROTATED, Looked, Recipe
 from benchmarks.language.settings import TINY
 from holdfast.whole_files import write_whole
@@ -60,14 +60,15 @@ def page(looked: Sequence[Looked], corpus: str) -> str:
         f"|---{'|---' * len(GAINS)}|---|",
     ]
     for recipe in SMALL_RECIPES[1:]:
-        seeds = seeds_of(looked, recipe.name, SMALL_RECIPES)
-        if seeds:
-            cells = [_cell(looked, recipe.name, gain, seeds) for gain in GAINS]
-            lines.append(f"| {recipe.name} | {' | '.join(cells)} | {', '.join(map(str, seeds))} |")
+        networks = networks_of(looked, recipe.name, SMALL_RECIPES)
+        if networks:
+            cells = [_cell(looked, recipe.name, gain, networks) for gain in GAINS]
+            seeds = ", ".join(map(str, seeds_of(looked, networks)))
+            lines.append(f"| {recipe.name} | {' | '.join(cells)} | {seeds} |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(looked: Sequence[Looked], name: str, gain: float, seeds: Sequence[int]) -> str:
-    found = [lost(looked, seed, name, gain, averaged=False) for seed in seeds]
+def _cell(looked: Sequence[Looked], name: str, gain: float, networks: Sequence[str]) -> str:
+    found = [lost(looked, network, name, gain, averaged=False) for network in networks]
     reached = [value for value in found if value is not None]
-    return str(Mean.over(reached)) if len(reached) == len(seeds) else "–"
+    return str(Mean.over(reached)) if len(reached) == len(networks) else "–"

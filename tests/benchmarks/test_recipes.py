@@ -1,6 +1,7 @@
 """The study of all that keeps English while Python is learned: recipes at a tiny size, and what is read off them."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -39,8 +40,12 @@ def text():
 
 
 @pytest.fixture(scope="module")
-def looked(text, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recipes")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("recipes")
+
+
+@pytest.fixture(scope="module")
+def looked(text, folder):
     given = (TINY, text, Device(torch.device("cpu")), folder / "recipes.jsonl", folder / "work")
     assert not recipes.run(*given, -1.0, SOME)  # no time at all
     assert recipes.run(*given, 1e9, SOME)
@@ -57,6 +62,27 @@ def test_every_trial_is_looked_at_on_both_halves_and_at_all_shares(looked):
         losses = [found.before, *found.after.values()]
         assert all(len(each[language]) == 2 for each in losses for language in ("english", "python"))
         assert all(math.isfinite(loss) for each in losses for halves in each.values() for loss in halves)
+
+
+def test_shares_below_what_is_reported_need_not_be_looked_at(looked, text, folder, tmp_path):
+    given = (TINY, text, Device(torch.device("cpu")), tmp_path / "lines.jsonl", folder / "work")
+    assert recipes.run(*given, 1e9, SOME[:2], least=0.9)
+    fewer = recipes.read(tmp_path / "lines.jsonl")
+    network = looked[0].network
+    whole = recipes.gained(looked[0].before, looked[0].after["1.0"])
+    free, *others = fewer
+    assert [found.trial for found in fewer] == [found.trial for found in looked[:3]]
+    assert free.after.keys() == looked[0].after.keys()  # what the others are compared with is seen whole
+    for found, full in zip(others, looked[1:], strict=False):
+        shares = list(found.after)
+        assert shares == [str(share) for share in SHARES][-len(shares) :] and len(shares) < len(SHARES)
+        below = [recipes.gained(found.before, found.after[share]) < 0.9 * whole for share in shares]
+        assert below == [True, *[False] * (len(shares) - 1)]
+        assert all(found.after[share]["english"] == pytest.approx(full.after[share]["english"]) for share in shares)
+    for name, gain in itertools.product(("fine-tuning", "strong"), (0.9, 0.95)):
+        all_of_it = recipe_report.lost(looked, network, name, gain, averaged=True)
+        assert recipe_report.lost(fewer, network, name, gain, averaged=True) == pytest.approx(all_of_it)
+    assert recipe_report.lost(fewer, network, "strong", 0.5, averaged=True) is None  # not a line from the start
 
 
 def test_what_keeps_keeps_and_what_is_off_does_not(looked):
@@ -77,7 +103,7 @@ def test_recipes_have_as_many_trials_and_names_of_their_own():
     assert all(counts[recipe.name] == 4 for recipe in RECIPES if not recipe.is_fine_tuning)
 
 
-def made(name, strength, english, python):
+def made(name, strength, english, python, network="network"):
     """Return a trial whose losses at a share of 1 are given for both halves; averages are straight lines."""
     before = {"english": [1.0, 1.0], "python": [3.0, 3.0]}
     after = {
@@ -87,7 +113,7 @@ def made(name, strength, english, python):
         }
         for share in SHARES
     }
-    return Looked(Trial(name, strength, 0.0), 0, "network", before, after, 1.0, "CPU")
+    return Looked(Trial(name, strength, 0.0), 0, network, before, after, 1.0, "CPU")
 
 
 def test_one_half_chooses_and_the_other_is_reported():
@@ -96,10 +122,12 @@ def test_one_half_chooses_and_the_other_is_reported():
         made("rotated", 1e-3, [0.10, 0.30], [2.0, 2.0]),  # the best by the first half
         made("rotated", 3e-3, [0.20, 0.10], [2.0, 2.0]),  # by the second
     ]
-    assert recipe_report.lost(looked, 0, "fine-tuning", 0.9, averaged=True) == pytest.approx(0.45)
-    assert recipe_report.lost(looked, 0, "rotated", 0.9, averaged=True) == pytest.approx(0.9 * (0.30 + 0.20) / 2)
-    assert recipe_report.lost(looked, 0, "EWC", 0.9, averaged=True) is None
-    assert recipe_report.lost(looked, 0, "fine-tuning", 0.9, averaged=False) is None  # a point is no line
+    assert recipe_report.lost(looked, "network", "fine-tuning", 0.9, averaged=True) == pytest.approx(0.45)
+    assert recipe_report.lost(looked, "network", "rotated", 0.9, averaged=True) == pytest.approx(
+        0.9 * (0.30 + 0.20) / 2
+    )
+    assert recipe_report.lost(looked, "network", "EWC", 0.9, averaged=True) is None
+    assert recipe_report.lost(looked, "network", "fine-tuning", 0.9, averaged=False) is None  # a point is no line
 
 
 def test_without_averaging_the_line_goes_through_the_strengths():
@@ -108,12 +136,30 @@ def test_without_averaging_the_line_goes_through_the_strengths():
         made("rotated", 1e-3, [0.30, 0.40], [2.0, 2.0]),
         made("rotated", 1e-2, [0.10, 0.20], [1.6, 1.6]),
     ]
-    assert recipe_report.lost(looked, 0, "rotated", 0.9, averaged=False) == pytest.approx(0.25)
-    assert recipe_report.lost(looked, 0, "rotated", 0.5, averaged=False) is None
+    assert recipe_report.lost(looked, "network", "rotated", 0.9, averaged=False) == pytest.approx(0.25)
+    assert recipe_report.lost(looked, "network", "rotated", 0.5, averaged=False) is None
     page = recipe_report.page(looked, "abc")
-    assert "Not run to their end: rotated;" in page and "| rotated | 0.001 | 0 | 1.000 | 0.350 | 1 |" in page
+    assert "| rotated | 2 of 4 | 0 | 0.250 |" in page and "Not run: own text, distilled;" in page
+    assert "| rotated | 0.001 | 0 | 1.000 | 0.350 | 1 |" in page
     whole = [*looked, made("rotated", 3e-3, [0.3, 0.3], [1.9, 1.9]), made("rotated", 3e-2, [0.1, 0.1], [1.0, 1.0])]
     assert "| rotated | 0.250 |" in recipe_report.page(whole, "abc")
+
+
+def test_networks_of_one_seed_are_never_mixed():
+    """A seed that learned English twice is two networks, whose fine-tuning and trials are not each other's."""
+    first = [made("fine-tuning", 0.0, [0.5, 0.5], [2.0, 2.0], "old")]
+    first += [made("rotated", s, [0.4, 0.4], [2.0, 2.0], "old") for s in (0.1, 0.2)]
+    second = [made("fine-tuning", 0.0, [1.0, 1.0], [1.0, 1.0], "new")]
+    second += [made("rotated", s, [0.2, 0.2], [1.0, 1.0], "new") for s in (1e-3, 3e-3)]
+    some = (Recipe("fine-tuning"), Recipe("rotated", (1e-3, 3e-3), guard="rotated", earlier=(0.1, 0.2)))
+    assert recipe_report.studies([*first, *second]) == [second, first]
+    assert recipe_report.networks_of([*first, *second], "rotated", some) == ["old", "new"]
+    page = recipe_report.page([*first, *second], "abc", some)
+    tables = page.split("Seeds 0:")[1:]
+    assert "| rotated | – | – | 0.180 | 0.190 |" in tables[0] and "| fine-tuning | – | – | 0.900 | 0.950 |" in tables[0]
+    assert "| rotated | – | – | 0.360 | 0.380 |" in tables[1] and "| fine-tuning | – | – | 0.450 | 0.475 |" in tables[1]
+    assert page.index("Networks new of seed 0") < page.index("Networks old of seed 0")
+    assert page.count("| fine-tuning | 0 | 0 | 1.000 |") == 2
 
 
 def test_forms_that_take_less_are_compared_once_all_of_their_strengths_were_tried():

@@ -213,8 +213,9 @@ def test_a_state_is_saved_and_loaded_whole(tmp_path):
         other = Consolidator(model, Fisher(), strength=2.0, form=form, space="merged")
         other.load(tmp_path / "guard.safetensors")
         assert float(other.penalty().detach()) == float(guard.penalty().detach()) > 0
+        told = Consolidator(model, Fisher(), strength=2.0, form=form, space="weights")
         with pytest.raises(StateError, match="space"):
-            Consolidator(model, Fisher(), strength=2.0, form=form).load(tmp_path / "guard.safetensors")
+            told.load(tmp_path / "guard.safetensors")
         smaller, _ = network(rank=1)
         with pytest.raises(StateError, match=r"another model.*adapter of the same rank"):
             Consolidator(smaller, Fisher(), form=form, space="merged").load(tmp_path / "guard.safetensors")

@@ -5,7 +5,7 @@ import importlib.util
 
 import pytest
 import torch
-from peft import LoHaConfig, LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoHaConfig, LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -159,6 +159,16 @@ def test_what_was_merged_for_good_is_counted_anew():
     assert all(torch.equal(omega, importance[name]) for name, omega in guard.importance.items())
     with pytest.raises(holdfast.ConfigurationError, match="space='merged'"):
         holdfast.Consolidator(again, "EWC").rebase()
+
+
+def test_where_nothing_is_said_lora_is_held_by_merged_weights_and_what_adds_nothing_to_a_weight_as_it_is():
+    lora = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    ia3 = IA3Config(target_modules=["q_proj"], feedforward_modules=[], task_type="CAUSAL_LM")
+    for config, protect, space in ((lora, None, "merged"), (lora, "*lora_*", "weights"), (ia3, None, "weights")):
+        model = get_peft_model(tiny.llama(), config)
+        guard = holdfast.Consolidator(model, holdfast.Fisher(), 1.0, protect, form="kronecker")
+        said = {"merged": "merged weights", "weights": "own parameters"}[space]
+        assert guard.space == space and f"adapters by their {said}" in repr(guard)
 
 
 def test_what_is_saved_beside_an_adapter_is_held_as_it_is():

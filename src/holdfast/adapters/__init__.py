@@ -17,7 +17,7 @@ from holdfast.adapters.base import (
 )
 from holdfast.adapters.delta_weight import DeltaWeight
 from holdfast.adapters.dora import Dora
-from holdfast.adapters.finding import ADAPTERS, WORKING, find_adapters, trained_layers
+from holdfast.adapters.finding import ADAPTERS, WORKING, find_adapters, has_adapters, trained_layers
 from holdfast.adapters.lora import Lora
 from holdfast.adapters.twins import TWIN, beside, twin_of
 from holdfast.registry import registering_class
@@ -48,6 +48,7 @@ __all__ = [
     "beside",
     "difference",
     "find_adapters",
+    "has_adapters",
     "in_parts",
     "mapped",
     "of_parts",

@@ -44,16 +44,26 @@ def find_adapters(model: nn.Module, protected: Collection[int]) -> dict[str, Ada
         if (reason := adapter.refusal()) is not None:
             raise ConfigurationError(
                 f"space='merged': {path!r} ({type(module).__name__}) cannot be held as a merged weight: {reason}. "
-                f"Those that can: {WORKING}. Leave space out, which holds the adapter's own parameters."
+                f"Those that can: {WORKING}. Give space='weights', which holds the adapter's own parameters."
             )
         found[f"{names.get(id(adapter.layer), path)}.weight"] = adapter
     if not found:
         raise ConfigurationError(
             "space='merged' with a model that has no protected adapter, whose merged weight it could hold. Those that "
             f"are known: {WORKING}. Make the guard after the adapter (get_peft_model), and protect its parameters; for "
-            "a model without adapters leave space out."
+            "a model without adapters, or whose adapters were merged for good, give space='weights'."
         )
     return found
+
+
+def has_adapters(model: nn.Module, protected: Collection[int]) -> bool:
+    """Whether some protected parameter is an adapter's, of a kind that is known or of any of PEFT's."""
+    for module in model.modules():
+        kind = next((kind for kind in ADAPTERS.values() if kind.describes(module)), None)
+        parts = kind(module).parameters() if kind is not None else _peft_parts(module)
+        if any(id(p) in protected for p in parts):
+            return True
+    return False
 
 
 def trained_layers(model: nn.Module, adapters: dict[str, Adapter]) -> dict[str, nn.Parameter]:
@@ -63,20 +73,25 @@ def trained_layers(model: nn.Module, adapters: dict[str, Adapter]) -> dict[str, 
         if parameter.requires_grad:
             raise ConfigurationError(
                 f"space='merged': {name!r} is trained, and so is an adapter of it; expected a frozen weight beside "
-                "each adapter. Freeze it, or leave space out, which holds both as they are."
+                "each adapter. Freeze it, or give space='weights', which holds both as they are."
             )
     return found
 
 
 def _refuse_unknown(path: str, module: Any, protected: Collection[int]) -> None:
     """Refuse one of PEFT's layers of a kind that is not known: what it does to the weight is not either."""
-    if not (hasattr(module, "adapter_layer_names") and hasattr(module, "get_base_layer")):
-        return
-    layers = {id(p) for p in module.get_base_layer().parameters()}
-    if any(id(p) in protected and id(p) not in layers for p in module.parameters()):
+    if any(id(p) in protected for p in _peft_parts(module)):
         kind = type(module).__module__.removeprefix("peft.tuners.").partition(".")[0]
         raise ConfigurationError(
             f"space='merged': {path!r} has an adapter of the kind {kind!r} ({type(module).__name__}), of which it is "
-            f"not known what it adds to a weight. Those that are known: {WORKING}. Leave space out, which holds the "
-            "adapter's own parameters."
+            f"not known what it adds to a weight. Those that are known: {WORKING}. Give space='weights', which holds "
+            "the adapter's own parameters."
         )
+
+
+def _peft_parts(module: Any) -> list[nn.Parameter]:
+    """Return what one of PEFT's layers has besides the layer that it adapts."""
+    if not (hasattr(module, "adapter_layer_names") and hasattr(module, "get_base_layer")):
+        return []
+    layers = {id(p) for p in module.get_base_layer().parameters()}
+    return [p for p in module.parameters() if id(p) not in layers]

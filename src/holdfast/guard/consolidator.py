@@ -84,7 +84,10 @@ class Consolidator:
             ``"rotated"``, the same in each layer's own coordinates; ``"kronecker"``, a product of two factors for each
             layer. :meth:`cost` says what it takes.
         space: what is held of adapters: ``"weights"``, their own parameters, as any others; or ``"merged"``, what they
-            add to the weights of their layers, D = s(BA − B*A*) for LoRA, by the importance of those weights.
+            add to the weights of their layers, D = s(BA − B*A*) for LoRA, by the importance of those weights. ``None``
+            is ``"merged"`` in the forms ``"kronecker"`` and ``"rotated"`` with a measure that looks at data, where the
+            adapters can be held so and no pattern names their own parameters (``"*lora_*"``); else ``"weights"``.
+            :attr:`space` says which it is.
         holds: what pulls beside the guard's own hold, each with a strength of its own: holds or their names.
         decay: γ of online EWC: the total is multiplied by it before a task's importance is added.
         anchor: what weights are held to: ``"last"``, the last task's solution, or ``"mean"``, the mean of all tasks'
@@ -125,7 +128,7 @@ class Consolidator:
         relative_strength: float | None = None,
         tolerance: float | Tolerance | None = None,
         form: Form | str = "diagonal",
-        space: Space = "weights",
+        space: Space | None = None,
         holds: Sequence[Hold | str] = (),
         decay: float = 1.0,
         anchor: AnchorKind = "last",

@@ -96,6 +96,8 @@ class Memory:
     """r, how the sum of all tasks' penalties leans at θ*, where that is not its centre."""
     space: Space = "weights"
     """What is held of adapters: their own parameters, or the weights that they are merged with."""
+    space_given: bool = True
+    """Whether a user has said so, rather than left it to what there is, or to what a state has."""
     merged_anchor: dict[str, Change] = field(default_factory=dict)
     """What adapters added to weights after the last consolidated task, by weight, where those are held."""
     tasks: int = 0
@@ -407,6 +409,18 @@ class Memory:
         for ledger in self.ledgers.values():
             for matrices in (ledger.total, ledger.held):
                 self._follow_matrices(matrices, ledger)
+
+    def go_over_to(self, space: Space) -> None:
+        """Hold adapters in another space from now on, or refuse it and stay as it was: for a state that has it."""
+        before = self.space
+        self.space = space
+        try:
+            found = self._taken_by_forms(self.selection.find(self.model))
+        except ConfigurationError:
+            self.space = before
+            raise
+        self.parameters = found
+        self.version += 1
 
     def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""

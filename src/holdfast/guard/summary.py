@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from holdfast.adapters import whole
+from holdfast.adapters import has_adapters, whole
 from holdfast.guard.distributed.sharded_matrices import ShardedMatrix
 from holdfast.guard.ledger import diagonal_of
 from holdfast.guard.memory import Memory
@@ -35,8 +35,16 @@ def _what(memory: Memory) -> str:
     settings = f"{type(measure).__name__}({', '.join(changed)})"
     named = settings if type(measure).__name__ == memory.driver else f"{memory.driver}, {settings}"
     how = ", implicit" if memory.implicit else ""
-    how += ", adapters by their merged weights" if memory.space == "merged" else ""
+    how += _adapters(memory)
     return f"Consolidator of {type(memory.model).__name__}: {named}{form}, {_how_strongly(memory)}{how}"
+
+
+def _adapters(memory: Memory) -> str:
+    """Return what is held of adapters, where there are any."""
+    if memory.space == "merged":
+        return ", adapters by their merged weights"
+    protected = {id(parameter) for parameter in memory.parameters.values()}
+    return ", adapters by their own parameters" if has_adapters(memory.model, protected) else ""
 
 
 def _how_strongly(memory: Memory) -> str:

@@ -138,35 +138,44 @@ def refuse_merged_path(space: object, measure: Measure, form: Form) -> None:
 
 
 def checked_space(
-    value: object,
+    value: Space | None,
     ledgers: Mapping[str, Ledger],
     holds: Sequence[Hold],
     anchor: AnchorKind,
     batch_norm: str | None,
     *,
     implicit: bool,
-) -> Space:
-    """Return in which space adapters are held, or refuse what does not go together with that."""
+) -> Space | None:
+    """Return in which space adapters are held, or refuse what does not go together with that.
+
+    ``None`` stays so where both would do.
+    """
     if value == "weights":
         return "weights"
+    if value is None:
+        try:
+            checked_space("merged", ledgers, holds, anchor, batch_norm, implicit=implicit)
+        except ConfigurationError:
+            return "weights"
+        return None
     if value != "merged":
         raise ConfigurationError(
-            f"space={value!r}: expected 'weights', which holds adapters' own parameters, or 'merged', which holds the "
-            "weights that they are merged with."
+            f"space={value!r}: expected 'weights', which holds adapters' own parameters, 'merged', which holds the "
+            "weights that they are merged with, or None, which takes the one that keeps more where both are known."
         )
     for ledger in ledgers.values():
         refuse_merged_path(value, ledger.measure, ledger.form)
     if by_weight := [hold.name for hold in holds if hold.by_weight]:
         raise ConfigurationError(
             f"The hold {by_weight[0]!r} with space='merged': it goes by the importance of each protected weight, and "
-            "adapters have one together there. Leave the hold or the space out."
+            "adapters have one together there. Leave the hold out, or give space='weights'."
         )
     others = {"anchor='mean'": anchor == "mean", "batch_norm='fold'": batch_norm == "fold", "implicit=True": implicit}
     for said, asked in others.items():
         if asked:
             raise ConfigurationError(
                 f"space='merged' with {said}: that is of parameters, and merged weights are products of them. Leave "
-                "one of both out."
+                f"{said} out, or give space='weights'."
             )
     return "merged"
 

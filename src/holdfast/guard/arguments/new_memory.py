@@ -23,6 +23,7 @@ from holdfast.guard.arguments.checked_arguments import (
     named_measures,
     refuse_merged_path,
 )
+from holdfast.guard.arguments.default_space import default_space
 from holdfast.guard.arguments.selection import Protect, Selection
 from holdfast.guard.arguments.strengths import PatternStrengths, checked_strength
 from holdfast.guard.distributed.gathering import Gather, checked_gather
@@ -47,7 +48,7 @@ def new_memory(
     relative_strength: float | None,
     tolerance: float | Tolerance | None,
     form: Form | str,
-    space: Space,
+    space: Space | None,
     holds: Sequence[Hold | str],
     decay: float,
     anchor: AnchorKind,
@@ -80,6 +81,7 @@ def new_memory(
     c = 0.0 if relative is not None else checked_strength(1.0 if strength is None else strength)
     strengths = {"strength": strength, "relative_strength": relative_strength}
     driving.strengths = PatternStrengths(c) if isinstance(c, dict) else None
+    allowed = checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit)
     memory = Memory(
         model,
         Selection(protect),
@@ -95,7 +97,8 @@ def new_memory(
         gradient_term=gradient_term,
         relative_strength=relative,
         strength_given=strength is not None or relative_strength is not None,
-        space=checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit),
+        space=allowed or "weights",
+        space_given=space is not None,
         from_scratch=from_scratch,
         batch_norm=checked_batch_norm(batch_norm, ledgers, others),
         implicit=checked_implicit(
@@ -103,6 +106,8 @@ def new_memory(
         ),
         tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
     )
+    if allowed is None and default_space(memory) == "merged":
+        memory.go_over_to("merged")
     memory.merged.refuse_parts()
     return memory
 

@@ -88,8 +88,8 @@ def warn_of_uncalled_adapters(memory: Memory, called: Collection[str]) -> None:
             f"The layers of {_and_others(missed)} were not called while importance was measured, so that it is 0 and "
             "nothing holds what their adapters add. If the data does not reach them, that is as it should be. If the "
             "model reads their weights past them, as fused kernels do, measure with the model as it is without those "
-            "and load() what was found into a guard of this one; or leave space out, which holds the adapters' own "
-            "parameters."
+            "and load() what was found into a guard of this one; or give space='weights', which holds the adapters' "
+            "own parameters."
         )
 
 

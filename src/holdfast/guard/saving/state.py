@@ -10,7 +10,7 @@ and ``merged/WEIGHT#A``, or ``merged/WEIGHT#D``; and what micro-batches have sho
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from holdfast.guard.batch_norm.frozen_statistics import with_statistics
 from holdfast.guard.distributed.ranks import ALONE
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import Memory, plain
+from holdfast.guard.merged_space import Space
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.saving.state_checks import (
@@ -111,6 +112,28 @@ def to_state(memory: Memory) -> dict[str, Any]:
 def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     """Take over a state, if it is whole and of this model and these measures."""
     check_values(state)
+    before = memory.space, memory.parameters
+    try:
+        _take_its_space(memory, state)
+        _take(memory, state)
+    except BaseException:
+        memory.space, memory.parameters = before
+        memory.version += 1
+        raise
+
+
+def _take_its_space(memory: Memory, state: Mapping[str, Any]) -> None:
+    """Let adapters be held as they are in the state, where this guard was not told how."""
+    then = state.get("space", _USUAL["space"])
+    if memory.space_given or then == memory.space or then not in get_args(Space):
+        return
+    try:
+        memory.go_over_to(then)
+    except ConfigurationError as error:
+        raise StateError(f"The state has space={then!r}, in which this model cannot be held: {error}") from error
+
+
+def _take(memory: Memory, state: Mapping[str, Any]) -> None:
     _check_settings(memory, state)
     tolerance, control = _followed(memory, state)
     tensors: Mapping[str, Tensor] = state["tensors"]

@@ -170,7 +170,7 @@ def _taken(guard: Consolidator, measured_from: str, base_model: str | None) -> t
         raise OrderError("There is no importance to be shared yet. Call guard.consolidate(batches) first.")
     if guard.space == "merged" or guard.leans or guard.batch_norm == "fold":
         raise ConfigurationError(
-            "Shared importance is that of a model's own weights around one anchor: without space='merged', "
+            "Shared importance is that of a model's own weights around one anchor: with space='weights', and without "
             "batch_norm='fold', anchor='mean' in other forms than the diagonal, or gradient_term. guard.save(path) "
             "writes a file of such a guard."
         )

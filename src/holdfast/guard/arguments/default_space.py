@@ -1,0 +1,40 @@
+"""What is held of adapters where nobody has said so: merged weights wherever they are known to be worth it.
+
+With LoRA on a GPT, Kronecker factors of merged weights lost less than half of what those of the adapters' own
+parameters did, averaged, and about half as trained, for as much memory (``docs/guides/adapters.md``); rotated
+coordinates of merged weights lost the same. A diagonal gained little, and is as large as the weights themselves: where
+nothing is said, it is of adapters' own parameters.
+"""
+
+from fnmatch import fnmatchcase
+
+from torch.nn.parameter import is_lazy
+
+from holdfast.errors import ConfigurationError
+from holdfast.forms.of_layers.layers import LayerForm
+from holdfast.guard.memory import Memory
+from holdfast.guard.merged_space import MergedSpace, Space
+
+
+def default_space(memory: Memory) -> Space:
+    """Return the space of a guard that may have either."""
+    form, parameters, strengths = memory.driving.form, memory.parameters, memory.driving.strengths
+    known = isinstance(form, LayerForm) and memory.driving.measure.needs.data
+    if not known or any(map(is_lazy, parameters.values())):
+        return "weights"
+    try:
+        merged = MergedSpace.of(memory.model, parameters, "merged")
+        merged.refuse_parts()
+        merged.blocks_of(form, merged.coordinates(merged.without_layers(parameters)))
+    except ConfigurationError:  # no adapters, or such as can only be held by their own parameters
+        return "weights"
+    patterns = [*memory.selection.patterns, *(strengths.given if strengths is not None else ())]
+    return "weights" if any(_names_parts(pattern, merged) for pattern in patterns) else "merged"
+
+
+def _names_parts(pattern: str, merged: MergedSpace) -> bool:
+    """Whether a pattern is of an adapter's own parameters, such as ``"*lora_*"``, and not of all that its layer has."""
+    return any(
+        not fnmatchcase(weight, pattern) and any(fnmatchcase(name, pattern) for name in parts)
+        for weight, parts in merged.parts.items()
+    )

@@ -1,0 +1,126 @@
+"""What is held of adapters where nobody has said so, and what a saved state makes of that."""
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast import SI, Consolidator, Fisher, LowRank
+from holdfast.errors import StateError
+from tests.adapters.by_hand import Adapted, adapt, networks
+
+
+def adapted(rank=2):
+    torch.manual_seed(0)
+    model, inputs, layers = networks()["mlp"]
+    return adapt(model.double(), layers, rank), inputs.double()
+
+
+def moved(model):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(0.3 * torch.randn_like(p))
+
+
+MERGED = {
+    "Kronecker factors": {"form": "kronecker"},
+    "rotated coordinates": {"form": "rotated"},
+    "in 16 bits": {"form": holdfast.Kronecker16()},
+    "all that a layer has": {"form": "kronecker", "protect": ["0.*", "2.*"]},
+    "a predicate": {"form": "kronecker", "protect": lambda name, p: p.requires_grad},
+    "strengths of layers": {"form": "kronecker", "strength": {"0.*": 2.0, "*": 1.0}},
+}
+WEIGHTS = {
+    "a diagonal": {},
+    "a form of vectors": {"form": LowRank(span="layers")},
+    "a path": {"measure": SI()},
+    "a path that watches": {"form": "kronecker", "watch": ["SI"]},
+    "no data": {"measure": "L2"},
+    "factors by name": {"form": "kronecker", "protect": ["*.a", "*.b"]},
+    "one factor": {"form": "kronecker", "protect": lambda name, p: name.endswith(".b")},
+    "strengths of factors": {"form": "kronecker", "strength": {"*.a": 2.0, "*": 1.0}},
+    "a mean": {"form": "kronecker", "anchor": "mean"},
+    "after the step": {"form": "kronecker", "implicit": True},
+}
+
+
+@pytest.mark.parametrize("asked", [*MERGED, *WEIGHTS])
+def test_adapters_are_held_by_merged_weights_where_that_is_known_to_keep_more(asked):
+    model, _ = adapted()
+    options = dict((MERGED | WEIGHTS)[asked])
+    guard = Consolidator(model, options.pop("measure", Fisher()), **options)
+    assert guard.space == ("merged" if asked in MERGED else "weights")
+    said = "merged weights" if asked in MERGED else "own parameters"
+    assert f"adapters by their {said}" in repr(guard).splitlines()[0]
+
+
+def test_a_base_that_is_trained_too_and_a_model_without_adapters_are_held_as_they_are():
+    model, _ = adapted()
+    model[0].layer.requires_grad_(True)
+    assert Consolidator(model, Fisher(), form="kronecker").space == "weights"
+    plain = Consolidator(nn.Linear(3, 2), Fisher(), form="kronecker")
+    assert plain.space == "weights" and "adapters" not in repr(plain)
+
+
+def test_the_default_is_the_same_guard_to_the_last_bit():
+    found = []
+    for options in ({}, {"space": "merged"}):
+        model, inputs = adapted()
+        guard = Consolidator(model, Fisher(), 2.0, form="rotated", **options)
+        guard.consolidate([inputs])
+        moved(model)
+        found.append(float(guard.penalty().detach()))
+    assert found[0] == found[1] > 0
+
+
+@pytest.mark.parametrize(("form", "space"), [("kronecker", "weights"), ("diagonal", "merged")])
+def test_a_state_is_held_as_it_was_saved_unless_the_guard_was_told_otherwise(form, space, tmp_path):
+    """Files of adapters' own parameters are older than the default, and go on as they were."""
+    model, inputs = adapted()
+    saved = Consolidator(model, Fisher(), 2.0, form=form, space=space)
+    saved.consolidate([inputs])
+    moved(model)
+    saved.save(tmp_path / "guard.safetensors")
+    guard = Consolidator(model, Fisher(), 2.0, form=form)
+    assert guard.space != space
+    guard.load(tmp_path / "guard.safetensors")
+    assert guard.space == space and guard.parameters.keys() == saved.parameters.keys()
+    assert float(guard.penalty().detach()) == float(saved.penalty().detach()) > 0
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    guard.attach(optimizer)
+    model(inputs).square().sum().backward()
+    optimizer.step()
+    guard.consolidate([inputs])
+    assert guard.tasks == 2 and guard.importance.keys() == saved.importance.keys()
+    other = "weights" if space == "merged" else "merged"
+    with pytest.raises(StateError, match=f"space={space}; this Consolidator has space={other}"):
+        Consolidator(model, Fisher(), 2.0, form=form, space=other).load(tmp_path / "guard.safetensors")
+
+
+def test_a_state_that_is_refused_leaves_the_space_and_all_else():
+    model, inputs = adapted()
+    saved = Consolidator(model, Fisher(), 2.0, form="kronecker", space="weights")
+    saved.consolidate([inputs])
+    state = saved.state_dict()
+    damaged = {key: t * torch.nan if key.startswith("anchor/") else t for key, t in state["tensors"].items()}
+    guard = Consolidator(model, Fisher(), 2.0, form="kronecker")
+    guard.consolidate([inputs])
+    moved(model)
+    before = float(guard.penalty().detach())
+    with pytest.raises(StateError):
+        guard.load_state_dict(state | {"tensors": damaged})
+    assert guard.space == "merged" and float(guard.penalty().detach()) == before > 0
+
+
+def test_merged_weights_of_a_state_need_adapters_that_can_be_held_so():
+    model, inputs = adapted()
+    saved = Consolidator(model, Fisher(), form="kronecker")
+    saved.consolidate([inputs])
+    moved(model)
+    plain = nn.Sequential(*(m.layer.requires_grad_(True) if isinstance(m, Adapted) else m for m in model))
+    guard = Consolidator(plain, Fisher(), form="kronecker")
+    with pytest.raises(StateError, match=r"space='merged'.*no protected adapter"):
+        guard.load_state_dict(saved.state_dict())
+    assert guard.space == "weights" and guard.tasks == 0
