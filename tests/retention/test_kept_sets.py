@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 from holdfast.guard.keeping.following import part_of
-from holdfast.retention import kept_set
+from holdfast.retention import Retention, kept_set
+from holdfast.retention.predictions import compared
+from holdfast.retention.report import SetRetention
 from tests.guard.helpers import batch, net, weights
 from tests.integrations import tiny
 
@@ -396,3 +398,17 @@ def test_a_set_that_is_not_there_is_asked_for_as_of_any_mapping():
     assert guard.kept.get("new") is None and guard.kept.get("new", kept) is kept
     with pytest.raises(holdfast.ConfigurationError, match="there are 'old'"):
         guard.kept["new"]
+
+
+def test_columns_stand_below_their_heads_whatever_the_error():
+    usual = SetRetention("old", 0.04999, 0.983, "sample", 300, 0.123, 0.456, 0.00341)
+    small = SetRetention("a longer name", 1.234e-5, 0.5, "token", 300, None, None, 1.2e-6)
+    for sets in ((usual,), (small,), (usual, small)):
+        assert len({len(line) for line in str(Retention(sets)).splitlines()}) == 1
+
+
+def test_what_is_too_large_to_square_has_no_error():
+    old = torch.zeros(4, 3, dtype=torch.float64).log_softmax(-1)
+    found = compared(old, torch.eye(4, 3, dtype=torch.float64) * 1e200, None)
+    assert found.mean_kl > 1e199
+    assert found.error is None

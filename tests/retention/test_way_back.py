@@ -77,3 +77,12 @@ def test_what_few_kept_samples_leave_open_is_said():
     assert "may have lost from 0 to 0.03" in str(dataclasses.replace(found, error=0.01))
     pulled = dataclasses.replace(furthest_within(lambda share: share**2, 0.25), error=0.1)
     assert str(pulled).endswith("keep more of them where that matters.")
+
+
+def test_a_set_that_has_lost_less_but_tells_less_is_told_of():
+    found = dataclasses.replace(furthest_within(lambda share: 0.01 * share, 0.01), error=0.0001)
+    assert found.is_sure
+    told = dataclasses.replace(found, least_sure=("few", 0.008, 0.004))
+    assert not told.is_sure
+    assert "Other inputs like the kept set 'few' may have lost from 0 to 0.016" in str(told)
+    assert str(dataclasses.replace(found, least_sure=("many", 0.0099, 0.0002))) == str(found)

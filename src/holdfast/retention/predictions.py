@@ -63,7 +63,7 @@ class Sums:
 
     @property
     def error(self) -> float | None:
-        r"""The standard error of that mean, by its spread over samples; ``None`` for a single one.
+        r"""The standard error of that mean, by its spread over samples; ``None`` for one, or too large to square.
 
         .. math:: \frac{1}{\sum_i n_i}\sqrt{\frac{m}{m-1}\sum_i (k_i - \bar k\,n_i)^2}
 
@@ -71,7 +71,9 @@ class Sums:
         """
         if self.samples < 2:
             return None
-        spread = self.squared_kl - 2 * self.mean_kl * self.kl_by_rows + self.mean_kl**2 * self.squared_rows
+        spread = self.squared_kl - self.mean_kl * (2 * self.kl_by_rows - self.mean_kl * self.squared_rows)
+        if not math.isfinite(spread):
+            return None
         return math.sqrt(max(0.0, spread) * self.samples / (self.samples - 1)) / self.rows
 
     def __add__(self, other: "Sums") -> "Sums":

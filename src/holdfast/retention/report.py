@@ -67,12 +67,13 @@ class Retention:
 
     def __str__(self) -> str:
         wide = max(len("kept set"), *(len(each.name) for each in self.sets))
-        lines = [f"{'kept set':{wide}}  {'KL, nats':>22}  {'same class':>10}  {'loss then':>9}  {'now':>9}"]
-        for each in self.sets:
+        errors = ("" if each.error is None else f" ± {each.error:.2g}" for each in self.sets)
+        kls = [f"{each.kl:.4g}{error} / {each.per}" for each, error in zip(self.sets, errors, strict=True)]
+        across = max(14, *map(len, kls))
+        lines = [f"{'kept set':{wide}}  {'KL, nats':>{across}}  {'same class':>10}  {'loss then':>9}  {'now':>9}"]
+        for each, kl in zip(self.sets, kls, strict=True):
             losses = [f"{loss:9.4g}" if loss is not None else f"{'–':>9}" for loss in (each.loss_then, each.loss_now)]
-            error = "" if each.error is None else f" ± {each.error:.2g}"
-            kl = f"{each.kl:.4g}{error} / {each.per}"
-            lines.append(f"{each.name:{wide}}  {kl:>22}  {each.agreement:10.1%}  {losses[0]}  {losses[1]}")
+            lines.append(f"{each.name:{wide}}  {kl:>{across}}  {each.agreement:10.1%}  {losses[0]}  {losses[1]}")
         if self.tolerance is not None:
             said = "within" if self.is_within else "beyond"
             lines.append(f"worst: {self.worst.name}, {said} the tolerance of {self.tolerance:g}")

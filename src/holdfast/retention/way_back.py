@@ -25,7 +25,7 @@ _UNDONE = (
 )
 
 _UNSURE = (
-    "Other inputs of the same kind may have lost from {low} to {high}, by how much the kept ones differ (two standard "
+    "Other inputs {like} may have lost from {low} to {high}, by how much the kept ones differ (two standard "
     "errors): keep more of them where that matters."
 )
 
@@ -71,6 +71,8 @@ class PulledBack:
     """Whether the strength was larger when training ended than when it began."""
     error: float | None = None
     """The standard error of ``kl``, by its spread over the samples of that set."""
+    least_sure: tuple[str, float, float] | None = None
+    """Another kept set, of whose kind more may be lost, where there is one: its name, its KL, its standard error."""
 
     @property
     def was_touched(self) -> bool:
@@ -104,15 +106,24 @@ class PulledBack:
     @property
     def is_sure(self) -> bool:
         """Whether other inputs of the same kind are likely to have lost as much, but for a fifth of the tolerance."""
-        return self.error is None or 2 * self.error <= SURE * self.tolerance
+        return all(2 * error <= SURE * self.tolerance for _, _, error in self._open)
+
+    @property
+    def _open(self) -> list[tuple[str, float, float]]:
+        """What other inputs may have lost, with the kind that they are of, beginning with where that is most."""
+        worst = [] if self.error is None else [("of the same kind", self.kl, self.error)]
+        if self.least_sure is None:
+            return worst
+        name, kl, error = self.least_sure
+        return [(f"like the kept set {name!r}", kl, error), *worst]
 
     def _unsure(self) -> str:
         """Say what the kept inputs leave open, where that is much."""
-        if self.is_sure:
-            return ""
-        assert self.error is not None
-        low, high = max(0.0, self.kl - 2 * self.error), self.kl + 2 * self.error
-        return f" {_UNSURE.format(low=f'{low:.2g}', high=f'{high:.2g}')}"
+        for like, kl, error in self._open:
+            if 2 * error > SURE * self.tolerance:
+                low, high = max(0.0, kl - 2 * error), kl + 2 * error
+                return f" {_UNSURE.format(like=like, low=f'{low:.2g}', high=f'{high:.2g}')}"
+        return ""
 
     def _unused(self) -> str:
         """Say why less is lost than was allowed, where that is so."""

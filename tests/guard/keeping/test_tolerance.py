@@ -672,3 +672,19 @@ def test_going_back_says_how_sure_it_is():
     learn(model, optimizer, 20)
     found = guard.pull_back(0.01)
     assert found.error == guard.retention().worst.error > 0
+
+
+def test_going_back_tells_of_the_set_that_is_least_sure():
+    model = net()
+    guard = guarded(model, tolerance=0.05)
+    guard.keep(KEPT[0][0][12:16], "few")
+    optimizer = adam(model)
+    guard.attach(optimizer)
+    learn(model, optimizer, 20)
+    found = guard.pull_back(0.01)
+    left = guard.retention()
+    assert left.worst.name == "old"
+    assert 2 * left.worst.error < 0.2 * 0.01 < 2 * left["few"].error
+    assert found.least_sure == ("few", left["few"].kl, left["few"].error)
+    assert not found.is_sure
+    assert "like the kept set 'few' may have lost" in str(found)

@@ -68,6 +68,7 @@ def test_a_run_with_a_tolerance_leaves_what_is_lost_and_the_strength_as_it_goes(
     last = result.retention[-1]
     assert scalars["kept/strength"] == pytest.approx({2: last.strength})
     assert scalars["kept/kl/task 1"] == pytest.approx({2: last.kl})
+    assert scalars["kept/error/task 1"] == pytest.approx({2: last.sets[0].error})
     assert scalars["kept/loss_now/task 1"] == pytest.approx({2: last.sets[0].loss_now})
     assert scalars["kept/share of the way"] == pytest.approx({2: last.share})
     (step,) = scalars["strength/task 2"]

@@ -149,7 +149,13 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
     left = look(memory)
     memory.control.latest = {each.name: each.kl for each in left.sets}
     memory.control.at = max(memory.steps.values(), default=0)
-    return replace(found, error=left.worst.error)
+    return replace(found, error=left.worst.error, least_sure=_least_sure(left))
+
+
+def _least_sure(left: Retention) -> tuple[str, float, float] | None:
+    """Return the set of whose kind most may be lost, by two standard errors, unless that is the worst one."""
+    most = max(left.sets, key=lambda each: each.kl + 2 * (each.error or 0.0))
+    return None if most.error is None or most.name == left.worst.name else (most.name, most.kl, most.error)
 
 
 def _how_it_was_followed(memory: Memory) -> dict[str, Any]:

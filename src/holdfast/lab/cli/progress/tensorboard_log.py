@@ -100,6 +100,6 @@ def _write_retention(writer: "SummaryWriter", noted: TaskRetention) -> None:
     if noted.share is not None:
         writer.add_scalar("kept/share of the way", noted.share, learned)
     for each in noted.sets:
-        for name in ("kl", "agreement", "loss_then", "loss_now"):
+        for name in ("kl", "error", "agreement", "loss_then", "loss_now"):
             if (value := getattr(each, name)) is not None:
                 writer.add_scalar(f"kept/{name}/{each.name}", value, learned)
