@@ -342,8 +342,8 @@ def report(found: dict[str, Any]) -> str:
         f"{sum(said) - told} of those within say too: {KEPT} digits tell it to a fifth or worse). Watching cost "
         f"{100 * (ratio - 1):.0f} % of a held step ({watched['held']:.2f} s and {watched['held and watched']:.2f} s of "
         f"the processor for {STEPS} steps). What is lost at the end of training is more than what the importance "
-        f"predicts to second order: {beyond}. The controller's settings (gain, damping, aim) were chosen on these "
-        "digits and seeds."
+        f"predicts to second order: {beyond}. The controller's gain and aim, and what it damps "
+        "and begins with in rotated coordinates, were chosen on these digits and seeds."
     )
     causes = [
         f"## What runs fall short by at {TOLERANCES[0]:g}",

@@ -12,6 +12,7 @@ import holdfast
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.gpt import GPT
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule
+from benchmarks.tolerance.digit_stand_ins import FOLLOWED
 
 Batches = Sequence[Tensor | tuple[Tensor, Tensor]]
 
@@ -55,7 +56,8 @@ def rows(corpus: Corpus, size: Size) -> Iterator[dict[str, Any]]:
             for measured in dict.fromkeys((kind, OLD)):
                 for nats in TOLERANCES:
                     own = copy.deepcopy(model)
-                    guard = holdfast.Consolidator(own, holdfast.Fisher(labels="sampled"), tolerance=nats)
+                    tolerance = holdfast.Tolerance(nats, **FOLLOWED["diagonal"])
+                    guard = holdfast.Consolidator(own, holdfast.Fisher(labels="sampled"), tolerance=tolerance)
                     guard.consolidate(inputs[measured][0])
                     found = one(own, guard, kept, corpus, size, device, seed)
                     about = {"setting": "text", "form": "diagonal", "kept": kind, "measured": measured, "seed": seed}

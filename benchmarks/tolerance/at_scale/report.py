@@ -58,7 +58,7 @@ def beside(run: Row, rows: Sequence[Row]) -> dict[str, Any]:
         "seed": run["trial"]["seed"],
         "ended": run["back"]["kl"] / run["trial"]["value"],
         "kept": run["kept"] / run["trial"]["value"],
-        "error": (run.get("error") or 0.0) / run["trial"]["value"],
+        "error": None if run.get("error") is None else run["error"] / run["trial"]["value"],
         "before": run["end"]["kl"] / run["trial"]["value"],
         "peak": run["peak"] / run["trial"]["value"],
         "new": run["back"]["new"],
@@ -72,7 +72,15 @@ def table(setting: Setting, entries: Sequence[dict[str, Any]]) -> list[str]:
     """Return a setting's comparison; a difference above 0 says that the tolerance is better."""
     better = -1 if setting.language is not None else 1
     unit = "Python, bits a byte" if better < 0 else "accuracy on the second task, %"
-    heads = ["form", "optimiser", "tolerance", "runs", "ended / asked, fresh", "within 20 %", "or said not to be"]
+    heads = [
+        "form",
+        "optimiser",
+        "tolerance",
+        "runs",
+        "ended / asked, fresh",
+        "within 20 %",
+        "or said that they may not",
+    ]
     heads += ["before going back"]
     heads += ["peak", unit, "the search there", "better by"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -99,7 +107,7 @@ def _is_near(run: dict[str, Any]) -> bool:
 
 def _is_told(run: dict[str, Any]) -> bool:
     """Whether a run did not, and ``guard.pull_back()`` says that less was lost, or that kept inputs differ too much."""
-    return not _is_near(run) and bool(run["kept"] < NEARLY or 2 * run["error"] > SURE)
+    return not _is_near(run) and bool(run["kept"] < NEARLY or 2 * (run["error"] or 0.0) > SURE)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -121,9 +129,12 @@ def verdict(setting: Setting, entries: Sequence[dict[str, Any]]) -> str:
     with_search = [run for run in runs if run["searched"] is not None]
     good = sum(better * (run["new"] - run["searched"]) >= -allowed for run in with_search)
     unit = "bits a byte" if better < 0 else "points"
+    why = "less is lost or kept inputs differ too much"
+    if any(run["error"] is None for run in runs):
+        why = "less is lost (whether kept inputs tell enough was not asked yet)"
     return (
         f"{near} of {len(runs)} runs end within 20 % of their tolerance on fresh old data, and {told} more say "
-        f"that they may not, since less is lost or kept inputs differ too much. Of the {len(with_search)} at"
+        f"that they may not, since {why}. Of the {len(with_search)} at"
         f" whose loss the search has runs on both sides, {good} are no more than {allowed:g} {unit} worse than it."
     )
 

@@ -61,6 +61,8 @@ class Retention:
         found = {"kl": self.kl, "agreement": min(each.agreement for each in self.sets)}
         for each in self.sets:
             found |= {f"kl/{each.name}": each.kl, f"agreement/{each.name}": each.agreement}
+            if each.error is not None:
+                found[f"kl_error/{each.name}"] = each.error
             if each.loss_now is not None and each.loss_then is not None:
                 found |= {f"loss/{each.name}": each.loss_now, f"loss_then/{each.name}": each.loss_then}
         return {f"{prefix}{name}": value for name, value in found.items()}

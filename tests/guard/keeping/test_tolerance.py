@@ -688,3 +688,12 @@ def test_going_back_tells_of_the_set_that_is_least_sure():
     assert found.least_sure == ("few", left["few"].kl, left["few"].error)
     assert not found.is_sure
     assert "like the kept set 'few' may have lost" in str(found)
+
+
+def test_a_single_kept_sample_is_told_of():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.05)
+    guard.consolidate([batch(0)])
+    with pytest.warns(holdfast.HoldfastWarning, match="has one sample, and the tolerance is met on that alone"):
+        guard.keep([tuple(part[:1] for part in batch(5))], "old")
+    holdfast.Consolidator(net(), holdfast.Fisher(), 1.0).keep([tuple(part[:1] for part in batch(5))])  # nothing is met

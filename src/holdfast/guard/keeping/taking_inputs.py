@@ -34,6 +34,7 @@ def keep_inputs(
         # Processes that share a sharded model's parts have to run it alike, and each would cut its own as they are.
         kept = memory.ranks.together(lambda: keep(memory.model, batches, chosen, forward, cut=not sharded))
     memory.kept.add(kept)
+    _tell_unless_several(memory, kept)
     if attachment.attached():
         attachment.watcher.calls.watch(memory.model)
     return kept
@@ -57,6 +58,15 @@ def _tell_unless_before_training(memory: Memory, name: str) -> None:
             f"keep() after {steps} step{'' if steps == 1 else 's'} of task {memory.tasks + 1}: what is lost of the set "
             f"{name!r} counts from the weights of now, and what was lost in these steps does not. Keep inputs before "
             "training starts, right after consolidate()."
+        )
+
+
+def _tell_unless_several(memory: Memory, kept: KeptSet) -> None:
+    """Say so where a tolerance would be met on one sample: how far others of its kind are from it, nobody could say."""
+    if memory.tolerance is not None and sum(memory.ranks.each(lambda: kept.samples)) == 1:
+        tell(
+            f"The set {kept.name!r} has one sample, and the tolerance is met on that alone: it tells nothing of "
+            "others of its kind, however many tokens it has. Keep a few hundred, or a long text in pieces."
         )
 
 
