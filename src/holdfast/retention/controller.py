@@ -45,7 +45,7 @@ class Tolerance:
         nats: the largest KL(p_old‖p_new) at the end of training, in nats a sample or token, for the worst kept set.
         every: after how many steps the strength follows; by default so many that looking costs about a tenth of a step.
         damping: the share of its mean that is added to Ω: without, weights of importance 0 are free at any strength. By
-            default a hundredth for a diagonal, and a tenth in other forms; see ``damping_in``.
+            default the form's own, else a hundredth for a diagonal, and a tenth in other forms; see ``damping_in``.
         start: the strength to begin with, relative to the mean importance: c = start/mean(Ω).
         aim: what the KL is held at in training, in tolerances: what is lost beyond one is taken back at its end.
     """
@@ -81,6 +81,8 @@ class Tolerance:
         """
         if self.damping is not None:
             return self.damping
+        if form.held_damping:  # which its user has chosen
+            return form.held_damping
         return 0.01 if form.elementwise else 0.1
 
 
