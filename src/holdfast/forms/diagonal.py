@@ -81,7 +81,8 @@ class Diagonal(Form):
         damping: a share of the mean importance of all weights, such as 0.01, by which each is held beside its own.
             Without it, a weight of importance 0 is free at any strength. Those of a ReLU unit that no sample of the
             task has made active at its end are such weights, and the unit may be active on that task's samples once
-            they have moved.
+            they have moved. What no task has used yet is held by it as well, such as the heads of tasks to come,
+            unless ``protect`` leaves them out.
     """
 
     damping: float = added(0.0)
