@@ -279,8 +279,8 @@ def page(first: list[dict[str, Any]], rows: list[dict[str, Any]], where: dict[st
         f"{TASKS} permutations of MNIST, 300-300 units with ReLU, batches of {BATCH}, {EPOCHS} epochs of Adam, one "
         "seed; plain torch, no guard. √v without α and not normalised; c as it was found for 2000-2000 units, and for "
         "√Fisher that of the tied window, at its scale. Damping adds a share of the mean importance to each. "
-        "No c was searched for here: a row with damping is to be compared with its own without, at that c. Both dampings "
-        "were seen on these test images."
+        "No c was searched for here: a row with damping is to be compared with its own without, at that c. Both "
+        "dampings were seen on these test images."
     )
     zeros = (
         "After the first task: units that no training image makes active (none before training), and weights whose "
