@@ -16,7 +16,7 @@ from holdfast.errors import (
     StateError,
     StoreError,
 )
-from holdfast.forms import Dense, Form, Kronecker, Kronecker16, LowRank, Rotated, Rotated16, register_form
+from holdfast.forms import Dense, Diagonal, Form, Kronecker, Kronecker16, LowRank, Rotated, Rotated16, register_form
 from holdfast.guard import Consolidator, TaskImportance, averaged_weights
 from holdfast.holds import (
     Asymmetric,
@@ -86,6 +86,7 @@ __all__ = [
     "DarkExperience",
     "DataError",
     "Dense",
+    "Diagonal",
     "Distillation",
     "FineTune",
     "Fisher",

@@ -18,7 +18,7 @@ from holdfast.measures import MEASURES
 from holdfast.measures.base import Measure, SampleMeasure
 from holdfast.persample.phi import SQUARE
 from holdfast.persample.reductions import Block, Reduction
-from holdfast.settings import written
+from holdfast.settings import number, written
 from holdfast.tensors.finite import is_finite
 
 Displacement = Mapping[str, Tensor]
@@ -158,6 +158,11 @@ class Form(ABC):
         return False
 
     @property
+    def held_damping(self) -> float:
+        """The share of the mean of all importances that the hold adds to each; 0 where Q has such a share in itself."""
+        return 0.0
+
+    @property
     def passes(self) -> int:
         """How many times the engine goes through the samples."""
         return 1
@@ -232,6 +237,11 @@ class Form(ABC):
     def settings(self) -> dict[str, Any]:
         """Return the form's name and settings as plain values, to be stored with a state."""
         return {"name": self.name, **written(self)}
+
+
+def checked_damping(given: object) -> float:
+    """Return a damping as a ``float``, or say what was expected of it."""
+    return float(number("damping", given, "a number of at least 0", lambda value: value >= 0))
 
 
 def pulled_share(pull: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import StateError
-from holdfast.forms.base import Displacement, Form, Matrix, pulled_share
+from holdfast.forms.base import Displacement, Form, Matrix, checked_damping, pulled_share
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import Block, DiagonalReduction, Reduction
+from holdfast.settings import added
 
 
 class DiagonalMatrix(Matrix):
@@ -74,9 +75,27 @@ class DiagonalMatrix(Matrix):
 
 @dataclasses.dataclass(frozen=True)
 class Diagonal(Form):
-    """One number a weight: all measures have it."""
+    """One number a weight: all measures have it.
+
+    Args:
+        damping: a share of the mean importance of all weights, such as 0.01, by which each is held beside its own.
+            Without it, a weight of importance 0 is free at any strength. Those of a ReLU unit that no sample of the
+            task has made active at its end are such weights, and the unit may be active on that task's samples once
+            they have moved. What no task has used yet is held by it as well, such as the heads of tasks to come,
+            unless ``protect`` leaves them out.
+    """
+
+    damping: float = added(0.0)
 
     elementwise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "damping", checked_damping(self.damping))
+
+    @property
+    def held_damping(self) -> float:
+        """That share: Ω itself stays as it was measured."""
+        return self.damping
 
     def blocks(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
         """Return each parameter by itself."""

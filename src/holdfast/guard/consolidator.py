@@ -25,7 +25,7 @@ from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.forgetting import forget_all
 from holdfast.guard.keeping.looking import look
 from holdfast.guard.keeping.taking_inputs import keep_inputs
-from holdfast.guard.ledger import PathRecord, TaskImportance
+from holdfast.guard.ledger import PathRecord, TaskImportance, diagonal_of
 from holdfast.guard.memory import AnchorKind
 from holdfast.guard.merged_space import Space
 from holdfast.guard.micro_batches.watching_only import watch_only
@@ -308,6 +308,11 @@ class Consolidator:
         In a form other than the diagonal this is its diagonal, for reading; what holds is :attr:`matrices`.
         """
         return self._memory.driving.diagonal
+
+    @property
+    def held_importance(self) -> dict[str, Tensor]:
+        """Ω as it pulls: :attr:`importance` with what damping adds to it, and weaker where patterns say so."""
+        return diagonal_of(self._memory.driving.held)
 
     @property
     def matrices(self) -> dict[str, Matrix]:

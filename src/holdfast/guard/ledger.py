@@ -176,6 +176,7 @@ class Ledger:
         _check_measure(self.measure)
         self.form.check(self.measure)
         self._refuse_rounding()
+        self.damping = self.form.held_damping
         if self.form.kept_dtype is not None:
             self.storage = replace(self.storage, dtype=self.form.kept_dtype)
         self.restart()

@@ -28,7 +28,9 @@ def describe(memory: Memory, attached: Sequence[Optimizer]) -> str:
 
 
 def _what(memory: Memory) -> str:
-    form = "" if memory.driving.form.elementwise else f" in the form {memory.driving.form.name!r}"
+    kept_as = memory.driving.form
+    form = "" if kept_as.elementwise else f" in the form {kept_as.name!r}"
+    form += f" with a damping of {kept_as.held_damping:g}" if kept_as.held_damping else ""
     measure = memory.driving.measure
     usual = {field.name: field.default for field in dataclasses.fields(measure)}
     changed = [f"{name}={value!r}" for name, value in vars(measure).items() if usual.get(name) != value]

@@ -37,6 +37,9 @@ class SecondMoment(PathMeasure):
             whatever a task's length, v is then of its last part. With β₂ = 0.999 it reaches over 1000 steps, and so
             over the whole of a shorter task, whose first gradients are the largest. It is always normalised.
         skip: how many steps of each task are left out, the first ones.
+
+    Units that are dead at a task's end have gradients in its first steps alone, and importance 0 with a window, with
+    steps left out, or with a β₂ that is short for the task: damp the form then, ``form=Diagonal(damping=0.01)``.
     """
 
     beta2: float = _USUAL_BETA2
@@ -130,7 +133,9 @@ class SOS(SecondMoment):
     alpha: float | Literal["unbiased"] = 0.0
     batch_size: int | None = None
 
-    choose_when: ClassVar[str] = "The default: no extra pass, robust to learning rate, optimiser and batch size."
+    choose_when: ClassVar[str] = (
+        "The default: no extra pass, and as good as SI; with large batches better, given a beta2 below 0.999 or an α."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

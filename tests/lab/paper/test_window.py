@@ -23,6 +23,7 @@ NAMES = {
     "tied": "SOS(2048), tied window, α = 0",
     "tied, α": "SOS(2048), tied window",
     "skipped": "SOS(2048), first steps left out, α = 0",
+    "short": "SOS(2048), short window, α = 0",
     "other, α": "SOS(2048), another rate",
     "other": "SOS(2048), another rate, α = 0",
 }
@@ -42,7 +43,7 @@ class Made:
         return Estimate(self.means[algorithm], 0.1, 3)
 
 
-def cells(gain=1.0, *, tied=0.0, skipped=0.0, beyond=0.0, elsewhere=1.0):
+def cells(gain=1.0, *, tied=0.0, skipped=0.0, short=0.0, beyond=0.0, elsewhere=1.0):
     return Made(
         **{
             "with α": 96.0 + gain,
@@ -50,6 +51,7 @@ def cells(gain=1.0, *, tied=0.0, skipped=0.0, beyond=0.0, elsewhere=1.0):
             "tied": 96.0 + tied,
             "tied, α": 96.0 + tied + beyond,
             "skipped": 96.0 + skipped,
+            "short": 96.0 + short,
             "other, α": 90.0 + elsewhere,
             "other": 90.0,
         }
@@ -61,6 +63,8 @@ def cells(gain=1.0, *, tied=0.0, skipped=0.0, beyond=0.0, elsewhere=1.0):
     [
         (cells(tied=0.9), "the window"),
         (cells(skipped=0.9), "the window"),
+        (cells(tied=-3.5, skipped=-4.4, short=0.9), "the window"),
+        (cells(tied=-3.5, skipped=-4.4, short=1.6), "the window: a shorter one without α keeps more than α"),
         (cells(tied=0.4, beyond=0.6), "noise"),  # above what chance does, but less than half of what α does
         (cells(tied=0.6, beyond=0.6), "the window and noise"),
         (cells(tied=0.2, beyond=0.2), "neither the window nor noise"),  # within two errors

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from holdfast.errors import StateError
-from holdfast.forms.base import Form, Matrix
+from holdfast.forms.base import Form, Matrix, checked_damping
 from holdfast.forms.composed.summed import Summed
 from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import Block, FactorReduction, Side, Sides, sums_shape
-from holdfast.settings import added, choice, number, require, whole_number
+from holdfast.settings import added, choice, require, whole_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,11 +189,6 @@ def _lies_inputs_first(module: nn.Module, name: str, weight: Tensor) -> bool:
         return False
     # Hugging Face's Conv1D, of GPT-2, says how many outputs it has as `nf`; its square layers look like any other.
     return bias.shape[0] != weight.shape[0] or getattr(module, "nf", None) == weight.shape[1]
-
-
-def checked_damping(given: object) -> float:
-    """Return a damping as a ``float``, or say what was expected of it."""
-    return float(number("damping", given, "a number of at least 0", lambda value: value >= 0))
 
 
 def refuse_other_shapes(block: Block, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:

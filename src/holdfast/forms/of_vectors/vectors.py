@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import ModelError, ProtectError
-from holdfast.forms.base import Form, is_mean_of_squares
-from holdfast.forms.of_layers.layers import checked_damping, layer_blocks
+from holdfast.forms.base import Form, checked_damping, is_mean_of_squares
+from holdfast.forms.of_layers.layers import layer_blocks
 from holdfast.measures.base import Measure
 from holdfast.persample.reductions import Block
 from holdfast.settings import choice

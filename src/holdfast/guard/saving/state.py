@@ -169,7 +169,8 @@ def _take(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.steps = dict(state["steps"])
     memory.watched = watched
     memory.tolerance, memory.control = tolerance, control
-    memory.driving.damping = 0.0 if tolerance is None else tolerance.damping_in(memory.driving.form)
+    form = memory.driving.form
+    memory.driving.damping = form.held_damping if tolerance is None else tolerance.damping_in(form)
     memory.kept.expected = {name: list(marks) for name, marks in state.get("kept", ())}
     if tolerance is not None and (missing := sorted(memory.kept.expected.keys() - memory.kept.keys())):
         tell(

@@ -336,7 +336,7 @@ class FastRuns:
             )
         self._strengths[run] = 2 * strength
         if self._layer_holds is None:
-            importance = guard.importance
+            importance = guard.held_importance
         else:  # of a layer's matrix, the diagonal is for reading only
             matrices = guard.matrices
             self._layer_holds.take(run, matrices)
