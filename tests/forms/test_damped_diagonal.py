@@ -96,6 +96,6 @@ def test_the_setting_came_later_and_what_it_cannot_be_is_refused():
 
 
 def test_a_tolerance_takes_it_over():
-    for form, share in ((Diagonal(damping=SHARE), SHARE), (Diagonal(), 0.01)):
+    for form, share in ((Diagonal(damping=SHARE), SHARE), (Diagonal(), 0.001)):
         assert holdfast.Tolerance(0.05).damping_in(form) == share
     assert holdfast.Tolerance(0.05, damping=0.3).damping_in(Diagonal(damping=SHARE)) == 0.3
