@@ -68,7 +68,8 @@ def has_adapters(model: nn.Module, protected: Collection[int]) -> bool:
 
 def trained_layers(model: nn.Module, adapters: dict[str, Adapter]) -> dict[str, nn.Parameter]:
     """Return the weights themselves that adapters change, by name, or refuse one that is trained beside its adapter."""
-    found = {name: p for name, p in named_parameters(model) if name in adapters}
+    # By all names: a tied weight is known by that of another layer, and trained through this one too.
+    found = {name: p for name, p in named_parameters(model, remove_duplicate=False) if name in adapters}
     for name, parameter in found.items():
         if parameter.requires_grad:
             raise ConfigurationError(
