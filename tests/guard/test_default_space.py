@@ -186,3 +186,13 @@ def test_a_guard_whose_adapters_are_gone_says_so():
             setattr(model, name, module.layer)
     said = repr(guard)
     assert "as it is now, the model cannot be held" in said and "no protected adapter" in said
+
+
+def test_strengths_of_factors_say_that_it_is_weights_that_are_held():
+    model, _ = adapted()
+    guard = Consolidator(model, Fisher(), form="kronecker")
+    said = r"strength\['\*\.a'\] is of adapters' own parameters, such as '0\.a', .* such as '0\.layer\.weight'"
+    with pytest.raises(holdfast.errors.ConfigurationError, match=said):
+        guard.strength = {"*.a": 2.0, "*": 1.0}
+    with pytest.raises(holdfast.errors.ConfigurationError, match="space='weights'"):
+        Consolidator(model, Fisher(), {"*.b": 2.0, "*": 1.0}, form="kronecker", space="merged")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -237,9 +238,22 @@ class Memory:
 
     def check_strengths(self, strengths: PatternStrengths) -> None:
         """Refuse strengths by pattern that do not fit what is protected."""
+        self._refuse_strengths_of_parts(strengths)
         strengths.check_used(self.measured.keys() | self.frozen.keys())
         self._check_blocks(strengths, self.parameters)
         self.folding.check_strengths(strengths)
+
+    def _refuse_strengths_of_parts(self, strengths: PatternStrengths) -> None:
+        """Refuse a pattern of adapters' own parameters alone where the weights are held that they are merged with."""
+        for pattern in strengths.given if self.space == "merged" else ():
+            parts = [name for name in self.merged.names if fnmatchcase(name, pattern)]
+            if parts and not any(fnmatchcase(name, pattern) for name in self.measured):
+                weight = min(name for name, own in self.merged.parts.items() if min(parts) in own)
+                raise ConfigurationError(
+                    f"strength[{pattern!r}] is of adapters' own parameters, such as {min(parts)!r}, and here adapters "
+                    f"are held by their merged weights. Give a pattern that matches the names of those, such as "
+                    f"{weight!r}, or make a Consolidator with space='weights'."
+                )
 
     def _check_blocks(self, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
         """Refuse a parameter without a strength, and a block with several."""
