@@ -80,8 +80,11 @@ def trained_layers(model: nn.Module, adapters: dict[str, Adapter]) -> dict[str, 
 
 
 def _refuse_unknown(path: str, module: Any, protected: Collection[int]) -> None:
-    """Refuse one of PEFT's layers of a kind that is not known: what it does to the weight is not either."""
-    if any(id(p) in protected for p in _peft_parts(module)):
+    """Refuse one of PEFT's layers of a kind that is not known: what it does to the weight is not either.
+
+    Trainable tokens are rows of the weight themselves, in its rows' place, and are held as any other parameter.
+    """
+    if not hasattr(module, "trainable_tokens_delta") and any(id(p) in protected for p in _peft_parts(module)):
         kind = type(module).__module__.removeprefix("peft.tuners.").partition(".")[0]
         raise ConfigurationError(
             f"space='merged': {path!r} has an adapter of the kind {kind!r} ({type(module).__name__}), of which it is "
