@@ -555,3 +555,13 @@ class Scales(holdfast.Adapter):
 
     def change(self):
         return self.module.scales * self.module.layer.weight
+
+
+def test_what_moved_beside_adapters_is_told_apart_from_merged_weights():
+    model, inputs = network()
+    model.add_module("5", nn.Linear(3, 3).double())
+    guard = Consolidator(model, Fisher(), form="kronecker", space="merged")
+    guard.consolidate([inputs])
+    with torch.no_grad():
+        model[-1].weight.add_(1.0)
+    assert "moved since by 3 in merged weights and others, most in 5.weight (3)" in str(guard)

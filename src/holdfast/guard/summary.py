@@ -172,7 +172,7 @@ def _farthest(moved: Mapping[str, float], sizes: Mapping[str, float]) -> str:
     """Return how much of weights' length their way is, and which went farthest, from squares; some sizes may lack."""
     if len(sizes) < len(moved):
         name = max(moved, key=moved.__getitem__)
-        return f" in merged weights, most in {name} ({math.sqrt(moved[name]):.3g})"
+        return f" in merged weights{' and others' if sizes else ''}, most in {name} ({math.sqrt(moved[name]):.3g})"
     shares = {n: own / sizes[n] if sizes[n] else math.inf if own else 0.0 for n, own in moved.items()}
     name, size = max(shares, key=shares.__getitem__), sum(sizes.values())
     far = f", {_percent(sum(moved.values()) / size)} of their length" if size else ""
