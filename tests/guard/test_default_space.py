@@ -124,3 +124,75 @@ def test_merged_weights_of_a_state_need_adapters_that_can_be_held_so():
     with pytest.raises(StateError, match=r"space='merged'.*no protected adapter"):
         guard.load_state_dict(saved.state_dict())
     assert guard.space == "weights" and guard.tasks == 0
+
+
+def test_adapters_that_come_after_the_guard_are_held_by_merged_weights_as_well():
+    torch.manual_seed(0)
+    model, inputs, layers = networks()["mlp"]
+    guard = Consolidator(model, Fisher(), form="kronecker")
+    told = Consolidator(model, Fisher(), form="kronecker", space="weights")
+    assert guard.space == "weights"
+    adapt(model, layers)
+    for each in (guard, told):
+        each.consolidate([inputs])
+    assert (guard.space, told.space) == ("merged", "weights")
+    assert list(guard.importance) == ["0.layer.weight", "2.layer.weight", "4.layer.weight"]
+
+
+def test_adapters_that_are_taken_away_before_anything_is_held_leave_a_guard_of_weights():
+    model, inputs = adapted()
+    guard = Consolidator(model, Fisher(), form="kronecker")
+    for name, module in list(model.named_children()):
+        if isinstance(module, Adapted):
+            setattr(model, name, module.layer.requires_grad_(True))
+    guard.consolidate([inputs])
+    assert guard.space == "weights" and "0.weight" in guard.importance
+
+
+def test_what_is_held_stays_in_its_space_when_adapters_come_or_a_state_was_loaded():
+    torch.manual_seed(0)
+    model, inputs, layers = networks()["mlp"]
+    guard = Consolidator(model, Fisher(), form="kronecker", protect=["*.bias", "4.*"])
+    guard.consolidate([inputs])
+    adapt(model, layers[:1])
+    guard.refresh()
+    assert guard.space == "weights"
+    model, inputs = adapted()
+    loaded = Consolidator(model, Fisher(), form="kronecker")
+    loaded.load_state_dict(Consolidator(model, Fisher(), form="kronecker", space="weights").state_dict())
+    loaded.consolidate([inputs])
+    assert loaded.space == "weights"
+
+
+def test_a_weight_that_is_tied_to_one_that_is_trained_is_trained_beside_its_adapter():
+    model, _ = adapted()
+    first = model[0].layer
+    model.add_module("tied", nn.Linear(4, 5).double())
+    model.tied.weight = first.weight
+    first.weight.requires_grad_(True)
+    tied_first = nn.Sequential(model.tied, *model[1:5])
+    tied_first.add_module("adapted", model[0])
+    with pytest.raises(holdfast.errors.ConfigurationError, match=r"'adapted\.layer\.weight' is trained"):
+        Consolidator(tied_first, Fisher(), form="kronecker", space="merged")
+    assert Consolidator(tied_first, Fisher(), form="kronecker").space == "weights"
+
+
+def test_a_guard_whose_adapters_are_gone_says_so():
+    model, inputs = adapted()
+    guard = Consolidator(model, Fisher(), form="kronecker")
+    guard.consolidate([inputs])
+    for name, module in list(model.named_children()):
+        if isinstance(module, Adapted):
+            setattr(model, name, module.layer)
+    said = repr(guard)
+    assert "as it is now, the model cannot be held" in said and "no protected adapter" in said
+
+
+def test_strengths_of_factors_say_that_it_is_weights_that_are_held():
+    model, _ = adapted()
+    guard = Consolidator(model, Fisher(), form="kronecker")
+    said = r"strength\['\*\.a'\] is of adapters' own parameters, such as '0\.a', .* such as '0\.layer\.weight'"
+    with pytest.raises(holdfast.errors.ConfigurationError, match=said):
+        guard.strength = {"*.a": 2.0, "*": 1.0}
+    with pytest.raises(holdfast.errors.ConfigurationError, match="space='weights'"):
+        Consolidator(model, Fisher(), {"*.b": 2.0, "*": 1.0}, form="kronecker", space="merged")

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import holdfast
 from holdfast import Consolidator, Fisher, Kronecker, LowRank, Rotated
@@ -500,3 +501,67 @@ def test_another_adapter_is_as_steep_as_it_is():
     guard._memory.refresh()
     name = next(n for n, p in model.named_parameters() if p is layer.a)
     assert guard._memory.largest_importance[name] > 1000 * before[name]
+
+
+@pytest.mark.parametrize("form", ["diagonal", "rotated", "kronecker", holdfast.Kronecker16(), holdfast.Rotated16()])
+@pytest.mark.parametrize("is_fresh", [False, True])
+def test_what_a_guard_takes_is_counted_by_the_products_that_it_makes(form, is_fresh):
+    torch.manual_seed(0)
+    model = nn.Sequential(Adapted(nn.Linear(24, 16, bias=False), 2))
+    model = fresh(model) if is_fresh else model
+    guard = Consolidator(model, Fisher(), form=form, space="merged")
+    before = guard.cost()
+    guard.consolidate([torch.randn(9, 24)])
+    moved(model)
+    with FlopCounterMode(display=False) as counted:
+        torch.autograd.grad(guard.penalty(), list(guard.parameters.values()))
+    products, weights = counted.get_total_flops() // 2, 16 * 24
+    beside = 0 if "kronecker" in guard.form.name else weights  # by each element of S, which is no product
+    assert before.multiplications == guard.cost().multiplications == products + beside
+    assert before.kept == guard.cost().kept == sum(t.nbytes for t in guard.state_dict()["tensors"].values())
+
+
+def test_a_change_that_is_a_whole_matrix_is_counted_as_one():
+    model = nn.Sequential(Whole(nn.Linear(6, 5)))
+    guard = Consolidator(model, Fisher(), form="kronecker", space="merged")
+    before = guard.cost()
+    guard.consolidate([torch.randn(9, 6)])
+    assert before.kept == guard.cost().kept == sum(t.nbytes for t in guard.state_dict()["tensors"].values())
+    assert before.multiplications == guard.cost().multiplications == 5 * 6 * (5 + 6)
+
+
+class Whole(nn.Module):
+    """A layer with a scale for each of its outputs, which change the weight as a whole."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.scales = layer.requires_grad_(False), nn.Parameter(torch.zeros(len(layer.weight), 1))
+
+    def forward(self, x):
+        return self.layer(x) + x @ (self.scales * self.layer.weight).mT
+
+
+@holdfast.register_adapter("scales")
+class Scales(holdfast.Adapter):
+    """Those layers."""
+
+    @classmethod
+    def describes(cls, module):
+        return isinstance(module, Whole)
+
+    @property
+    def layer(self):
+        return self.module.layer
+
+    def change(self):
+        return self.module.scales * self.module.layer.weight
+
+
+def test_what_moved_beside_adapters_is_told_apart_from_merged_weights():
+    model, inputs = network()
+    model.add_module("5", nn.Linear(3, 3).double())
+    guard = Consolidator(model, Fisher(), form="kronecker", space="merged")
+    guard.consolidate([inputs])
+    with torch.no_grad():
+        model[-1].weight.add_(1.0)
+    assert "moved since by 3 in merged weights and others, most in 5.weight (3)" in str(guard)

@@ -16,6 +16,7 @@ from safetensors import safe_open
 import holdfast
 from holdfast.integrations.hub import from_pretrained, push_to_hub, save_pretrained
 from holdfast.integrations.hub.importance_files import CARRIED
+from tests.adapters.by_hand import adapt, networks
 from tests.guard.helpers import batch, loss, net
 
 ABOUT = {"measured_from": "eight samples | of noise", "base_model": "someone/small"}
@@ -355,3 +356,22 @@ def test_what_would_mislead_is_refused_or_told(tmp_path):
     (tmp_path / "holdfast.json").write_text("{}")
     with pytest.raises(holdfast.StateError, match="lacks what a guard is made by"):
         from_pretrained(tmp_path, net())
+
+
+@pytest.mark.parametrize("form", ["diagonal", "kronecker", "rotated"])
+def test_shared_importance_of_adapters_is_of_their_own_parameters(form, tmp_path):
+    """Which is not what a guard would hold of them by itself."""
+    torch.manual_seed(0)
+    model, inputs, layers = networks()["mlp"]
+    adapt(model, layers)
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), 2.0, form=form, space="weights")
+    guard.consolidate([inputs])
+    save_pretrained(guard, tmp_path / "shared", measured_from="noise")
+    found = from_pretrained(tmp_path / "shared", model, strength=2.0)
+    with torch.no_grad():
+        for parameter in guard.parameters.values():
+            parameter.add_(0.1)
+    assert found.space == "weights"
+    assert float(found.penalty().detach()) == float(guard.penalty().detach()) > 0
+    with pytest.raises(holdfast.errors.ConfigurationError, match="all that is shared"):
+        from_pretrained(tmp_path / "shared", model, space="merged")

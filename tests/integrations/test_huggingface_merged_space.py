@@ -171,6 +171,21 @@ def test_where_nothing_is_said_lora_is_held_by_merged_weights_and_what_adds_noth
         assert guard.space == space and f"adapters by their {said}" in repr(guard)
 
 
+def test_trainable_tokens_beside_lora_are_held_as_the_rows_that_they_are():
+    config = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[1, 3], task_type="CAUSAL_LM")
+    model = moved(get_peft_model(tiny.llama(), config).double())
+    assert holdfast.Consolidator(model, holdfast.Fisher(), form="kronecker").space == "merged"
+    guard = guarded(model, "diagonal")
+    (rows,) = [name for name in guard.importance if "trainable_tokens" in name]
+    plain = copy.deepcopy(model).merge_and_unload().requires_grad_(True)
+    table = "model.embed_tokens.weight"
+    other = holdfast.Consolidator(plain, holdfast.Fisher(), protect=table)
+    other.consolidate(proxy())
+    torch.testing.assert_close(guard.importance[rows], other.importance[table][[1, 3]])
+    assert guard.importance[rows].any()
+    assert any("q_proj.base_layer" in name for name in guard.importance)
+
+
 def test_what_is_saved_beside_an_adapter_is_held_as_it_is():
     torch.manual_seed(1)
     config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")

@@ -68,7 +68,8 @@ def has_adapters(model: nn.Module, protected: Collection[int]) -> bool:
 
 def trained_layers(model: nn.Module, adapters: dict[str, Adapter]) -> dict[str, nn.Parameter]:
     """Return the weights themselves that adapters change, by name, or refuse one that is trained beside its adapter."""
-    found = {name: p for name, p in named_parameters(model) if name in adapters}
+    # By all names: a tied weight is known by that of another layer, and trained through this one too.
+    found = {name: p for name, p in named_parameters(model, remove_duplicate=False) if name in adapters}
     for name, parameter in found.items():
         if parameter.requires_grad:
             raise ConfigurationError(
@@ -79,8 +80,11 @@ def trained_layers(model: nn.Module, adapters: dict[str, Adapter]) -> dict[str, 
 
 
 def _refuse_unknown(path: str, module: Any, protected: Collection[int]) -> None:
-    """Refuse one of PEFT's layers of a kind that is not known: what it does to the weight is not either."""
-    if any(id(p) in protected for p in _peft_parts(module)):
+    """Refuse one of PEFT's layers of a kind that is not known: what it does to the weight is not either.
+
+    Trainable tokens are rows of the weight themselves, in its rows' place, and are held as any other parameter.
+    """
+    if not hasattr(module, "trainable_tokens_delta") and any(id(p) in protected for p in _peft_parts(module)):
         kind = type(module).__module__.removeprefix("peft.tuners.").partition(".")[0]
         raise ConfigurationError(
             f"space='merged': {path!r} has an adapter of the kind {kind!r} ({type(module).__name__}), of which it is "

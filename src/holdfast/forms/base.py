@@ -226,6 +226,11 @@ class Form(ABC):
         numel = sum(parameters[name].numel() for name in block.parameters)
         return Cost(numel, numel, numel, "diagonal")
 
+    def cost_of_product(self, block: Block, parameters: Mapping[str, Tensor], rank: int) -> int:
+        """Return the multiplications of Q(BA)Aᵀ and BᵀQ(BA), of a product of this rank: by default by BA itself."""
+        numel = sum(parameters[name].numel() for name in block.parameters)
+        return self.cost(block, parameters).applying + 3 * rank * numel
+
     def notices(self, blocks: Sequence[Block]) -> list[str]:
         """Return what users should know of how these blocks will be kept, before they are measured."""
         return []

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch.nn.parameter import is_lazy
 
+from holdfast.adapters import Product, in_parts
 from holdfast.errors import ConfigurationError
-from holdfast.forms import Block
+from holdfast.forms import Block, Cost
 from holdfast.forms.composed.summed import Summed
 from holdfast.guard.consolidating.turns import measuring_bytes
 from holdfast.guard.memory import Memory
@@ -33,7 +35,7 @@ class BlockCost:
     """Bytes of sums while a task is measured, in the pass that has most of them; beside the samples' own. Of a measure
     along the path: its running states, which are there all through training, and θ(0) where it looks at steps."""
     multiplications: int
-    """Of one application of Q, which is once a step; of an adapter's merged weight it takes at most that."""
+    """Of one application of Q, which is once a step; of an adapter's merged weight, of the products that it takes."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,9 +102,9 @@ def costs_of(memory: Memory) -> Costs:
         cost, single = form.cost(block, measured), running_dtype(members[0]).itemsize
         anchored, kept = (each.dtype.itemsize if each.dtype else single for each in (memory.storage, storage))
         weights = sum(parameter.numel() for parameter in members)
-        parts = [memory.parameters[name] for name in memory.merged.parts.get(block.name, ())]
-        # Of a merged weight the anchor is its adapter's, as parameters and as what they come to.
-        anchors = 2 * sum(part.numel() for part in parts) if parts else weights * (2 if memory.leans else 1)
+        anchors, applying = weights * (2 if memory.leans else 1), cost.applying
+        if block.name in memory.merged.adapters:
+            anchors, applying = _of_merged(memory, block, cost)
         own = memory.driving.total.get(block.name)
         if own is not None:  # known by now, of how many tasks it is, and how much of it another block has too
             new = [tensor for tensor in own.tensors().values() if id(tensor) not in counted]
@@ -117,10 +119,31 @@ def costs_of(memory: Memory) -> Costs:
                 cost.said,
                 q + anchored * anchors,
                 _measuring(memory, block) + (single * weights if memory.gradient_term else 0),
-                cost.applying * (len(own.parts) if isinstance(own, Summed) else 1),
+                applying * (len(own.parts) if isinstance(own, Summed) else 1),
             )
         )
     return Costs(tuple(found), form.name)
+
+
+@torch.no_grad()
+def _of_merged(memory: Memory, block: Block, cost: Cost) -> tuple[int, int]:
+    """Return how many numbers the anchor of a merged weight has, and how many multiplications a step takes.
+
+    The anchor is the adapter's parameters and what they come to: Δ*, or B* and A*, of which those of a fresh adapter
+    have rank 0. A step's products are of D, which has both ranks together.
+    """
+    adapter = memory.merged.adapters[block.name]
+    now = adapter.change()
+    then = memory.merged_anchor.get(block.name, now)
+    if then is now and isinstance(now, Product) and not now.b.is_meta and not bool(now.b.any()):
+        then = None  # which is what will be kept of it
+    numbers = sum(memory.parameters[name].numel() for name in memory.merged.parts[block.name])
+    numbers += 0 if then is None else sum(tensor.numel() for tensor in in_parts(then).values())
+    changes = [now] if then is None else [now, then]
+    ranks = [change.b.shape[1] for change in changes if isinstance(change, Product)]
+    if len(ranks) < len(changes):
+        return numbers, cost.applying
+    return numbers, memory.driving.form.cost_of_product(block, memory.measured, sum(ranks))
 
 
 def _measuring(memory: Memory, block: Block) -> int:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -13,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from holdfast.adapters import Change, in_parts
 from holdfast.errors import ConfigurationError, ProtectError
 from holdfast.forms import Form, Matrix
+from holdfast.guard.arguments.default_space import default_space
 from holdfast.guard.arguments.selection import Selection
 from holdfast.guard.arguments.strengths import PatternStrengths
 from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
@@ -98,6 +100,8 @@ class Memory:
     """What is held of adapters: their own parameters, or the weights that they are merged with."""
     space_given: bool = True
     """Whether a user has said so, rather than left it to what there is, or to what a state has."""
+    space_is_open: bool = False
+    """Whether both would do, and adapters that come before anything is held may still decide it."""
     merged_anchor: dict[str, Change] = field(default_factory=dict)
     """What adapters added to weights after the last consolidated task, by weight, where those are held."""
     tasks: int = 0
@@ -234,9 +238,22 @@ class Memory:
 
     def check_strengths(self, strengths: PatternStrengths) -> None:
         """Refuse strengths by pattern that do not fit what is protected."""
+        self._refuse_strengths_of_parts(strengths)
         strengths.check_used(self.measured.keys() | self.frozen.keys())
         self._check_blocks(strengths, self.parameters)
         self.folding.check_strengths(strengths)
+
+    def _refuse_strengths_of_parts(self, strengths: PatternStrengths) -> None:
+        """Refuse a pattern of adapters' own parameters alone where the weights are held that they are merged with."""
+        for pattern in strengths.given if self.space == "merged" else ():
+            parts = [name for name in self.merged.names if fnmatchcase(name, pattern)]
+            if parts and not any(fnmatchcase(name, pattern) for name in self.measured):
+                weight = min(name for name, own in self.merged.parts.items() if min(parts) in own)
+                raise ConfigurationError(
+                    f"strength[{pattern!r}] is of adapters' own parameters, such as {min(parts)!r}, and here adapters "
+                    f"are held by their merged weights. Give a pattern that matches the names of those, such as "
+                    f"{weight!r}, or make a Consolidator with space='weights'."
+                )
 
     def _check_blocks(self, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
         """Refuse a parameter without a strength, and a block with several."""
@@ -389,7 +406,14 @@ class Memory:
         # what can be trained at this moment.
         kept = self.anchor.keys() | self.steps.keys()
         found = self.selection.find(self.model, some=not kept)
-        self.parameters = self._taken_by_forms({n: p for n, p in present.items() if n in found or n in kept})
+        before = self.space
+        if self.space_is_open and not (self.tasks or kept or self.is_anchored) and self.watched is None:
+            self.space = default_space(self, found)
+        try:
+            self.parameters = self._taken_by_forms({n: p for n, p in present.items() if n in found or n in kept})
+        except ConfigurationError:
+            self.space = before
+            raise
         self.version += 1
         for name in [name for name in self.anchor if name not in present and self.merged.covers(name)]:
             del self.anchor[name]  # an adapter was taken away, and its layer has another, or none that acts

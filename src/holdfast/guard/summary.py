@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from holdfast.adapters import has_adapters, whole
+from holdfast.errors import ConfigurationError
 from holdfast.guard.distributed.sharded_matrices import ShardedMatrix
 from holdfast.guard.ledger import diagonal_of
 from holdfast.guard.memory import Memory
@@ -23,7 +24,11 @@ from holdfast.tensors.storage import at_hand, widest_dtype
 
 def describe(memory: Memory, attached: Sequence[Optimizer]) -> str:
     """Return what there is to say about a guard; of a sharded model, this process's part."""
-    lines = [_what(memory), *_held(memory), *_beside(memory), *_kept(memory), _when(memory, attached)]
+    try:
+        held = _held(memory)
+    except ConfigurationError as error:  # its adapters were taken away, or others came that cannot be held so
+        held = [f"as it is now, the model cannot be held: {error}"]
+    lines = [_what(memory), *held, *_beside(memory), *_kept(memory), _when(memory, attached)]
     return "\n  ".join(lines)
 
 
@@ -169,7 +174,7 @@ def _farthest(moved: Mapping[str, float], sizes: Mapping[str, float]) -> str:
     """Return how much of weights' length their way is, and which went farthest, from squares; some sizes may lack."""
     if len(sizes) < len(moved):
         name = max(moved, key=moved.__getitem__)
-        return f" in merged weights, most in {name} ({math.sqrt(moved[name]):.3g})"
+        return f" in merged weights{' and others' if sizes else ''}, most in {name} ({math.sqrt(moved[name]):.3g})"
     shares = {n: own / sizes[n] if sizes[n] else math.inf if own else 0.0 for n, own in moved.items()}
     name, size = max(shares, key=shares.__getitem__), sum(sizes.values())
     far = f", {_percent(sum(moved.values()) / size)} of their length" if size else ""

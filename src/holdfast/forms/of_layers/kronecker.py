@@ -349,13 +349,24 @@ class Kronecker(LayerForm):
         pairs = list(zip(self.sides(block), block.size, strict=True))
         measuring = [math.prod(sums_shape(side, n, self.largest_block)) for side, n in pairs if side != "identity"]
         kept = [math.prod(shape) for shape in self._shapes(block).values()]
-        columns = 0
-        for side, size in pairs:
-            if side not in ("diagonal", "identity"):
-                columns += self.basis_shape(side, size)[-1] * (2 if self._is_spectrum(side) else 1)
+        columns = sum(self._columns(side, size) for side, size in pairs)
         sides = {side for side, _ in pairs}
         said = "kronecker" if sides == {"dense"} else f"kronecker, outputs {pairs[0][0]}, inputs {pairs[1][0]}"
         return Cost(sum(kept), sum(measuring) + COUNTS, math.prod(block.size) * max(1, columns), said)
+
+    def cost_of_product(self, block: Block, parameters: Mapping[str, Tensor], rank: int) -> int:
+        """Return the multiplications of (GB)(ACAᵀ) and (BᵀGB)(AC)."""
+        if not block.is_matrix:
+            return super().cost_of_product(block, parameters, rank)
+        pairs = zip(self.sides(block), block.size, strict=True)
+        factors = sum(size * self._columns(side, size) for side, size in pairs)
+        return rank * factors + 2 * rank**2 * sum(block.size)
+
+    def _columns(self, side: Side, size: int) -> int:
+        """Return how many multiplications a product with a side's factor takes for each number, if it is a matrix."""
+        if side in ("diagonal", "identity"):
+            return 0
+        return self.basis_shape(side, size)[-1] * (2 if self._is_spectrum(side) else 1)
 
     def _shapes(self, block: Block) -> dict[str, tuple[int, ...]]:
         """Return the names and shapes of all that a layer's Q is made of."""

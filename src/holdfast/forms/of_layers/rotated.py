@@ -424,11 +424,22 @@ class Rotated(LayerForm):
         factors = [math.prod(sums_shape(side, size, self.largest_block)) for side, size in turned]
         lengths = [self.along(side, size) for side, size in pairs]
         spectra = sum(length for (side, _), length in zip(pairs, lengths, strict=True) if side != "identity")
-        # A product with a basis takes its columns for each weight; with a thin one and its rest, twice as many.
-        columns = sum(self.basis_shape(side, size)[-1] * (2 if side == "lowrank" else 1) for side, size in turned)
+        columns = sum(self._columns(side, size) for side, size in turned)
         measuring = weights + sum(factors) + sum(block.size)
         kept = math.prod(lengths) + sum(bases) + spectra
         return Cost(kept, measuring, weights + 2 * columns * weights, said_of(sides))
+
+    def cost_of_product(self, block: Block, parameters: Mapping[str, Tensor], rank: int) -> int:
+        """Return the multiplications by the coordinates of B and A: three products of the weight's size, and S."""
+        if not block.is_matrix:
+            return super().cost_of_product(block, parameters, rank)
+        pairs = zip(self.sides(block), block.size, strict=True)
+        turned = sum(size * self._columns(s, size) for s, size in pairs if s not in ("identity", "diagonal"))
+        return 2 * rank * turned + (3 * rank + 1) * math.prod(block.size)
+
+    def _columns(self, side: Side, size: int) -> int:
+        """Return what a product with a basis takes for each number: its columns, of a thin one and its rest twice."""
+        return self.basis_shape(side, size)[-1] * (2 if side == "lowrank" else 1)
 
     def restored_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> RotatedMatrix:
         """Return S in its basis."""

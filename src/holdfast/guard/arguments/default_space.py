@@ -6,19 +6,24 @@ coordinates of merged weights lost the same. A diagonal gained little, and is as
 nothing is said, it is of adapters' own parameters.
 """
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from holdfast.errors import ConfigurationError
 from holdfast.forms.of_layers.layers import LayerForm
-from holdfast.guard.memory import Memory
 from holdfast.guard.merged_space import MergedSpace, Space
 
+if TYPE_CHECKING:
+    from holdfast.guard.memory import Memory
 
-def default_space(memory: Memory) -> Space:
-    """Return the space of a guard that may have either."""
-    form, parameters, strengths = memory.driving.form, memory.parameters, memory.driving.strengths
+
+def default_space(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> Space:
+    """Return the space of a guard that may have either, where these are the protected parameters."""
+    form, strengths = memory.driving.form, memory.driving.strengths
     known = isinstance(form, LayerForm) and memory.driving.measure.needs.data
     if not known or any(map(is_lazy, parameters.values())):
         return "weights"

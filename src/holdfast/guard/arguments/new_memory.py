@@ -99,6 +99,7 @@ def new_memory(
         strength_given=strength is not None or relative_strength is not None,
         space=allowed or "weights",
         space_given=space is not None,
+        space_is_open=allowed is None,
         from_scratch=from_scratch,
         batch_norm=checked_batch_norm(batch_norm, ledgers, others),
         implicit=checked_implicit(
@@ -106,7 +107,7 @@ def new_memory(
         ),
         tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
     )
-    if allowed is None and default_space(memory) == "merged":
+    if memory.space_is_open and default_space(memory, memory.parameters) == "merged":
         memory.go_over_to("merged")
     memory.merged.refuse_parts()
     return memory

@@ -120,6 +120,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
         memory.space, memory.parameters = before
         memory.version += 1
         raise
+    memory.space_is_open = False
 
 
 def _take_its_space(memory: Memory, state: Mapping[str, Any]) -> None:

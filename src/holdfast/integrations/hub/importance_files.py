@@ -136,6 +136,7 @@ def from_pretrained(
     measure, names = measure_of(place / SETTINGS, settings["measure"]), set(settings["parameters"])
     _refuse_another_model(source, names, model)
     options["batch_norm"] = _batch_norm(settings.get("batch_norm"), **options)
+    options["space"] = _space(**options)
     guard = Consolidator(model, measure, strength, lambda name, _: name in names, **own, **options)
     state = state_files.read(place / TENSORS)
     _refuse_others(state, place / TENSORS)
@@ -265,6 +266,16 @@ def _batch_norm(measured: str | None, *, batch_norm: str | None = "as measured",
             f"{'that, or ' * (measured != 'freeze')}'freeze'. Leave it out."
         )
     return batch_norm
+
+
+def _space(*, space: str | None = None, **_: Any) -> str:
+    """Return that adapters are held by their own parameters, whose importance is all that is shared."""
+    if space not in (None, "weights"):
+        raise ConfigurationError(
+            f"space={space!r} for importance of a model's own parameters, which is all that is shared: expected "
+            "'weights'. Leave it out."
+        )
+    return "weights"
 
 
 def _norms_with_statistics(guard: Consolidator) -> set[str]:
