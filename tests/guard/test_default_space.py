@@ -59,7 +59,10 @@ def test_adapters_are_held_by_merged_weights_where_that_is_known_to_keep_more(as
 def test_a_base_that_is_trained_too_and_a_model_without_adapters_are_held_as_they_are():
     model, _ = adapted()
     model[0].layer.requires_grad_(True)
-    assert Consolidator(model, Fisher(), form="kronecker").space == "weights"
+    guard = Consolidator(model, Fisher(), form="kronecker")
+    assert guard.space == "weights"
+    assert "adapters by their own parameters, since " in repr(guard) and "0.layer.weight" in repr(guard).splitlines()[0]
+    assert "since" not in repr(Consolidator(model, Fisher(), form="kronecker", space="weights"))
     plain = Consolidator(nn.Linear(3, 2), Fisher(), form="kronecker")
     assert plain.space == "weights" and "adapters" not in repr(plain)
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from holdfast.adapters import has_adapters, whole
 from holdfast.errors import ConfigurationError
+from holdfast.guard.arguments.default_space import why_not_merged
 from holdfast.guard.distributed.sharded_matrices import ShardedMatrix
 from holdfast.guard.ledger import diagonal_of
 from holdfast.guard.memory import Memory
@@ -51,7 +52,10 @@ def _adapters(memory: Memory) -> str:
     if memory.space == "merged":
         return ", adapters by their merged weights"
     protected = {id(parameter) for parameter in memory.parameters.values()}
-    return ", adapters by their own parameters" if has_adapters(memory.model, protected) else ""
+    if not has_adapters(memory.model, protected):
+        return ""
+    why = why_not_merged(memory)
+    return ", adapters by their own parameters" + (f", since {why}" if why else "")
 
 
 def _how_strongly(memory: Memory) -> str:

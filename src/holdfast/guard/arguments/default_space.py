@@ -28,13 +28,31 @@ def default_space(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> S
     if not known or any(map(is_lazy, parameters.values())):
         return "weights"
     try:
-        merged = MergedSpace.of(memory.model, parameters, "merged")
-        merged.refuse_parts()
-        merged.blocks_of(form, merged.coordinates(merged.without_layers(parameters)))
+        merged = _merged(memory, parameters)
     except ConfigurationError:  # no adapters, or such as can only be held by their own parameters
         return "weights"
     patterns = [*memory.selection.patterns, *(strengths.given if strengths is not None else ())]
     return "weights" if any(_names_parts(pattern, merged) for pattern in patterns) else "merged"
+
+
+def why_not_merged(memory: "Memory") -> str:
+    """Return why adapters that nobody said anything of are held by their own parameters, where one of them is why."""
+    known = isinstance(memory.driving.form, LayerForm) and memory.driving.measure.needs.data
+    if memory.space_given or memory.space == "merged" or not known:
+        return ""
+    try:
+        _merged(memory, memory.parameters)
+    except ConfigurationError as error:
+        return str(error).removeprefix("space='merged': ").partition(". ")[0]
+    return ""
+
+
+def _merged(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> MergedSpace:
+    """Return a model's adapters in merged space, or refuse those that cannot be held so."""
+    merged = MergedSpace.of(memory.model, parameters, "merged")
+    merged.refuse_parts()
+    merged.blocks_of(memory.driving.form, merged.coordinates(merged.without_layers(parameters)))
+    return merged
 
 
 def _names_parts(pattern: str, merged: MergedSpace) -> bool:
