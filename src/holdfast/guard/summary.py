@@ -85,7 +85,12 @@ def _kept(memory: Memory) -> list[str]:
     beyond = memory.tolerance is not None and latest[worst] > memory.tolerance.nats
     more = ", beyond the tolerance until consolidate() or pull_back()" if beyond else ""
     often = f"; looks every {memory.control.every} steps" if memory.control.every else ""
-    return [f"keeps {sets}; {latest[worst]:.3g} nats were lost of {worst!r} at the last look{more}{often}"]
+    seen = "" if memory.control.at < 0 else f" after step {memory.control.at}"
+    trace = memory.control.trace
+    in_turn = trace and (trace[-1].step, trace[-1].kl) == (memory.control.at, latest[worst])
+    some = " (at some of them)" if in_turn and len(memory.kept[worst].chunks) > 1 else ""
+    lost = f"{latest[worst]:.3g} nats were lost of {worst!r} at the last look{seen}{some}"
+    return [f"keeps {sets}; {lost}{more}{often}"]
 
 
 def _held(memory: Memory) -> list[str]:
