@@ -104,6 +104,7 @@ def test_seeds_differ_and_pieces_do():
     assert len(written) == 40
 
 
+@pytest.mark.filterwarnings("ignore:.*pieces are empty")
 def test_pieces_end_with_the_end_token_and_only_there():
     text = holdfast.write_text(tiny.gpt2(), 40, 12)  # its config names 1 as the beginning and 2 as the end
     for piece in text.pieces:
@@ -239,3 +240,11 @@ def test_every_text_of_two_tokens_has_its_log_probability():
             if piece.written.tolist() == [first, second]:
                 expected = torch.stack([log_q[4, first], log_q[first, second]]).float()
                 torch.testing.assert_close(piece.log_probabilities, expected)
+
+
+def test_many_empty_pieces_are_told_of():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(3, 8), nn.Linear(8, 3))
+    with pytest.warns(holdfast.HoldfastWarning, match=r"of 64 pieces are empty: .*start= and end="):
+        written = holdfast.write_text(model, 64, 6, start=0, end=1)
+    assert written.empty > 6

@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, HoldfastWarning
 from holdfast.own_text.beginnings import Beginnings, Ends, Prompt
 from holdfast.own_text.first_look import (
     context_of,
@@ -28,6 +29,8 @@ from holdfast.seeding import undisturbed
 from holdfast.settings import number, whole_number
 
 PIECES = 512
+MANY, SEVERAL = 0.1, 32
+"""The part of all pieces that may be empty without a word, where they are so many that it means something."""
 
 
 def write_text(
@@ -114,7 +117,16 @@ def write_text(
             done |= {piece.number: piece for piece in written}
             if progress is not None:
                 progress(len(done), wanted)
-    return OwnText([done[place] for place in range(wanted)], kind, tokenizer)
+    text = OwnText([done[place] for place in range(wanted)], kind, tokenizer)
+    if wanted >= SEVERAL and text.empty > MANY * wanted:
+        warnings.warn(
+            f"{text.empty} of {wanted} pieces are empty: the model ends them with their first token, as one does "
+            "that was never shown a beginning of text, or has an end token that means something else to it. Say how "
+            "its texts begin and end, with start= and end= (None for no end), or give prompts=.",
+            HoldfastWarning,
+            stacklevel=2,
+        )
+    return text
 
 
 def _batches(

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -85,6 +85,11 @@ class OwnText(Dataset[dict[str, Tensor]]):
 
     def __len__(self) -> int:
         return len(self.pieces)
+
+    @property
+    def empty(self) -> int:
+        """How many pieces end with the first token that was written."""
+        return sum(_is_empty(piece.written.tolist(), self.kind.ends) for piece in self.pieces)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         piece = self.pieces[index]
@@ -184,9 +189,14 @@ def _in_words(pieces: Sequence[Piece], ends: Sequence[int]) -> list[str]:
             f"piece; pieces of which more than half had, which go round in circles: {circles:,}"
         ),
     ]
-    if empty := sum(len(own) == 1 and own[0] in ends for own in written):
+    if empty := sum(_is_empty(own, ends) for own in written):
         lines.append(f"{empty:,} empty: their first token ends them")
     return lines
+
+
+def _is_empty(tokens: Sequence[int], ends: Collection[int]) -> bool:
+    """Whether a text's first token ends it."""
+    return len(tokens) == 1 and tokens[0] in ends
 
 
 def _repeated(tokens: Sequence[int]) -> float:

@@ -191,6 +191,7 @@ def test_sgd_is_not_given_a_strength_that_it_cannot_bear():
     guard.attach(optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("error", holdfast.HoldfastWarning)  # that the strength is too much
+        warnings.filterwarnings("ignore", ".*the largest that this SGD bears")
         learn(model, optimizer, 60)
     most = max(float(omega.max()) for omega in held(guard).values())
     assert 2 * guard.strength * most == pytest.approx(0.5 * 2 * 1.9 / 0.1)
@@ -476,6 +477,7 @@ def test_a_measure_without_importance_has_no_strength_to_follow():
     assert guard.tasks == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*the largest that this SGD bears")
 def test_with_several_optimisers_the_strength_is_what_all_of_them_bear():
     model = net()
     guard = guarded(model, tolerance=Tolerance(1e-6, every=1))
@@ -697,3 +699,16 @@ def test_a_single_kept_sample_is_told_of():
     with pytest.warns(holdfast.HoldfastWarning, match="has one sample, and the tolerance is met on that alone"):
         guard.keep([tuple(part[:1] for part in batch(5))], "old")
     holdfast.Consolidator(net(), holdfast.Fisher(), 1.0).keep([tuple(part[:1] for part in batch(5))])  # nothing is met
+
+
+def test_a_strength_that_sgd_bears_no_more_of_is_told_of_once():
+    for implicit in (False, True):
+        model = net()
+        guard = guarded(model, tolerance=Tolerance(1e-4, every=2, start=100.0), implicit=implicit)
+        optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+        guard.attach(optimizer)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            learn(model, optimizer, 40)
+        said = [str(each.message) for each in told if "the largest that this SGD bears" in str(each.message)]
+        assert len(said) == (0 if implicit else 1)

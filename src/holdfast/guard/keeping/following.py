@@ -46,6 +46,7 @@ class Following:
         self.calls = calls
         self._bounds: WeakKeyDictionary[Optimizer, tuple[object, float]] = WeakKeyDictionary()
         """The largest strength that each optimiser of this task bears, with what that was found by."""
+        self._has_told_of_bound = False
 
     @property
     def controls(self) -> bool:
@@ -130,9 +131,25 @@ class Following:
             assert memory.tolerance is not None
             if control.log_start is None:  # inputs were first kept in the middle of a task
                 control.begin(_first_strength(memory))
-            aim = memory.tolerance.aim * memory.tolerance.nats
-            memory.strength = control.follow(aim, self._bearable(optimizer))
+            aim, bound = memory.tolerance.aim * memory.tolerance.nats, self._bearable(optimizer)
+            memory.strength = control.follow(aim, bound)
+            if control.worst > aim and memory.strength >= (1 - 1e-6) * bound:
+                self._tell_of_bound(bound)
         self._note(steps)
+
+    def _tell_of_bound(self, bound: float) -> None:
+        """Say once that more is lost than is aimed at, and that no larger strength can be borne."""
+        if self._has_told_of_bound:
+            return
+        self._has_told_of_bound = True
+        control, tolerance = self.memory.control, self.memory.tolerance
+        assert tolerance is not None
+        tell(
+            f"{control.worst:.3g} nats are lost after step {control.at}, with a tolerance of {tolerance.nats:g}, and "
+            f"the strength is {bound:.3g}, the largest that this SGD bears at its rate: what it cannot hold back is "
+            "taken back at the end, at the price of what is new. implicit=True has no such bound; a smaller rate has a "
+            "larger one."
+        )
 
     def _note(self, step: int) -> None:
         control = self.memory.control
