@@ -19,6 +19,12 @@ WARMUP = 0.1
 EVALUATED_TOGETHER = 64
 
 
+def machine(device: torch.device) -> str:
+    """Say what a device is, with the version of torch."""
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return f"{card}, torch {torch.__version__}"
+
+
 class Device:
     """Where and how the network runs: bf16 and compiled blocks on a GPU, plainly on a CPU."""
 
@@ -36,8 +42,7 @@ class Device:
     @property
     def name(self) -> str:
         """What it is, with the version of torch."""
-        card = torch.cuda.get_device_name(self.device) if self.on_gpu else "CPU"
-        return f"{card}, torch {torch.__version__}"
+        return machine(self.device)
 
     def loss(self, model: GPT, text: Tensor) -> Tensor:
         """Return the mean loss, in nats a byte, of predicting each byte of ``[N, T + 1]`` from those before."""

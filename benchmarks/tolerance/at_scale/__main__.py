@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -91,29 +92,30 @@ def learn(study: Study, laboratory: Laboratory, options: argparse.Namespace) -> 
 
 def run(study: Study, laboratory: Laboratory, options: argparse.Namespace) -> bool:
     """Make the trials of this part that have not been made, until all are or the time is up."""
+    settings = {setting.name: setting for setting in study.settings}
+
+    def one(trial: Trial) -> dict[str, Any]:
+        setting = settings[trial.setting]
+        first = laboratory.first(setting, trial.seed)
+        return held.run(trial, laboratory.subject(setting, trial.seed), first)
+
+    return _make([trial for _, trial in _wanted(study, options)], one, options)
+
+
+def _make(trials: list[Trial], one: Callable[[Trial], dict[str, Any]], options: argparse.Namespace) -> bool:
+    """Make those of this part's trials that there are no lines of, until all are made or the time is up."""
     began = time.perf_counter()
     path = options.store / LINES
     known = store.read(path)
-    for setting, trial in store.part_of(_wanted(study, options), options.part):
+    for trial in store.part_of(trials, options.part):
         if trial.key in known:
             continue
         if time.perf_counter() - began > options.seconds:
             return False
-        first = laboratory.first(setting, trial.seed)
-        found = held.run(trial, laboratory.subject(setting, trial.seed), first)
+        found = one(trial)
         store.add(path, trial, found)
         ends = found.get("back") or found.get("end") or "diverged"
         print(f"{' '.join(map(str, trial.key))}: {ends}, {found.get('seconds', 0.0):.1f} s", flush=True)
-    return True
-
-
-def try_on_digits(options: argparse.Namespace) -> bool:
-    """Make the candidates' trials on permuted digits that have not been made."""
-    path = options.store / LINES
-    known = store.read(path)
-    for trial in store.part_of(list(choosing.digit_trials()), options.part):
-        if trial.key not in known:
-            store.add(path, trial, choosing.run_on_digits(trial))
     return True
 
 
@@ -158,15 +160,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         costs = lines.read(options.store / COSTS)
         print(f"{len(rows)} trials; {report.write(options.results, study, rows, costs)}")
         return
-    if options.what == "digits":
-        try_on_digits(options)
-        return
-    if options.corpus is None and any(setting.language is not None for setting in study.settings):
+    needs_text = options.what != "digits" and any(setting.language is not None for setting in study.settings)
+    if options.corpus is None and needs_text:
         raise SystemExit("The setting english-python needs --corpus, or leave it out: --settings permuted-mnist …")
     warnings.simplefilter("ignore", holdfast.HoldfastWarning)  # strengths that are too much are among what is searched
     options.store.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    done = {"learn": learn, "run": run, "watching": watching}[options.what](study, Laboratory(options), options)
+    if options.what == "digits":
+        done = _make(list(choosing.digit_trials()), choosing.run_on_digits, options)
+    else:
+        done = {"learn": learn, "run": run, "watching": watching}[options.what](study, Laboratory(options), options)
     print("done" if done else "time is up: the same command goes on", flush=True)
 
 

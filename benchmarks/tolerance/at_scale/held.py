@@ -75,7 +75,7 @@ def run(trial: Trial, subject: Subject, first: Path) -> dict[str, Any]:
             found |= {"strength": guard.strength, "peak": max(point.kl for point in guard.trace)}
             back = guard.pull_back()
             found |= {"looks": len(guard.trace) - 1, "share": back.share, "kept": back.kl, "said": str(back)}
-            found["error"] = back.error
+            found["sure"] = back.is_sure
             found["back"] = ended(subject, judge)
     except holdfast.NotFiniteError as error:
         return {"before": before._asdict(), "diverged": True, "why": str(error)}

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.tolerance.at_scale import choosing
 from benchmarks.tolerance.at_scale.trials import Setting, Study, Trial
-from holdfast.retention.way_back import NEARLY, SURE
+from holdfast.retention.way_back import NEARLY
 
 COMMAND = "python -m benchmarks.tolerance.at_scale"
 NAME = "tolerance-at-scale"
@@ -58,7 +58,7 @@ def beside(run: Row, rows: Sequence[Row]) -> dict[str, Any]:
         "seed": run["trial"]["seed"],
         "ended": run["back"]["kl"] / run["trial"]["value"],
         "kept": run["kept"] / run["trial"]["value"],
-        "error": None if run.get("error") is None else run["error"] / run["trial"]["value"],
+        "sure": run.get("sure"),
         "before": run["end"]["kl"] / run["trial"]["value"],
         "peak": run["peak"] / run["trial"]["value"],
         "new": run["back"]["new"],
@@ -107,7 +107,7 @@ def _is_near(run: dict[str, Any]) -> bool:
 
 def _is_told(run: dict[str, Any]) -> bool:
     """Whether a run did not, and ``guard.pull_back()`` says that less was lost, or that kept inputs differ too much."""
-    return not _is_near(run) and bool(run["kept"] < NEARLY or 2 * (run["error"] or 0.0) > SURE)
+    return not _is_near(run) and bool(run["kept"] < NEARLY or run["sure"] is False)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -130,7 +130,7 @@ def verdict(setting: Setting, entries: Sequence[dict[str, Any]]) -> str:
     good = sum(better * (run["new"] - run["searched"]) >= -allowed for run in with_search)
     unit = "bits a byte" if better < 0 else "points"
     why = "less is lost or kept inputs differ too much"
-    if any(run["error"] is None for run in runs):
+    if any(run["sure"] is None for run in runs):
         why = "less is lost (whether kept inputs tell enough was not asked yet)"
     return (
         f"{near} of {len(runs)} runs end within 20 % of their tolerance on fresh old data, and {told} more say "

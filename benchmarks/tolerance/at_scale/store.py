@@ -7,7 +7,10 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks.language import lines
+from benchmarks.language.training import machine
 from benchmarks.tolerance.at_scale.trials import Trial
+
+_HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 T = TypeVar("T")
 
@@ -25,13 +28,7 @@ def read(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 def add(path: Path, trial: Trial, found: dict[str, Any]) -> None:
     """Write what came of a trial."""
-    lines.add(path, {"trial": asdict(trial), **found, "machine": machine()})
-
-
-def machine() -> str:
-    """Say where this runs."""
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    return f"{name}, torch {torch.__version__}"
+    lines.add(path, {"trial": asdict(trial), **found, "machine": machine(_HERE)})
 
 
 def part_of(every: list[T], part: tuple[int, int]) -> list[T]:

@@ -406,15 +406,9 @@ class Memory:
         # what can be trained at this moment.
         kept = self.anchor.keys() | self.steps.keys()
         found = self.selection.find(self.model, some=not kept)
-        before = self.space
-        if self.space_is_open and not (self.tasks or kept or self.is_anchored) and self.watched is None:
-            self.space = default_space(self, found)
-        try:
-            self.parameters = self._taken_by_forms({n: p for n, p in present.items() if n in found or n in kept})
-        except ConfigurationError:
-            self.space = before
-            raise
-        self.version += 1
+        is_open = self.space_is_open and not (self.tasks or kept or self.is_anchored) and self.watched is None
+        space = default_space(self, found) if is_open else self.space
+        self._take_in(space, {n: p for n, p in present.items() if n in found or n in kept})
         for name in [name for name in self.anchor if name not in present and self.merged.covers(name)]:
             del self.anchor[name]  # an adapter was taken away, and its layer has another, or none that acts
         for name, parameter in self.parameters.items():
@@ -436,14 +430,16 @@ class Memory:
 
     def go_over_to(self, space: Space) -> None:
         """Hold adapters in another space from now on, or refuse it and stay as it was: for a state that has it."""
-        before = self.space
-        self.space = space
+        self._take_in(space, self.selection.find(self.model))
+
+    def _take_in(self, space: Space, wanted: dict[str, nn.Parameter]) -> None:
+        """Protect these parameters in a space, or refuse it and stay as it was."""
+        before, self.space = self.space, space
         try:
-            found = self._taken_by_forms(self.selection.find(self.model))
+            self.parameters = self._taken_by_forms(wanted)
         except ConfigurationError:
             self.space = before
             raise
-        self.parameters = found
         self.version += 1
 
     def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:

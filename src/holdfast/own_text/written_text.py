@@ -89,7 +89,7 @@ class OwnText(Dataset[dict[str, Tensor]]):
     @property
     def empty(self) -> int:
         """How many pieces end with the first token that was written."""
-        return sum(_is_empty(piece.written.tolist(), self.kind.ends) for piece in self.pieces)
+        return _empty([piece.written.tolist() for piece in self.pieces], self.kind.ends)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         piece = self.pieces[index]
@@ -189,14 +189,14 @@ def _in_words(pieces: Sequence[Piece], ends: Sequence[int]) -> list[str]:
             f"piece; pieces of which more than half had, which go round in circles: {circles:,}"
         ),
     ]
-    if empty := sum(_is_empty(own, ends) for own in written):
+    if empty := _empty(written, ends):
         lines.append(f"{empty:,} empty: their first token ends them")
     return lines
 
 
-def _is_empty(tokens: Sequence[int], ends: Collection[int]) -> bool:
-    """Whether a text's first token ends it."""
-    return len(tokens) == 1 and tokens[0] in ends
+def _empty(written: Sequence[Sequence[int]], ends: Collection[int]) -> int:
+    """Return how many texts their first token ends."""
+    return sum(len(own) == 1 and own[0] in ends for own in written)
 
 
 def _repeated(tokens: Sequence[int]) -> float:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from holdfast.forms import Form
+from holdfast.forms.base import checked_damping
 from holdfast.settings import number, whole_number
 
 LEAST = 1e-12
@@ -65,8 +66,7 @@ class Tolerance:
         if self.start is not None:
             checks["start"] = float(number("start", self.start, "a number above 0", lambda given: given > 0))
         if self.damping is not None:
-            expected = "a number of at least 0"
-            checks["damping"] = float(number("damping", self.damping, expected, lambda given: given >= 0))
+            checks["damping"] = checked_damping(self.damping)
         if self.every is not None:
             checks["every"] = whole_number("every", self.every, "a whole number of at least 1", least=1)
         for name, value in checks.items():

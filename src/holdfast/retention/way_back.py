@@ -106,24 +106,24 @@ class PulledBack:
     @property
     def is_sure(self) -> bool:
         """Whether other inputs of the same kind are likely to have lost as much, but for a fifth of the tolerance."""
-        return all(2 * error <= SURE * self.tolerance for _, _, error in self._open)
+        return not self._open
 
     @property
     def _open(self) -> list[tuple[str, float, float]]:
-        """What other inputs may have lost, with the kind that they are of, beginning with where that is most."""
-        worst = [] if self.error is None else [("of the same kind", self.kl, self.error)]
-        if self.least_sure is None:
-            return worst
-        name, kl, error = self.least_sure
-        return [(f"like the kept set {name!r}", kl, error), *worst]
+        """Of what kinds others may have lost much more or less, with the KL and its error; the most first."""
+        found = [] if self.error is None else [("of the same kind", self.kl, self.error)]
+        if self.least_sure is not None:
+            name, kl, error = self.least_sure
+            found.insert(0, (f"like the kept set {name!r}", kl, error))
+        return [each for each in found if 2 * each[-1] > SURE * self.tolerance]
 
     def _unsure(self) -> str:
         """Say what the kept inputs leave open, where that is much."""
-        for like, kl, error in self._open:
-            if 2 * error > SURE * self.tolerance:
-                low, high = max(0.0, kl - 2 * error), kl + 2 * error
-                return f" {_UNSURE.format(like=like, low=f'{low:.2g}', high=f'{high:.2g}')}"
-        return ""
+        if not self._open:
+            return ""
+        like, kl, error = self._open[0]
+        low, high = max(0.0, kl - 2 * error), kl + 2 * error
+        return f" {_UNSURE.format(like=like, low=f'{low:.2g}', high=f'{high:.2g}')}"
 
     def _unused(self) -> str:
         """Say why less is lost than was allowed, where that is so."""

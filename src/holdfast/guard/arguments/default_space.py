@@ -23,28 +23,31 @@ if TYPE_CHECKING:
 
 def default_space(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> Space:
     """Return the space of a guard that may have either, where these are the protected parameters."""
-    form, strengths = memory.driving.form, memory.driving.strengths
-    known = isinstance(form, LayerForm) and memory.driving.measure.needs.data
-    if not known or any(map(is_lazy, parameters.values())):
+    if not _keeps_more_merged(memory) or any(map(is_lazy, parameters.values())):
         return "weights"
     try:
         merged = _merged(memory, parameters)
     except ConfigurationError:  # no adapters, or such as can only be held by their own parameters
         return "weights"
+    strengths = memory.driving.strengths
     patterns = [*memory.selection.patterns, *(strengths.given if strengths is not None else ())]
     return "weights" if any(_names_parts(pattern, merged) for pattern in patterns) else "merged"
 
 
 def why_not_merged(memory: "Memory") -> str:
     """Return why adapters that nobody said anything of are held by their own parameters, where one of them is why."""
-    known = isinstance(memory.driving.form, LayerForm) and memory.driving.measure.needs.data
-    if memory.space_given or memory.space == "merged" or not known:
+    if memory.space_given or memory.space == "merged" or not _keeps_more_merged(memory):
         return ""
     try:
         _merged(memory, memory.parameters)
     except ConfigurationError as error:
         return str(error).removeprefix("space='merged': ").partition(". ")[0]
     return ""
+
+
+def _keeps_more_merged(memory: "Memory") -> bool:
+    """Whether a guard's form and measure are such as are known to keep more of merged weights."""
+    return isinstance(memory.driving.form, LayerForm) and memory.driving.measure.needs.data
 
 
 def _merged(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> MergedSpace:
