@@ -36,7 +36,6 @@ from benchmarks.tolerance.at_scale.trials import SETTINGS, Setting, Study, Trial
 from holdfast.lab.data.locations import Datasets
 
 LINES, COSTS = "trials.jsonl", "watching.jsonl"
-TURNS = 3
 
 
 @dataclass
@@ -121,14 +120,14 @@ def _make(trials: list[Trial], one: Callable[[Trial], dict[str, Any]], options: 
 
 def watching(study: Study, laboratory: Laboratory, options: argparse.Namespace) -> bool:
     """Measure what looking costs: runs with a tolerance and with a strength, turn by turn on one network."""
-    for setting, seed in {setting.name: (setting, seed) for setting, seed in study.networks()}.values():
-        form, optimiser = "diagonal", setting.optimisers[0]
+    for setting in study.settings:
+        seed, form, optimiser = setting.seeds[-1], "diagonal", setting.optimisers[0]
         middle = setting.strengths[form][len(setting.strengths[form]) // 2]
         about = (setting.name, seed, form, optimiser)
         pair = (Trial(*about, "strength", middle), Trial(*about, "tolerance", setting.tolerances[0]))
         first = laboratory.first(setting, seed)
         taken: dict[str, list[float]] = {trial.kind: [] for trial in pair}
-        for turn in range(1 + TURNS):
+        for turn in range(1 + options.turns):
             for trial in pair if turn % 2 else reversed(pair):
                 found = held.run(trial, laboratory.subject(setting, seed), first)
                 if turn:  # before the first, all is loaded
@@ -202,6 +201,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         command.add_argument("--corpus", type=Path, help="what python -m benchmarks.language prepare made")
         command.add_argument("--part", type=_part, default=(1, 1), help="k/n: the k-th of n processes side by side")
         command.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after so many")
+        if name == "watching":
+            command.add_argument("--turns", type=int, default=3, help="how often each is run (default: %(default)s)")
         if name == "run":
             command.add_argument("--kind", choices=("tolerance", "strength"), help="only these")
             command.add_argument("--form", choices=("diagonal", "rotated"), help="only these")
