@@ -82,7 +82,7 @@ class Tolerance:
 
         A diagonal's damping and its ``start`` were chosen together, of six pairs, by what was learned in four settings
         on seeds that nothing else is reported of (``benchmarks.tolerance.at_scale run --candidates``): with a
-        hundredth, Split CIFAR ended five points below a search, and with this two, since a strong hold there leaves
+        hundredth, Split CIFAR ended five points below a search, and with this two to four: a strong hold there leaves
         the new task the weights without importance.
         """
         if self.damping is not None:
