@@ -5,6 +5,8 @@ import csv
 import pytest
 import torch
 from accelerate import Accelerator
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
@@ -67,19 +69,68 @@ def test_a_trainer_stops_where_too_much_is_lost(tmp_path):
     assert callback.stop.stopped_at == guard.trace[-1].kl > 0.01
 
 
+def only_watched():
+    """A language model that nothing holds, and a guard that watches what is lost."""
+    model = model_without_dropout()
+    guard = holdfast.Consolidator(model, "fine-tune")
+    guard.keep(list(DataLoader(texts(12, seed=40), batch_size=4)), "old")
+    return model, guard
+
+
+def evaluated(folder, limit, metric):
+    """Train, ending with the best of six checkpoints by a metric; return what was lost at each and in the end."""
+    model, guard = only_watched()
+    data = texts(8, 5)
+    often = dict.fromkeys(("eval_strategy", "save_strategy"), "steps") | {"eval_steps": 2, "save_steps": 2}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": metric}
+    settings = arguments(folder, max_steps=12, **often, **best)
+    callback = HoldfastCallback(guard, consolidate_at_end=False, best_within=limit)
+    lost = []
+
+    class Losing(Seen):
+        def on_evaluate(self, args, state, control, **kwargs):
+            lost.append(guard.retention().kl)
+
+    given = {"train_dataset": data, "eval_dataset": data, "data_collator": default_data_collator}
+    run = Trainer(model, settings, callbacks=[callback, Losing()], **given)
+    run.train()
+    return lost, guard.retention().kl, [log for log in run.state.log_history if "eval_loss" in log]
+
+
+def test_a_trainer_ends_with_the_best_checkpoint_that_has_lost_little(tmp_path):
+    lost, end, _ = evaluated(tmp_path / "loss", None, "eval_loss")
+    assert end == pytest.approx(lost[-1])  # by the loss alone, the one that has lost most
+    limit = (lost[2] + lost[3]) / 2
+    _, end, logs = evaluated(tmp_path / "within", limit, "eval_within_loss")
+    assert end == pytest.approx(lost[2])
+    assert [log["eval_within_loss"] == log["eval_loss"] for log in logs] == [True] * 3 + [False] * 3
+    assert logs[-1]["eval_within_loss"] == pytest.approx(1e6 + lost[-1], rel=1e-9)
+
+
+def test_where_no_checkpoint_has_lost_little_the_least_lost_is_best_and_that_is_told(tmp_path):
+    with pytest.warns(holdfast.HoldfastWarning, match=r"No evaluation was within best_within=1e-09: .* has lost least"):
+        lost, end, _ = evaluated(tmp_path, 1e-9, "eval_within_loss")
+    assert end == pytest.approx(min(lost))
+
+
+LIMITS = ("stop_at", "best_within")
+
+
+@pytest.mark.parametrize("name", LIMITS)
 @pytest.mark.parametrize("limit", [0, -1, float("nan"), "x"])
-def test_a_limit_that_is_none_is_refused(limit):
+def test_a_limit_that_is_none_is_refused(limit, name):
     _, guard = of_text()
     for kind in (HoldfastCallback, LightningCallback):
-        with pytest.raises(holdfast.ConfigurationError, match=r"stop_at=.*: expected a number of nats above 0"):
-            kind(guard, stop_at=limit)
+        with pytest.raises(holdfast.ConfigurationError, match=rf"{name}=.*: expected a number of nats above 0"):
+            kind(guard, **{name: limit})
 
 
-def test_a_limit_without_kept_inputs_is_refused(tmp_path):
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_limit_without_kept_inputs_is_refused(tmp_path, name):
     model, guard = of_text()
     guard.kept.drop("old")
-    with pytest.raises(holdfast.OrderError, match=r"stop_at=0.1 and no inputs to measure it on"):
-        trainer(tmp_path, model, [HoldfastCallback(guard, stop_at=0.1)]).train()
+    with pytest.raises(holdfast.OrderError, match=rf"{name}=0.1 and no inputs to measure it on"):
+        trainer(tmp_path, model, [HoldfastCallback(guard, **{name: 0.1})]).train()
 
 
 def test_a_resumed_trainer_goes_on_with_the_controls_state(tmp_path):
@@ -137,6 +188,31 @@ def test_lightning_stops_where_too_much_is_lost():
     assert [message[:16] for message in own] == ["stop_at=0.002 wi", "Training stops a"]
     assert callback.stop.stopped_at is not None
     assert fit.global_step == guard.trace[-1].step < 20 * 6
+
+
+def test_lightning_keeps_the_best_checkpoint_that_has_lost_little(tmp_path):
+    """Validation is the same data as training, so that by the loss alone the last epoch is best."""
+
+    def fitted(folder, monitor, limit):
+        module, guard = of_module(10.0)
+        lost = []
+
+        class Losing(Callback):
+            def on_validation_end(self, trainer, pl_module):
+                if not trainer.sanity_checking:
+                    lost.append(guard.retention().kl)
+
+        best = ModelCheckpoint(folder, monitor=monitor, filename="{epoch}")
+        callback = LightningCallback(guard, consolidate_at_end=False, best_within=limit)
+        fit = test_lightning.trainer(callbacks=[callback, Losing(), best], max_epochs=5, enable_checkpointing=True)
+        module.validation_step = lambda batch: module.log("val_loss", test_lightning.loss_of(module, batch))
+        fit.fit(module, changed(1), changed(1))
+        return lost, best.best_model_path
+
+    lost, chosen = fitted(tmp_path / "loss", "val_loss", None)
+    assert "epoch=4" in chosen
+    _, chosen = fitted(tmp_path / "within", "val_within_loss", (lost[1] + lost[2]) / 2)
+    assert "epoch=1" in chosen
 
 
 def test_an_accelerators_trackers_and_tensorboard_see_it(tmp_path):

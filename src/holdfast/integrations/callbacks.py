@@ -247,6 +247,51 @@ IN_A_ROW = 3
 """Looks beyond a limit after which training stops."""
 
 
+class BestWithin:
+    """Scores evaluations for a trainer that looks for its best checkpoint: by their loss, if little enough is lost.
+
+    By the loss alone the best checkpoint is often the one that has forgotten most. Beside every loss that an evaluation
+    has, ``eval_loss``, it puts ``eval_within_loss``: the same where at most so much is lost of the worst kept set, and
+    beyond that a million and the nats, so that the least lost is best where none is within.
+    """
+
+    BEYOND = 1e6
+
+    def __init__(self, limit: float | None) -> None:
+        expected = "a number of nats above 0, or None to leave evaluations as they are"
+        self.limit = None if limit is None else float(number("best_within", limit, expected, lambda nats: nats > 0))
+
+    def begin(self, guard: Consolidator) -> None:
+        """Refuse a limit on what nobody has kept."""
+        if self.limit is not None and not guard.kept:
+            raise OrderError(
+                f"best_within={self.limit:g} and no inputs to measure it on. Call guard.keep(inputs) before training."
+            )
+
+    def scores(self, metrics: Mapping[str, Any], guard: Consolidator) -> dict[str, float]:
+        """Return what goes beside the losses of an evaluation."""
+        losses = {name: float(value) for name, value in metrics.items() if self._is_loss(name)}
+        if self.limit is None or not losses:
+            return {}
+        kl = guard.retention().kl
+        beyond = None if kl <= self.limit else self.BEYOND + kl
+        return {f"{name.removesuffix('loss')}within_loss": beyond or loss for name, loss in losses.items()}
+
+    @staticmethod
+    def _is_loss(name: str) -> bool:
+        return name.endswith("loss") and not name.endswith("within_loss") and not name.startswith("holdfast/")
+
+    def tell_of(self, best: float | None) -> None:
+        """Say so if the best of all evaluations was beyond the limit."""
+        if self.limit is not None and best is not None and best >= self.BEYOND:
+            warnings.warn(
+                f"No evaluation was within best_within={self.limit:g}: the best checkpoint is the one that has lost "
+                f"least, {best - self.BEYOND:.3g} nats. Hold more strongly, evaluate earlier, or allow more.",
+                HoldfastWarning,
+                stacklevel=2,
+            )
+
+
 def end_within_tolerance(guard: Consolidator, share: float | None) -> None:
     """Go back by a share, and as far as a tolerance asks for, where training ends and no task does.
 

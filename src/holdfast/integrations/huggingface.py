@@ -17,6 +17,7 @@ from holdfast.guard.consolidating.measuring import REHEARSED
 from holdfast.guard.distributed.ranks import Ranks
 from holdfast.integrations.callbacks import (
     TRAINED,
+    BestWithin,
     GuardInCallback,
     StopAt,
     checked_end,
@@ -70,6 +71,9 @@ class HoldfastCallback(TrainerCallback):
         forward: how the model is called while it is measured, as in :meth:`holdfast.Consolidator.consolidate`.
         stop_at: stop training once more nats than that are lost of the worst set that ``guard.keep`` was given, at
             three looks in a row; ``stop.stopped_at`` says what was lost then.
+        best_within: give evaluations ``eval_within_loss``, their loss where no more nats than that are lost of the
+            worst kept set, to end with the best of these:
+            ``TrainingArguments(metric_for_best_model="eval_within_loss", load_best_model_at_end=True)``.
         share: of the way from the anchor to where training has ended, that weights keep when it ends, as by
             :meth:`holdfast.Consolidator.average`. In a first task, which has no anchor, they keep all.
         task_free: consolidates by itself on the way, as it is told of every optimiser step: a
@@ -84,6 +88,7 @@ class HoldfastCallback(TrainerCallback):
         forward: Forward | None = None,
         *,
         stop_at: float | None = None,
+        best_within: float | None = None,
         share: float | None = None,
         task_free: TaskFree | Callable[[Consolidator], TaskFree] | None = None,
     ) -> None:
@@ -92,6 +97,7 @@ class HoldfastCallback(TrainerCallback):
         self.task_free = checked_task_free(given, guard)
         self._steps: SeenSteps | None = None
         self.stop = StopAt(stop_at)
+        self.best = BestWithin(best_within)
         self.share = checked_share_at_end(share)
         self._source = GuardInCallback(guard)
         self._to_rehearse = False
@@ -130,6 +136,7 @@ class HoldfastCallback(TrainerCallback):
             begin_run(state)
         join_processes(guard)
         self.stop.begin(guard)
+        self.best.begin(guard)
         optimizer: Optimizer = kwargs["optimizer"]
         guard.attach(optimizer)
         if self._makes_task_free is not None:
@@ -175,6 +182,14 @@ class HoldfastCallback(TrainerCallback):
             logs.update(found)
             state.log_history[-1].update(found)  # the Trainer has already written its own copy there
 
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Give an evaluation in training what it is worth with what is lost, before the Trainer looks for its best."""
+        metrics: dict[str, Any] = kwargs["metrics"]
+        if "holdfast_guard" in vars(state):
+            found = self.best.scores(metrics, self.guard)
+            metrics.update(found)
+            state.log_history[-1].update(found)
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the guard's state into the checkpoint, and that of task_free."""
         write_state(args, state, self.guard, self.task_free)
@@ -188,6 +203,7 @@ class HoldfastCallback(TrainerCallback):
             self._steps = None
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self._go_back_to_best(state)
+            self.best.tell_of(state.best_metric)
         share = self.share if self.guard.tasks and self.guard.path.steps else None
         if self.consolidate_at_end is False or self.guard.path.steps == 0:
             end_within_tolerance(self.guard, share)

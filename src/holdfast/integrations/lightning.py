@@ -18,6 +18,7 @@ from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, Mis
 from holdfast.guard import Consolidator, TaskImportance
 from holdfast.integrations.callbacks import (
     TRAINED,
+    BestWithin,
     GuardInCallback,
     StopAt,
     checked_end,
@@ -66,6 +67,8 @@ class HoldfastCallback(Callback):
             ``module(inputs)``, so by its ``forward``.
         stop_at: stop training once more nats than that are lost of the worst set that ``guard.keep`` was given, at
             three looks in a row; ``stop.stopped_at`` says what was lost then.
+        best_within: log ``val_within_loss`` beside a ``val_loss`` that the module logs: the same where no more nats
+            than that are lost of the worst kept set, for ``ModelCheckpoint(monitor="val_within_loss")``.
         share: of the way from the anchor to where training has ended, that weights keep when it ends, as by
             :meth:`holdfast.Consolidator.average`. In a first task, which has no anchor, they keep all.
         task_free: consolidates by itself on the way, as it is told of every batch: a :class:`holdfast.TaskFree` of the
@@ -80,12 +83,14 @@ class HoldfastCallback(Callback):
         prepare: Callable[[Any], Any] | None = None,
         forward: Forward | None = None,
         stop_at: float | None = None,
+        best_within: float | None = None,
         share: float | None = None,
         task_free: TaskFree | None = None,
     ) -> None:
         super().__init__()
         self.task_free = checked_task_free(task_free, guard)
         self.stop = StopAt(stop_at)
+        self.best = BestWithin(best_within)
         self.share = checked_share_at_end(share)
         self._source = GuardInCallback(guard)
         self._restored: Mapping[str, Any] | None = None
@@ -149,6 +154,7 @@ class HoldfastCallback(Callback):
             self._restored = None
         guard.detach()
         self.stop.begin(guard)
+        self.best.begin(guard)
         join_processes(guard)
         guard.refresh()
         self._to_rehearse = self.consolidate_at_end is True and bool(sample_limits(guard))
@@ -189,6 +195,12 @@ class HoldfastCallback(Callback):
         often: int = getattr(trainer, "log_every_n_steps", 0)
         if often and trainer.global_step % often == 0:
             pl_module.log_dict(statistics(self.guard), on_step=True, on_epoch=False)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log what a validation in training is worth with what is lost, before checkpoints are compared by it."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            validated = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val")}
+            pl_module.log_dict(self.best.scores(validated, self.guard))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the task, unless no step was taken since the last one ended."""
