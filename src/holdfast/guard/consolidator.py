@@ -82,8 +82,8 @@ class Consolidator:
             strength follows it; a :class:`~holdfast.Tolerance` says how.
         form: in which space importance is kept, a form or its name: ``"diagonal"``, one number a weight;
             ``"rotated"``, the same in each layer's own coordinates; ``"kronecker"``, a product of two factors for each
-            layer. Forms of layers have a damping of 0.001 by default. :meth:`cost` says what a form takes. A state that is
-            loaded has the settings that it was made with, where a form's name alone is given.
+            layer. Both have a damping of 0.001; a state from before they had any goes on without where the name alone
+            is given. :meth:`cost` says what a form takes.
         space: what is held of adapters: ``"weights"``, their own parameters, as any others; or ``"merged"``, what they
             add to the weights of their layers, D = s(BA − B*A*) for LoRA, by the importance of those weights. ``None``
             is ``"merged"`` in the forms ``"kronecker"`` and ``"rotated"`` with a measure that looks at data, where the
