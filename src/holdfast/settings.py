@@ -7,6 +7,7 @@ written before it: see :func:`added`, and :func:`changed` for a default that is 
 
 import contextlib
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -43,9 +44,18 @@ def changed(default: Any, *, at_first: Any) -> Any:
 
 
 def defaults_at_first(kind: object) -> dict[str, Any]:
-    """Return the settings of a dataclass whose defaults have changed, each with the one that it had at first."""
-    fields = dataclasses.fields(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else ()
-    return {field.name: field.metadata[_AT_FIRST] for field in fields if _AT_FIRST in field.metadata}
+    """Return the settings of a dataclass whose defaults have changed, each with the one that it had at first.
+
+    One derived from it that has a default of its own, or sets it by itself, has none of them.
+    """
+    found = {}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        changed_fields = [field for field in dataclasses.fields(kind) if _AT_FIRST in field.metadata]
+        taken = inspect.signature(kind).parameters if changed_fields else {}
+        for field in changed_fields:
+            if field.name in taken and taken[field.name].default == field.default:
+                found[field.name] = field.metadata[_AT_FIRST]
+    return found
 
 
 def default_of(kind: Any, setting: str) -> Any:

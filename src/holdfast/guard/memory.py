@@ -514,6 +514,7 @@ class Memory:
             "the number of consolidated tasks": self.tasks,
             "the measures": self.settings,
             "the measure that drives the penalty": self.driver,
+            "its form": self.driving.form.settings(),
             "the protected parameters": {name: tuple(p.shape) for name, p in self.parameters.items()},
             "the steps of this task": self.steps,
             "the strength and the decay": (self.strength, self.decay),

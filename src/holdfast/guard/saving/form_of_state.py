@@ -20,7 +20,8 @@ def take_its_form(memory: Memory, state: Mapping[str, Any]) -> None:
     named = memory.named_form
     if named is None:
         return
-    for meaning in (named, dataclasses.replace(named, **defaults_at_first(type(named)))):
+    at_first = defaults_at_first(type(named))
+    for meaning in (named, form(named.name, **at_first)) if at_first else (named,):
         if plain("the form", meaning.settings()) == state.get("form"):
             memory.driving.form = meaning
 
