@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.undamped import unsaid
 from holdfast.lab.analysis.repetitions import estimate
 from holdfast.lab.experiments import Spec, Store, execute, paper_spec
 from holdfast.lab.paper.tried_settings import best_tried
@@ -37,7 +38,8 @@ QUICK = {"hidden": (8, 8), "epochs": 1, "tasks": 2}
 
 def specs_of(treated: str, form: str, changes: Mapping[str, Any]) -> partial[Spec]:
     """Return what makes the specs of one way, given seed, strength and judge_by."""
-    own = {"form": form, "batch_norm": TREATED[treated], "samples": 20 if changes else SAMPLES}
+    own = {"form": form, "form_settings": unsaid(form), "batch_norm": TREATED[treated]}
+    own["samples"] = 20 if changes else SAMPLES
     return partial(paper_spec, "permuted-mnist", "EWC", **{**USUAL, **own, **changes})
 
 

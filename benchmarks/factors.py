@@ -11,12 +11,16 @@ from torch import Tensor
 from benchmarks import networks
 from benchmarks.factor_peers import Data, Factors, Turned, by_curvlinops, by_kronfluence
 from benchmarks.harness import Ratio, Report, interleaved
+from benchmarks.undamped import undamped
 from holdfast import Consolidator, Fisher
-from holdfast.forms import Kronecker, KroneckerMatrix, Matrix, Rotated
+from holdfast.forms import KroneckerMatrix, Matrix
 from holdfast.persample.reductions import Basis, RotatedReduction
 
 LABELS = {"exact": "all labels", "sampled": "one drawn label"}
 PEERS: dict[str, Callable[..., Callable[[], Any]]] = {"curvlinops": by_curvlinops, "kronfluence": by_kronfluence}
+
+NAMES = ("kronecker", "rotated")
+"""Of both forms, by whether they are rotated. The other libraries damp nothing, so nothing is damped here."""
 
 
 def run(quick: bool) -> Iterator[Report]:
@@ -72,7 +76,7 @@ NOTES = [
 
 def by_passes(data: Data, batch: int, labels: str, *, rotated: bool) -> Callable[[], dict[str, Matrix]]:
     """Return what a guard's form makes of the data, without the guard."""
-    batches, fisher, form = data.batches(batch), Fisher(labels=labels), Rotated() if rotated else Kronecker()
+    batches, fisher, form = data.batches(batch), Fisher(labels=labels), undamped(NAMES[rotated])
 
     def measure() -> dict[str, Matrix]:
         blocks = form.blocks(data.model, dict(data.model.named_parameters()))
@@ -91,8 +95,7 @@ def by_guard(data: Data, batch: int, labels: str, *, rotated: bool) -> Callable[
     batches = data.batches(batch)
 
     def measure() -> Consolidator:
-        form = "rotated" if rotated else "kronecker"
-        guard = Consolidator(data.model, Fisher(labels=labels), form=form, from_scratch=True)
+        guard = Consolidator(data.model, Fisher(labels=labels), form=undamped(NAMES[rotated]), from_scratch=True)
         guard.consolidate(batches)
         return guard
 
@@ -152,7 +155,7 @@ def _factors_off(data: Data, labels: str, theirs: dict[str, Factors]) -> float:
 
 def _rotated_off(data: Data, labels: str, theirs: dict[str, Turned]) -> float:
     """Return the largest difference of any S in the other's eigenbasis, relative to its largest entry."""
-    measure, form = Fisher(labels=labels), Rotated()
+    measure, form = Fisher(labels=labels), undamped("rotated")
     blocks = form.blocks(data.model, dict(data.model.named_parameters()))
     bases = {f"{name}.weight": Basis(turned.u_g, turned.u_a) for name, turned in theirs.items()}
     collector = measure.accumulator(

@@ -26,6 +26,7 @@ from torch import nn
 
 import holdfast
 from benchmarks.harness import interleaved
+from benchmarks.undamped import undamped, unsaid
 from holdfast.lab.experiments import Spec, Store, execute, paper_spec
 
 OPTIMISERS: dict[str, dict[str, Any]] = {
@@ -52,7 +53,8 @@ QUICK = {"hidden": (8,), "epochs": 1, "tasks": 2, "samples": 20}
 
 def specs_of(scenario: str, way: Mapping[str, Any], changes: Mapping[str, Any]) -> partial[Spec]:
     """Return what makes the specs of one way, given seed, strength and judge_by."""
-    own = {"form": way["form"], "implicit": way["implicit"], "reinitialise": False, **OPTIMISERS[way["optimiser"]]}
+    own = {"form": way["form"], "form_settings": unsaid(way["form"]), "implicit": way["implicit"]}
+    own |= {"reinitialise": False, **OPTIMISERS[way["optimiser"]]}
     return partial(paper_spec, scenario, "EWC", **{**SIZES[scenario], **own, **changes})
 
 
@@ -171,7 +173,7 @@ def _stepping(kind: Any, form: str, implicit: bool, sides: tuple[int, ...]) -> A
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     model = nn.Sequential(*layers[:-1])
     x, y = torch.randn(64, sides[0]), torch.randint(sides[-1], (64,))
-    guard = holdfast.Consolidator(model, "EWC", 1e-3, form=form, implicit=implicit)
+    guard = holdfast.Consolidator(model, "EWC", 1e-3, form=undamped(form), implicit=implicit)
     guard.consolidate([x])
     optimizer = kind(model.parameters())
     guard.attach(optimizer)

@@ -28,6 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import holdfast
 from benchmarks.harness import interleaved
 from benchmarks.language.frontier import Mean, lost_at
+from benchmarks.undamped import undamped
 
 CHOSEN = (
     "The rule of the letters was chosen after a look at two, with seed 0, Kronecker factors and four strengths. By the "
@@ -137,7 +138,7 @@ class Toy:
         """Return a guard that has looked at digits, with a relative strength of 1."""
         self.model.load_state_dict(self.start)
         fisher = holdfast.Fisher(self.sizes.samples, labels="sampled")
-        guard = holdfast.Consolidator(self.model, fisher, relative_strength=1.0, form=form, space=space)
+        guard = holdfast.Consolidator(self.model, fisher, relative_strength=1.0, form=undamped(form), space=space)
         guard.consolidate([{"input_ids": batch} for batch in self.batches("digits", 1 + self.sizes.samples // 4)])
         return guard
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import holdfast
 from benchmarks.harness import surroundings
+from benchmarks.undamped import undamped
 from holdfast.lab.data import load
 from holdfast.lab.data.images import scaled
 from holdfast.merging import Merging
@@ -72,9 +73,9 @@ SECONDS = [
 FORMS: dict[str, object] = {
     "average": None,
     "Fisher": "diagonal",
-    "RegMean": holdfast.Kronecker(outputs="identity"),
-    "Kronecker": "kronecker",
-    "rotated": "rotated",
+    "RegMean": holdfast.Kronecker(outputs="identity", damping=0.0),
+    "Kronecker": undamped("kronecker"),
+    "rotated": undamped("rotated"),
 }
 CHOICES = [("network", 0.1), ("layers", 0.1), ("network", 1e-3), ("network", 1.0)]
 """How forms are made comparable, and how they are damped: the first is the default."""

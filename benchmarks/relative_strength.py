@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 import holdfast
 from benchmarks.rotated_path import BATCH, RATE, STEPS, WIDTH, Data
+from benchmarks.undamped import undamped
 from holdfast.forms import KroneckerMatrix, Matrix, RotatedMatrix
 from holdfast.lab.experiments import SCENARIOS, Store
 
@@ -98,7 +99,8 @@ def run(way: Way, relative: float, seed: int) -> dict[str, Any]:
     pixels = data.train[0].shape[1]
     layers = (nn.Linear(pixels, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
     model = nn.Sequential(*layers)
-    guard = holdfast.Consolidator(model, way.measure, relative_strength=relative, form=way.form, from_scratch=True)
+    form = undamped(way.form)
+    guard = holdfast.Consolidator(model, way.measure, relative_strength=relative, form=form, from_scratch=True)
     found: dict[str, Any] = {}
     for task, permutation in enumerate(data.permutations):
         x, y = data.train[0][:, permutation], data.train[1]

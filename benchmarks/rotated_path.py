@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import holdfast
+from benchmarks.undamped import undamped
 from holdfast.forms import RotatedMatrix
 from holdfast.lab.data.digits import load_digits
 from holdfast.persample.reductions import Basis, joined
@@ -77,7 +78,7 @@ class Data:
 
 def measured(model: nn.Module, x: Tensor) -> dict[str, RotatedMatrix]:
     """Return the Fisher information in the coordinates that it has now."""
-    guard = holdfast.Consolidator(model, "EWC", form="rotated")
+    guard = holdfast.Consolidator(model, "EWC", form=undamped("rotated"))
     guard.consolidate([x])
     return {name: matrix for name, matrix in guard.matrices.items() if isinstance(matrix, RotatedMatrix)}
 

@@ -10,10 +10,11 @@ import torch
 
 import holdfast
 from holdfast.errors import ConfigurationError, StateError
-from holdfast.lab.experiments import Store
+from holdfast.lab.experiments import Store, paper_spec
 from holdfast.lab.experiments.specs.spec import Spec
+from holdfast.lab.experiments.specs.spec_fields import fields_of
 from holdfast.lab.training import Settings
-from holdfast.settings import added, check_fields, written
+from holdfast.settings import added, changed, check_fields, defaults_at_first, written
 
 PUBLISHED = Path(__file__).parents[1] / "results" / "paper" / "store"
 
@@ -96,3 +97,45 @@ def test_the_published_runs_keep_their_names():
         assert not entry.damage and entry.spec is not None, entry.damage
         assert entry.spec.id == entry.id
         assert entry.spec.to_dict() == json.loads((PUBLISHED / "runs" / entry.id / "spec.json").read_text())
+
+
+def test_a_setting_whose_default_has_changed_is_always_written():
+    @dataclasses.dataclass(frozen=True)
+    class Changed:
+        share: float = changed(0.2, at_first=0.1)
+
+    @dataclasses.dataclass(frozen=True)
+    class OfItsOwn(Changed):
+        share: float = 0.3
+
+    class SetByItself(Changed):
+        def __init__(self):
+            super().__init__(0.4)
+
+    assert written(Changed()) == {"share": 0.2} and written(Changed(0.1)) == {"share": 0.1}
+    assert defaults_at_first(Changed) == {"share": 0.1}
+    for other in (OfItsOwn, SetByItself, int, Changed()):
+        assert defaults_at_first(other) == {}
+
+
+NAMED_BEFORE = {
+    "rotated": ("371a6f7f79180bd0", "a19d8552dc4aa56d"),
+    "kronecker": ("8fe696b8d465aa12", "a01adf40046aa4b0"),
+    "rotated16": ("78fcd676259096e8", "2725b2a6cac2d801"),
+    "kronecker16": ("84db76be01358439", "d1f41f4cbeca83f3"),
+}
+"""The names that runs had, without a word of damping and with none said, when forms had none by default."""
+
+
+@pytest.mark.parametrize("form", NAMED_BEFORE)
+def test_a_run_that_was_named_before_forms_were_damped_is_still_without(form):
+    unsaid, none = (
+        Spec("permuted-digits", "EWC", form=form, form_settings=said, engine="plain") for said in ({}, {"damping": 0.0})
+    )
+    assert (unsaid.id, none.id) == NAMED_BEFORE[form]
+    assert unsaid.make_form() == none.make_form() == type(none.make_form())(damping=0.0)
+    assert Spec.from_dict(unsaid.to_dict()).make_form().damping == fields_of(unsaid)["form.damping"] == 0.0
+    new = paper_spec("permuted-digits", "EWC", form=form)
+    assert dict(new.form_settings) == {"damping": 0.001} and new.make_form() == type(new.make_form())()
+    again = paper_spec("permuted-digits", "EWC", form=form, form_settings={"damping": None, "rank": 3})
+    assert dict(again.form_settings) == {"rank": 3} and again.make_form().damping == 0.0

@@ -16,4 +16,4 @@ LARGE_RECIPES = (
 )
 """In order of worth."""
 
-HUGE_RECIPES = (*LARGE_RECIPES, Recipe("RegMean merge", merged_by=Kronecker(outputs="identity")))
+HUGE_RECIPES = (*LARGE_RECIPES, Recipe("RegMean merge", merged_by=Kronecker(outputs="identity", damping=0.0)))

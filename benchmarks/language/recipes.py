@@ -108,7 +108,7 @@ RECIPES = (
     Recipe("rotated by samples", STRONG, guard="rotated"),
     Recipe("Kronecker", STRONG, guard="Kronecker"),
     Recipe("Fisher merge", merged_by="diagonal"),
-    Recipe("RegMean merge", merged_by=Kronecker(outputs="identity")),
+    Recipe("RegMean merge", merged_by=Kronecker(outputs="identity", damping=0.0)),
     *(Recipe(name, STRONG, guard=name) for name in SMALLER),
 )
 """In order of worth."""

@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import holdfast
+from benchmarks.undamped import undamped
 from holdfast.lab.data.digits import load_digits
 from holdfast.retention.way_back import NEARLY
 
@@ -206,7 +207,7 @@ def first_task(seed: int) -> nn.Module:
 def followed(seed: int, way: Way, first: nn.Module, nats: float, **settings: float) -> dict[str, Any]:
     """Learn with a tolerance."""
     tolerance = holdfast.Tolerance(nats, **settings)
-    run = Run(seed, way.optimiser, first, tolerance=tolerance, form=way.form, implicit=way.implicit)
+    run = Run(seed, way.optimiser, first, tolerance=tolerance, form=undamped(way.form), implicit=way.implicit)
     seconds = run.train()
     trace = run.guard.trace
     return {

@@ -16,6 +16,7 @@ from torch import nn
 
 from benchmarks.harness import surroundings
 from benchmarks.tolerance.digits import Run, first_task, mean
+from benchmarks.undamped import undamped
 from holdfast import Tolerance
 
 COMMAND = "python -m benchmarks.tolerance.starts"
@@ -35,7 +36,7 @@ def rows(steps: tuple[int, ...] = STEPS, seeds: range = SEEDS) -> Iterator[dict[
 
 
 def _one(form: str, steps: int, tolerance: Tolerance, seed: int, first: nn.Module) -> dict[str, float]:
-    run = Run(seed, "Adam", first, form=form, tolerance=tolerance)
+    run = Run(seed, "Adam", first, form=undamped(form), tolerance=tolerance)
     run.train(steps=steps)
     ended = run.judged()["kept"] / tolerance.nats
     return {"ended": ended, "accuracy": run.pulled_back(tolerance.nats)["accuracy"]}

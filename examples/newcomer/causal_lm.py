@@ -59,7 +59,7 @@ def kept(model: GPT2LMHeadModel) -> None:
     guard = holdfast.Consolidator(
         model,
         holdfast.Fisher(labels="sampled"),
-        form=holdfast.Rotated(damping=1e-3),
+        form="rotated",
         relative_strength=1e-3,
         holds=[holdfast.Distillation(own.batches(4), share=1 / 4)],
     )

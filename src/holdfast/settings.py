@@ -2,11 +2,12 @@
 
 Numbers of other libraries, such as numpy's, become Python's own, so that settings can be saved as they are. What is
 written names runs (by its hash) and says whose a saved state is, so a setting that comes later must not change what was
-written before it: see :func:`added`.
+written before it: see :func:`added`, and :func:`changed` for a default that is another one by now.
 """
 
 import contextlib
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -15,7 +16,7 @@ from typing import Any
 
 from holdfast.errors import ConfigurationError, shortened
 
-_ADDED = "holdfast_added"
+_ADDED, _AT_FIRST = "holdfast_added", "holdfast_at_first"
 _LARGEST = 1e38
 
 
@@ -31,6 +32,35 @@ def added(default: Any) -> Any:
     ...     damping: float = added(0.0)
     """
     return dataclasses.field(default=default, metadata={_ADDED: True})
+
+
+def changed(default: Any, *, at_first: Any) -> Any:
+    """Return a field for a setting whose default is another one than its dataclass had at first.
+
+    It is written whatever it is, so that what is written says which of both it has. What was left unsaid while the
+    first one was the default still means that one: see :func:`defaults_at_first`.
+    """
+    return dataclasses.field(default=default, metadata={_AT_FIRST: at_first})
+
+
+def defaults_at_first(kind: object) -> dict[str, Any]:
+    """Return the settings of a dataclass whose defaults have changed, each with the one that it had at first.
+
+    One derived from it that has a default of its own, or sets it by itself, has none of them.
+    """
+    found = {}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        changed_fields = [field for field in dataclasses.fields(kind) if _AT_FIRST in field.metadata]
+        taken = inspect.signature(kind).parameters if changed_fields else {}
+        for field in changed_fields:
+            if field.name in taken and taken[field.name].default == field.default:
+                found[field.name] = field.metadata[_AT_FIRST]
+    return found
+
+
+def default_of(kind: Any, setting: str) -> Any:
+    """Return the default of a dataclass's setting."""
+    return next(field.default for field in dataclasses.fields(kind) if field.name == setting)
 
 
 def written(settings: Any) -> dict[str, Any]:

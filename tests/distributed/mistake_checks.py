@@ -108,6 +108,9 @@ def mistake_ranks_that_disagree(here):
     unchanged(guard, lambda: guard.consolidate([batch(1)]), holdfast.ConfigurationError, "the measures: .*'samples': 6")
     guard = holdfast.Consolidator(DistributedDataParallel(net()), "EWC", protect="0.*" if here.rank else None)
     unchanged(guard, lambda: guard.consolidate([batch(1)]), holdfast.ConfigurationError, "the protected parameters")
+    form = holdfast.Rotated(damping=0.001 * here.rank)
+    guard = holdfast.Consolidator(DistributedDataParallel(net()), "EWC", form=form)
+    unchanged(guard, lambda: guard.consolidate([batch(1)]), holdfast.ConfigurationError, "its form: .*'damping': 0.001")
 
 
 def mistake_targets_that_tell_the_ranks_different_things(here):

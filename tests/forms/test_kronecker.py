@@ -22,7 +22,10 @@ with warnings.catch_warnings():  # one of its libraries uses what torch has depr
 SUMS = ("balanced", "nearest", "factors")
 
 
-def guarded(model, x, form="kronecker", **more):
+AS_MEASURED = Kronecker(damping=0.0)
+
+
+def guarded(model, x, form=AS_MEASURED, **more):
     guard = holdfast.Consolidator(model, "EWC", form=form, **more)
     guard.consolidate([x[:4], x[4:]])
     return guard
@@ -116,13 +119,25 @@ def test_the_nearest_product_is_the_largest_singular_pair_of_the_rearranged_sum(
     assert cosine == pytest.approx(1, abs=1e-9)
 
 
+def test_damping_is_the_root_of_a_share_of_each_factors_mean():
+    model, x = network_and_inputs("mlp")
+    plain = guarded(model, x).matrices
+    for form, share in ((Kronecker(damping=0.1), 0.1), ("kronecker", 0.001)):  # the one, and what there is by default
+        damped = guarded(model, x, form).matrices
+        for name, matrix in plain.items():
+            factors = zip((matrix.g, matrix.a), (damped[name].g, damped[name].a), strict=True)
+            for factor, found in factors:
+                added = share**0.5 * factor.trace() / len(factor) * torch.eye(len(factor), dtype=torch.float64)
+                torch.testing.assert_close(found, factor + added, rtol=1e-12, atol=1e-16)
+
+
 def test_kept_sums_are_exact_and_others_say_how_far_they_are():
     model, x = network_and_inputs("mlp")
     others = [torch.randn_like(x) for _ in range(3)]
     exact = {}
     far = {}
     for sums in ("exact", *SUMS):
-        guard = guarded(model, x, Kronecker(sums=sums))
+        guard = guarded(model, x, Kronecker(sums=sums, damping=0.0))
         for other in others:
             guard.consolidate([other])
         for name, matrix in guard.matrices.items():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import holdfast
 from benchmarks.tolerance.at_scale.trials import Setting, Trial
+from benchmarks.undamped import undamped
 from holdfast.persample.batches import Forward
 
 DAMPING = 0.1
@@ -93,7 +94,8 @@ def new_guard(trial: Trial, subject: Subject) -> holdfast.Consolidator:
     options: dict[str, Any] = {"protect": subject.protect, "implicit": trial.optimiser == "SGD"}
     if trial.kind == "tolerance":
         tolerance = holdfast.Tolerance(trial.value, **trial.said)
-        return holdfast.Consolidator(subject.model, measure, tolerance=tolerance, form=trial.form, **options)
+        form = undamped(trial.form)  # the tolerance damps it
+        return holdfast.Consolidator(subject.model, measure, tolerance=tolerance, form=form, **options)
     form = holdfast.Rotated(damping=DAMPING) if trial.form == "rotated" else trial.form
     return holdfast.Consolidator(subject.model, measure, relative_strength=trial.value, form=form, **options)
 

@@ -82,7 +82,8 @@ class Consolidator:
             strength follows it; a :class:`~holdfast.Tolerance` says how.
         form: in which space importance is kept, a form or its name: ``"diagonal"``, one number a weight;
             ``"rotated"``, the same in each layer's own coordinates; ``"kronecker"``, a product of two factors for each
-            layer. :meth:`cost` says what it takes.
+            layer. Both have a damping of 0.001; a state from before they had any goes on without where the name alone
+            is given. :meth:`cost` says what a form takes.
         space: what is held of adapters: ``"weights"``, their own parameters, as any others; or ``"merged"``, what they
             add to the weights of their layers, D = s(BA − B*A*) for LoRA, by the importance of those weights. ``None``
             is ``"merged"`` in the forms ``"kronecker"`` and ``"rotated"`` with a measure that looks at data, where the
@@ -316,7 +317,10 @@ class Consolidator:
 
     @property
     def matrices(self) -> dict[str, Matrix]:
-        """Q of every block that holds the model, by its name: as measured, whatever strengths and damping add."""
+        """Q of every block that holds the model, by its name: as measured, whatever strengths and a tolerance add.
+
+        The damping of a form of layers is part of it.
+        """
         return dict(self._memory.driving.measured)
 
     @property

@@ -102,6 +102,8 @@ class Memory:
     """Whether a user has said so, rather than left it to what there is, or to what a state has."""
     space_is_open: bool = False
     """Whether both would do, and adapters that come before anything is held may still decide it."""
+    named_form: Form | None = None
+    """The form of the driving measure where a user gave its name alone, and left its settings to what a state has."""
     merged_anchor: dict[str, Change] = field(default_factory=dict)
     """What adapters added to weights after the last consolidated task, by weight, where those are held."""
     tasks: int = 0
@@ -512,6 +514,7 @@ class Memory:
             "the number of consolidated tasks": self.tasks,
             "the measures": self.settings,
             "the measure that drives the penalty": self.driver,
+            "its form": self.driving.form.settings(),
             "the protected parameters": {name: tuple(p.shape) for name, p in self.parameters.items()},
             "the steps of this task": self.steps,
             "the strength and the decay": (self.strength, self.decay),

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from holdfast.adapters import has_adapters, whole
 from holdfast.errors import ConfigurationError
+from holdfast.forms import Form
 from holdfast.guard.arguments.default_space import why_not_merged
 from holdfast.guard.distributed.sharded_matrices import ShardedMatrix
 from holdfast.guard.ledger import diagonal_of
@@ -36,7 +37,7 @@ def describe(memory: Memory, attached: Sequence[Optimizer]) -> str:
 def _what(memory: Memory) -> str:
     kept_as = memory.driving.form
     form = "" if kept_as.elementwise else f" in the form {kept_as.name!r}"
-    form += f" with a damping of {kept_as.held_damping:g}" if kept_as.held_damping else ""
+    form += _damping(kept_as)
     measure = memory.driving.measure
     usual = {field.name: field.default for field in dataclasses.fields(measure)}
     changed = [f"{name}={value!r}" for name, value in vars(measure).items() if usual.get(name) != value]
@@ -45,6 +46,12 @@ def _what(memory: Memory) -> str:
     how = ", implicit" if memory.implicit else ""
     how += _adapters(memory)
     return f"Consolidator of {type(memory.model).__name__}: {named}{form}, {_how_strongly(memory)}{how}"
+
+
+def _damping(form: Form) -> str:
+    """Return the damping of a form that has another than it usually has."""
+    own, usual = vars(form).get("damping"), {field.name: field.default for field in dataclasses.fields(form)}
+    return "" if own is None or own == usual.get("damping") else f" with a damping of {own:g}"
 
 
 def _adapters(memory: Memory) -> str:

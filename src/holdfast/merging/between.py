@@ -52,10 +52,10 @@ def merge(
 
     The result is :math:`\mathrm{argmin}_\theta \sum_k c_k\langle\theta - \theta_k, Q_k(\theta - \theta_k)\rangle`:
     without forms the average (WiSE-FT, Wortsman et al. 2022, arXiv 2109.01903), with diagonal ones Fisher merging
-    (Matena and Raffel 2022, arXiv 2111.09832), with ``Kronecker(outputs="identity")`` RegMean (Jin et al. 2023, arXiv
-    2212.09849), and with any other form the same in its coordinates. Neither model is changed. Models have to be near
-    each other, such as one that was fine-tuned from the other for a short while: the average of two that lie far apart
-    is good for neither.
+    (Matena and Raffel 2022, arXiv 2111.09832), with ``Kronecker(outputs="identity", damping=0.0)`` RegMean (Jin et al.
+    2023, arXiv 2212.09849), and with any other form the same in its coordinates. Neither model is changed. Models
+    have to be near each other, such as one that was fine-tuned from the other for a short while: the average of two
+    that lie far apart is good for neither.
 
     Args:
         before: a module, a state dict, the path of a safetensors file, or of a folder in Hugging Face's layout.

@@ -46,7 +46,8 @@ class Tolerance:
         nats: the largest KL(p_old‖p_new) at the end of training, in nats a sample or token, for the worst kept set.
         every: after how many steps the strength follows; by default so many that looking costs about a tenth of a step.
         damping: the share of its mean that is added to Ω: without, weights of importance 0 are free at any strength. By
-            default a thousandth for a diagonal, and a tenth in other forms; see ``damping_in``.
+            default a thousandth for a diagonal, and a tenth in other forms, beside what those have in themselves; see
+            ``damping_in``.
         start: the strength to begin with, relative to the mean importance: c = start/mean(Ω). By default 0.1 for a
             diagonal, and 0.3 in other forms.
         aim: what the KL is held at in training, in tolerances: what is lost beyond one is taken back at its end.

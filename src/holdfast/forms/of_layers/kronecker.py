@@ -271,7 +271,10 @@ class Kronecker(LayerForm):
     Args:
         largest_side: of a layer's side with more outputs or inputs than this the diagonal is kept, since the factor
             would take the square of it: 8192 is 256 MiB in single precision.
-        damping: a share of each factor's mean, by whose root every direction is held beside what was measured.
+        damping: a thousandth, whose root is the share of its mean eigenvalue that each factor is given, so that what no
+            sample has touched is held a little too: the factored damping of K-FAC, Martens and Grosse 2015 (arXiv
+            1503.05671), with λ that share of the product's mean. One factor beside an identity has the root too. 0 for
+            Q as it was measured, as RegMean has it.
         outputs: how much is kept of G: ``"dense"``, ``"blocks"`` of ``largest_block`` along its diagonal, the ``rank``
             largest directions, all others having their mean (``"lowrank"``), ``"diagonal"``, or nothing,
             ``"identity"``.

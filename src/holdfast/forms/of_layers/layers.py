@@ -15,7 +15,11 @@ from holdfast.forms.composed.summed import Summed
 from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import Block, FactorReduction, Side, Sides, sums_shape
-from holdfast.settings import added, choice, require, whole_number
+from holdfast.settings import added, changed, choice, require, whole_number
+
+DAMPING = 0.001
+"""The damping that forms of layers have unless another is given. Without any, directions that no sample of a task has
+touched, such as those of units that were dead at its end, are free at any strength."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +27,7 @@ class LayerForm(Form):
     """A form of layers' matrices; what is no matrix, such as the scale of a norm, is kept as a diagonal."""
 
     largest_side: int = 8192
-    damping: float = 0.0
+    damping: float = changed(DAMPING, at_first=0.0)
     outputs: Side = "dense"
     inputs: Side = "dense"
     _: dataclasses.KW_ONLY

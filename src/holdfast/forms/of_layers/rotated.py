@@ -305,7 +305,8 @@ class Rotated(LayerForm):
     Args:
         largest_side: a layer's side with more outputs or inputs than this stays as it is, since its coordinates would
             take the square of it: 8192 is 256 MiB in single precision.
-        damping: a share of the mean importance, which every direction is given beside what was measured.
+        damping: a share of a layer's mean importance, which each of its directions is given beside what was measured,
+            so that what no sample has touched is held a little too: a thousandth, 0 for Q as it was measured.
         outputs: whether a layer's outputs are rotated (``"dense"``), in blocks of ``largest_block`` side by side
             (``"blocks"``), along the ``rank`` largest directions, all others having their mean (``"lowrank"``), or stay
             as they are (``"identity"``).

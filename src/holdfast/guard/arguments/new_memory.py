@@ -100,6 +100,7 @@ def new_memory(
         space=allowed or "weights",
         space_given=space is not None,
         space_is_open=allowed is None,
+        named_form=kept_as if isinstance(form, str) else None,
         from_scratch=from_scratch,
         batch_norm=checked_batch_norm(batch_norm, ledgers, others),
         implicit=checked_implicit(

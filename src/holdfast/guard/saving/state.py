@@ -26,6 +26,7 @@ from holdfast.guard.memory import Memory, plain
 from holdfast.guard.merged_space import Space
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.noticing.telling import tell
+from holdfast.guard.saving.form_of_state import take_its_form, tell_of_its_form, what_to_give
 from holdfast.guard.saving.state_checks import (
     check_completeness,
     check_dtype,
@@ -112,15 +113,17 @@ def to_state(memory: Memory) -> dict[str, Any]:
 def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     """Take over a state, if it is whole and of this model and these measures."""
     check_values(state)
-    before = memory.space, memory.parameters
+    before, form = (memory.space, memory.parameters), memory.driving.form
     try:
         _take_its_space(memory, state)
+        take_its_form(memory, state)
         _take(memory, state)
     except BaseException:
-        memory.space, memory.parameters = before
+        (memory.space, memory.parameters), memory.driving.form = before, form
         memory.version += 1
         raise
     memory.space_is_open = False
+    tell_of_its_form(memory, form)
 
 
 def _take_its_space(memory: Memory, state: Mapping[str, Any]) -> None:
@@ -455,8 +458,10 @@ def _check_settings(memory: Memory, state: Mapping[str, Any]) -> None:
     for what, usual in _USUAL.items():
         then, now = state.get(what, usual), here.get(what, usual)
         if then != now:
+            given = what_to_give(then) if what == "form" else ""
             raise StateError(
-                f"The state was made with {what}={then}; this Consolidator has {what}={now}. Make one with the same."
+                f"The state was made with {what}={then}; this Consolidator has {what}={now}. Make one with the same"
+                f"{f': form={given}' if given else ''}."
             )
 
 

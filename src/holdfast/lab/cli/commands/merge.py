@@ -58,8 +58,8 @@ def merge(
 ) -> None:
     """Merge models in files: by the average of their weights, or by what guards say that each weight is worth.
 
-    Guards in the diagonal form make it Fisher merging, in Kronecker(outputs="identity") RegMean. Files may be larger
-    than memory. Two adapters of one base are merged into one that stands for the average of both.
+    Guards in the diagonal form make it Fisher merging, in Kronecker(outputs="identity", damping=0.0) RegMean. Files may
+    be larger than memory. Two adapters of one base are merged into one that stands for the average of both.
     """
     if dtype is not None and dtype not in _TYPES:
         raise ConfigurationError(f"--dtype {dtype}: expected one of {', '.join(_TYPES)}.")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import ConfigurationError
+from holdfast.lab.experiments.specs.form_settings import unsaid
 from holdfast.lab.experiments.specs.paper_specs import usual_settings
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.lab.experiments.specs.usual_protocols import LARGE_BATCH
@@ -123,7 +124,8 @@ def _assignments(spec: Spec) -> Iterator[str]:
     for name, value in spec.measure_settings.items():
         if known.get(name) != value:
             yield f"{name}={_said(value)}"
-    places: dict[str, Mapping[str, Any]] = {"form": spec.form_settings, **spec.hold_settings}
+    form_settings = {**spec.form_settings, **unsaid(spec.form_settings, spec.form)}
+    places: dict[str, Mapping[str, Any]] = {"form": form_settings, **spec.hold_settings}
     places["tolerance"] = spec.tolerance_settings
     for place, settings in places.items():
         for name, value in settings.items():

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.errors import ConfigurationError
-from holdfast.forms import FORMS, form
+from holdfast.forms import FORMS
 from holdfast.guard.memory import leans
+from holdfast.lab.experiments.specs.form_settings import form_as_named, said_settings
 from holdfast.lab.experiments.specs.scenario_kinds import find_scenario
 from holdfast.lab.experiments.specs.source_files import require_loaded
 from holdfast.lab.experiments.specs.spec import Spec
@@ -28,6 +29,7 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     >>> paper_spec("split-cifar", "SOS", batch_size=2048)          # its rows for large batches
     >>> paper_spec("permuted-mnist", "L2", strength=0.01, epochs=5)
     >>> paper_spec("permuted-mnist", "EWC", tolerance=0.1)         # which draws no weights anew, unless it is asked to
+    >>> paper_spec("permuted-mnist", "EWC", form="rotated")        # whose spec says damping=0.001, as new forms have it
 
     Args:
         scenario: a name in :data:`~holdfast.lab.experiments.SCENARIOS`.
@@ -43,7 +45,9 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
         made = [make_measure(name) for name in (measure, *beside)]
         # What looks at samples in steps has always been in the plain one, unless the other is asked for.
         seen = all(can_measure(each) and not each.needs.squares for each in made)
-        kept_as = form(FORMS.find(changes.get("form", "diagonal")), **changes.get("form_settings", {}))
+        chosen_form = FORMS.find(changes.get("form", "diagonal"))
+        form_settings = said_settings(chosen_form, changes.get("form_settings", {}))
+        kept_as = form_as_named(chosen_form, form_settings)
     protocol = kind.protocol
     own = {name: value for name, value in changes.items() if name not in _SETTINGS}
     unknown = sorted(set(own) - ({field.name for field in dataclasses.fields(Spec)} - {"settings"}))
@@ -87,6 +91,7 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
         "measure_settings": {**usual_settings(protocol, measure, asked, large=large), **asked},
         "watch_settings": {**given, **watched},
     }
+    own["form_settings"] = form_settings
     return Spec(
         scenario, measure, seed=seed, settings=dataclasses.replace(protocol.settings, **settings), **usual | own
     )

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
 
 from holdfast.errors import ConfigurationError, shortened
-from holdfast.forms import FORMS, Form, form
+from holdfast.forms import FORMS, Form
 from holdfast.guard.arguments.checked_arguments import checked_anchor, checked_implicit, checked_tolerance
 from holdfast.guard.arguments.strengths import checked_relative_strength
 from holdfast.guard.memory import AnchorKind, leans
@@ -15,6 +15,7 @@ from holdfast.holds import HOLDS, Hold, hold
 from holdfast.lab.analysis.probes.registry import make_probe
 from holdfast.lab.data import Dataset
 from holdfast.lab.experiments.specs.canonical import FrozenDict, digest_of
+from holdfast.lab.experiments.specs.form_settings import form_as_named
 from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKind, find_scenario
 from holdfast.lab.experiments.specs.source_files import is_source_digest, missing_source, told_in_a_line
 from holdfast.lab.networks import NETWORKS, MultiHead
@@ -74,7 +75,9 @@ class Spec:
         engine: the fast engine, or the plain loop.
         network: a name in :data:`~holdfast.lab.networks.NETWORKS`; the scenario's usual one by default.
         form: in which space importance is kept, by its name in :data:`holdfast.forms.FORMS`.
-        form_settings: its settings.
+        form_settings: its settings. Those that are not said are what they were when runs were first named, and no
+            damping for forms of layers, whatever the library's defaults are by now, which
+            :func:`~holdfast.lab.experiments.paper_spec` says for new runs.
         holds: what pulls beside the guard's own hold, by their names in :data:`holdfast.holds.HOLDS`.
         hold_settings: their settings, by name.
         anchor: what weights are held to, ``"last"`` or ``"mean"``; see :class:`holdfast.Consolidator`.
@@ -207,7 +210,7 @@ class Spec:
         """Return the form in which importance is kept."""
         self._named(FORMS, self.form)
         with names_of(self.source):
-            return form(self.form, **self.form_settings)
+            return form_as_named(self.form, self.form_settings)
 
     def make_holds(self) -> list[Hold]:
         """Return what pulls beside the guard's own hold, new for every run."""
@@ -409,7 +412,7 @@ class Spec:
             holds=holds,
             hold_settings=_frozen({name: settings for name, settings in given.items() if settings}),
         )
-        made = form(chosen, **self.form_settings)
+        made = form_as_named(chosen, self.form_settings)
         protecting = measure(self.measure, **self.measure_settings)
         made.check(protecting)
         if self.relative_strength is not None and isinstance(protecting, FineTune):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.lab.experiments.specs.differing import differing
+from holdfast.lab.experiments.specs.form_settings import every_setting
 from holdfast.lab.experiments.specs.spec import Spec
 from holdfast.measures import Measure
 from holdfast.registry import is_loaded
@@ -32,12 +33,14 @@ def fields_of(spec: Spec) -> dict[str, Any]:
     fields["sizes"], fields["order"] = (" ".join(f"{n:g}" for n in given) for given in (spec.sizes, spec.order))
     if spec.relative_strength is not None or spec.tolerance is not None:  # whose strength each run finds for itself
         fields["strength"] = None
-    beside = {"form": spec.form_settings, "tolerance": spec.tolerance_settings, **spec.hold_settings}
+    form_settings = dict(spec.form_settings)
     if spec.source is None or is_loaded(spec.source):
         protecting = _settings(spec.make_measure())
         watched = {name: _settings(measure) for name, measure in spec.make_watched().items()}
+        form_settings = every_setting(form_settings, spec.make_form())
     else:  # what was written says all that can be known of measures whose file was not loaded
         protecting, watched = dict(spec.measure_settings), {name: dict(s) for name, s in spec.watch_settings.items()}
+    beside = {"form": form_settings, "tolerance": spec.tolerance_settings, **spec.hold_settings}
     return {
         **fields,
         **dataclasses.asdict(spec.settings),
