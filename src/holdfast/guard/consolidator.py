@@ -631,6 +631,9 @@ class Consolidator:
         What is not protected, such as a new head, stays as it is. Call it once training has ended;
         ``consolidate(batches, share=0.7)`` does, and then takes the task in as it is after that.
 
+        Of an adapter it is what it adds to a weight that goes back: of a fresh one's BA just the share is left. The
+        mean with one that had learned has twice the rank, and the nearest of its own takes its place.
+
         An anchor that is kept in 16 bits (``state_dtype``) has lost digits, which the weights then lose too.
 
         Args:

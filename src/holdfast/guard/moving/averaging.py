@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.guard.memory import Memory
+from holdfast.guard.moving.averaged_adapters import AveragedAdapters
 from holdfast.guard.noticing.telling import tell
 from holdfast.settings import checked_share
 from holdfast.tensors.finite import is_finite
@@ -29,7 +30,9 @@ def average_with_anchor(memory: Memory, share: float) -> None:
             "weights it goes back to. Average before the task is consolidated, or by consolidate(batches, share=...); "
             "with a trainer, by HoldfastCallback(guard, share=...)."
         )
-    move_to(memory, held, held, share)
+    adapters = AveragedAdapters(memory, held)
+    adapters.tell_of(share)
+    move_to(memory, held, held, share, adapters)
 
 
 def _has_moved(memory: Memory, held: Mapping[str, nn.Parameter]) -> bool:
@@ -70,9 +73,17 @@ def checked_way(memory: Memory, call: str) -> dict[str, nn.Parameter]:
 
 
 @torch.no_grad()
-def move_to(memory: Memory, held: Mapping[str, nn.Parameter], own: Mapping[str, Tensor], share: float) -> None:
-    """Put weights at θ* + share·(θ − θ*), with θ as given, which may be themselves."""
+def move_to(
+    memory: Memory,
+    held: Mapping[str, nn.Parameter],
+    own: Mapping[str, Tensor],
+    share: float,
+    adapters: AveragedAdapters,
+) -> None:
+    """Put weights at θ* + share·(θ − θ*), with θ as given, which may be themselves; and adapters so that Δ is there."""
+    between = adapters.between(own, share)
     for name, parameter in held.items():
         dtype = running_dtype(parameter)
         before = at_hand(memory.anchor[name], parameter).to(dtype)
-        parameter.copy_(torch.lerp(before, own[name].to(dtype), share))
+        found = between.get(name)
+        parameter.copy_(torch.lerp(before, own[name].to(dtype), share) if found is None else found)

@@ -11,6 +11,7 @@ from torch import Tensor
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.guard.keeping.looking import look
 from holdfast.guard.memory import Memory
+from holdfast.guard.moving.averaged_adapters import AveragedAdapters
 from holdfast.guard.moving.averaging import average_with_anchor, checked_way, move_to
 from holdfast.guard.moving.weight_average import refuse_between_averages
 from holdfast.guard.noticing.telling import tell
@@ -134,9 +135,10 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
     if not memory.kept:
         look(memory)  # says that there are none
     own: dict[str, Tensor] = {name: parameter.detach().clone() for name, parameter in held.items()}
+    adapters = AveragedAdapters(memory, held)
 
     def lost_at(share: float) -> float:
-        move_to(memory, held, own, share)
+        move_to(memory, held, own, share, adapters)
         return look(memory).kl
 
     share = 1.0
@@ -145,7 +147,7 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
         found = replace(furthest_within(lost_at, tolerance, most), **_how_it_was_followed(memory))
         share = found.share
     finally:
-        move_to(memory, held, own, share)
+        move_to(memory, held, own, share, adapters)
     left = look(memory)
     memory.control.latest = {each.name: each.kl for each in left.sets}
     memory.control.at = max(memory.steps.values(), default=0)
