@@ -24,7 +24,7 @@ from holdfast.guard.distributed.gathering import Gather
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.forgetting import forget_all
 from holdfast.guard.keeping.looking import look
-from holdfast.guard.keeping.taking_inputs import keep_inputs
+from holdfast.guard.keeping.taking_inputs import keep_inputs, tell_unless_binding
 from holdfast.guard.ledger import PathRecord, TaskImportance, diagonal_of
 from holdfast.guard.memory import AnchorKind
 from holdfast.guard.merged_space import Space
@@ -230,6 +230,7 @@ class Consolidator:
                 f"tolerance={value!r} for a Consolidator that was made with a strength. Make one with a tolerance."
             )
         self._memory.tolerance = dataclasses.replace(self._memory.tolerance, nats=value)
+        tell_unless_binding(self._memory, self._memory.kept.values())
 
     @property
     def kept(self) -> KeptSets:

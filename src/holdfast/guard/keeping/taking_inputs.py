@@ -8,6 +8,7 @@ from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.persample.batches import Forward
+from holdfast.retention.diagnosis import never_binds
 from holdfast.retention.kept_set import KeptSet, keep, taken
 from holdfast.retention.predictions import NO_CLASSES
 from holdfast.tensors.sharding import is_sharded
@@ -35,6 +36,7 @@ def keep_inputs(
         kept = memory.ranks.together(lambda: keep(memory.model, batches, chosen, forward, cut=not sharded))
     memory.kept.add(kept)
     _tell_unless_several(memory, kept)
+    tell_unless_binding(memory, [kept])
     if attachment.attached():
         attachment.watcher.calls.watch(memory.model)
     return kept
@@ -68,6 +70,14 @@ def _tell_unless_several(memory: Memory, kept: KeptSet) -> None:
             f"The set {kept.name!r} has one sample, and the tolerance is met on that alone: it tells nothing of "
             "others of its kind, however many tokens it has. Keep a few hundred, or a long text in pieces."
         )
+
+
+def tell_unless_binding(memory: Memory, kept: Iterable[KeptSet]) -> None:
+    """Say so where a tolerance is more than all that can be lost of a set."""
+    for each in kept if memory.tolerance is not None else ():
+        assert memory.tolerance is not None
+        if (said := never_binds(each.name, each.classes, memory.tolerance.nats)) is not None:
+            tell(said)
 
 
 def _refuse_unless_classes(memory: Memory) -> None:

@@ -48,7 +48,7 @@ class GoingBack:
         refuse_between_averages(self.attachment.attached())
         with self.attachment.watcher.calls.paused():
             found = pull_back(self.memory, own)
-        if found.outcome == "cannot be met" or found.is_undone:
+        if found.outcome == "cannot be met" or found.is_undone or found.single is not None:
             tell(str(found))
         self.last = found
         return found
@@ -143,7 +143,8 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
 
     share = 1.0
     try:
-        most = memory.control.most if memory.steps and memory.control.trace else None
+        # Of the task that was trained last, which may have been taken in since.
+        most = memory.control.most if memory.control.trace else None
         found = replace(furthest_within(lost_at, tolerance, most), **_how_it_was_followed(memory))
         share = found.share
     finally:
@@ -151,7 +152,8 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
     left = look(memory)
     memory.control.latest = {each.name: each.kl for each in left.sets}
     memory.control.at = max(memory.steps.values(), default=0)
-    return replace(found, error=left.worst.error, least_sure=_least_sure(left))
+    single = next((each.name for each in left.sets if each.error is None), None)
+    return replace(found, error=left.worst.error, least_sure=_least_sure(left), single=single)
 
 
 def _least_sure(left: Retention) -> tuple[str, float, float] | None:
@@ -161,9 +163,10 @@ def _least_sure(left: Retention) -> tuple[str, float, float] | None:
 
 
 def _how_it_was_followed(memory: Memory) -> dict[str, Any]:
-    """Return with what strength training began and whether it ended above that, where it followed a tolerance."""
-    trace = memory.control.trace
-    if memory.tolerance is None:
-        return {}
-    tightened = bool(memory.steps and trace) and trace[-1].strength > trace[0].strength
-    return {"start": memory.tolerance.start_in(memory.driving.form), "tightened": tightened}
+    """Return how the task was held that was trained last: with what, and what was lost before it."""
+    trace, form = memory.control.trace, memory.driving.form
+    found: dict[str, Any] = {"is_diagonal": form.elementwise, "at_first": trace[0].kl if trace else None}
+    if memory.tolerance is not None:
+        tightened = bool(trace) and trace[-1].strength > trace[0].strength
+        found |= {"start": memory.tolerance.start_in(form), "tightened": tightened}
+    return found
