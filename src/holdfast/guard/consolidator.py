@@ -31,6 +31,7 @@ from holdfast.guard.merged_space import Space
 from holdfast.guard.micro_batches.watching_only import watch_only
 from holdfast.guard.moving.going_back import GoingBack
 from holdfast.guard.moving.weight_average import evaluated_weights
+from holdfast.guard.noticing.not_a_callback import NotACallback
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.penalties import penalty_of
 from holdfast.guard.saving import state_files
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 
-class Consolidator:
+class Consolidator(NotACallback):
     r"""Protects what a model has learned while it goes on learning.
 
     After each task, :meth:`consolidate` measures how important every protected weight was, adds that to the total
@@ -740,8 +741,9 @@ class Consolidator:
         """
         state_files.write(path, self.state_dict(), self._memory.ranks)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str] | None = None) -> None:
         """Take over the state of a file that :meth:`save` wrote."""
+        state_files.refuse_without_guard(self, path)
         self.load_state_dict(state_files.read(path))
 
     def __getstate__(self) -> dict[str, Any]:
