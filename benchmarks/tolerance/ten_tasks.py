@@ -104,10 +104,10 @@ def page(found: list[dict[str, Any]], where: dict[str, str]) -> str:
     """Return the page."""
     lines = ["# A tolerance over ten tasks", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
     lines.append(
-        "Permuted digits, Adam, two seeds, 300 steps a task. *Learned*: the accuracy on tasks 2 to 10 when each had been "
-        "learned and pulled back, and on the tenth alone; *average*: on all ten at the end, in per cent. *Lost*: KL of the worst "
-        f"task at the end from when it was learned. *Used up*: the task that began with more than {USED:.0%} of what "
-        "was allowed lost already, by seed."
+        "Permuted digits, Adam, two seeds, 300 steps a task. *Learned*: the accuracy on tasks 2 to 10 when each had "
+        "been learned and pulled back, and on the tenth alone; *average*: on all ten at the end, in per cent. *Lost*: "
+        "KL of the worst task at the end from when it was learned. *Used up*: the task that began with more than "
+        f"{USED:.0%} of what was allowed lost already, by seed."
     )
     lines += ["", "| form | nats | given | learned | the tenth | average | lost | used up |", "|---" * 8 + "|"]
     for row in found:
