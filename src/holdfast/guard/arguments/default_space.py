@@ -65,8 +65,8 @@ def tell_of_unmerged(memory: "Memory") -> None:
     why = str(refused[0].refusal).removeprefix("space='merged': ").partition(". ")[0]
     tell(
         f"All {len(found)} adapters are held by their own parameters, which keeps less than their merged weights, "
-        f"since {len(refused)} cannot be held merged: {why}. Leave {'that one' if len(refused) == 1 else 'those'} out of "
-        "protect= to hold the others merged, or give space='weights' if this is meant."
+        f"since {len(refused)} cannot be held merged: {why}. Leave {'that one' if len(refused) == 1 else 'those'} out "
+        "of protect= to hold the others merged, or give space='weights' if this is meant."
     )
 
 
