@@ -94,6 +94,8 @@ class Memory:
     """s, where c is found from it at the first consolidation, or was."""
     strength_given: bool = False
     """Whether a user has said how strongly, rather than left it at what is usual or at what a state has."""
+    made_with: str | None = None
+    """What a user has said of it when the guard was made, or the one whose state it has: it may be set anew since."""
     tilt: dict[str, Tensor] = field(default_factory=dict)
     """r, how the sum of all tasks' penalties leans at θ*, where that is not its centre."""
     space: Space = "weights"
@@ -158,6 +160,7 @@ class Memory:
         self.parameters = self._taken_by_forms(found)
         if self.driving.strengths is not None:
             self.check_strengths(self.driving.strengths)
+        self.made_with = self.said_strength if self.strength_given else None
 
     def find_ranks(self) -> None:
         """Find out which processes train the model."""
