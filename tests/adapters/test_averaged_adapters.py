@@ -94,3 +94,12 @@ def test_going_back_to_a_tolerance_goes_through_merged_weights():
     assert 0 < share < 1
     for name, delta in added(model).items():
         torch.testing.assert_close(delta, share * now[name])
+
+
+def test_an_adapter_that_came_after_the_last_consolidation_has_nowhere_to_go_back_to():
+    model, guard = held(KINDS["rsLoRA"], fresh=True, form="kronecker")
+    model.add_adapter("second", LoraConfig(r=2, target_modules=["linear"]))
+    model.double().set_adapter("second")
+    moved(model)
+    with pytest.warns(holdfast.HoldfastWarning, match=r"'\S+lora_A\.second\.weight' and 1 more came after the last"):
+        guard.average(0.5)

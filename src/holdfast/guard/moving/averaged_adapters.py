@@ -9,6 +9,7 @@ from holdfast.adapters import Adapter, every_adapter
 from holdfast.errors import ConfigurationError
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
+from holdfast.tensors.products import products_in
 from holdfast.tensors.sharding import like_parameter, whole
 from holdfast.tensors.storage import at_hand, running_dtype
 
@@ -94,7 +95,8 @@ class AveragedAdapters:
 
         found = {}
         for path, adapter in self._adapters.items():
-            between = adapter.between(now, then, share)
+            with products_in("float32", adapter.parameters()[0].device):
+                between = adapter.between(now, then, share)
             if between is not None:
                 values = {p: value for p, value in between.values.items() if p in self._names}
                 found[path] = values, between.error
