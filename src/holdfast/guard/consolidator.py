@@ -711,8 +711,10 @@ class Consolidator(NotACallback):
         given = memory.said_strength if memory.strength_given else None
         from_state(memory, state)
         memory.strength_given = False
-        memory.made_with = state.get("made_with", memory.said_strength)
-        if given not in (None, memory.said_strength, memory.made_with):
+        made = state.get("made_with")
+        memory.made_with = made or memory.made_with
+        if given not in (None, memory.said_strength, made):
+            memory.made_with = memory.said_strength
             tell(_OTHER_STRENGTH.format(given=given, then=memory.said_strength))
         if memory.is_anchored:  # importance of others comes without the strength that a relative one is to find
             memory.strength = found_strength(memory, memory.driving.total, memory.folding.silent)
