@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import holdfast
 from benchmarks.undamped import undamped
 from holdfast.lab.data.digits import load_digits
-from holdfast.retention.way_back import NEARLY
+from holdfast.retention.diagnosis import NEARLY
 
 STEPS, BATCH, WIDTH, KEPT = 600, 32, 100, 300
 TOLERANCES = (0.01, 0.03, 0.1, 0.3)

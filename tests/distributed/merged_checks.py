@@ -3,6 +3,10 @@
 import warnings
 
 import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
@@ -46,4 +50,28 @@ def ddp_holds_merged_weights_as_one_process_does(here):
         torch.testing.assert_close(guard.penalty(), other.penalty(), rtol=1e-7, atol=1e-12)
 
 
-CHECKS = [ddp_holds_merged_weights_as_one_process_does]
+def fsdp_averages_what_adapters_add(here):
+    """Each process has some rows of the factors, and all of them are needed for what they come to."""
+    mesh = init_device_mesh("cpu", (here.size,))
+    for std in (0.0, 0.5):
+        torch.manual_seed(0)
+        model = get_peft_model(nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3)), LoraConfig(r=2, target_modules=["0"]))
+        factors = [p for p in model.parameters() if p.requires_grad]
+        with torch.no_grad():
+            factors[1].normal_(std=std)
+        guard = holdfast.Consolidator(fully_shard(model, mesh=mesh), "L2", 1.0)
+        guard.consolidate()
+        then = [p.full_tensor() for p in guard.parameters.values()]
+        with torch.no_grad():
+            for p in guard.parameters.values():
+                p.mul_(1.5).add_(0.3)
+        now = [p.full_tensor() for p in guard.parameters.values()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            guard.average(0.7)
+        a, b = (p.full_tensor() for p in guard.parameters.values())
+        u, sigma, v = torch.linalg.svd(0.7 * now[1] @ now[0] + 0.3 * then[1] @ then[0], full_matrices=False)
+        torch.testing.assert_close(b @ a, u[:, :2] * sigma[:2] @ v[:2])
+
+
+CHECKS = [ddp_holds_merged_weights_as_one_process_does, fsdp_averages_what_adapters_add]

@@ -82,7 +82,7 @@ def ddp_ranks_that_keep_other_sets_are_refused(here):
     model = DistributedDataParallel(net())
     guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.1)
     guard.consolidate([batch(50)])
-    guard.keep(KEPT, f"of rank {here.rank}")
+    guard.keep([share(kept, here.rank, here.size) for kept in KEPT], f"of rank {here.rank}")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     guard.attach(optimizer)
     before = weights(model)
@@ -103,7 +103,15 @@ def ddp_what_one_rank_cannot_keep_none_keeps(here):
     assert not guard.kept
 
 
+def ddp_inputs_that_all_ranks_keep_are_told_of(here):
+    guard = holdfast.Consolidator(DistributedDataParallel(net()), holdfast.Fisher())
+    with pytest.warns(holdfast.HoldfastWarning, match=r"2 of 2 processes keep the same inputs .* factor of 1\.4"):
+        guard.keep([KEPT[0]], "old")
+    guard.keep([share(KEPT[0], here.rank, here.size)], "parts")
+
+
 CHECKS = [
+    ddp_inputs_that_all_ranks_keep_are_told_of,
     ddp_a_tolerance_is_followed_as_by_one_process,
     fsdp_a_tolerance_is_followed_as_by_one_process,
     fsdp_inputs_that_processes_would_run_differently_are_refused,

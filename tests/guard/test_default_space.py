@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import holdfast
 from holdfast import SI, Consolidator, Fisher, LowRank
-from holdfast.errors import StateError
+from holdfast.errors import ConfigurationError, StateError
 from tests.adapters.by_hand import Adapted, adapt, networks
 
 
@@ -31,6 +32,7 @@ MERGED = {
     "all that a layer has": {"form": "kronecker", "protect": ["0.*", "2.*"]},
     "a predicate": {"form": "kronecker", "protect": lambda name, p: p.requires_grad},
     "strengths of layers": {"form": "kronecker", "strength": {"0.*": 2.0, "*": 1.0}},
+    "strengths of weights": {"form": "kronecker", "strength": {"*layer.weight": 2.0}},
 }
 WEIGHTS = {
     "a diagonal": {},
@@ -199,3 +201,27 @@ def test_strengths_of_factors_say_that_it_is_weights_that_are_held():
         guard.strength = {"*.a": 2.0, "*": 1.0}
     with pytest.raises(holdfast.errors.ConfigurationError, match="space='weights'"):
         Consolidator(model, Fisher(), {"*.b": 2.0, "*": 1.0}, form="kronecker", space="merged")
+
+
+def mixed():
+    """One adapter that can be held merged, and one of a convolution with groups."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(4, 4, 1, groups=2), nn.Flatten(), nn.Linear(4, 3))
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["0", "2"])).double()
+
+
+@pytest.mark.filterwarnings("ignore:LoRA adapter added to ConvNd layer with groups")
+def test_one_adapter_that_is_why_all_are_held_by_their_own_parameters_is_told_of_once():
+    why = r"All 2 adapters .* since 1 cannot be held merged: 'base_model\.model\.0' \(Conv1d\)"
+    with pytest.warns(holdfast.HoldfastWarning, match=why):
+        guard = Consolidator(mixed(), Fisher(), form="rotated")
+    assert guard.space == "weights"
+    guard.attach(torch.optim.SGD(guard.parameters.values(), lr=0.1))  # and no more
+    Consolidator(mixed(), Fisher(), form="rotated", space="weights")  # as was asked for
+    Consolidator(mixed(), Fisher(), form="rotated", protect="*lora_*")
+    assert Consolidator(mixed(), Fisher(), form="rotated", protect="*.2.*").space == "merged"
+
+
+def test_strengths_of_merged_weights_say_what_to_give_where_those_are_not_held():
+    with pytest.raises(ConfigurationError, match=r"adapters change, such as '0\.layer\.weight'.* Give space='merged'"):
+        Consolidator(adapted()[0], Fisher(), {"*layer.weight": 2.0})

@@ -57,12 +57,12 @@ def test_a_trainer_logs_what_is_lost_and_ends_within_the_tolerance(tmp_path, at_
 
 
 def test_a_trainer_stops_where_too_much_is_lost(tmp_path):
-    model, guard = of_text(10.0)
+    model, guard = of_text(1.0)
     callback = HoldfastCallback(guard, consolidate_at_end=False, stop_at=0.01)
     run = trainer(tmp_path, model, [callback], max_steps=60)
     with pytest.warns(holdfast.HoldfastWarning) as told:
         run.train()
-    assert "stop_at=0.01 with tolerance=10: " in str(told[0].message)
+    assert "stop_at=0.01 with tolerance=1: " in str(told[0].message)
     assert f"Training stops at step {run.state.global_step} of the task: " in str(told[1].message)
     beyond = [point.step for point in guard.trace if point.kl > 0.01]
     assert run.state.global_step == beyond[2] < 60
@@ -179,7 +179,7 @@ def test_lightning_logs_what_is_lost_and_ends_within_the_tolerance(tmp_path, at_
 
 
 def test_lightning_stops_where_too_much_is_lost():
-    module, guard = of_module(10.0)
+    module, guard = of_module(1.0)
     callback = LightningCallback(guard, consolidate_at_end=False, stop_at=0.002)
     fit = test_lightning.trainer(callbacks=[callback], max_epochs=20, min_epochs=0)
     with pytest.warns(holdfast.HoldfastWarning) as told:

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.tolerance.at_scale import choosing
 from benchmarks.tolerance.at_scale.trials import Setting, Study, Trial
-from holdfast.retention.way_back import NEARLY
+from holdfast.retention.diagnosis import NEARLY
 
 COMMAND = "python -m benchmarks.tolerance.at_scale"
 NAME = "tolerance-at-scale"

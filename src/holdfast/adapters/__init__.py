@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from holdfast.adapters.base import (
-    Adapter,
+from holdfast.adapters.base import Adapter
+from holdfast.adapters.between import Term
+from holdfast.adapters.changes import (
     Change,
     Product,
     added,
@@ -17,7 +18,7 @@ from holdfast.adapters.base import (
 )
 from holdfast.adapters.delta_weight import DeltaWeight
 from holdfast.adapters.dora import Dora
-from holdfast.adapters.finding import ADAPTERS, WORKING, find_adapters, has_adapters, trained_layers
+from holdfast.adapters.finding import ADAPTERS, WORKING, every_adapter, find_adapters, has_adapters, trained_layers
 from holdfast.adapters.lora import Lora
 from holdfast.adapters.twins import TWIN, beside, twin_of
 from holdfast.registry import registering_class
@@ -44,9 +45,11 @@ __all__ = [
     "Dora",
     "Lora",
     "Product",
+    "Term",
     "added",
     "beside",
     "difference",
+    "every_adapter",
     "find_adapters",
     "has_adapters",
     "in_parts",

@@ -6,25 +6,13 @@ adapter. An :class:`Adapter` says of one module which layer it changes and by wh
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-
-class Product(NamedTuple):
-    """A change of low rank, BA."""
-
-    b: Tensor
-    """B, of outputs × rank."""
-    a: Tensor
-    """A, of rank × inputs."""
-
-
-Change = Tensor | Product
-"""Δ of one weight, as a matrix of outputs × inputs: whole, or as a product. A convolution's kernel belongs to its
-inputs; an embedding's inputs are its rows."""
+from holdfast.adapters.between import Between, Term, Values, terms_between
+from holdfast.adapters.changes import Change
 
 
 class Adapter(ABC):
@@ -63,57 +51,16 @@ class Adapter(ABC):
         """Return why this one's weight is not W + Δ, where it is not."""
         return None
 
+    def terms(self) -> Sequence[Term]:
+        """Return what Δ is a sum of, each linear in each of its parameters; nothing where that is not known."""
+        return ()
 
-def whole(change: Change) -> Tensor:
-    """Return Δ as one matrix."""
-    return change.b @ change.a if isinstance(change, Product) else change
+    def between(self, now: Values, then: Values, share: float) -> Between | None:
+        """Return values of the parameters by which Δ is share·Δ + (1 − share)·Δ*; ``None`` where nobody knows any.
 
-
-def size_of(change: Change) -> tuple[int, int]:
-    """Return how many outputs and inputs a change has."""
-    if isinstance(change, Product):
-        return change.b.shape[0], change.a.shape[1]
-    return change.shape[0], change.shape[1]
-
-
-def mapped(change: Change, alter: Callable[[Tensor], Tensor]) -> Change:
-    """Return a change with each tensor altered that it is made of: moved, or in another precision."""
-    return Product(alter(change.b), alter(change.a)) if isinstance(change, Product) else alter(change)
-
-
-def added(changes: Sequence[Change]) -> Change | None:
-    """Return the sum of several adapters of one layer: of products, their factors side by side."""
-    if not changes:
-        return None
-    products = [change for change in changes if isinstance(change, Product)]
-    if len(products) == len(changes):
-        return Product(torch.cat([b for b, _ in products], 1), torch.cat([a for _, a in products]))
-    return torch.stack([whole(change) for change in changes]).sum(0)
-
-
-def difference(now: Change, then: Change) -> Change:
-    r"""Return :math:`\Delta - \Delta^*`.
-
-    Of products with factors of one shape it is :math:`(B - B^*)A + B^*(A - A^*)`: small where the factors have hardly
-    moved, and not the difference of two large numbers.
-    """
-    if not (isinstance(now, Product) and isinstance(then, Product)):
-        return whole(now) - whole(then)
-    if now.b.shape == then.b.shape:
-        return Product(torch.cat([now.b - then.b, then.b], 1), torch.cat([now.a, now.a - then.a]))
-    return Product(torch.cat([now.b, -then.b], 1), torch.cat([now.a, then.a]))
-
-
-def in_parts(change: Change) -> dict[str, Tensor]:
-    """Return what a change is made of, by the names that it is saved by."""
-    return {"B": change.b, "A": change.a} if isinstance(change, Product) else {"D": change}
-
-
-def of_parts(parts: dict[str, Tensor]) -> Change | None:
-    """Return the change that :func:`in_parts` has taken apart; ``None`` for parts of none."""
-    if parts.keys() == {"D"} and parts["D"].ndim == 2:
-        return parts["D"]
-    if parts.keys() == {"A", "B"} and parts["B"].ndim == parts["A"].ndim == 2:
-        b, a = parts["B"], parts["A"]
-        return Product(b, a) if b.shape[1] == a.shape[0] else None
-    return None
+        Args:
+            now: the parameters' values of Δ.
+            then: those of Δ*.
+            share: of now's.
+        """
+        return terms_between(self.terms(), now, then, share)

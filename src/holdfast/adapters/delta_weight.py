@@ -6,7 +6,8 @@ LoHa, Hyeon-Woo et al. 2021 (arXiv 2108.06098); LoKr, Yeh et al. 2023 (arXiv 230
 
 from torch import nn
 
-from holdfast.adapters.base import Change, added
+from holdfast.adapters.between import Term
+from holdfast.adapters.changes import Change, added
 from holdfast.adapters.peft_layer import PeftLayer
 
 _BY_NAME = ("hada_w1_a", "lokr_w1", "lokr_w1_a", "lora_E", "vera_lambda_b")
@@ -23,6 +24,13 @@ class DeltaWeight(PeftLayer):
 
     def change(self) -> Change | None:
         """Return the sum over the adapters that it computes with, of outputs × inputs."""
-        own = {name for kind in _BY_NAME for name in getattr(self.module, kind, ())}
-        found = [self.module.get_delta_weight(name).flatten(1) for name in self.acting(own)]
+        found = [self.module.get_delta_weight(name).flatten(1) for name in self.acting(self._names())]
         return added([delta.mT if getattr(self.module, "fan_in_fan_out", False) else delta for delta in found])
+
+    def terms(self) -> list[Term]:
+        """Return what each adapter adds: of all these kinds, it is linear in each of the parameters by itself."""
+        kinds = [getattr(self.module, kind) for kind in self.module.adapter_layer_names]
+        return [Term(tuple(kind[name] for kind in kinds if name in kind)) for name in self._names()]
+
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(name for kind in _BY_NAME for name in getattr(self.module, kind, ())))

@@ -7,7 +7,8 @@ to be of floating-point numbers, and without the adapter merged into it.
 
 from torch import Tensor, nn
 
-from holdfast.adapters.base import Change
+from holdfast.adapters.between import Between, Values, product_between
+from holdfast.adapters.changes import Change, Product
 from holdfast.adapters.lora import Lora
 from holdfast.errors import ConfigurationError
 
@@ -31,12 +32,35 @@ class Dora(Lora):
             )
         (name,) = acting
         b, a = self._product(name)
-        weight = self.module.get_base_layer().weight.detach().to(b.dtype)
-        weight = weight.mT if getattr(self.module, "fan_in_fan_out", False) else weight
+        weight = self._weight(b)
         turned = weight + b @ a
         length = self.module.lora_magnitude_vector[name].weight
         found: Tensor = (length / turned.norm(dim=1)).unsqueeze(1) * turned - weight
         return found
+
+    def between(self, now: Values, then: Values, share: float) -> Between | None:
+        r"""Return the values by which the merged weight is the mean of both.
+
+        With :math:`D = m/\|W + sBA\|` one number a row, it is :math:`D(W + sBA)`, and the mean of two is
+        :math:`D'W + s(cDBA + (1-c)D^*B^*A^*)` with :math:`D' = cD + (1-c)D^*`: again of that kind, with
+        :math:`B'A' = c\frac{D}{D'}BA + (1-c)\frac{D^*}{D'}B^*A^*` and m' the lengths of its rows.
+        """
+        (name,) = self._names()
+        b, a = self._factors(name)
+        m, s = self.module.lora_magnitude_vector[name].weight, self.module.scaling[name]
+        weight = self._weight(now(b))
+        d, d_then = (at(m) / (weight + s * at(b) @ at(a)).norm(dim=1) for at in (now, then))
+        d_new = share * d + (1 - share) * d_then
+        if not bool((d_new > 0).all()):
+            return None
+        ends = [Product((rows / d_new).unsqueeze(1) * at(b), at(a)) for rows, at in ((d, now), (d_then, then))]
+        made, error = product_between(ends[0], ends[1], share)
+        return Between({b: made.b, a: made.a, m: d_new * (weight + s * made.b @ made.a).norm(dim=1)}, error)
+
+    def _weight(self, like: Tensor) -> Tensor:
+        """Return W of outputs × inputs, as precisely as another tensor."""
+        weight: Tensor = self.module.get_base_layer().weight.detach().to(like.dtype)
+        return weight.mT if getattr(self.module, "fan_in_fan_out", False) else weight
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the factors and the lengths."""

@@ -1,7 +1,7 @@
 """Finding a model's adapters, and saying which of them nothing is known of."""
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -20,14 +20,25 @@ WORKING = (
 """What can be held as merged weights, in words."""
 
 
-def find_adapters(model: nn.Module, protected: Collection[int]) -> dict[str, Adapter]:
-    """Return the adapters that have protected parameters, each by the name of the weight that it changes.
+class Found(NamedTuple):
+    """A module with protected parameters of an adapter."""
+
+    path: str
+    weight: str
+    """The name of the weight that it changes, as far as that is known."""
+    adapter: Adapter | None
+    """``None`` for one of PEFT's of a kind that nothing is known of."""
+    refusal: str | None
+    """Why its merged weight cannot be held, where it cannot."""
+
+
+def every_adapter(model: nn.Module, protected: Collection[int]) -> Iterator[Found]:
+    """Yield the adapters that have protected parameters, with those that cannot be held by their merged weights.
 
     Args:
         model: the network.
         protected: the ids of the protected parameters.
     """
-    found: dict[str, Adapter] = {}
     names = {id(module): name for name, module in named_modules(model)}
     within: set[int] = set()
     for path, module in named_modules(model):
@@ -36,17 +47,27 @@ def find_adapters(model: nn.Module, protected: Collection[int]) -> dict[str, Ada
         kinds = reversed(list(ADAPTERS.values()))  # what others have entered comes first
         adapter = next((kind(module) for kind in kinds if kind.describes(module)), None)
         if adapter is None:
-            _refuse_unknown(path, module, protected)
+            if (reason := _unknown(path, module, protected)) is not None:
+                yield Found(path, path, None, reason)
             continue
         within |= {id(inner) for inner in module.modules()}
-        if not any(id(p) in protected for p in adapter.parameters()):
-            continue
-        if (reason := adapter.refusal()) is not None:
-            raise ConfigurationError(
-                f"space='merged': {path!r} ({type(module).__name__}) cannot be held as a merged weight: {reason}. "
-                f"Those that can: {WORKING}. Give space='weights', which holds the adapter's own parameters."
-            )
-        found[f"{names.get(id(adapter.layer), path)}.weight"] = adapter
+        if any(id(p) in protected for p in adapter.parameters()):
+            weight = f"{names.get(id(adapter.layer), path)}.weight"
+            yield Found(path, weight, adapter, _refused(path, adapter))
+
+
+def find_adapters(model: nn.Module, protected: Collection[int]) -> dict[str, Adapter]:
+    """Return the adapters that have protected parameters, each by the name of the weight that it changes.
+
+    Args:
+        model: the network.
+        protected: the ids of the protected parameters.
+    """
+    found: dict[str, Adapter] = {}
+    for each in every_adapter(model, protected):
+        if each.adapter is None or each.refusal is not None:
+            raise ConfigurationError(str(each.refusal))
+        found[each.weight] = each.adapter
     if not found:
         raise ConfigurationError(
             "space='merged' with a model that has no protected adapter, whose merged weight it could hold. Those that "
@@ -79,18 +100,28 @@ def trained_layers(model: nn.Module, adapters: dict[str, Adapter]) -> dict[str, 
     return found
 
 
-def _refuse_unknown(path: str, module: Any, protected: Collection[int]) -> None:
-    """Refuse one of PEFT's layers of a kind that is not known: what it does to the weight is not either.
+def _refused(path: str, adapter: Adapter) -> str | None:
+    """Return why an adapter of a known kind cannot be held by its merged weight, where it cannot."""
+    reason = adapter.refusal()
+    return reason and (
+        f"space='merged': {path!r} ({type(adapter.module).__name__}) cannot be held as a merged weight: {reason}. "
+        f"Those that can: {WORKING}. Give space='weights', which holds the adapter's own parameters."
+    )
+
+
+def _unknown(path: str, module: Any, protected: Collection[int]) -> str | None:
+    """Return that one of PEFT's layers is of a kind that is not known: what it does to the weight is not either.
 
     Trainable tokens are rows of the weight themselves, in its rows' place, and are held as any other parameter.
     """
-    if not hasattr(module, "trainable_tokens_delta") and any(id(p) in protected for p in _peft_parts(module)):
-        kind = type(module).__module__.removeprefix("peft.tuners.").partition(".")[0]
-        raise ConfigurationError(
-            f"space='merged': {path!r} has an adapter of the kind {kind!r} ({type(module).__name__}), of which it is "
-            f"not known what it adds to a weight. Those that are known: {WORKING}. Give space='weights', which holds "
-            "the adapter's own parameters."
-        )
+    if hasattr(module, "trainable_tokens_delta") or not any(id(p) in protected for p in _peft_parts(module)):
+        return None
+    kind = type(module).__module__.removeprefix("peft.tuners.").partition(".")[0]
+    return (
+        f"space='merged': {path!r} has an adapter of the kind {kind!r} ({type(module).__name__}), of which it is "
+        f"not known what it adds to a weight. Those that are known: {WORKING}. Give space='weights', which holds "
+        "the adapter's own parameters."
+    )
 
 
 def _peft_parts(module: Any) -> list[nn.Parameter]:

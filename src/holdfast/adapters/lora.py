@@ -6,7 +6,8 @@ bits is as any other: its weight is not looked at.
 
 from torch import nn
 
-from holdfast.adapters.base import Change, Product, added
+from holdfast.adapters.between import Term
+from holdfast.adapters.changes import Change, Product, added
 from holdfast.adapters.peft_layer import PeftLayer
 
 
@@ -23,6 +24,10 @@ class Lora(PeftLayer):
         """Return the sum of s·BA over the adapters that it computes with."""
         return added([self._product(name) for name in self.acting(self._names())])
 
+    def terms(self) -> list[Term]:
+        """Return BA of each adapter, active or not: s is the same before and after."""
+        return [Term(self._factors(name), is_product=True) for name in self._names()]
+
     def _names(self) -> list[str]:
         return [*self.module.lora_A, *self.module.lora_embedding_A]
 
@@ -33,10 +38,16 @@ class Lora(PeftLayer):
             # Gemma's embeddings multiply their rows, and so the adapter's, by a number.
             scale = getattr(module, "_get_embed_scale", lambda: None)()
             scaling = scaling if scale is None else scaling * float(scale)
-            return Product(scaling * module.lora_embedding_B[name], module.lora_embedding_A[name])
         # A convolution's A has a kernel, which belongs to its inputs.
-        b, a = (factors[name].weight.flatten(1) for factors in (module.lora_B, module.lora_A))
+        b, a = (factor.flatten(1) for factor in self._factors(name))
         return Product(scaling * b, a)
+
+    def _factors(self, name: str) -> tuple[nn.Parameter, nn.Parameter]:
+        """Return B and A of one adapter."""
+        module = self.module
+        if name in module.lora_embedding_A:
+            return module.lora_embedding_B[name], module.lora_embedding_A[name]
+        return module.lora_B[name].weight, module.lora_A[name].weight
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the factors of all adapters, active or not; a bias beside B is held as any other parameter."""

@@ -24,13 +24,14 @@ from holdfast.guard.distributed.gathering import Gather
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.forgetting import forget_all
 from holdfast.guard.keeping.looking import look
-from holdfast.guard.keeping.taking_inputs import keep_inputs
+from holdfast.guard.keeping.taking_inputs import keep_inputs, tell_unless_binding
 from holdfast.guard.ledger import PathRecord, TaskImportance, diagonal_of
 from holdfast.guard.memory import AnchorKind
 from holdfast.guard.merged_space import Space
 from holdfast.guard.micro_batches.watching_only import watch_only
 from holdfast.guard.moving.going_back import GoingBack
 from holdfast.guard.moving.weight_average import evaluated_weights
+from holdfast.guard.noticing.not_a_callback import NotACallback
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.penalties import penalty_of
 from holdfast.guard.saving import state_files
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 
-class Consolidator:
+class Consolidator(NotACallback):
     r"""Protects what a model has learned while it goes on learning.
 
     After each task, :meth:`consolidate` measures how important every protected weight was, adds that to the total
@@ -231,6 +232,7 @@ class Consolidator:
                 f"tolerance={value!r} for a Consolidator that was made with a strength. Make one with a tolerance."
             )
         self._memory.tolerance = dataclasses.replace(self._memory.tolerance, nats=value)
+        tell_unless_binding(self._memory, self._memory.kept.values())
 
     @property
     def kept(self) -> KeptSets:
@@ -635,6 +637,9 @@ class Consolidator:
         What is not protected, such as a new head, stays as it is. Call it once training has ended;
         ``consolidate(batches, share=0.7)`` does, and then takes the task in as it is after that.
 
+        Of an adapter it is what it adds to a weight that goes back: of a fresh one's BA just the share is left. The
+        mean with one that had learned has twice the rank, and the nearest of its own takes its place.
+
         An anchor that is kept in 16 bits (``state_dtype``) has lost digits, which the weights then lose too.
 
         Args:
@@ -710,7 +715,10 @@ class Consolidator:
         given = memory.said_strength if memory.strength_given else None
         from_state(memory, state)
         memory.strength_given = False
-        if given not in (None, memory.said_strength):
+        made = state.get("made_with")
+        memory.made_with = made or memory.made_with
+        if given not in (None, memory.said_strength, made):
+            memory.made_with = memory.said_strength
             tell(_OTHER_STRENGTH.format(given=given, then=memory.said_strength))
         if memory.is_anchored:  # importance of others comes without the strength that a relative one is to find
             memory.strength = found_strength(memory, memory.driving.total, memory.folding.silent)
@@ -740,8 +748,9 @@ class Consolidator:
         """
         state_files.write(path, self.state_dict(), self._memory.ranks)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str] | None = None) -> None:
         """Take over the state of a file that :meth:`save` wrote."""
+        state_files.refuse_without_guard(self, path)
         self.load_state_dict(state_files.read(path))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.parameter import is_lazy
 
-from holdfast.adapters import Change, in_parts
+from holdfast.adapters import Change, every_adapter, in_parts
 from holdfast.errors import ConfigurationError, ProtectError
 from holdfast.forms import Form, Matrix
-from holdfast.guard.arguments.default_space import default_space
+from holdfast.guard.arguments.default_space import default_space, tell_of_unmerged
 from holdfast.guard.arguments.selection import Selection
 from holdfast.guard.arguments.strengths import PatternStrengths
 from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
@@ -94,6 +94,8 @@ class Memory:
     """s, where c is found from it at the first consolidation, or was."""
     strength_given: bool = False
     """Whether a user has said how strongly, rather than left it at what is usual or at what a state has."""
+    made_with: str | None = None
+    """What a user has said of it when the guard was made, or the one whose state it has: it may be set anew since."""
     tilt: dict[str, Tensor] = field(default_factory=dict)
     """r, how the sum of all tasks' penalties leans at θ*, where that is not its centre."""
     space: Space = "weights"
@@ -154,9 +156,13 @@ class Memory:
         if self.wrapper is not None:
             self.model = self.wrapper.module
         self.find_ranks()
-        self.parameters = self._taken_by_forms(self.selection.find(self.model))
+        found = self.selection.find(self.model)
+        if self.space_is_open:  # first: strengths by pattern are of the names that the space has
+            self.space = default_space(self, found)
+        self.parameters = self._taken_by_forms(found)
         if self.driving.strengths is not None:
             self.check_strengths(self.driving.strengths)
+        self.made_with = self.said_strength if self.strength_given else None
 
     def find_ranks(self) -> None:
         """Find out which processes train the model."""
@@ -257,10 +263,24 @@ class Memory:
                     f"{weight!r}, or make a Consolidator with space='weights'."
                 )
 
+    def _refuse_strengths_of_merged(self, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Refuse a pattern of the weights alone that adapters change where their own parameters are held."""
+        unused = [each for each in strengths.given if not any(fnmatchcase(name, each) for name in parameters)]
+        held = {id(p) for p in parameters.values()} if unused else ()
+        for found in every_adapter(self.model, held) if unused else ():
+            if pattern := next((each for each in unused if fnmatchcase(found.weight, each)), None):
+                raise ConfigurationError(
+                    f"strength[{pattern!r}] is of weights that adapters change, such as {found.weight!r}, and here "
+                    "adapters are held by their own parameters. Give space='merged', which holds those weights, or "
+                    "a pattern of the adapters' parameters."
+                )
+
     def _check_blocks(self, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
         """Refuse a parameter without a strength, and a block with several."""
         space = MergedSpace.of(self.model, parameters, self.space)
         coordinates = space.coordinates(parameters)
+        if self.space == "weights":
+            self._refuse_strengths_of_merged(strengths, parameters)
         for name in coordinates:
             strengths.of(name)
         form = self.driving.form
@@ -411,6 +431,8 @@ class Memory:
         is_open = self.space_is_open and not (self.tasks or kept or self.is_anchored) and self.watched is None
         space = default_space(self, found) if is_open else self.space
         self._take_in(space, {n: p for n, p in present.items() if n in found or n in kept})
+        if is_open:
+            tell_of_unmerged(self)
         for name in [name for name in self.anchor if name not in present and self.merged.covers(name)]:
             del self.anchor[name]  # an adapter was taken away, and its layer has another, or none that acts
         for name, parameter in self.parameters.items():

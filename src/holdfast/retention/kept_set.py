@@ -93,6 +93,11 @@ class KeptSet:
         return self.chunks[0].per
 
     @property
+    def classes(self) -> int:
+        """How many classes a prediction is over."""
+        return self.chunks[0].log_p.shape[-1]
+
+    @property
     def dtype(self) -> torch.dtype:
         """In how many bits predictions are kept."""
         return self.chunks[0].log_p.dtype
@@ -100,9 +105,7 @@ class KeptSet:
     def __repr__(self) -> str:
         each = "" if self.per == "sample" else f" with {self.rows} tokens"
         bits = f", in {self.dtype.itemsize * 8} bits" if self.dtype.itemsize < 4 else ""
-        return (
-            f"KeptSet({self.name!r}: {self.samples} samples{each} over {self.chunks[0].log_p.shape[-1]} classes{bits})"
-        )
+        return f"KeptSet({self.name!r}: {self.samples} samples{each} over {self.classes} classes{bits})"
 
     def sums(self, model: nn.Module, chunks: Iterable[int] | None = None) -> Sums:
         """Return how far a model's predictions are from those that were kept, on all or on some of the chunks.

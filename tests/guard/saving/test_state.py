@@ -96,6 +96,23 @@ def saved(tmp_path):
     return guard, path
 
 
+def test_a_run_whose_strength_follows_a_schedule_resumes_without_a_word(tmp_path):
+    guard = holdfast.Consolidator(net(), "L2", 1.0)
+    guard.consolidate()
+    for step in range(3):
+        guard.strength = 2.0 + step
+    guard.save(tmp_path / "guard")
+    for given in (1.0, 4.0, None):  # as it was made, as it is, and nothing: a warning would be an error here
+        again = holdfast.Consolidator(net(), "L2", given)
+        again.load(tmp_path / "guard")
+        again.save(tmp_path / "again")
+        assert again.strength == 4.0
+    third = holdfast.Consolidator(net(), "L2", 1.0)
+    third.load(tmp_path / "again")
+    with pytest.warns(holdfast.HoldfastWarning, match="This guard was made with strength=3"):
+        holdfast.Consolidator(net(), "L2", 3.0).load(tmp_path / "guard")
+
+
 def test_a_state_that_brings_another_strength_says_so(saved):
     guard, path = saved
     with pytest.warns(holdfast.HoldfastWarning, match="made with strength=3, and the state .* has strength=2"):

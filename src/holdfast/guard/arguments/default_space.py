@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from holdfast.adapters import every_adapter
 from holdfast.errors import ConfigurationError
 from holdfast.forms.of_layers.layers import LayerForm
 from holdfast.guard.merged_space import MergedSpace, Space
+from holdfast.guard.noticing.telling import tell
 
 if TYPE_CHECKING:
     from holdfast.guard.memory import Memory
+
+_TOLD = "adapters that are not held merged"
 
 
 def default_space(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> Space:
@@ -29,9 +33,7 @@ def default_space(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> S
         merged = _merged(memory, parameters)
     except ConfigurationError:  # no adapters, or such as can only be held by their own parameters
         return "weights"
-    strengths = memory.driving.strengths
-    patterns = [*memory.selection.patterns, *(strengths.given if strengths is not None else ())]
-    return "weights" if any(_names_parts(pattern, merged) for pattern in patterns) else "merged"
+    return "weights" if any(_names_parts(pattern, merged.parts) for pattern in _patterns(memory)) else "merged"
 
 
 def why_not_merged(memory: "Memory") -> str:
@@ -43,6 +45,29 @@ def why_not_merged(memory: "Memory") -> str:
     except ConfigurationError as error:
         return str(error).removeprefix("space='merged': ").partition(". ")[0]
     return ""
+
+
+def tell_of_unmerged(memory: "Memory") -> None:
+    """Say once which adapter is why all are held by their own parameters, where others could be held merged."""
+    if memory.space_given or memory.space == "merged" or _TOLD in memory.told or not _keeps_more_merged(memory):
+        return
+    names = {id(p): name for name, p in memory.parameters.items()}
+    found = list(every_adapter(memory.model, names.keys()))
+    refused = [each for each in found if each.refusal is not None]
+    parts = {
+        each.weight: [names[id(p)] for p in each.adapter.parameters() if id(p) in names]
+        for each in found
+        if each.adapter
+    }
+    if not refused or len(refused) == len(found) or any(_names_parts(each, parts) for each in _patterns(memory)):
+        return
+    memory.told.add(_TOLD)
+    why = str(refused[0].refusal).removeprefix("space='merged': ").partition(". ")[0]
+    tell(
+        f"All {len(found)} adapters are held by their own parameters, which keeps less than their merged weights, "
+        f"since {len(refused)} cannot be held merged: {why}. Leave {'that one' if len(refused) == 1 else 'those'} out "
+        "of protect= to hold the others merged, or give space='weights' if this is meant."
+    )
 
 
 def _keeps_more_merged(memory: "Memory") -> bool:
@@ -58,9 +83,15 @@ def _merged(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> MergedS
     return merged
 
 
-def _names_parts(pattern: str, merged: MergedSpace) -> bool:
+def _patterns(memory: "Memory") -> list[str]:
+    """Return all patterns of names that a user has given."""
+    strengths = memory.driving.strengths
+    return [*memory.selection.patterns, *(strengths.given if strengths is not None else ())]
+
+
+def _names_parts(pattern: str, parts: Mapping[str, list[str]]) -> bool:
     """Whether a pattern is of an adapter's own parameters, such as ``"*lora_*"``, and not of all that its layer has."""
     return any(
-        not fnmatchcase(weight, pattern) and any(fnmatchcase(name, pattern) for name in parts)
-        for weight, parts in merged.parts.items()
+        not fnmatchcase(weight, pattern) and any(fnmatchcase(name, pattern) for name in own)
+        for weight, own in parts.items()
     )

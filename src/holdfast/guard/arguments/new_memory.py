@@ -23,7 +23,7 @@ from holdfast.guard.arguments.checked_arguments import (
     named_measures,
     refuse_merged_path,
 )
-from holdfast.guard.arguments.default_space import default_space
+from holdfast.guard.arguments.default_space import tell_of_unmerged
 from holdfast.guard.arguments.selection import Protect, Selection
 from holdfast.guard.arguments.strengths import PatternStrengths, checked_strength
 from holdfast.guard.distributed.gathering import Gather, checked_gather
@@ -108,9 +108,8 @@ def new_memory(
         ),
         tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
     )
-    if memory.space_is_open and default_space(memory, memory.parameters) == "merged":
-        memory.go_over_to("merged")
     memory.merged.refuse_parts()
+    tell_of_unmerged(memory)
     return memory
 
 

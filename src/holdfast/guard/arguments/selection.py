@@ -6,11 +6,17 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from holdfast.adapters import has_adapters
 from holdfast.errors import ProtectError
 from holdfast.tensors.names import named_parameters
 
 Protect = str | Iterable[str] | Callable[[str, nn.Parameter], bool] | Iterable[nn.Parameter] | None
 """What may be given as ``protect``; ``None`` stands for every trainable parameter."""
+
+_FROZEN_ADAPTERS = (
+    "It has adapters, all of them frozen, as PEFT loads them unless it is told otherwise: give is_trainable=True, as "
+    "in PeftModel.from_pretrained(base, folder, is_trainable=True)."
+)
 
 
 class Selection:
@@ -75,13 +81,12 @@ class Selection:
         selected = {first_name[id(p)]: p for _, p in every if id(p) in found}
         if some and not selected:
             what = "is trainable" if self.default else "was selected by protect"
+            names = (
+                f"Its parameters are {_listing(list(first_name.values()))}." if first_name else "It has none at all."
+            )
+            frozen = _FROZEN_ADAPTERS if self.default and has_adapters(model, first_name) else names
             raise ProtectError(
-                f"No parameter of the model {what}; expected at least one of {len(first_name)}. "
-                + (
-                    f"Its parameters are {_listing(list(first_name.values()))}."
-                    if first_name
-                    else "It has none at all."
-                )
+                f"No parameter of the model {what}; expected at least one of {len(first_name)}. {frozen}"
             )
         for name, parameter in selected.items():
             if not parameter.is_floating_point():

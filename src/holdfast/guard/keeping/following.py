@@ -24,7 +24,9 @@ from holdfast.guard.noticing.stability import largest_strength, sgd_rates
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.holds.of_weights.quadratic import penalty_value
+from holdfast.retention import Retention
 from holdfast.retention.controller import TracePoint
+from holdfast.retention.diagnosis import MOST, used_before
 from holdfast.retention.kept_set import PREDICTIONS, TOGETHER, KeptSet
 
 SHARE = 0.1
@@ -34,8 +36,6 @@ STEP = 3.0
 OFTEN = 8
 """The fewest steps between looks: on a GPU a look at a few samples takes about as long as a small network's step, and
 of a large one that trains in 16 bits too, since outputs are compared in the precision of the weights."""
-USED = 0.8
-"""The part of a tolerance that may be used up before a task begins without a word of it."""
 
 
 class Following:
@@ -47,6 +47,8 @@ class Following:
         self._bounds: WeakKeyDictionary[Optimizer, tuple[object, float]] = WeakKeyDictionary()
         """The largest strength that each optimiser of this task bears, with what that was found by."""
         self._has_told_of_bound = False
+        self._allowed: float | None = None
+        """The tolerance that the last task began with."""
 
     @property
     def controls(self) -> bool:
@@ -88,6 +90,7 @@ class Following:
             return
         self.refuse_without_inputs()
         refuse_unless_ranks_agree(memory)
+        at_last_end = control.worst if control.latest else None
         control.begin_task()
         self._bounds.clear()  # those of earlier tasks' optimisers do not count any more
         if self.controls:
@@ -97,14 +100,15 @@ class Following:
         control.latest = {each.name: each.kl for each in found.sets}
         control.at = 0
         self._note(0)
-        if memory.tolerance is not None and self.controls and found.kl > USED * memory.tolerance.nats:
-            tell(
-                f"Before the first step of this task, predictions on the kept set {found.worst.name!r} differ by "
-                f"{found.kl:.3g} nats from those that were kept, and the tolerance is {found.tolerance:g}: it leaves "
-                "nothing, or next to it, to this task. Earlier tasks have used it up, or weights were changed since, "
-                "as by a head that was initialised anew. Keep the inputs anew with the model of now "
-                "(guard.kept.drop(name), guard.keep(inputs, name)), or allow more, guard.tolerance = ...."
-            )
+        self._tell_if_used(found, at_last_end)
+
+    def _tell_if_used(self, found: Retention, at_last_end: float | None) -> None:
+        """Say so where most of a tolerance is used before a task, unless more was allowed than for the task before."""
+        before, self._allowed = self._allowed, found.tolerance
+        if not self.controls or found.tolerance is None or found.kl <= MOST * found.tolerance:
+            return
+        if before is None or found.tolerance <= before or not found.is_within:
+            tell(used_before(found.worst.name, found.kl, found.tolerance, at_last_end))
 
     def after_step(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
         """Look, if it is time to, and let the strength follow."""

@@ -3,13 +3,18 @@
 from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
 from holdfast.errors import BatchError, ConfigurationError
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.persample.batches import Forward
+from holdfast.retention.diagnosis import never_binds
 from holdfast.retention.kept_set import KeptSet, keep, taken
 from holdfast.retention.predictions import NO_CLASSES
+from holdfast.tensors.checksums import checksum
 from holdfast.tensors.sharding import is_sharded
 
 
@@ -35,6 +40,8 @@ def keep_inputs(
         kept = memory.ranks.together(lambda: keep(memory.model, batches, chosen, forward, cut=not sharded))
     memory.kept.add(kept)
     _tell_unless_several(memory, kept)
+    _tell_if_all_give_the_same(memory, kept)
+    tell_unless_binding(memory, [kept])
     if attachment.attached():
         attachment.watcher.calls.watch(memory.model)
     return kept
@@ -68,6 +75,29 @@ def _tell_unless_several(memory: Memory, kept: KeptSet) -> None:
             f"The set {kept.name!r} has one sample, and the tolerance is met on that alone: it tells nothing of "
             "others of its kind, however many tokens it has. Keep a few hundred, or a long text in pieces."
         )
+
+
+def _tell_if_all_give_the_same(memory: Memory, kept: KeptSet) -> None:
+    """Say so where processes keep the same inputs, each of which then counts several times."""
+    if memory.ranks.size == 1:
+        return
+    own = checksum(leaf for chunk in kept.chunks for leaf in tree_flatten(chunk.batch)[0] if isinstance(leaf, Tensor))
+    every = memory.ranks.each(lambda: own)
+    times = max(map(every.count, every))
+    if times > 1:
+        tell(
+            f"{times} of {len(every)} processes keep the same inputs as the set {kept.name!r}: each counts {times} "
+            f"times, and the standard error of what is lost looks smaller than it is by a factor of {times**0.5:.2g}. "
+            "Give each process inputs of its own, as with a DistributedSampler."
+        )
+
+
+def tell_unless_binding(memory: Memory, kept: Iterable[KeptSet]) -> None:
+    """Say so where a tolerance is more than all that can be lost of a set."""
+    for each in kept if memory.tolerance is not None else ():
+        assert memory.tolerance is not None
+        if (said := never_binds(each.name, each.classes, memory.tolerance.nats)) is not None:
+            tell(said)
 
 
 def _refuse_unless_classes(memory: Memory) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.guard.memory import Memory
+from holdfast.guard.moving.averaged_adapters import AveragedAdapters
 from holdfast.guard.noticing.telling import tell
 from holdfast.settings import checked_share
 from holdfast.tensors.finite import is_finite
@@ -24,12 +25,25 @@ def average_with_anchor(memory: Memory, share: float) -> None:
     share = checked_share("share", share, "a number from 0 (all that was learned since is undone) to 1 (nothing is)")
     held = checked_way(memory, "average()")
     if share < 1 and not _has_moved(memory, held):
-        tell(
-            f"average(share={share:g}) changes nothing: no weight has moved since the last consolidation, whose "
-            "weights it goes back to. Average before the task is consolidated, or by consolidate(batches, share=...); "
-            "with a trainer, by HoldfastCallback(guard, share=...)."
+        tell(f"average(share={share:g}) changes nothing: {_why_nothing(memory)}")
+    adapters = AveragedAdapters(memory, held)
+    adapters.tell_of(share)
+    move_to(memory, held, held, share, adapters)
+
+
+def _why_nothing(memory: Memory) -> str:
+    """Say why no weight has moved that could go back."""
+    new = [name for name, p in memory.parameters.items() if p.requires_grad and name not in memory.anchor]
+    if new:
+        return (
+            f"{new[0]!r}{f' and {len(new) - 1} more' if len(new) > 1 else ''} came after the last consolidation, and "
+            "have no weights from before to go back to, and nothing else has moved. Of an adapter on top of what was "
+            "consolidated, multiply its B by the share."
         )
-    move_to(memory, held, held, share)
+    return (
+        "no weight has moved since the last consolidation, whose weights it goes back to. Average before the task is "
+        "consolidated, or by consolidate(batches, share=...); with a trainer, by HoldfastCallback(guard, share=...)."
+    )
 
 
 def _has_moved(memory: Memory, held: Mapping[str, nn.Parameter]) -> bool:
@@ -70,9 +84,17 @@ def checked_way(memory: Memory, call: str) -> dict[str, nn.Parameter]:
 
 
 @torch.no_grad()
-def move_to(memory: Memory, held: Mapping[str, nn.Parameter], own: Mapping[str, Tensor], share: float) -> None:
-    """Put weights at θ* + share·(θ − θ*), with θ as given, which may be themselves."""
+def move_to(
+    memory: Memory,
+    held: Mapping[str, nn.Parameter],
+    own: Mapping[str, Tensor],
+    share: float,
+    adapters: AveragedAdapters,
+) -> None:
+    """Put weights at θ* + share·(θ − θ*), with θ as given, which may be themselves; and adapters so that Δ is there."""
+    between = adapters.between(own, share)
     for name, parameter in held.items():
         dtype = running_dtype(parameter)
         before = at_hand(memory.anchor[name], parameter).to(dtype)
-        parameter.copy_(torch.lerp(before, own[name].to(dtype), share))
+        found = between.get(name)
+        parameter.copy_(torch.lerp(before, own[name].to(dtype), share) if found is None else found)

@@ -11,6 +11,7 @@ from torch import Tensor
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.guard.keeping.looking import look
 from holdfast.guard.memory import Memory
+from holdfast.guard.moving.averaged_adapters import AveragedAdapters
 from holdfast.guard.moving.averaging import average_with_anchor, checked_way, move_to
 from holdfast.guard.moving.weight_average import refuse_between_averages
 from holdfast.guard.noticing.telling import tell
@@ -47,7 +48,7 @@ class GoingBack:
         refuse_between_averages(self.attachment.attached())
         with self.attachment.watcher.calls.paused():
             found = pull_back(self.memory, own)
-        if found.outcome == "cannot be met" or found.is_undone:
+        if found.outcome == "cannot be met" or found.is_undone or found.single is not None:
             tell(str(found))
         self.last = found
         return found
@@ -134,22 +135,25 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
     if not memory.kept:
         look(memory)  # says that there are none
     own: dict[str, Tensor] = {name: parameter.detach().clone() for name, parameter in held.items()}
+    adapters = AveragedAdapters(memory, held)
 
     def lost_at(share: float) -> float:
-        move_to(memory, held, own, share)
+        move_to(memory, held, own, share, adapters)
         return look(memory).kl
 
     share = 1.0
     try:
-        most = memory.control.most if memory.steps and memory.control.trace else None
+        # Of the task that was trained last, which may have been taken in since.
+        most = memory.control.most if memory.control.trace else None
         found = replace(furthest_within(lost_at, tolerance, most), **_how_it_was_followed(memory))
         share = found.share
     finally:
-        move_to(memory, held, own, share)
+        move_to(memory, held, own, share, adapters)
     left = look(memory)
     memory.control.latest = {each.name: each.kl for each in left.sets}
     memory.control.at = max(memory.steps.values(), default=0)
-    return replace(found, error=left.worst.error, least_sure=_least_sure(left))
+    single = next((each.name for each in left.sets if each.error is None), None)
+    return replace(found, error=left.worst.error, least_sure=_least_sure(left), single=single)
 
 
 def _least_sure(left: Retention) -> tuple[str, float, float] | None:
@@ -159,9 +163,10 @@ def _least_sure(left: Retention) -> tuple[str, float, float] | None:
 
 
 def _how_it_was_followed(memory: Memory) -> dict[str, Any]:
-    """Return with what strength training began and whether it ended above that, where it followed a tolerance."""
-    trace = memory.control.trace
-    if memory.tolerance is None:
-        return {}
-    tightened = bool(memory.steps and trace) and trace[-1].strength > trace[0].strength
-    return {"start": memory.tolerance.start_in(memory.driving.form), "tightened": tightened}
+    """Return how the task was held that was trained last: with what, and what was lost before it."""
+    trace, form = memory.control.trace, memory.driving.form
+    found: dict[str, Any] = {"is_diagonal": form.elementwise, "at_first": trace[0].kl if trace else None}
+    if memory.tolerance is not None:
+        tightened = bool(trace) and trace[-1].strength > trace[0].strength
+        found |= {"start": memory.tolerance.start_in(form), "tightened": tightened}
+    return found

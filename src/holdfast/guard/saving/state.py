@@ -418,6 +418,8 @@ def _how_strong(memory: Memory) -> dict[str, Any]:
         here["strengths"] = [[pattern, c] for pattern, c in memory.driving.strengths.given.items()]
     if memory.relative_strength is not None:
         here["relative_strength"] = memory.relative_strength
+    if memory.made_with not in (None, memory.said_strength):  # set anew since, as by a schedule
+        here["made_with"] = memory.made_with
     if memory.tolerance is not None:
         here["tolerance"] = dataclasses.asdict(memory.tolerance.settled_in(memory.driving.form))
     if marks := memory.kept.marks:

@@ -227,6 +227,7 @@ _FIT: dict[str, tuple[Callable[[object], bool], str]] = {
     "labels": _LABELS,
     "labels_of_task": _LABELS,
     "tolerance": (_is_tolerance, "its nats, a number above 0, and how it is followed"),
+    "made_with": (lambda value: isinstance(value, str), "a strength in words"),
     "kept": (_are_marked, "each name once, with numbers"),
     "control": (_maps(lambda value: value is None or isinstance(value, int | float | list)), "plain values by name"),
     "folded_norms": (_maps(lambda value: isinstance(value, str)), "layers by batch norm"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from holdfast.errors import StateError
+from holdfast.errors import ConfigurationError, StateError
 from holdfast.guard.distributed.ranks import Ranks
 from holdfast.tensors.sharding import is_sharded, whole
 from holdfast.whole_files import read_tensors, sealed, unsealed, write_tensors
@@ -31,6 +31,10 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) 
 
     Every rank has the whole state, unless it is sharded: only then must all of them take part.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigurationError(
+            f"save({type(path).__name__}): expected a path, as in guard.save('guard.safetensors')."
+        )
     rest = {key: value for key, value in state.items() if key != "tensors"}
     tensors = _gathered(state["tensors"], keep=ranks.rank == 0)
 
@@ -61,8 +65,23 @@ def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]
     return gathered
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+def refuse_without_guard(guard: object, path: object) -> None:
+    """Refuse ``Consolidator.load(path)``, of no guard: a file has what was learned, and no model to hold."""
+    if isinstance(guard, str | os.PathLike) and path is None:
+        raise ConfigurationError(
+            f"Consolidator.load({str(guard)!r}) of no guard: a file has no model. Make the guard as it was made, "
+            f"guard = Consolidator(model, ...), and then guard.load({str(guard)!r})."
+        )
+
+
+def read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
     """Read a state, or say why the file holds none."""
+    if not isinstance(path, str | os.PathLike):
+        instead = " A state itself is for load_state_dict()." if isinstance(path, Mapping) else ""
+        raise ConfigurationError(
+            f"load({type(path).__name__}): expected the path of a file that save() wrote, such as "
+            f"guard.load('guard.safetensors').{instead}"
+        )
     if not Path(path).is_file():
         raise StateError(f"There is no state file at {str(path)!r}. Give the path that save() wrote.")
     tensors, metadata = read_tensors(path)

@@ -1,0 +1,108 @@
+"""Adapters on the way back: what they add to weights goes along a straight line, not the factors that it is made of."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.adapters import Adapter, every_adapter
+from holdfast.errors import ConfigurationError
+from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.telling import tell
+from holdfast.tensors.products import products_in
+from holdfast.tensors.sharding import like_parameter, whole
+from holdfast.tensors.storage import at_hand, running_dtype
+
+SAID_FROM = 0.05
+"""The error of a mean, as a share of what was learned, from which it is told of."""
+
+
+class AveragedAdapters:
+    """The adapters whose parameters have an anchor, and values of those between it and others.
+
+    Args:
+        memory: what the guard knows.
+        held: the weights that have an anchor.
+    """
+
+    def __init__(self, memory: Memory, held: Mapping[str, nn.Parameter]) -> None:
+        self._anchor = memory.anchor
+        self._names = {parameter: name for name, parameter in held.items()}
+        self._adapters: dict[str, Adapter] = {}
+        self._others: list[str] = []
+        for found in every_adapter(memory.model, {id(p) for p in held.values()}):
+            if getattr(getattr(found.adapter, "module", None), "merged", False):
+                raise ConfigurationError(
+                    f"The adapter of {found.weight!r} is merged into its weight for now: what its parameters are moved "
+                    "to would not be what the model computes with. Unmerge it first (model.unmerge_adapter())."
+                )
+            if found.adapter is None or found.refusal is not None:
+                self._others.append(found.path)
+            elif all(p in self._names for p in found.adapter.parameters() if p.requires_grad):
+                self._adapters[found.path] = (
+                    found.adapter
+                )  # of one of whose parts some are held, those go by themselves
+
+    def between(self, own: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+        """Return adapters' parameters by which Δ is the mean of that at the anchor and that of given values.
+
+        Args:
+            own: the given values, by name.
+            share: of these; at its ends, parameters are one or the other.
+        """
+        found: dict[str, Tensor] = {}
+        if 0 < share < 1:
+            for values, _ in self._each(own, share).values():
+                found |= {self._names[parameter]: like_parameter(each, parameter) for parameter, each in values.items()}
+        return found
+
+    def tell_of(self, share: float) -> None:
+        """Say of which adapters what they add will not be the mean, or not nearly."""
+        if not 0 < share < 1:
+            return
+        found = self._each({name: p.detach() for p, name in self._names.items()}, share)
+        others = [*self._others, *(path for path in self._adapters if path not in found)]
+        if others:
+            tell(
+                f"average(share={share:g}) moves the adapters of {_some(others)} along the line of their own "
+                "parameters: what they add to the weights afterwards is not the mean of what they added before and "
+                "after. Nobody knows parameters of their kind that would add just that; holdfast.merge averages the "
+                "weights themselves."
+            )
+        errors = {path: error for path, (_, error) in found.items() if error > SAID_FROM}
+        if errors:
+            worst = max(errors, key=lambda path: errors[path])
+            tell(
+                f"average(share={share:g}): the mean of two adapters has twice their rank, and the nearest one of the "
+                f"same rank misses {errors[worst]:.0%} of what {worst!r} has learned since (in {len(errors)} of "
+                f"{len(found)} adapted layers more than {SAID_FROM:.0%}). What was lost is measured by "
+                "guard.retention(); holdfast.merging.merge_adapters makes an adapter of both ranks together, exactly."
+            )
+
+    @torch.no_grad()
+    def _each(self, own: Mapping[str, Tensor], share: float) -> dict[str, tuple[dict[nn.Parameter, Tensor], float]]:
+        """Return values in single precision at least, and the error of their mean, of each adapter that has any."""
+
+        def now(parameter: nn.Parameter) -> Tensor:
+            name = self._names.get(parameter)
+            return whole(parameter.detach() if name is None else own[name]).to(running_dtype(parameter))
+
+        def then(parameter: nn.Parameter) -> Tensor:
+            name = self._names.get(parameter)
+            if name is None:  # a part that nothing trains, which is what it was
+                return now(parameter)
+            return whole(at_hand(self._anchor[name], parameter)).to(running_dtype(parameter))
+
+        found = {}
+        for path, adapter in self._adapters.items():
+            with products_in("float32", adapter.parameters()[0].device):
+                between = adapter.between(now, then, share)
+            if between is not None:
+                values = {p: value for p, value in between.values.items() if p in self._names}
+                found[path] = values, between.error
+        return found
+
+
+def _some(paths: list[str]) -> str:
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"{paths[0]!r}{more}"

@@ -1,0 +1,33 @@
+"""What people give a trainer, or a guard, in the place of what is expected: each says what to give."""
+
+import pytest
+from lightning.pytorch import Trainer as LightningTrainer
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+import holdfast
+
+
+def test_a_guard_is_no_callback_and_says_which_is(tmp_path):
+    guard = holdfast.Consolidator(nn.Linear(3, 2), "EWC")
+    with pytest.raises(AttributeError, match=r"HoldfastCallback\(guard\)\], from holdfast\.integrations\.huggingface"):
+        Trainer(guard.model, TrainingArguments(tmp_path, report_to=[], use_cpu=True), callbacks=[guard])
+    with pytest.raises(AttributeError, match=r"HoldfastCallback\(guard\)\], from holdfast\.integrations\.lightning"):
+        LightningTrainer(callbacks=[guard], logger=False, enable_checkpointing=False, accelerator="cpu")
+    assert not hasattr(guard, "on_init_end") and not hasattr(guard, "state_key")
+
+
+def test_a_file_is_loaded_into_a_guard():
+    guard = holdfast.Consolidator(nn.Linear(3, 2), "EWC")
+    with pytest.raises(holdfast.ConfigurationError, match=r"of no guard: .* guard\.load\('guard\.safetensors'\)"):
+        holdfast.Consolidator.load("guard.safetensors")
+    with pytest.raises(holdfast.ConfigurationError, match=r"load\(dict\): expected the path .* load_state_dict"):
+        guard.load(guard.state_dict())
+
+
+def test_an_adapter_that_was_loaded_frozen_is_told_of(tmp_path):
+    get_peft_model(nn.Sequential(nn.Linear(3, 2)), LoraConfig(target_modules=["0"])).save_pretrained(tmp_path)
+    model = PeftModel.from_pretrained(nn.Sequential(nn.Linear(3, 2)), tmp_path)
+    with pytest.raises(holdfast.ProtectError, match=r"adapters, all of them frozen.*give is_trainable=True"):
+        holdfast.Consolidator(model, "EWC")
