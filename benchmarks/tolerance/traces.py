@@ -48,7 +48,7 @@ CASES = (
     Case("is met", "rotated", 0.1),
     Case("has to go back", "diagonal", 0.03),
     Case("begins broken (re-init)", "rotated", 0.1, draw_anew),
-    Case("is never touched", "rotated", 3.0),
+    Case("is never touched", "rotated", 1.0),
 )
 
 
