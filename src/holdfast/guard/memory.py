@@ -128,8 +128,13 @@ class Memory:
     told_of_norms: set[str] = field(default_factory=set)
     """The batch norms of which it was told that they cannot be folded."""
     frozen_statistics: FrozenStatistics = field(default_factory=FrozenStatistics)
-    implicit: bool = False
-    """Whether the quadratic hold acts after the step, implicitly, instead of joining the gradient."""
+    implicit: bool | None = False
+    """Whether the quadratic hold acts after the step, implicitly, instead of joining the gradient; ``None`` until an
+    optimiser has decided it."""
+    implicit_given: bool = True
+    """Whether a user has said so, rather than left it to what there is, or to what a state has."""
+    implicit_is_open: bool = False
+    """Whether both would do, and the optimisers that are attached decide it; see ``steps/default_pull.py``."""
     kept: KeptSets = field(default_factory=KeptSets)
     """Inputs by which it is seen what the model still knows."""
     tolerance: Tolerance | None = None
@@ -440,6 +445,8 @@ class Memory:
         except ConfigurationError:
             self.space = before
             raise
+        if space == "merged" and self.implicit_is_open:
+            self.implicit = False  # merged weights take no steps of their own
         self.version += 1
 
     def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:

@@ -229,5 +229,7 @@ _FIT: dict[str, tuple[Callable[[object], bool], str]] = {
     "tolerance": (_is_tolerance, "its nats, a number above 0, and how it is followed"),
     "kept": (_are_marked, "each name once, with numbers"),
     "control": (_maps(lambda value: value is None or isinstance(value, int | float | list)), "plain values by name"),
+    "implicit": (lambda value: isinstance(value, bool), "true or false"),
+    "implicit_is_open": (lambda value: isinstance(value, bool), "true or false"),
     "folded_norms": (_maps(lambda value: isinstance(value, str)), "layers by batch norm"),
 }
