@@ -103,7 +103,7 @@ def test_a_strength_that_destroys_the_explicit_run_does_not_by_default():
 def test_it_is_decided_by_attach_for_all_optimisers_together():
     model = net()
     guard = consolidated(model, form="rotated")
-    assert guard.implicit is None and "implicit if attached to SGD" in repr(guard) and not guard.cost().implicit
+    assert guard.implicit is None and "implicit if it holds SGD" in repr(guard) and not guard.cost().implicit
     watched = torch.optim.LBFGS(model.parameters())
     guard.attach(watched, hold=False)
     assert guard.implicit is None

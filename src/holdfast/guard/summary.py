@@ -52,7 +52,7 @@ def _when_it_pulls(memory: Memory, held_back: Owned) -> str:
     if memory.implicit or not memory.implicit_is_open or memory.space == "merged":
         return ", implicit" if memory.implicit else ""
     why = why_explicit(memory, held_back)
-    return ", implicit if attached to SGD" if memory.implicit is None and not why else f", explicit {why}".rstrip()
+    return ", implicit if it holds SGD" if memory.implicit is None and not why else f", explicit {why}".rstrip()
 
 
 def _adapters(memory: Memory) -> str:

@@ -16,7 +16,7 @@ from holdfast.errors import ConfigurationError, OptimizerError
 from holdfast.guard.arguments.checked_arguments import checked_implicit, may_be_implicit
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
-from holdfast.guard.steps.optimizers.reach import check_block, check_reach
+from holdfast.guard.steps.optimizers.reach import check_blocks, check_reach
 from holdfast.tensors.sharding import is_sharded
 from holdfast.tensors.storage import running_dtype
 
@@ -41,8 +41,7 @@ def why_explicit(memory: Memory, held: Owned) -> str:
     try:
         for optimizer, owned in held.items():
             check_reach(optimizer, form)
-            for names in blocks:
-                check_block(optimizer, form, names, owned)
+            check_blocks(optimizer, form, blocks, owned)
     except OptimizerError as error:
         said = str(error).removeprefix("implicit=True ").removeprefix(f"in the form {form.name!r} ")
         return said.partition(":")[0].partition(";")[0]

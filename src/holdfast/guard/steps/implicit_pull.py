@@ -10,7 +10,7 @@ from holdfast.errors import OptimizerError
 from holdfast.forms import DiagonalMatrix, Matrix
 from holdfast.guard.memory import Memory
 from holdfast.guard.steps.default_pull import give_up
-from holdfast.guard.steps.optimizers.reach import Reach, check_block, reaches_of
+from holdfast.guard.steps.optimizers.reach import Reach, check_blocks, reaches_of
 from holdfast.guard.steps.walk.bundles import Bundle, Several
 from holdfast.holds.of_weights.implicit import pull_implicitly_, pulled
 from holdfast.holds.of_weights.quadratic import displacement
@@ -29,10 +29,11 @@ class ImplicitPull:
         if not hold or not self.memory.pulled_after:
             return
         memory = self.memory
-        blocks = [m.block for m in memory.driving.held.values() if not isinstance(m, DiagonalMatrix)]
+        held = memory.driving.held.values()
+        blocks = [matrix.block.parameters for matrix in held if not isinstance(matrix, DiagonalMatrix)]
         try:
-            for block in blocks:
-                check_block(optimizer, memory.driving.form, block.parameters, owned)
+            if blocks:
+                check_blocks(optimizer, memory.driving.form, blocks, owned)
         except OptimizerError as error:
             if not memory.implicit_is_open:
                 raise
