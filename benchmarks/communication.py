@@ -92,7 +92,7 @@ def counted(make: Callable[[], nn.Module], options: dict[str, Any]) -> tuple[int
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if options:
-        guard = holdfast.Consolidator(model, **options)
+        guard = holdfast.Consolidator(model, **options, implicit=False)
         guard.consolidate([batch(5)])
         if "tolerance" in options:
             guard.keep([batch(6)], "old")

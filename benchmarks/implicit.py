@@ -1,13 +1,13 @@
 """A hold after the step beside one in the gradient: which keeps more, and over how wide a range of strengths.
 
-``python -m benchmarks.implicit STORE`` writes results/implicit.md and .json: EWC on permuted digits, as a diagonal and
-in rotated coordinates, with SGD, momentum, Adam and AdamW, over six decades of strengths. ``--scenario permuted-mnist
---data-dir DATA`` and ``--scenario split-cifar`` do the same there, with the paper's networks and fewer epochs. The best
-strength is the one of the best mean on validation data, with the seeds that are then tested; strengths within a point
-of it are counted in decades. What is in the store is not run again.
+``python -m benchmarks.implicit STORE`` writes results/implicit.md and .json: EWC on permuted digits, as a diagonal, in
+rotated coordinates and by Kronecker factors, with SGD, momentum, Adam and AdamW, over six decades of strengths.
+``--scenario permuted-mnist --data-dir DATA`` and ``--scenario split-cifar`` do the same there, with the paper's
+networks and fewer epochs. The best strength is the one of the best mean on validation data, with the seeds that are
+then tested; strengths within a point of it are counted in decades. What is in the store is not run again.
 
 ``--rates`` is the control: SGD with and without momentum at smaller learning rates too, which let an explicit hold be
-stronger. It is added to what the results already have.
+stronger. It is added to what the results already have; and so are the forms that ``--forms`` names, alone.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import json
 import math
 import statistics
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ OPTIMISERS: dict[str, dict[str, Any]] = {
 STRENGTHS = {
     "diagonal": tuple(10.0**power for power in range(7)),
     "rotated": tuple(10.0**power for power in range(-1, 6)),
+    "kronecker": tuple(10.0**power for power in range(-1, 6)),
 }
 SLOWER = (1, 3, 10, 30)
 """By how much a learning rate is divided where it is searched too: the strength that SGD bears grows by as much."""
@@ -58,9 +59,9 @@ def specs_of(scenario: str, way: Mapping[str, Any], changes: Mapping[str, Any]) 
     return partial(paper_spec, scenario, "EWC", **{**SIZES[scenario], **own, **changes})
 
 
-def ways() -> Iterator[dict[str, Any]]:
-    """Yield all ways; in rotated coordinates, only SGD's steps can be pulled back implicitly."""
-    for form, optimiser, implicit in itertools.product(STRENGTHS, OPTIMISERS, (False, True)):
+def ways(forms: Iterable[str] = STRENGTHS) -> Iterator[dict[str, Any]]:
+    """Yield all ways; in other coordinates than the weights' own, only SGD's steps can be pulled back implicitly."""
+    for form, optimiser, implicit in itertools.product(forms, OPTIMISERS, (False, True)):
         if form == "diagonal" or OPTIMISERS[optimiser]["optimizer"] == "sgd":
             yield {"form": form, "optimiser": optimiser, "implicit": implicit}
 
@@ -101,9 +102,9 @@ def tested(make: partial[Spec], strength: float, store: Store, run: Any) -> list
     return [100 * result.average_accuracy for result in found if result is not None]
 
 
-def rate_ways() -> Iterator[dict[str, Any]]:
+def rate_ways(forms: Iterable[str] = STRENGTHS) -> Iterator[dict[str, Any]]:
     """Yield the ways whose learning rate is searched too: those of SGD, which an explicit hold can destroy."""
-    return (way for way in ways() if OPTIMISERS[way["optimiser"]]["optimizer"] == "sgd")
+    return (way for way in ways(forms) if OPTIMISERS[way["optimiser"]]["optimizer"] == "sgd")
 
 
 def rate_row(
@@ -148,16 +149,16 @@ def width(kept: Mapping[float, float | None], points: float = 1.0) -> float:
     return found
 
 
-def step_ratios(repeats: int, *, sides: tuple[int, ...] = (784, 400, 400, 10)) -> dict[str, float]:
+def step_ratios(repeats: int, forms: Iterable[str], *, sides: tuple[int, ...]) -> dict[str, float]:
     """Return how long a step takes with an implicit hold, for one with an explicit hold, by optimiser and form."""
     cases = {}
     kinds = {
         "SGD": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
         "Adam": partial(torch.optim.Adam, lr=1e-4, fused=True),
     }
-    for (name, kind), form in itertools.product(kinds.items(), STRENGTHS):
+    for (name, kind), form in itertools.product(kinds.items(), forms):
         for implicit in (False, True):
-            if implicit and form == "rotated" and name != "SGD":
+            if implicit and form != "diagonal" and name != "SGD":
                 continue
             cases[f"{name}, {form}, {implicit}"] = _stepping(kind, form, implicit, sides)
     seconds = {name: statistics.median(found) for name, found in interleaved(cases, repeats).items()}
@@ -284,6 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", help="what to train on; a GPU if there is one")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a rehearsal at a tiny size")
+    parser.add_argument("--forms", nargs="+", choices=STRENGTHS, default=list(STRENGTHS), help="these alone (all)")
     parser.add_argument("--rates", action="store_true", help="search SGD's learning rates too, beside what was found")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", holdfast.HoldfastWarning)  # strengths that are too much are what is looked at
@@ -295,16 +297,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.rates and "rows" not in found:
         parser.error(f"--rates adds to what is in {path}, and there is nothing: run the same without it first.")
     if options.rates:
-        found["by rate"] = [_told(rate_row(options.scenario, way, changes, store, run)) for way in rate_ways()]
+        new = [_told(rate_row(options.scenario, way, changes, store, run)) for way in rate_ways(options.forms)]
+        found["by rate"] = beside(found.get("by rate", ()), new)
     else:
-        found["rows"] = [_told(row_of(options.scenario, way, changes, store, run)) for way in ways()]
+        new = [_told(row_of(options.scenario, way, changes, store, run)) for way in ways(options.forms)]
+        found["rows"] = beside(found.get("rows", ()), new)
         sides = (8, 8, 4) if options.quick else (784, 400, 400, 10)
-        found["step ratios"] = step_ratios(2 if options.quick else 15, sides=sides)
+        ratios = step_ratios(2 if options.quick else 15, options.forms, sides=sides)
+        found["step ratios"] = {**found.get("step ratios", {}), **ratios}
     found["torch"] = torch.__version__
     options.results.mkdir(parents=True, exist_ok=True)
     page = table(found["rows"], found["step ratios"], options.scenario, found.get("by rate", ()))
     path.with_suffix(".md").write_text(page, encoding="utf-8")
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def beside(known: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return new rows with those that are known of other forms, in the order of forms."""
+    forms = {row["form"] for row in new}
+    every = [*(row for row in known if row["form"] not in forms), *new]
+    return sorted(every, key=lambda row: list(STRENGTHS).index(row["form"]))
 
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.implicit import SLOWER, main, rate_ways, table, ways, width
+from benchmarks.implicit import SLOWER, beside, main, rate_ways, table, ways, width
 
 
 def test_a_range_is_counted_in_decades():
@@ -17,8 +17,8 @@ def test_the_page_has_a_row_for_each_way():
         for way in ways()
     ]
     page = table(rows, {"SGD, diagonal": 1.25}, "permuted-digits")
-    assert page.count("| implicit | 1 | 50.0 ± 1.0 | 0.5 | 50.0 | – |") == 6
-    assert page.count("explicit | 1 |") == 6 and "- SGD, diagonal: 1.25" in page
+    assert page.count("| implicit | 1 | 50.0 ± 1.0 | 0.5 | 50.0 | – |") == 8
+    assert page.count("explicit | 1 |") == 8 and "- SGD, diagonal: 1.25" in page
 
 
 def test_the_control_says_the_best_rate_and_what_each_rate_keeps():
@@ -35,7 +35,7 @@ def test_the_control_says_the_best_rate_and_what_each_rate_keeps():
     assert {way["optimiser"] for way in rate_ways()} == {"SGD", "momentum"}
     page = table([], {}, "permuted-digits", by_rate)
     said = "| 0.01 | 1 | 80.0 ± 1.0 | 51.0 (c = 1) | 53.0 (c = 1) | 60.0 (c = 1) | 80.0 (c = 1) |"
-    assert page.count(said) == len(by_rate) == 8
+    assert page.count(said) == len(by_rate) == 12
     assert "searched too" not in table([], {}, "permuted-digits")
 
 
@@ -44,3 +44,13 @@ def test_the_control_is_added_to_what_was_found_and_refused_where_nothing_was(tm
     with pytest.raises(SystemExit):
         main(given)
     assert "there is nothing" in capsys.readouterr().err
+
+
+def test_rows_of_other_forms_stay_as_they_were():
+    known = [{"form": form, "test": [1.0]} for form in ("diagonal", "rotated", "kronecker")]
+    found = beside(known, [{"form": "rotated", "test": [2.0]}])
+    assert [(row["form"], row["test"]) for row in found] == [
+        ("diagonal", [1.0]),
+        ("rotated", [2.0]),
+        ("kronecker", [1.0]),
+    ]

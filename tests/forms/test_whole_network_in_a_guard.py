@@ -47,6 +47,7 @@ def task_gradients(model, batch):
 def test_a_step_is_held_by_the_whole_matrix(form, closure):
     model = network()
     guard = guarded(model, form)
+    guard.implicit = False
     moved(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)

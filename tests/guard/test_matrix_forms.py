@@ -47,7 +47,7 @@ def two_tasks(form, **more):
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_step_has_the_gradient_of_the_penalty(form):
-    model, guard = two_tasks(form)
+    model, guard = two_tasks(form, implicit=False)
     ((x, y),) = data(3)
     model.zero_grad()
     (F.cross_entropy(model(x), y) + guard.penalty()).backward()
@@ -242,7 +242,7 @@ def test_running_states_are_counted(measure):
 
 def test_stability_is_judged_by_the_largest_eigenvalue():
     model = network()
-    guard = holdfast.Consolidator(model, "EWC", 1.0, form="rotated")
+    guard = holdfast.Consolidator(model, "EWC", 1.0, form="rotated", implicit=False)
     guard.consolidate(data())
     most = max(float(matrix.largest_eigenvalue()) for matrix in guard.matrices.values())
     diagonal = max(float(omega.max()) for omega in guard.importance.values())

@@ -194,7 +194,7 @@ def test_lightning_keeps_the_best_checkpoint_that_has_lost_little(tmp_path):
     """Validation is the same data as training, so that by the loss alone the last epoch is best."""
 
     def fitted(folder, monitor, limit):
-        module, guard = of_module(10.0)
+        module, guard = of_module(1.0)
         lost = []
 
         class Losing(Callback):

@@ -153,6 +153,11 @@ class Form(ABC):
         return None
 
     @property
+    def keeps_coordinates(self) -> bool:
+        """Whether Q is kept in coordinates of its own, which nobody has to find before a pull after a step."""
+        return False
+
+    @property
     def keeps_equal_once(self) -> bool:
         """Whether blocks may have tensors in common, which are then kept once."""
         return False

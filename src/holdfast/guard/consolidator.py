@@ -114,7 +114,9 @@ class Consolidator(NotACallback):
         implicit: whether the hold acts after each step of the optimiser, by a pull that no strength can make overshoot,
             D ← D/(1 + 2cηΩ), instead of joining the gradient. η is what a weight really goes for its gradient, so the
             optimiser has to be one that this is known of: SGD, and for the diagonal Adam, AdamW, NAdam, RAdam, Adamax,
-            RMSprop and Adagrad.
+            RMSprop and Adagrad. ``None`` is that in the forms ``"rotated"``, ``"kronecker"`` and ``"lowrank"`` where
+            the attached optimisers all are SGD, with one rate for a layer's weight and bias; else the gradient.
+            :attr:`implicit` says which it is.
         state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
             and single at least. Running states are never kept in less, since averages freeze in 16 bits.
         state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
@@ -140,7 +142,7 @@ class Consolidator(NotACallback):
         group: "ProcessGroup | None" = None,
         gather: Gather | None = None,
         batch_norm: str | None = None,
-        implicit: bool = False,
+        implicit: bool | None = None,
         state_dtype: torch.dtype | None = None,
         state_device: torch.device | str | None = None,
     ) -> None:
@@ -170,7 +172,7 @@ class Consolidator(NotACallback):
         self._going_back = GoingBack(self._memory, self._attachment)
 
     def __repr__(self) -> str:
-        return describe(self._memory, self._attachment.attached())
+        return describe(self._memory, self._attachment.attached(), self._attachment.held())
 
     # What there is to read
 
@@ -280,9 +282,19 @@ class Consolidator(NotACallback):
         return self._memory.batch_norm
 
     @property
-    def implicit(self) -> bool:
-        """Whether the quadratic hold acts after each step, implicitly."""
+    def implicit(self) -> bool | None:
+        """Whether the quadratic hold acts after each step, implicitly; may be set at any time.
+
+        Where nobody has said so and both would do, it is ``None`` until :meth:`attach` has decided it, for all
+        optimisers whose steps are held together. If one of them comes to move a layer's weight and bias by different
+        rates, the hold joins the gradient from then on, with a warning. A state goes on as it was saved: one without a
+        word of it, as earlier versions wrote, in the gradient.
+        """
         return self._memory.implicit
+
+    @implicit.setter
+    def implicit(self, value: bool | None) -> None:
+        self._attachment.set_implicit(value)
 
     @property
     def group(self) -> "ProcessGroup | None":
@@ -715,6 +727,7 @@ class Consolidator(NotACallback):
         given = memory.said_strength if memory.strength_given else None
         from_state(memory, state)
         memory.strength_given = False
+        self._attachment.decide_pull()
         made = state.get("made_with")
         memory.made_with = made or memory.made_with
         if given not in (None, memory.said_strength, made):

@@ -29,13 +29,15 @@ class BlockCost:
     form: str
     """In which form it is kept."""
     kept: int
-    """Bytes that are kept from task to task: Q, the anchor, and how the hold leans there, where it does. With
-    ``sums="exact"`` Q is each task's own, as many as there are by now."""
+    """Bytes that are kept from task to task: Q, its own coordinates where pulls after steps have to find them, the
+    anchor, and how the hold leans there, where it does. With ``sums="exact"`` Q is each task's own, as many as there
+    are by now."""
     measuring: int
     """Bytes of sums while a task is measured, in the pass that has most of them; beside the samples' own. Of a measure
     along the path: its running states, which are there all through training, and θ(0) where it looks at steps."""
     multiplications: int
-    """Of one application of Q, which is once a step; of an adapter's merged weight, of the products that it takes."""
+    """Of one application of Q, or one pull by it, which is once a step; of an adapter's merged weight, of the products
+    that it takes."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +47,8 @@ class Costs:
     blocks: tuple[BlockCost, ...]
     form: str
     """The form that was asked for."""
+    implicit: bool | None = False
+    """Whether the hold acts after each step, as far as that is decided."""
 
     @property
     def kept(self) -> int:
@@ -67,12 +71,13 @@ class Costs:
         return sum(block.weights for block in self.blocks)
 
     def __repr__(self) -> str:
+        form = f"{self.form}, implicit" if self.implicit else self.form
         largest = sorted(self.blocks, key=lambda block: -block.kept)[:_SHOWN]
         others = len(self.blocks) - len(largest)
         wide = max([len(block.name) for block in largest] + [len("in all")])
         lines = [
             (
-                f"{self.form}: {in_bytes(self.kept)} kept ({self.kept / max(1, self.weights):.3g} bytes a weight), "
+                f"{form}: {in_bytes(self.kept)} kept ({self.kept / max(1, self.weights):.3g} bytes a weight), "
                 f"{in_bytes(self.measuring)} of sums while measuring, "
                 f"{self.multiplications / max(1, self.weights):,.0f} multiplications a weight and step"
             ),
@@ -112,6 +117,9 @@ def costs_of(memory: Memory) -> Costs:
             q = sum(tensor.nbytes for tensor in new)
         else:
             q = kept * cost.kept
+        if memory.implicit and block.is_matrix and not form.keeps_coordinates:
+            q += single * (cost.kept + weights)  # eigenvectors as large as Q, and an eigenvalue for each direction
+            applying *= 2  # into those coordinates, and back
         found.append(
             BlockCost(
                 block.name,
@@ -122,7 +130,7 @@ def costs_of(memory: Memory) -> Costs:
                 applying * (len(own.parts) if isinstance(own, Summed) else 1),
             )
         )
-    return Costs(tuple(found), form.name)
+    return Costs(tuple(found), form.name, memory.implicit)
 
 
 @torch.no_grad()

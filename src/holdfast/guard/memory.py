@@ -132,8 +132,13 @@ class Memory:
     told_of_norms: set[str] = field(default_factory=set)
     """The batch norms of which it was told that they cannot be folded."""
     frozen_statistics: FrozenStatistics = field(default_factory=FrozenStatistics)
-    implicit: bool = False
-    """Whether the quadratic hold acts after the step, implicitly, instead of joining the gradient."""
+    implicit: bool | None = False
+    """Whether the quadratic hold acts after the step, implicitly, instead of joining the gradient; ``None`` until an
+    optimiser has decided it."""
+    implicit_given: bool = True
+    """Whether a user has said so, rather than left it to what there is, or to what a state has."""
+    implicit_is_open: bool = False
+    """Whether both would do, and the optimisers that are attached decide it; see ``steps/default_pull.py``."""
     kept: KeptSets = field(default_factory=KeptSets)
     """Inputs by which it is seen what the model still knows."""
     tolerance: Tolerance | None = None
@@ -160,6 +165,7 @@ class Memory:
         if self.space_is_open:  # first: strengths by pattern are of the names that the space has
             self.space = default_space(self, found)
         self.parameters = self._taken_by_forms(found)
+        self._hold_merged_in_the_gradient()
         if self.driving.strengths is not None:
             self.check_strengths(self.driving.strengths)
         self.made_with = self.said_strength if self.strength_given else None
@@ -464,7 +470,13 @@ class Memory:
         except ConfigurationError:
             self.space = before
             raise
+        self._hold_merged_in_the_gradient()
         self.version += 1
+
+    def _hold_merged_in_the_gradient(self) -> None:
+        """Let nobody decide that merged weights are pulled after steps: they take none of their own."""
+        if self.space == "merged" and self.implicit_is_open:
+            self.implicit = False
 
     def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""

@@ -16,6 +16,7 @@ from holdfast.guard.arguments.default_space import why_not_merged
 from holdfast.guard.distributed.sharded_matrices import ShardedMatrix
 from holdfast.guard.ledger import diagonal_of
 from holdfast.guard.memory import Memory
+from holdfast.guard.steps.default_pull import Owned, why_explicit
 from holdfast.holds import Hold
 from holdfast.holds.of_weights.quadratic import penalty_value
 from holdfast.measures import FineTune
@@ -24,17 +25,17 @@ from holdfast.tensors.sharding import is_sharded, local
 from holdfast.tensors.storage import at_hand, widest_dtype
 
 
-def describe(memory: Memory, attached: Sequence[Optimizer]) -> str:
+def describe(memory: Memory, attached: Sequence[Optimizer], held_back: Owned) -> str:
     """Return what there is to say about a guard; of a sharded model, this process's part."""
     try:
         held = _held(memory)
     except ConfigurationError as error:  # its adapters were taken away, or others came that cannot be held so
         held = [f"as it is now, the model cannot be held: {error}"]
-    lines = [_what(memory), *held, *_beside(memory), *_kept(memory), _when(memory, attached)]
+    lines = [_what(memory, held_back), *held, *_beside(memory), *_kept(memory), _when(memory, attached)]
     return "\n  ".join(lines)
 
 
-def _what(memory: Memory) -> str:
+def _what(memory: Memory, held_back: Owned) -> str:
     kept_as = memory.driving.form
     form = "" if kept_as.elementwise else f" in the form {kept_as.name!r}"
     form += _damping(kept_as)
@@ -43,8 +44,7 @@ def _what(memory: Memory) -> str:
     changed = [f"{name}={value!r}" for name, value in vars(measure).items() if usual.get(name) != value]
     settings = f"{type(measure).__name__}({', '.join(changed)})"
     named = settings if type(measure).__name__ == memory.driver else f"{memory.driver}, {settings}"
-    how = ", implicit" if memory.implicit else ""
-    how += _adapters(memory)
+    how = _when_it_pulls(memory, held_back) + _adapters(memory)
     return f"Consolidator of {type(memory.model).__name__}: {named}{form}, {_how_strongly(memory)}{how}"
 
 
@@ -52,6 +52,14 @@ def _damping(form: Form) -> str:
     """Return the damping of a form that has another than it usually has."""
     own, usual = vars(form).get("damping"), {field.name: field.default for field in dataclasses.fields(form)}
     return "" if own is None or own == usual.get("damping") else f" with a damping of {own:g}"
+
+
+def _when_it_pulls(memory: Memory, held_back: Owned) -> str:
+    """Return whether the hold acts after steps, and what has decided it where nobody has."""
+    if memory.implicit or not memory.implicit_is_open or memory.space == "merged":
+        return ", implicit" if memory.implicit else ""
+    why = why_explicit(memory, held_back)
+    return ", implicit if it holds SGD" if memory.implicit is None and not why else f", explicit {why}".rstrip()
 
 
 def _adapters(memory: Memory) -> str:

@@ -300,6 +300,11 @@ class Kronecker(LayerForm):
         """Whether factors are kept as their spectra."""
         return self.bits == 16
 
+    @property
+    def keeps_coordinates(self) -> bool:
+        """Whether no factor is kept as a matrix, whose eigenvectors would have to be found first."""
+        return all(side in ("diagonal", "identity") or self._is_spectrum(side) for side in (self.outputs, self.inputs))
+
     def __post_init__(self) -> None:
         super().__post_init__()
         choice("sums", self.sums, get_args(Sums))

@@ -337,6 +337,11 @@ class Rotated(LayerForm):
         choice("precision", self.precision, get_args(Precision))
 
     @property
+    def keeps_coordinates(self) -> bool:
+        """Always."""
+        return True
+
+    @property
     def passes(self) -> int:
         """One for the coordinates, one for what lies along them."""
         return 2

@@ -210,6 +210,11 @@ class LowRank(VectorForm):
         choice("sums", self.sums, ("cut", "exact"))
 
     @property
+    def keeps_coordinates(self) -> bool:
+        """Always."""
+        return True
+
+    @property
     def passes(self) -> int:
         """As many as there are iterations."""
         return self.iterations

@@ -8,6 +8,7 @@ import torch
 from holdfast.errors import ConfigurationError
 from holdfast.forms import Form
 from holdfast.forms import form as form_by_name
+from holdfast.forms.of_layers.layers import LayerForm
 from holdfast.guard.arguments.strengths import checked_relative_strength
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import AnchorKind
@@ -123,6 +124,19 @@ def checked_implicit(value: object, form: Form, batch_norm: str | None, *, leans
             "be found. Take one of the other ways to add tasks, or leave implicit out."
         )
     return value
+
+
+def may_be_implicit(form: Form, batch_norm: str | None, *, leans: bool) -> bool:
+    """Whether a hold of which nobody has said so may act after the step: in coordinates of its own.
+
+    Those of a layer can be found where they are not kept; those of all weights together would take the cube of them.
+    """
+    if form.elementwise or not (form.keeps_coordinates or isinstance(form, LayerForm)):
+        return False
+    try:
+        return checked_implicit(True, form, batch_norm, leans=leans)
+    except ConfigurationError:
+        return False
 
 
 def refuse_merged_path(space: object, measure: Measure, form: Form) -> None:

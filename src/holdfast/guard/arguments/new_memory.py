@@ -20,6 +20,7 @@ from holdfast.guard.arguments.checked_arguments import (
     checked_space,
     checked_tolerance,
     device_with_number,
+    may_be_implicit,
     named_measures,
     refuse_merged_path,
 )
@@ -58,7 +59,7 @@ def new_memory(
     watch: Sequence[Measure | str] | Mapping[str, Measure | str],
     group: "ProcessGroup | None",
     batch_norm: str | None,
-    implicit: bool,
+    implicit: bool | None,
     state_dtype: torch.dtype | None,
     state_device: torch.device | str | None,
 ) -> Memory:
@@ -81,7 +82,9 @@ def new_memory(
     c = 0.0 if relative is not None else checked_strength(1.0 if strength is None else strength)
     strengths = {"strength": strength, "relative_strength": relative_strength}
     driving.strengths = PatternStrengths(c) if isinstance(c, dict) else None
-    allowed = checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit)
+    allowed = checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit is True)
+    lean = leans(driving.form, anchor, gradient_term=gradient_term)
+    either = implicit is None and may_be_implicit(driving.form, batch_norm, leans=lean)
     memory = Memory(
         model,
         Selection(protect),
@@ -103,9 +106,9 @@ def new_memory(
         named_form=kept_as if isinstance(form, str) else None,
         from_scratch=from_scratch,
         batch_norm=checked_batch_norm(batch_norm, ledgers, others),
-        implicit=checked_implicit(
-            implicit, driving.form, batch_norm, leans=leans(driving.form, anchor, gradient_term=gradient_term)
-        ),
+        implicit=None if either else checked_implicit(implicit or False, driving.form, batch_norm, leans=lean),
+        implicit_given=implicit is not None,
+        implicit_is_open=either,
         tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
     )
     memory.merged.refuse_parts()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from holdfast.adapters import Change, in_parts, mapped, of_parts, size_of
 from holdfast.errors import ConfigurationError, StateError
 from holdfast.forms import Diagonal, Matrix
+from holdfast.guard.arguments.checked_arguments import may_be_implicit
 from holdfast.guard.arguments.strengths import PatternStrengths
 from holdfast.guard.batch_norm.frozen_statistics import with_statistics
 from holdfast.guard.distributed.ranks import ALONE
@@ -83,6 +84,7 @@ def to_state(memory: Memory) -> dict[str, Any]:
         "steps": dict(memory.steps),
         "parameters": sorted(memory.parameters),
         **_beside_the_usual(memory),
+        **_decided(memory),
         "tensors": {},
     }
     state |= _how_strong(memory)
@@ -113,13 +115,13 @@ def to_state(memory: Memory) -> dict[str, Any]:
 def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
     """Take over a state, if it is whole and of this model and these measures."""
     check_values(state)
-    before, form = (memory.space, memory.parameters), memory.driving.form
+    before, form = (memory.space, memory.parameters, memory.implicit), memory.driving.form
     try:
         _take_its_space(memory, state)
         take_its_form(memory, state)
         _take(memory, state)
     except BaseException:
-        (memory.space, memory.parameters), memory.driving.form = before, form
+        (memory.space, memory.parameters, memory.implicit), memory.driving.form = before, form
         memory.version += 1
         raise
     memory.space_is_open = False
@@ -187,6 +189,7 @@ def _take(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.head = HeadGradients(task)
     memory.anchor, memory.start, memory.tilt = kept["anchor"], kept["start"], kept["tilt"]
     memory.merged_anchor = changes
+    _take_its_pull(memory, state)
     known = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
     memory.parameters = {name: p for name, p in parameters.items() if name in known}
     for label, ledger in memory.ledgers.items():
@@ -405,10 +408,36 @@ def _beside_the_usual(memory: Memory) -> dict[str, Any]:
         "anchor": memory.anchor_kind,
         "gradient_term": memory.gradient_term,
         "batch_norm": memory.batch_norm,
-        "implicit": memory.implicit,
+        "implicit": bool(memory.implicit),
         "space": memory.space,
     }
     return {what: given for what, given in here.items() if given != _USUAL[what]}
+
+
+def _decided(memory: Memory) -> dict[str, bool]:
+    """Return what optimisers have decided of the pull, where it was left to them: earlier versions' states had none."""
+    if not memory.implicit_is_open:
+        return {}
+    return {"implicit_is_open": True} | ({} if memory.implicit is None else {"implicit": memory.implicit})
+
+
+def _may_differ(memory: Memory, state: Mapping[str, Any]) -> bool:
+    """Whether a state's pull may be another than the guard's: one of the two was never told."""
+    return bool(state.get("implicit_is_open")) or _may_be_told(memory)
+
+
+def _may_be_told(memory: Memory) -> bool:
+    """Whether a guard takes its pull from a state: nobody has said so here, and both would do."""
+    may_be = may_be_implicit(memory.driving.form, memory.batch_norm, leans=memory.leans)
+    return may_be and not memory.implicit_given
+
+
+def _take_its_pull(memory: Memory, state: Mapping[str, Any]) -> None:
+    """Go on as a state was: its optimisers decided, or in the gradient for good, as in earlier versions."""
+    if _may_be_told(memory):
+        then = state.get("implicit")
+        memory.implicit_is_open = bool(then or state.get("implicit_is_open"))
+        memory.implicit = then if memory.implicit_is_open and memory.space != "merged" else False
 
 
 def _how_strong(memory: Memory) -> dict[str, Any]:
@@ -450,6 +479,13 @@ def _layouts(memory: Memory) -> dict[str, str]:
     return {block.name: LOOKED_UP if block.looked_up else INPUTS_FIRST for block in blocks}
 
 
+def _what_else(what: str, then: object, now: object) -> str:
+    """Return what can be done about a setting that is another one in a state."""
+    if what == "form" and (given := what_to_give(then)):
+        return f": form={given}"
+    return ", or leave it out and set guard.implicit after loading" if what == "implicit" and now else ""
+
+
 def _check_settings(memory: Memory, state: Mapping[str, Any]) -> None:
     if (state["driver"], state["measures"]) != (memory.driver, memory.settings):
         raise StateError(
@@ -459,11 +495,10 @@ def _check_settings(memory: Memory, state: Mapping[str, Any]) -> None:
     here = _beside_the_usual(memory)
     for what, usual in _USUAL.items():
         then, now = state.get(what, usual), here.get(what, usual)
-        if then != now:
-            given = what_to_give(then) if what == "form" else ""
+        if then != now and not (what == "implicit" and _may_differ(memory, state)):
             raise StateError(
                 f"The state was made with {what}={then}; this Consolidator has {what}={now}. Make one with the same"
-                f"{f': form={given}' if given else ''}."
+                f"{_what_else(what, then, now)}."
             )
 
 

@@ -230,5 +230,7 @@ _FIT: dict[str, tuple[Callable[[object], bool], str]] = {
     "made_with": (lambda value: isinstance(value, str), "a strength in words"),
     "kept": (_are_marked, "each name once, with numbers"),
     "control": (_maps(lambda value: value is None or isinstance(value, int | float | list)), "plain values by name"),
+    "implicit": (lambda value: isinstance(value, bool), "true or false"),
+    "implicit_is_open": (lambda value: isinstance(value, bool), "true or false"),
     "folded_norms": (_maps(lambda value: isinstance(value, str)), "layers by batch norm"),
 }

@@ -24,6 +24,7 @@ from holdfast.guard.noticing.protection import (
     warn_unless_anchored_is_trained,
 )
 from holdfast.guard.noticing.telling import tell
+from holdfast.guard.steps.default_pull import Owned, decide, set_implicit
 from holdfast.guard.steps.observed import Observed, gradients_of_halves, protected_gradients, unscaled
 from holdfast.guard.steps.optimizers.accepted import check_optimizer, ids, innermost, trained_by
 from holdfast.guard.steps.optimizers.reach import check_reach
@@ -59,7 +60,7 @@ class Attachment:
         frozen = memory.frozen if any(_trains(optimizer, protected) for optimizer in optimizers) else {}
         for optimizer in optimizers:
             check_optimizer(optimizer, memory.parameters, frozen)
-            if hold and memory.implicit:
+            if hold and memory.implicit and not memory.implicit_is_open:
                 check_reach(optimizer, memory.driving.form)
         # Before anything is hooked: a warning may be an error to the caller.
         owned = self.owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
@@ -81,6 +82,7 @@ class Attachment:
             live.append((weakref.ref(optimizer), handles))
         self._hooks = live
         self._held = WeakSet(set(self._held) - set(optimizers)) if not hold else WeakSet({*self._held, *optimizers})
+        self.decide_pull()
         self.look_out()
         if self.watcher.measures.rank_gradients is not None:
             self.watcher.measures.rank_gradients.active = True
@@ -88,7 +90,20 @@ class Attachment:
     @property
     def holds_by_itself(self) -> bool:
         """Whether some attached optimiser's steps are held back."""
-        return any(optimizer in self._held for optimizer in self.attached())
+        return bool(self.held())
+
+    def held(self) -> Owned:
+        """Return the attached optimisers whose steps are held back, each with the protected parameters it trains."""
+        return {each: self.watcher.layouts.owned(each) for each in self.attached() if each in self._held}
+
+    def decide_pull(self) -> None:
+        """Let those optimisers decide whether the hold acts after their steps, where nobody has."""
+        decide(self.memory, self.held())
+
+    def set_implicit(self, value: bool | None) -> None:
+        """Hold after steps from now on, or in them, or as the attached optimisers decide."""
+        set_implicit(self.memory, value, self.held())
+        self.decide_pull()
 
     def give_away(self, penalty: Tensor) -> None:
         """Take note that the penalty's value was asked for: to be part of a loss where no optimiser is attached.

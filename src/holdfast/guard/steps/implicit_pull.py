@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 from holdfast.errors import OptimizerError
 from holdfast.forms import DiagonalMatrix, Matrix
 from holdfast.guard.memory import Memory
-from holdfast.guard.steps.optimizers.reach import Reach, reaches_of
+from holdfast.guard.steps.default_pull import give_up
+from holdfast.guard.steps.optimizers.reach import Reach, check_blocks, reaches_of
 from holdfast.guard.steps.walk.bundles import Bundle, Several
 from holdfast.holds.of_weights.implicit import pull_implicitly_, pulled
 from holdfast.holds.of_weights.quadratic import displacement
@@ -24,12 +25,19 @@ class ImplicitPull:
         self.memory = memory
 
     def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter], *, hold: bool) -> None:
-        """Refuse a step whose pull could not be found, while nothing has changed."""
+        """Refuse a step whose pull could not be found, while nothing has changed; one by default joins the gradient."""
         if not hold or not self.memory.pulled_after:
             return
-        for matrix in self.memory.driving.held.values():
-            if not isinstance(matrix, DiagonalMatrix):
-                self._refuse_unless_equally_far(optimizer, matrix, owned)
+        memory = self.memory
+        held = memory.driving.held.values()
+        blocks = [matrix.block.parameters for matrix in held if not isinstance(matrix, DiagonalMatrix)]
+        try:
+            if blocks:
+                check_blocks(optimizer, memory.driving.form, blocks, owned)
+        except OptimizerError as error:
+            if not memory.implicit_is_open:
+                raise
+            give_up(memory, error)
 
     def begin(self, bundles: Sequence[Bundle], *, hold: bool) -> None:
         """Look at a step that is about to be taken.
@@ -43,25 +51,6 @@ class ImplicitPull:
             for i, (name, parameter) in enumerate(zip(bundle.names, bundle.parameters, strict=True)):
                 if name in held and parameter.grad is None:
                     bundle.handed[i] = parameter.grad = torch.zeros_like(parameter)
-
-    def _refuse_unless_equally_far(
-        self, optimizer: Optimizer, matrix: Matrix, owned: Mapping[str, nn.Parameter]
-    ) -> None:
-        """Refuse a block whose weights do not all go equally far, so that its coordinates are not those of the pull."""
-        names = matrix.block.parameters
-        moved = {name: owned[name] for name in names if name in owned}
-        if not moved:
-            return
-        reaches = reaches_of(optimizer, moved)
-        rates = {name: reach.rate for name, reach in reaches.items()}
-        if len({rates.get(name, 0.0) for name in names}) > 1:
-            said = ", ".join(f"{name!r} by {rates.get(name) or 0.0:g}" for name in names)
-            raise OptimizerError(
-                f"implicit=True in the form {self.memory.driving.form.name!r}, which keeps one matrix of {said}: those "
-                "that this optimiser moves by different rates, or not at all, have no coordinates in which the pull "
-                "could be found. Train them together at one learning rate, leave one out of protect, or leave implicit "
-                "out."
-            )
 
     def pull(self, optimizer: Optimizer, bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter]) -> None:
         """Pull all weights that are held, after the step that they have taken."""

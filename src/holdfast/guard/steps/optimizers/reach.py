@@ -13,7 +13,7 @@ decay, decoupled or not, is the optimiser's own, and no part of h. All is read a
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -126,6 +126,22 @@ def check_reach(optimizer: Optimizer, form: Form) -> None:
     if _reader(optimizer) is _sgd:
         for group in optimizer.param_groups:
             _sgd(group, {}, 1.0)  # refuses a momentum that never settles
+
+
+def check_blocks(
+    optimizer: Optimizer, form: Form, blocks: Iterable[Sequence[str]], owned: Mapping[str, nn.Parameter]
+) -> None:
+    """Refuse parameters of one matrix that do not all go equally far: its coordinates are not those of the pull."""
+    rates = {name: reach.rate for name, reach in reaches_of(optimizer, owned).items()}
+    for names in blocks:
+        if owned.keys().isdisjoint(names) or len({rates.get(name, 0.0) for name in names}) == 1:
+            continue
+        said = ", ".join(f"{name!r} by {rates.get(name) or 0.0:g}" for name in names)
+        raise OptimizerError(
+            f"implicit=True in the form {form.name!r} with one matrix of {said}: those that this optimiser moves by "
+            "different rates, or not at all, have no coordinates in which the pull could be found. Train them together "
+            "at one learning rate, leave one out of protect, or leave implicit out."
+        )
 
 
 def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], Reach]:

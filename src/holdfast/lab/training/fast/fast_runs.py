@@ -180,7 +180,7 @@ class FastRuns:
         states = tuple(rows() for _ in self._state_names)
         self._kept = Kept(rows(), rows(), rows(), moments, states)
         self._start = rows()
-        implicit = first.guard.implicit
+        implicit = bool(first.guard.implicit)
         self._update = Update(optimiser, tuple(first.path_measures.values()), first.seen_samples, implicit)
         self._strengths = torch.zeros(runs, 1, dtype=dtype, device=self._device)
         tasks = range(len(scenario))
