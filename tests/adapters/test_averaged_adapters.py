@@ -101,5 +101,30 @@ def test_an_adapter_that_came_after_the_last_consolidation_has_nowhere_to_go_bac
     model.add_adapter("second", LoraConfig(r=2, target_modules=["linear"]))
     model.double().set_adapter("second")
     moved(model)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"'\S+lora_A\.second\.weight' and 1 more came after the last"):
+    with pytest.warns(
+        holdfast.HoldfastWarning, match="changes nothing: an adapter of '\\S+linear' came after"
+    ):
         guard.average(0.5)
+
+
+@pytest.mark.parametrize("form", ["diagonal", "kronecker"])
+def test_an_adapter_on_top_of_the_consolidated_one_stays_whole_and_that_is_told(form):
+    """The consolidated one goes by its share all the same."""
+    config = LoraConfig(r=2, target_modules=["linear"])
+    model, guard = held(config, fresh=False, form=form, space="merged" if form == "kronecker" else None)
+    model.add_adapter("second", LoraConfig(r=1, target_modules=["linear"]))
+    model.base_model.set_adapter(["default", "second"])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    model.double()
+    layer = model.base_model.model.linear
+    then = layer.get_delta_weight("default").detach().clone()
+    moved(model)
+    first, second = (layer.get_delta_weight(name).detach().clone() for name in ("default", "second"))
+    with pytest.warns(holdfast.HoldfastWarning, match="came after the last consolidation.*stays as it is") as told:
+        guard.average(0.5)
+    nearest = torch.linalg.svd((first + then) / 2)
+    mean = nearest.U[:, :2] @ torch.diag(nearest.S[:2]) @ nearest.Vh[:2]
+    assert torch.allclose(layer.get_delta_weight("default"), mean, atol=1e-6)
+    assert torch.equal(layer.get_delta_weight("second"), second)
+    assert any("'base_model.model.linear'" in str(each.message) for each in told)

@@ -15,6 +15,7 @@ from transformers import Trainer, default_data_collator
 import holdfast
 from holdfast import Tolerance
 from holdfast.integrations.accelerate import log_guard, prepare_guard
+from holdfast.integrations.callbacks import BestWithin
 from holdfast.integrations.huggingface import HoldfastCallback
 from holdfast.integrations.lightning import HoldfastCallback as LightningCallback
 from tests.integrations import test_accelerate, test_lightning
@@ -104,13 +105,42 @@ def test_a_trainer_ends_with_the_best_checkpoint_that_has_lost_little(tmp_path):
     _, end, logs = evaluated(tmp_path / "within", limit, "eval_within_loss")
     assert end == pytest.approx(lost[2])
     assert [log["eval_within_loss"] == log["eval_loss"] for log in logs] == [True] * 3 + [False] * 3
-    assert logs[-1]["eval_within_loss"] == pytest.approx(1e6 + lost[-1], rel=1e-9)
+    assert logs[-1]["eval_within_loss"] == pytest.approx(1e3 + lost[-1], rel=1e-9)
 
 
 def test_where_no_checkpoint_has_lost_little_the_least_lost_is_best_and_that_is_told(tmp_path):
-    with pytest.warns(holdfast.HoldfastWarning, match=r"No evaluation was within best_within=1e-09: .* has lost least"):
+    with pytest.warns(holdfast.HoldfastWarning, match=r"No evaluation was within best_within=1e-09: .* had lost least"):
         lost, end, _ = evaluated(tmp_path, 1e-9, "eval_within_loss")
     assert end == pytest.approx(min(lost))
+
+
+def test_scores_of_evaluations_order_them_whatever_their_metrics_are():
+    _, guard = only_watched()
+    best = BestWithin(0.1)
+    odd = {"eval_loss": 2e6, "aux_loss": None, "classes_loss": torch.ones(2), "eval_runtime": 1.0}
+    assert best.scores(odd, guard) == {"eval_within_loss": 2e6}  # nothing is lost yet
+    assert best.scores({"eval_loss": float("nan")}, guard) == {"eval_within_loss": float("inf")}
+    with torch.no_grad():
+        for parameter in guard.parameters.values():
+            parameter.add_(0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    lost = guard.retention().kl
+    assert lost > 0.1
+    assert best.scores({"eval_loss": 2e6}, guard)["eval_within_loss"] > 2e6
+    assert best.scores({"eval_loss": 3.0}, guard)["eval_within_loss"] == 1000 + lost
+    assert BestWithin(None).scores(odd, guard) == {}
+
+
+def test_a_search_that_does_not_see_what_is_lost_is_told_of(tmp_path):
+    often = dict.fromkeys(("eval_strategy", "save_strategy"), "steps") | {"eval_steps": 2, "save_steps": 2}
+    model, guard = only_watched()
+    settings = arguments(tmp_path, max_steps=2, load_best_model_at_end=True, **often)
+    given = {"train_dataset": texts(8, 5), "eval_dataset": texts(8, 5), "data_collator": default_data_collator}
+    callback = HoldfastCallback(guard, consolidate_at_end=False, best_within=10.0)
+    with pytest.warns(holdfast.HoldfastWarning, match=r"compared by 'loss', which knows nothing of what is lost"):
+        Trainer(model, settings, callbacks=[callback], **given).train()
+    settings.metric_for_best_model, settings.greater_is_better = "eval_within_loss", True
+    with pytest.raises(holdfast.ConfigurationError, match=r"greater_is_better=True with .* has lost most would be"):
+        Trainer(model, settings, callbacks=[callback], **given).train()
 
 
 LIMITS = ("stop_at", "best_within")
@@ -210,9 +240,21 @@ def test_lightning_keeps_the_best_checkpoint_that_has_lost_little(tmp_path):
         return lost, best.best_model_path
 
     lost, chosen = fitted(tmp_path / "loss", "val_loss", None)
+    with pytest.warns(holdfast.HoldfastWarning, match=r"No evaluation was within best_within=1e-08"):
+        assert "epoch=0" in fitted(tmp_path / "none", "val_within_loss", 1e-8)[1]
     assert "epoch=4" in chosen
     _, chosen = fitted(tmp_path / "within", "val_within_loss", (lost[1] + lost[2]) / 2)
     assert "epoch=1" in chosen
+
+
+def test_a_loss_that_lightning_is_told_too_late_is_refused(tmp_path):
+    """What the module logs in its own hook comes after callbacks, which would see the validation before."""
+    module, guard = of_module(1.0)
+    module.validation_step = lambda batch: None
+    module.on_validation_epoch_end = lambda: module.log("val_loss", torch.ones(()))
+    callback = LightningCallback(guard, consolidate_at_end=False, best_within=0.1)
+    with pytest.raises(holdfast.ConfigurationError, match=r"no loss was logged before callbacks look at it"):
+        test_lightning.trainer(callbacks=[callback]).fit(module, changed(1), changed(1))
 
 
 def test_an_accelerators_trackers_and_tensorboard_see_it(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -252,44 +253,74 @@ class BestWithin:
 
     By the loss alone the best checkpoint is often the one that has forgotten most. Beside every loss that an evaluation
     has, ``eval_loss``, it puts ``eval_within_loss``: the same where at most so much is lost of the worst kept set, and
-    beyond that a million and the nats, so that the least lost is best where none is within.
+    beyond that a thousand and the nats, so that the least lost is best where none is within. Trainers keep scores in
+    single precision, in which a thousand leaves room for a ten-thousandth of a nat.
     """
 
-    BEYOND = 1e6
+    BEYOND = 1e3
+    NAME = "within_loss"
 
     def __init__(self, limit: float | None) -> None:
         expected = "a number of nats above 0, or None to leave evaluations as they are"
         self.limit = None if limit is None else float(number("best_within", limit, expected, lambda nats: nats > 0))
+        self._least: float | None = None
+        """What was lost at the evaluation that had lost least, where there was any."""
 
     def begin(self, guard: Consolidator) -> None:
         """Refuse a limit on what nobody has kept."""
+        self._least = None
         if self.limit is not None and not guard.kept:
             raise OrderError(
                 f"best_within={self.limit:g} and no inputs to measure it on. Call guard.keep(inputs) before training."
             )
 
-    def scores(self, metrics: Mapping[str, Any], guard: Consolidator) -> dict[str, float]:
-        """Return what goes beside the losses of an evaluation."""
-        losses = {name: float(value) for name, value in metrics.items() if self._is_loss(name)}
-        if self.limit is None or not losses:
-            return {}
-        kl = guard.retention().kl
-        beyond = None if kl <= self.limit else self.BEYOND + kl
-        return {f"{name.removesuffix('loss')}within_loss": beyond or loss for name, loss in losses.items()}
-
-    @staticmethod
-    def _is_loss(name: str) -> bool:
-        return name.endswith("loss") and not name.endswith("within_loss") and not name.startswith("holdfast/")
-
-    def tell_of(self, best: float | None) -> None:
-        """Say so if the best of all evaluations was beyond the limit."""
-        if self.limit is not None and best is not None and best >= self.BEYOND:
+    def check_search(self, metrics: Iterable[str], example: str) -> None:
+        """Say so where what the trainer compares checkpoints by is none of the scores."""
+        compared = list(metrics)
+        if self.limit is not None and compared and not any(name.endswith(self.NAME) for name in compared):
             warnings.warn(
-                f"No evaluation was within best_within={self.limit:g}: the best checkpoint is the one that has lost "
-                f"least, {best - self.BEYOND:.3g} nats. Hold more strongly, evaluate earlier, or allow more.",
+                f"best_within={self.limit:g}, but checkpoints are compared by {', '.join(map(repr, compared))}, which "
+                f"knows nothing of what is lost. Compare them by a score that does: {example}.",
                 HoldfastWarning,
                 stacklevel=2,
             )
+
+    def scores(self, metrics: Mapping[str, Any], guard: Consolidator) -> dict[str, float]:
+        """Return what goes beside the losses of an evaluation."""
+        if self.limit is None:
+            return {}
+        losses = {name: loss for name, value in metrics.items() if (loss := _loss_of(name, value)) is not None}
+        if not losses:
+            return {}
+        kl = guard.retention().kl
+        self._least = kl if self._least is None else min(kl, self._least)
+        return {f"{name.removesuffix('loss')}{self.NAME}": self._score(loss, kl) for name, loss in losses.items()}
+
+    def _score(self, loss: float, kl: float) -> float:
+        if not math.isfinite(loss):
+            return math.inf
+        assert self.limit is not None
+        return loss if kl <= self.limit else max(self.BEYOND, 10 * abs(loss)) + kl
+
+    def tell_of_the_end(self) -> None:
+        """Say so if no evaluation was within the limit."""
+        if self.limit is not None and self._least is not None and self._least > self.limit:
+            warnings.warn(
+                f"No evaluation was within best_within={self.limit:g}: {self._least:.3g} nats were lost at the one "
+                "that had lost least, which counts as the best. Hold more strongly, evaluate earlier, or allow more.",
+                HoldfastWarning,
+                stacklevel=2,
+            )
+
+
+def _loss_of(name: str, value: object) -> float | None:
+    """Return a loss of an evaluation as a number; ``None`` for what is no loss, or no number."""
+    if not name.endswith("loss") or name.endswith(BestWithin.NAME) or name.startswith("holdfast/"):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def end_within_tolerance(guard: Consolidator, share: float | None) -> None:

@@ -73,7 +73,8 @@ class HoldfastCallback(TrainerCallback):
             three looks in a row; ``stop.stopped_at`` says what was lost then.
         best_within: give evaluations ``eval_within_loss``, their loss where no more nats than that are lost of the
             worst kept set, to end with the best of these:
-            ``TrainingArguments(metric_for_best_model="eval_within_loss", load_best_model_at_end=True)``.
+            ``TrainingArguments(metric_for_best_model="eval_within_loss", load_best_model_at_end=True)``. An
+            ``EarlyStoppingCallback`` that goes by it has to come after this one.
         share: of the way from the anchor to where training has ended, that weights keep when it ends, as by
             :meth:`holdfast.Consolidator.average`. In a first task, which has no anchor, they keep all.
         task_free: consolidates by itself on the way, as it is told of every optimiser step: a
@@ -136,6 +137,7 @@ class HoldfastCallback(TrainerCallback):
             begin_run(state)
         join_processes(guard)
         self.stop.begin(guard)
+        self._check_search(args)
         self.best.begin(guard)
         optimizer: Optimizer = kwargs["optimizer"]
         guard.attach(optimizer)
@@ -182,6 +184,16 @@ class HoldfastCallback(TrainerCallback):
             logs.update(found)
             state.log_history[-1].update(found)  # the Trainer has already written its own copy there
 
+    def _check_search(self, args: TrainingArguments) -> None:
+        """Say so where the Trainer's search for its best checkpoint does not go by what is lost, or the wrong way."""
+        metric = args.metric_for_best_model
+        self.best.check_search([metric] if metric else [], 'metric_for_best_model="eval_within_loss"')
+        if self.best.limit is not None and str(metric).endswith(BestWithin.NAME) and args.greater_is_better:
+            raise ConfigurationError(
+                f"greater_is_better=True with metric_for_best_model={metric!r}, which is a loss: the checkpoint that "
+                "has lost most would be the best. Leave greater_is_better out, or give False."
+            )
+
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Give an evaluation in training what it is worth with what is lost, before the Trainer looks for its best."""
         metrics: dict[str, Any] = kwargs["metrics"]
@@ -203,7 +215,7 @@ class HoldfastCallback(TrainerCallback):
             self._steps = None
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self._go_back_to_best(state)
-            self.best.tell_of(state.best_metric)
+        self.best.tell_of_the_end()
         share = self.share if self.guard.tasks and self.guard.path.steps else None
         if self.consolidate_at_end is False or self.guard.path.steps == 0:
             end_within_tolerance(self.guard, share)

@@ -98,6 +98,7 @@ class HoldfastCallback(Callback):
         self._waits = False
         self._to_rehearse = False
         self._first_batch: Any = None
+        self._before_validation: dict[str, Any] = {}
         self.consolidate_at_end = checked_end(consolidate_at_end)
         self.prepare = prepare
         self.forward = forward
@@ -155,6 +156,8 @@ class HoldfastCallback(Callback):
         guard.detach()
         self.stop.begin(guard)
         self.best.begin(guard)
+        monitored = [name for each in trainer.checkpoint_callbacks if (name := getattr(each, "monitor", None))]
+        self.best.check_search(monitored, 'ModelCheckpoint(monitor="val_within_loss")')
         join_processes(guard)
         guard.refresh()
         self._to_rehearse = self.consolidate_at_end is True and bool(sample_limits(guard))
@@ -196,14 +199,29 @@ class HoldfastCallback(Callback):
         if often and trainer.global_step % often == 0:
             pl_module.log_dict(statistics(self.guard), on_step=True, on_epoch=False)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember which metrics are of before."""
+        self._before_validation = dict(trainer.callback_metrics)
+
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log what a validation in training is worth with what is lost, before checkpoints are compared by it."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            validated = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val")}
-            pl_module.log_dict(self.best.scores(validated, self.guard))
+        if trainer.state.fn != "fit" or trainer.sanity_checking or self.best.limit is None:
+            return
+        metrics = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val")}
+        # What is not of this validation is the same object as before it.
+        fresh = {name: value for name, value in metrics.items() if value is not self._before_validation.get(name)}
+        found = self.best.scores(fresh, self.guard)
+        if not found:
+            raise ConfigurationError(
+                f"best_within={self.best.limit:g}, and in this validation no loss was logged before callbacks look at "
+                'it. Log one in validation_step: self.log("val_loss", loss), with add_dataloader_idx=False where there '
+                "are several DataLoaders."
+            )
+        pl_module.log_dict(found)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the task, unless no step was taken since the last one ended."""
+        self.best.tell_of_the_end()
         share = self.share if self.guard.tasks and self.guard.path.steps else None
         if self.consolidate_at_end is not False and self.guard.path.steps:
             batches = None if self.consolidate_at_end is True else self.consolidate_at_end

@@ -91,9 +91,9 @@ def never_binds(name: str, classes: int, tolerance: float) -> str | None:
     if tolerance < everything:
         return None
     return (
-        f"A tolerance of {tolerance:g} nats holds nothing back: on the kept set {name!r}, with {classes} classes, a "
-        f"model that has forgotten everything, and finds all of them as likely, is {everything:.2g} nats away at most. "
-        "Give a part of that, such as 0.05."
+        f"A tolerance of {tolerance:g} nats allows everything to be forgotten: on the kept set {name!r}, with "
+        f"{classes} classes, a model that finds all of them as likely is {everything:.4g} nats away at most, and only "
+        "one that is sure of wrong ones is farther. Give a part of that, such as 0.05."
     )
 
 

@@ -36,12 +36,17 @@ class AveragedAdapters:
                     f"The adapter of {found.weight!r} is merged into its weight for now: what its parameters are moved "
                     "to would not be what the model computes with. Unmerge it first (model.unmerge_adapter())."
                 )
-            if found.adapter is None or found.refusal is not None:
+            if found.adapter is None or found.refusal is not None or self._is_held_in_part(found.adapter):
                 self._others.append(found.path)
-            elif all(p in self._names for p in found.adapter.parameters() if p.requires_grad):
-                self._adapters[found.path] = (
-                    found.adapter
-                )  # of one of whose parts some are held, those go by themselves
+            else:
+                self._adapters[found.path] = found.adapter
+        self.newcomers = newcomers(memory)
+        """Adapters that came after the last consolidation: nothing says what they were, and they stay as they are."""
+
+    def _is_held_in_part(self, adapter: Adapter) -> bool:
+        """Whether some of what makes a product has an anchor, and some that is trained has none."""
+        parts = [term.parameters for term in adapter.terms()] or [tuple(adapter.parameters())]
+        return any(len({p in self._names for p in part if p.requires_grad}) > 1 for part in parts)
 
     def between(self, own: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
         """Return adapters' parameters by which Δ is the mean of that at the anchor and that of given values.
@@ -101,6 +106,22 @@ class AveragedAdapters:
                 values = {p: value for p, value in between.values.items() if p in self._names}
                 found[path] = values, between.error
         return found
+
+
+def newcomers(memory: Memory) -> list[str]:
+    """Return the adapters that have trained parameters, and none of those an anchor, by their paths."""
+    new = {id(p) for name, p in memory.parameters.items() if p.requires_grad and name not in memory.anchor}
+    return [found.path for found in every_adapter(memory.model, new)] if new and memory.anchor else []
+
+
+def said_of(paths: list[str]) -> str:
+    """Say what becomes of adapters that came after the last consolidation."""
+    return (
+        f"an adapter of {_some(paths)} came after the last consolidation, so that it has no weights from before to go "
+        "back to, and stays as it is. Consolidate before another adapter is put on, or multiply its B by the share "
+        "yourself where it lies on top of what was consolidated; where it took another one's place, average the merged "
+        "weights with holdfast.merge."
+    )
 
 
 def _some(paths: list[str]) -> str:

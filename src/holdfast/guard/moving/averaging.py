@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.guard.memory import Memory
-from holdfast.guard.moving.averaged_adapters import AveragedAdapters
+from holdfast.guard.moving.averaged_adapters import AveragedAdapters, said_of
 from holdfast.guard.noticing.telling import tell
 from holdfast.settings import checked_share
 from holdfast.tensors.finite import is_finite
@@ -24,21 +24,24 @@ def average_with_anchor(memory: Memory, share: float) -> None:
     """Move all held weights to θ* + share·(θ − θ*), in place, or none of them."""
     share = checked_share("share", share, "a number from 0 (all that was learned since is undone) to 1 (nothing is)")
     held = checked_way(memory, "average()")
-    if share < 1 and not _has_moved(memory, held):
-        tell(f"average(share={share:g}) changes nothing: {_why_nothing(memory)}")
     adapters = AveragedAdapters(memory, held)
+    if share < 1 and not _has_moved(memory, held):
+        tell(f"average(share={share:g}) changes nothing: {_why_nothing(memory, adapters)}")
+    elif share < 1 and adapters.newcomers:
+        tell(f"average(share={share:g}): {said_of(adapters.newcomers)}")
     adapters.tell_of(share)
     move_to(memory, held, held, share, adapters)
 
 
-def _why_nothing(memory: Memory) -> str:
+def _why_nothing(memory: Memory, adapters: AveragedAdapters) -> str:
     """Say why no weight has moved that could go back."""
+    if adapters.newcomers:
+        return said_of(adapters.newcomers)
     new = [name for name, p in memory.parameters.items() if p.requires_grad and name not in memory.anchor]
     if new:
         return (
             f"{new[0]!r}{f' and {len(new) - 1} more' if len(new) > 1 else ''} came after the last consolidation, and "
-            "have no weights from before to go back to, and nothing else has moved. Of an adapter on top of what was "
-            "consolidated, multiply its B by the share."
+            "have no weights from before to go back to, and nothing else has moved."
         )
     return (
         "no weight has moved since the last consolidation, whose weights it goes back to. Average before the task is "

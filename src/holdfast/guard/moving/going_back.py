@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.guard.keeping.looking import look
 from holdfast.guard.memory import Memory
-from holdfast.guard.moving.averaged_adapters import AveragedAdapters
+from holdfast.guard.moving.averaged_adapters import AveragedAdapters, newcomers, said_of
 from holdfast.guard.moving.averaging import average_with_anchor, checked_way, move_to
 from holdfast.guard.moving.weight_average import refuse_between_averages
 from holdfast.guard.noticing.telling import tell
@@ -49,7 +49,8 @@ class GoingBack:
         with self.attachment.watcher.calls.paused():
             found = pull_back(self.memory, own)
         if found.outcome == "cannot be met" or found.is_undone or found.single is not None:
-            tell(str(found))
+            late = newcomers(self.memory) if found.outcome == "cannot be met" else []
+            tell(f"{found} But {said_of(late)}" if late else str(found))
         self.last = found
         return found
 
