@@ -101,9 +101,7 @@ def test_an_adapter_that_came_after_the_last_consolidation_has_nowhere_to_go_bac
     model.add_adapter("second", LoraConfig(r=2, target_modules=["linear"]))
     model.double().set_adapter("second")
     moved(model)
-    with pytest.warns(
-        holdfast.HoldfastWarning, match="changes nothing: an adapter of '\\S+linear' came after"
-    ):
+    with pytest.warns(holdfast.HoldfastWarning, match="changes nothing: an adapter of '\\S+linear' came after"):
         guard.average(0.5)
 
 

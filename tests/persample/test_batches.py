@@ -115,3 +115,12 @@ def test_rows_that_nobody_collated_are_named():
     rows = [{"prompt": "a"}, {"prompt": "b"}]
     with pytest.raises(BatchError, match=r"a list of 2 rows with 'prompt', as a data set has them"):
         sample_importance(nn.Linear(3, 2), [rows], LogLikelihood(), SQUARE)
+
+
+def test_what_a_model_misses_is_in_the_call_that_is_advised():
+    class WithTask(nn.Linear):
+        def forward(self, x, task):
+            return super().forward(x)
+
+    with pytest.raises(BatchError, match=r"missing a required argument: 'task'.*model\(inputs, task=\.\.\.\)"):
+        call_model(WithTask(3, 2), X)

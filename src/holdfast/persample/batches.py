@@ -241,8 +241,19 @@ def _explain_call(model: nn.Module, in_order: list[Any], by_name: Mapping[str, A
         wanted = textwrap.shorten(", ".join(taken.parameters), 200, placeholder=" …")
         raise BatchError(
             f"A batch with {given}, for a model whose forward takes ({wanted}): {reason}. Name them as it does, or say "
-            f"how it is called: forward=lambda model, inputs: model(inputs[{names[0] if names else 0}])."
+            f"how it is called: forward=lambda model, inputs: model({_advised_call(taken, in_order, by_name)})."
         ) from error
+
+
+def _advised_call(taken: inspect.Signature, in_order: list[Any], by_name: Mapping[str, Any]) -> str:
+    """Return arguments that a model takes: what it misses beside those that are given, or else the first of these."""
+    try:
+        bound = taken.bind_partial(*in_order, **by_name).arguments
+    except TypeError:
+        return f"inputs[{next(iter(map(repr, by_name)), 0)}]"
+    missing = [name for name, each in taken.parameters.items() if each.default is each.empty and name not in bound]
+    given = "**inputs" if by_name else "inputs" if len(in_order) == 1 else "*inputs"
+    return ", ".join([given, *(f"{name}=..." for name in missing)])
 
 
 def _are_rows(batch: list[Any] | tuple[Any, ...]) -> bool:
