@@ -38,6 +38,7 @@ from holdfast.persample.phi import Phi
 from holdfast.persample.reductions import Block, Reduction
 from holdfast.retention import KeptSets, Tolerance
 from holdfast.retention.controller import Control
+from holdfast.settings import written
 from holdfast.tensors.checksums import checksum
 from holdfast.tensors.names import named_modules, named_parameters
 from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, refuse_partitioned, reshard
@@ -548,7 +549,7 @@ class Memory:
             "the number of consolidated tasks": self.tasks,
             "the measures": self.settings,
             "the measure that drives the penalty": self.driver,
-            "its form": self.driving.form.settings(),
+            "its form": (type(self.driving.form).__name__, written(self.driving.form)),
             "the protected parameters": {name: tuple(p.shape) for name, p in self.parameters.items()},
             "the steps of this task": self.steps,
             "the strength and the decay": (self.strength, self.decay),
