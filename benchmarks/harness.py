@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -160,6 +161,28 @@ def surroundings(name: str) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         **gpu,
     }
+
+
+def write_rows(
+    folder: Path,
+    name: str,
+    command: str,
+    rows: list[dict[str, Any]],
+    page: Callable[[list[dict[str, Any]], dict[str, str]], str],
+) -> None:
+    """Write rows as JSON, and as the page that is made of them, with what they were measured by.
+
+    Args:
+        folder: where they go.
+        name: that of both files, without an ending.
+        command: what makes them.
+        rows: what was found.
+        page: from rows and surroundings to a page.
+    """
+    where = {**surroundings(name), "command": command}
+    where["versions"] = ", ".join(where["versions"].split(", ")[:2])  # Python and torch: no peer was asked
+    (folder / f"{name}.json").write_text(json.dumps({**where, "rows": rows}, indent=2) + "\n")
+    (folder / f"{name}.md").write_text(page(rows, where))
 
 
 def disagreement(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:

@@ -6,7 +6,6 @@ through a small network of convolutions with and without batch norms (frozen aft
 """
 
 import argparse
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import holdfast
-from benchmarks.harness import surroundings
+from benchmarks.harness import write_rows
 from holdfast.lab.data import load, load_digits
 from holdfast.lab.data.images import scaled
 
@@ -150,16 +149,13 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     found: list[dict[str, Any]] = []
-    where = {**surroundings("ten-tasks"), "command": COMMAND}
-    where["versions"] = ", ".join(where["versions"].split(", ")[:2])
     for name, seeds in NETWORKS.items():
         for strength in STRENGTHS:
             for seed in range(seeds):
                 row = run(name, strength, seed, options.data)
                 found.append({"network": name, "strength": strength, "seed": seed, **row})
                 print(found[-1], flush=True)
-        (options.results / "ten-tasks.json").write_text(json.dumps({**where, "rows": found}, indent=2) + "\n")
-        (options.results / "ten-tasks.md").write_text(page(found, where))
+        write_rows(options.results, "ten-tasks", COMMAND, found, page)
 
 
 if __name__ == "__main__":

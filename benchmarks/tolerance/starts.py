@@ -6,7 +6,6 @@ results/tolerance-starts.md and .json.
 
 import argparse
 import itertools
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.harness import surroundings
+from benchmarks.harness import write_rows
 from benchmarks.tolerance.digits import Run, first_task, mean
 from benchmarks.undamped import undamped
 from holdfast import Tolerance
@@ -76,10 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
     for row in given:
         print(row, flush=True)
         found.append(row)
-    where = {**surroundings("tolerance-starts"), "command": COMMAND}
-    where["versions"] = ", ".join(where["versions"].split(", ")[:2])
-    (options.results / "tolerance-starts.json").write_text(json.dumps({**where, "rows": found}, indent=2) + "\n")
-    (options.results / "tolerance-starts.md").write_text(page(found, where))
+    write_rows(options.results, "tolerance-starts", COMMAND, found, page)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ results/tolerance-ten-tasks.md and .json.
 
 import argparse
 import itertools
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 import holdfast
-from benchmarks.harness import surroundings
+from benchmarks.harness import write_rows
 from benchmarks.tolerance.digits import OPTIMISERS, Data, first_task, learn, mean
 
 COMMAND = "python -m benchmarks.tolerance.ten_tasks"
@@ -128,10 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
     for row in rows(range(1), 3) if options.rehearse else rows():
         print(row, flush=True)
         found.append(row)
-    where = {**surroundings("tolerance-ten-tasks"), "command": COMMAND}
-    where["versions"] = ", ".join(where["versions"].split(", ")[:2])
-    (options.results / "tolerance-ten-tasks.json").write_text(json.dumps({**where, "rows": found}, indent=2) + "\n")
-    (options.results / "tolerance-ten-tasks.md").write_text(page(found, where))
+    write_rows(options.results, "tolerance-ten-tasks", COMMAND, found, page)
 
 
 if __name__ == "__main__":

@@ -601,13 +601,19 @@ def test_a_step_with_a_closure_is_looked_at_once():
     assert [point.step for point in guard.trace] == [0, 2, 4]
 
 
-def test_a_tolerance_that_is_used_up_is_told_of_before_the_next_task_and_after_it():
+def after_a_task():
+    """Return a model, its guard and its optimiser when a second task has ended, which uses the tolerance up."""
     model = net()
     guard = guarded(model)
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 100)
     guard.consolidate([batch(9)])
+    return model, guard, optimizer
+
+
+def test_a_tolerance_that_is_used_up_is_told_of_before_the_next_task_and_after_it():
+    model, guard, optimizer = after_a_task()
     assert guard.pulled_back.outcome == "pulled back" and guard.last_seen == {"old": guard.retention().kl}
     assert "beyond the tolerance" not in str(guard)
     with pytest.warns(
@@ -624,12 +630,7 @@ def test_a_tolerance_that_is_used_up_is_told_of_before_the_next_task_and_after_i
 
 
 def test_a_task_that_is_allowed_more_than_the_one_before_begins_without_a_word():
-    model = net()
-    guard = guarded(model)
-    optimizer = adam(model)
-    guard.attach(optimizer)
-    learn(model, optimizer, 100)
-    guard.consolidate([batch(9)])
+    model, guard, optimizer = after_a_task()
     guard.tolerance = 0.08
     learn(model, optimizer, 1)  # most of it is used, as was meant
 

@@ -38,18 +38,18 @@ def default_space(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> S
 
 def why_not_merged(memory: "Memory") -> str:
     """Return why adapters that nobody said anything of are held by their own parameters, where one of them is why."""
-    if memory.space_given or memory.space == "merged" or not _keeps_more_merged(memory):
+    if not _might_be_merged(memory):
         return ""
     try:
         _merged(memory, memory.parameters)
     except ConfigurationError as error:
-        return str(error).removeprefix("space='merged': ").partition(". ")[0]
+        return _in_short(error)
     return ""
 
 
 def tell_of_unmerged(memory: "Memory") -> None:
     """Say once which adapter is why all are held by their own parameters, where others could be held merged."""
-    if memory.space_given or memory.space == "merged" or _TOLD in memory.told or not _keeps_more_merged(memory):
+    if _TOLD in memory.told or not _might_be_merged(memory):
         return
     names = {id(p): name for name, p in memory.parameters.items()}
     found = list(every_adapter(memory.model, names.keys()))
@@ -62,12 +62,22 @@ def tell_of_unmerged(memory: "Memory") -> None:
     if not refused or len(refused) == len(found) or any(_names_parts(each, parts) for each in _patterns(memory)):
         return
     memory.told.add(_TOLD)
-    why = str(refused[0].refusal).removeprefix("space='merged': ").partition(". ")[0]
     tell(
         f"All {len(found)} adapters are held by their own parameters, which keeps less than their merged weights, "
-        f"since {len(refused)} cannot be held merged: {why}. Leave {'that one' if len(refused) == 1 else 'those'} out "
-        "of protect= to hold the others merged, or give space='weights' if this is meant."
+        f"since {len(refused)} cannot be held merged: {_in_short(refused[0].refusal)}. Leave "
+        f"{'that one' if len(refused) == 1 else 'those'} out of protect= to hold the others merged, or give "
+        "space='weights' if this is meant."
     )
+
+
+def _might_be_merged(memory: "Memory") -> bool:
+    """Whether adapters are held by their own parameters though nobody said so, and merged weights would keep more."""
+    return not memory.space_given and memory.space != "merged" and _keeps_more_merged(memory)
+
+
+def _in_short(refusal: object) -> str:
+    """Return what a refusal of merged space says of an adapter, without what to do about it."""
+    return str(refusal).removeprefix("space='merged': ").partition(". ")[0]
 
 
 def _keeps_more_merged(memory: "Memory") -> bool:
