@@ -41,13 +41,15 @@ def learner(
     form="diagonal",
     strength=0.5,
     batch_norm=None,
+    implicit=False,
     **changes,
 ):
     scenario = make_scenario(2, True, dtype, train=35, seed=seed, shape=shape)
     model = network(scenario).to(dtype)
     settings = dataclasses.replace(LONG, **changes)
     options = {"settings": settings, "seed": seed, "scenario": scenario, "model": model, "device": "cuda"}
-    return make_learner(measure, precision=precision, form=form, strength=strength, batch_norm=batch_norm, **options)
+    options |= {"precision": precision, "form": form, "strength": strength, "implicit": implicit}
+    return make_learner(measure, batch_norm=batch_norm, **options)
 
 
 @pytest.mark.parametrize("runs", [1, 3])
@@ -142,6 +144,18 @@ def test_forms_of_networks_in_lanes(network, form):
         "convolutional": {"network": lambda _: without_dropout(convolutional()), "shape": (2, 6, 6)},
     }[network]
     options |= {"measure": "EWC", "form": FORMS[form], "strength": 20.0}
+    fast = finish(FastRuns([learner(seed, **options) for seed in (1, 2)]))
+    compare(fast.learners[1], finish(PlainRun(learner(2, **options))).learner, 1e-7)
+
+
+@pytest.mark.parametrize("network", ["linear", "convolutional"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_after_the_step(network, form):
+    options = {
+        "linear": {"network": make_model},
+        "convolutional": {"network": lambda _: without_dropout(convolutional()), "shape": (2, 6, 6)},
+    }[network]
+    options |= {"measure": "EWC", "form": FORMS[form], "strength": 20.0, "implicit": True, "optimizer": "sgd"}
     fast = finish(FastRuns([learner(seed, **options) for seed in (1, 2)]))
     compare(fast.learners[1], finish(PlainRun(learner(2, **options))).learner, 1e-7)
 

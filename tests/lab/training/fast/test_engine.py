@@ -103,8 +103,10 @@ def test_an_implicit_hold_is_that_of_the_plain_loop(measure, optimizer, batched)
     assert relative(explicit.learner.guard.anchor, plain.learner.guard.anchor) > 1e-3
 
 
-def test_an_implicit_hold_has_no_place_in_other_forms():
-    with pytest.raises(ConfigurationError, match=r"cannot do with implicit=True in the form Rotated.*engine='plain'"):
+def test_an_implicit_hold_has_no_place_in_other_forms_with_a_rate_for_each_weight():
+    with pytest.raises(
+        ConfigurationError, match=r"implicit=True in the form Rotated.* with optimizer='adam'; expected"
+    ):
         FastRuns([learner(1, "EWC", form="rotated", implicit=True)])
     with pytest.raises(ConfigurationError, match=r"alike but for seed and strength.*implicit=True"):
         FastRuns([learner(1, "EWC"), learner(2, "EWC", implicit=True)])

@@ -162,12 +162,43 @@ def test_other_measures_and_optimisers(measure, optimizer):
     compare(fast.learners[1], finish(PlainRun(linear(2, Rotated(), **options))).learner, 1e-8)
 
 
+AFTER = dataclasses.replace(SHORT, optimizer="sgd", learning_rate=0.03, reinitialise=True)
+"""Where holds act after the step: with momentum, and from far away."""
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_hold_after_the_step_is_that_of_the_plain_loop(form, batched):
+    options = {"settings": AFTER, "strength": 5.0}
+    fast = FastRuns([linear(seed, FORMS[form], implicit=True, **options) for seed in (1, 2)], batched=batched)
+    plain = finish(PlainRun(linear(2, FORMS[form], implicit=True, **options))).learner
+    compare(finish(fast).learners[1], plain, 1e-8)
+    explicit = finish(PlainRun(linear(2, FORMS[form], **(options | {"strength": 0.05})))).learner
+    assert relative(explicit.model.state_dict(), plain.model.state_dict()) > 1e-3
+
+
 @pytest.mark.parametrize("form", ["rotated", "kronecker"])
-def test_convolutions(form):
+def test_no_strength_is_too_much_after_the_step(form):
+    """In single precision 2ch is beyond all numbers, and some of S is 0."""
+    named = {"rotated": Rotated(damping=0.0), "kronecker": Kronecker(damping=0.0)}[form]
+    settings = dataclasses.replace(AFTER, learning_rate=0.2, reinitialise=False)
+    made = linear(1, named, torch.float32, settings=settings, strength=1e38, implicit=True)
+    found = finish(FastRuns([made])).learners[0]
+    assert found.outcome.failure is None
+    assert all(parameter.isfinite().all() for parameter in found.model.parameters())
+
+
+@pytest.mark.parametrize("implicit", [False, True])
+@pytest.mark.parametrize("form", ["rotated", "kronecker"])
+def test_convolutions(form, implicit):
+    # Without damping: units that die have no gradient but its, and Adam's steps make their weights swing by the rate.
+    form = {"rotated": Rotated(damping=0.0), "kronecker": Kronecker(damping=0.0)}[form]
+
     def make(seed):
         scenario = make_scenario(2, True, torch.float64, train=27, seed=seed, shape=(2, 6, 6))
-        options = {"scenario": scenario, "model": convolutional().double(), "settings": SHORT, "watch": ()}
-        return make_learner("EWC", seed=seed, strength=10.0 * seed, form=FORMS[form], **options)
+        settings = AFTER if implicit else SHORT
+        options = {"scenario": scenario, "model": convolutional().double(), "settings": settings, "watch": ()}
+        return make_learner("EWC", seed=seed, strength=10.0 * seed, form=form, implicit=implicit, **options)
 
     fast = finish(FastRuns([make(1), make(2)]))
     for found in fast.learners:
@@ -200,14 +231,15 @@ def test_networks_that_are_no_formula(form, network):
 
 
 @pytest.mark.parametrize("stop_after", [3, 10, 31])
+@pytest.mark.parametrize("implicit", [False, True])
 @pytest.mark.parametrize("form", ["rotated", "kronecker"])
-def test_runs_that_stopped_anywhere_go_on_exactly(form, stop_after, monkeypatch):
+def test_runs_that_stopped_anywhere_go_on_exactly(form, implicit, stop_after, monkeypatch):
     """With so little patience that every step is told, so within epochs of all three tasks: each takes 12 steps."""
     monkeypatch.setattr("holdfast.lab.training.fast.fast_runs.TELL_EVERY", 0.0)
 
     def make():
-        settings = dataclasses.replace(SHORT, epochs=4)
-        return FastRuns([linear(seed, FORMS[form], settings=settings) for seed in (1, 2)], batched=True)
+        options = {"settings": dataclasses.replace(AFTER if implicit else SHORT, epochs=4), "implicit": implicit}
+        return FastRuns([linear(seed, FORMS[form], **options) for seed in (1, 2)], batched=True)
 
     whole, stopped, resumed = finish(make()), make(), make()
     told = [(progress.task, progress.step) for progress, _ in zip(stopped.learn(), range(stop_after), strict=False)]

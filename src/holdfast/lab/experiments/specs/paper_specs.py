@@ -82,7 +82,7 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     leaning = leans(kept_as, own.get("anchor", "last"), gradient_term=own.get("gradient_term", False))
     folds, jointly = own.get("batch_norm") == "fold", settings.get("trains") == "jointly"
     by_itself = settings.get("consolidate", "tasks") != "tasks"
-    held = can_hold(kept_as, implicit=own.get("implicit", False))
+    held = can_hold(kept_as)
     follows = "tolerance" in others or own.get("incremental") == "class"
     if own.get("holds") or folds or jointly or leaning or follows or not held or not seen or by_itself:
         own.setdefault("engine", "plain")  # the fast one has no place for them

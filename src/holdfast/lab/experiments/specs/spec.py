@@ -443,10 +443,9 @@ class Spec:
             )
         grows = self.incremental == "class"
         unlike = holds or folds or jointly or leaning or follows or by_itself or unseen or grows
-        if self.engine == "fast" and (unlike or not can_hold(made, implicit=self.implicit)):
+        if self.engine == "fast" and (unlike or not can_hold(made)):
             centre = f"anchor='mean' and gradient_term={self.gradient_term} in " if leaning else ""
             what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"{centre}the form {made}"
-            what = f"implicit=True in the form {made}" if self.implicit and can_hold(made) else what
             what = "trains='jointly'" if jointly else what
             what = f"tolerance={self.tolerance:g}" if follows else what
             what = f"consolidate={self.settings.consolidate!r}" if by_itself else what

@@ -203,7 +203,8 @@ class FastRuns:
             return None
         blocks = guard.form.blocks(self._first.model, guard.parameters)
         multiple = MULTIPLE if self._device.type == "cuda" else 1
-        return LayerHolds(guard.form, blocks, self._layout, self._kept.weights, self._kept.anchor, multiple)
+        kept, implicit = self._kept, self._update.implicit
+        return LayerHolds(guard.form, blocks, self._layout, kept.weights, kept.anchor, multiple, implicit=implicit)
 
     def _make_lane(self, span: slice) -> Lane:
         first, learners, schedule = self._first, self.learners[span], self._schedule
@@ -379,12 +380,16 @@ class FastRuns:
     @torch.no_grad()
     def _take_step(self, *, squared: bool = False) -> None:
         """Take a step of every run, with the squared gradients of its samples where measures want them."""
-        pulls = None if self._layer_holds is None else beside(self._layer_holds.pulls, self._device)
+        holds = self._layer_holds
+        pulls = None if holds is None or holds.implicit else beside(holds.pulls, self._device)
         if self._device.type == "cuda":
             in_parallel([partial(lane.take_step, pulls, squared=squared) for lane in self._lanes])
         else:
             for lane in self._lanes:
                 lane.take_step(pulls, squared=squared)
+        if holds is not None and holds.implicit:
+            row = self._schedule.coefficients.index_select(0, self._clock.in_task)[0]
+            holds.pull_(self._strengths * self._update.optimiser.reach(self._kept.moments, row))
         self._clock.tick()
 
     def _take_steps(self, most: int, wanted: Sequence[int]) -> int:

@@ -3,15 +3,17 @@ r"""Holds of layers' matrices, of all runs at once: Q(θ − θ*) where Q is no 
 Each product is written as X Yᵀ of two matrices that lie row by row, so that both are read along the side that is summed
 over: a GPU's units for TF32 know no other way. A basis is therefore kept together with its transpose, and a product
 from the right is taken as :math:`(Y D^T)^T`. The products depend on the weights alone, so a GPU can work on them while
-the gradients are computed.
+the gradients are computed; those of a hold after the step wait for it.
 """
 
 from collections.abc import Mapping, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.forms import Block, Form, Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix
+from holdfast.forms.base import pulled_share
 from holdfast.lab.training.fast.flat_layout import FlatLayout
 from holdfast.lab.training.fast.recording import compiled
 from holdfast.lab.training.fast.step_gradients import Gradients
@@ -26,15 +28,12 @@ Parts = dict[str, Tensor]
 """What Q of a block is made of, by name."""
 
 
-def can_hold(form: Form, *, implicit: bool = False) -> bool:
+def can_hold(form: Form) -> bool:
     """Whether the fast engine can do with a form: one number a weight, or layers' matrices that it has products for.
 
     An exact sum has more products after each task, and what another class makes of these forms is not known here, nor
-    are sides in blocks or of low rank, or 16 bits. A hold that is implicit is one number a weight too, or has equations
-    to solve that have no place here.
+    are sides in blocks or of low rank, or 16 bits.
     """
-    if implicit:
-        return form.elementwise
     if isinstance(form, Rotated | Kronecker) and type(form) in (Rotated, Kronecker):
         whole = {form.outputs, form.inputs} <= {"dense", "diagonal", "identity"}
         return form.sums != "exact" and whole and form.bits == 32 and form.precision != "bfloat16"
@@ -51,21 +50,31 @@ class LayerHolds:
         weights: θ, ``[R, width]``.
         anchor: θ*, likewise.
         multiple: to which matrices are padded.
+        implicit: whether they act after a step, which needs the coordinates in which Q is one number each.
     """
 
     def __init__(
-        self, form: Form, blocks: Sequence[Block], layout: FlatLayout, weights: Tensor, anchor: Tensor, multiple: int
+        self,
+        form: Form,
+        blocks: Sequence[Block],
+        layout: FlatLayout,
+        weights: Tensor,
+        anchor: Tensor,
+        multiple: int,
+        *,
+        implicit: bool = False,
     ) -> None:
         # Of a layer that is frozen nothing has a place.
         self.blocks = [b for b in blocks if b.is_matrix and any(name in layout.places for name in b.parameters)]
-        self._apply = rotated if isinstance(form, Rotated) else kronecker
+        self.implicit = implicit
+        self._apply = rotated if isinstance(form, Rotated) or implicit else kronecker
         self._precision: Precision = form.precision if isinstance(form, Rotated) else "float32"
         self._layout = layout
         self._weights, self._anchor = weights, anchor
         self._multiple = multiple
         self._q: dict[str, Parts] = {}
         self._holding = [False] * len(weights)
-        self._compiled = compiled(self._applied, weights.device)
+        self._compiled = compiled(self._pulled_ if implicit else self._applied, weights.device)
         sizes = {block: [self._padded(size) for size in block.size] for block in self.blocks}
         zeros = {block: weights.new_zeros(len(weights), *size) for block, size in sizes.items()}
         self._nothing = self._by_parameter(zeros)
@@ -79,7 +88,7 @@ class LayerHolds:
         """Take over what one run is held by, nothing where there are no matrices."""
         self._holding[run] = False
         for block in self.blocks:
-            parts = _parts(matrices[block.name]) if block.name in matrices else {}
+            parts = self._parts(matrices[block.name]) if block.name in matrices else {}
             buffers = self._q.setdefault(block.name, {}) if parts else self._q.get(block.name, {})
             for key, part in parts.items():
                 if key not in buffers:
@@ -98,6 +107,18 @@ class LayerHolds:
         with products_in(self._precision, self._weights.device):
             found: Gradients = self._compiled(self._weights, self._anchor, self._q)
         return found
+
+    def pull_(self, factor: Tensor) -> None:
+        """Pull weights back after a step, as :mod:`~holdfast.holds.of_weights.implicit` does; ``factor`` is 2ch."""
+        if self.holding:
+            with products_in(self._precision, self._weights.device):
+                self._compiled(self._weights, self._anchor, self._q, factor)
+
+    def _pulled_(self, weights: Tensor, anchor: Tensor, q: Mapping[str, Parts], factor: Tensor) -> None:
+        # What is beyond all numbers must not meet an S of 0.
+        factor = factor.clamp(max=torch.finfo(factor.dtype).max).unsqueeze(-1)
+        shares = {name: {**parts, "S": pulled_share(factor * parts["S"])} for name, parts in q.items()}
+        weights.sub_(self._layout.joined(self._applied(weights, anchor, shares)))
 
     def _applied(self, weights: Tensor, anchor: Tensor, q: Mapping[str, Parts]) -> Gradients:
         theta, theta_star = self._layout.views(weights), self._layout.views(anchor)
@@ -125,14 +146,15 @@ class LayerHolds:
     def _padded(self, size: int) -> int:
         return -(-size // self._multiple) * self._multiple
 
-
-def _parts(matrix: Matrix) -> Parts:
-    """Return what the products read of a matrix."""
-    if isinstance(matrix, RotatedMatrix):
+    def _parts(self, matrix: Matrix) -> Parts:
+        """Return what the products read of a matrix."""
+        if isinstance(matrix, KroneckerMatrix):
+            if not self.implicit:
+                return matrix.tensors()
+            matrix = matrix.in_coordinates()
+        assert isinstance(matrix, RotatedMatrix)
         bases = {f"U{key}": u for key, u in zip("GA", matrix.basis, strict=True) if u is not None}
         return {"S": matrix.s, **bases, **{f"{key}t": u.mT for key, u in bases.items()}}
-    assert isinstance(matrix, KroneckerMatrix)
-    return matrix.tensors()
 
 
 def rotated(d: Tensor, q: Parts) -> Tensor:

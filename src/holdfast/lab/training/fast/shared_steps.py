@@ -44,8 +44,8 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
     wanted = []
     if not can_hold(guard.form):
         wanted.append(f"the form {guard.form}")
-    if can_hold(guard.form) and not can_hold(guard.form, implicit=bool(guard.implicit)):
-        wanted.append(f"implicit=True in the form {guard.form}")
+    if guard.implicit and not guard.form.elementwise and learner.settings.optimizer != "sgd":
+        wanted.append(f"implicit=True in the form {guard.form} with optimizer={learner.settings.optimizer!r}")
     if guard.leans:
         wanted.append(f"anchor='mean' and gradient_term={guard.gradient_term} in the form {guard.form}")
     if guard.batch_norm == "fold":
