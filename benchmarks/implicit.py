@@ -3,8 +3,9 @@
 ``python -m benchmarks.implicit STORE`` writes results/implicit.md and .json: EWC on permuted digits, as a diagonal, in
 rotated coordinates and by Kronecker factors, with SGD, momentum, Adam and AdamW, over six decades of strengths.
 ``--scenario permuted-mnist --data-dir DATA`` and ``--scenario split-cifar`` do the same there, with the paper's
-networks and fewer epochs. The best strength is the one of the best mean on validation data, with the seeds that are
-then tested; strengths within a point of it are counted in decades. What is in the store is not run again.
+networks and less of everything else, and with the damping that forms have by default. The best strength is the one of
+the best mean on validation data, on digits with the seeds that are then tested, elsewhere with one of its own;
+strengths within a point of it are counted in decades. What is in the store is not run again.
 
 ``--rates`` is the control: SGD with and without momentum at smaller learning rates too, which let an explicit hold be
 stronger. It is added to what the results already have; and so are the forms that ``--forms`` names, alone.
@@ -27,7 +28,7 @@ from torch import nn
 import holdfast
 from benchmarks.harness import interleaved
 from benchmarks.undamped import undamped, unsaid
-from holdfast.lab.experiments import Spec, Store, execute, paper_spec
+from holdfast.lab.experiments import SCENARIOS, Spec, Store, execute, paper_spec
 
 OPTIMISERS: dict[str, dict[str, Any]] = {
     "SGD": {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.3},
@@ -43,20 +44,49 @@ STRENGTHS = {
 SLOWER = (1, 3, 10, 30)
 """By how much a learning rate is divided where it is searched too: the strength that SGD bears grows by as much."""
 SEEDS = (0, 1, 2)
+SEARCH_SEEDS = {"permuted-digits": SEEDS, "permuted-mnist": (1000,), "split-cifar": (1000,)}
 SIZES: dict[str, dict[str, Any]] = {
     "permuted-digits": {"hidden": (100,)},
-    "permuted-mnist": {"epochs": 3, "samples": 5000},
-    "split-cifar": {"epochs": 10, "samples": 500},
+    "permuted-mnist": {"tasks": 5, "epochs": 3, "samples": 5000, "precision": "bf16"},
+    "split-cifar": {"epochs": 10, "samples": 500, "precision": "bf16"},
 }
 """What is smaller than the paper's, so that a search over everything is affordable; its networks are not."""
+RATES = {"split-cifar": {"SGD": (0.3, 0.1, 0.03), "momentum": (0.03, 0.01, 0.003)}}
+"""Where a rate is to be found first: that by which the first tasks are learned best without any hold, by validation."""
 QUICK = {"hidden": (8,), "epochs": 1, "tasks": 2, "samples": 20}
+
+
+def form_settings(scenario: str, form: str) -> dict[str, Any]:
+    """Return how a form is asked for: on digits as it was before it had a damping by default."""
+    if scenario == "permuted-digits":
+        return unsaid(form)
+    return {"precision": "tf32"} if form == "rotated" else {}
 
 
 def specs_of(scenario: str, way: Mapping[str, Any], changes: Mapping[str, Any]) -> partial[Spec]:
     """Return what makes the specs of one way, given seed, strength and judge_by."""
-    own = {"form": way["form"], "form_settings": unsaid(way["form"]), "implicit": way["implicit"]}
+    own = {"form": way["form"], "form_settings": form_settings(scenario, way["form"]), "implicit": way["implicit"]}
     own |= {"reinitialise": False, **OPTIMISERS[way["optimiser"]]}
-    return partial(paper_spec, scenario, "EWC", **{**SIZES[scenario], **own, **changes})
+    rate = {"learning_rate": way["rate"]} if "rate" in way else {}
+    return partial(paper_spec, scenario, "EWC", **{**SIZES[scenario], **own, **rate, **changes})
+
+
+def rates_of(scenario: str, changes: Mapping[str, Any], store: Store, run: Any) -> dict[str, float]:
+    """Return the learning rate of each optimiser whose rate is to be found first."""
+    found = {}
+    first = SCENARIOS[scenario].possible_tasks[0]
+    for optimiser, rates in RATES.get(scenario, {}).items():
+        own = {**SIZES[scenario], **OPTIMISERS[optimiser], **changes, "tasks": first, "judge_by": "validation"}
+        tried = {
+            rate: [
+                paper_spec(scenario, "fine-tune", **{**own, "learning_rate": rate}, seed=seed)
+                for seed in SEARCH_SEEDS[scenario]
+            ]
+            for rate in rates
+        }
+        run([spec for specs in tried.values() for spec in specs], store)
+        found[optimiser] = best_of({rate: mean_of(specs, store) for rate, specs in tried.items()})
+    return found
 
 
 def ways(forms: Iterable[str] = STRENGTHS) -> Iterator[dict[str, Any]]:
@@ -76,15 +106,17 @@ def mean_of(specs: Sequence[Spec], store: Store) -> float | None:
 def row_of(scenario: str, way: Mapping[str, Any], changes: Mapping[str, Any], store: Store, run: Any) -> dict[str, Any]:
     """Make all runs of a way, and return what came out."""
     make = specs_of(scenario, way, changes)
-    kept = validated(make, STRENGTHS[way["form"]], store, run)
+    kept = validated(make, STRENGTHS[way["form"]], SEARCH_SEEDS[scenario], store, run)
     best = best_of(kept)
     test = tested(make, best, store, run)
     return {**way, "validation": list(kept.items()), "best": best, "decades": width(kept), "test": test}
 
 
-def validated(make: partial[Spec], strengths: Sequence[float], store: Store, run: Any) -> dict[float, float | None]:
+def validated(
+    make: partial[Spec], strengths: Sequence[float], seeds: Sequence[int], store: Store, run: Any
+) -> dict[float, float | None]:
     """Return what is kept at each strength, by validation data."""
-    tried = {c: [make(strength=c, seed=seed, judge_by="validation") for seed in SEEDS] for c in strengths}
+    tried = {c: [make(strength=c, seed=seed, judge_by="validation") for seed in seeds] for c in strengths}
     run([spec for specs in tried.values() for spec in specs], store)
     return {c: mean_of(specs, store) for c, specs in tried.items()}
 
@@ -111,11 +143,12 @@ def rate_row(
     scenario: str, way: Mapping[str, Any], changes: Mapping[str, Any], store: Store, run: Any
 ) -> dict[str, Any]:
     """Make the runs of a way at every rate and strength, and return the best by validation, then tested."""
-    usual = OPTIMISERS[way["optimiser"]]["learning_rate"]
+    usual = way.get("rate", OPTIMISERS[way["optimiser"]]["learning_rate"])
     makers = {
         rate: specs_of(scenario, way, {**changes, "learning_rate": rate}) for rate in (usual / by for by in SLOWER)
     }
-    kept = {rate: validated(make, STRENGTHS[way["form"]], store, run) for rate, make in makers.items()}
+    strengths, seeds = STRENGTHS[way["form"]], SEARCH_SEEDS[scenario]
+    kept = {rate: validated(make, strengths, seeds, store, run) for rate, make in makers.items()}
     heights = {rate: own[best_of(own)] for rate, own in kept.items()}
     rate = best_of(heights)
     best = best_of(kept[rate])
@@ -196,19 +229,23 @@ def table(
 ) -> str:
     """Return the rows as a page."""
     size = ", ".join(f"{name}={value}" for name, value in SIZES[scenario].items())
+    named = "" if scenario == "permuted-digits" else f" --scenario {scenario}"
+    searched = "the same seeds" if SEARCH_SEEDS[scenario] == SEEDS else "one other seed"
     lines = [
         f"# A hold after the step, and one in the gradient: {scenario}",
         "",
         (
-            f"`python -m benchmarks.implicit`, torch {torch.__version__}; {size}. EWC, no re-initialisation, one "
-            "learning rate for each optimiser. Test accuracy over all tasks after the last, in per cent, mean and "
-            f"standard error of {len(SEEDS)} seeds, at the best of {len(STRENGTHS['diagonal'])} strengths a decade "
-            "apart by validation; then over how many decades validation accuracy is within a point of that best, "
-            "between strengths by straight lines, and the validation accuracy at every strength (– where a run "
-            "diverged)."
+            f"`python -m benchmarks.implicit{named}`, torch {torch.__version__}; {size}. EWC, no "
+            f"re-initialisation, one learning rate for each optimiser{_said_of_rates(rows)}. Test accuracy over all "
+            f"tasks after the last, in per cent, mean and standard error of {len(SEEDS)} seeds, at the best of "
+            f"{len(STRENGTHS['diagonal'])} strengths a decade apart by validation with {searched}; then over how many "
+            "decades validation accuracy is within a point of that best, between strengths by straight lines, and "
+            "the validation accuracy at every strength (– where a run diverged)."
         ),
     ]
     for form, strengths in STRENGTHS.items():
+        if not any(row["form"] == form for row in rows):
+            continue
         heads = " | ".join(f"{c:g}" for c in strengths)
         lines += ["", f"| {form} | hold | best c | test | decades | {heads} |", "|---" * (5 + len(strengths)) + "|"]
         for row in rows:
@@ -229,6 +266,13 @@ def table(
     ]
     lines += ["", *(f"- {name}: {ratio:.2f}" for name, ratio in ratios.items())]
     return "\n".join(lines) + "\n"
+
+
+def _said_of_rates(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return which rates were found first, where some were."""
+    found = {row["optimiser"]: row["rate"] for row in rows if "rate" in row}
+    said = ", ".join(f"{name} {rate:g}" for name, rate in found.items())
+    return f" ({said}, which learn the first tasks best without a hold, by validation)" if found else ""
 
 
 def hold_of(row: Mapping[str, Any]) -> str:
@@ -300,7 +344,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         new = [_told(rate_row(options.scenario, way, changes, store, run)) for way in rate_ways(options.forms)]
         found["by rate"] = beside(found.get("by rate", ()), new)
     else:
-        new = [_told(row_of(options.scenario, way, changes, store, run)) for way in ways(options.forms)]
+        rates = rates_of(options.scenario, changes, store, run)
+        every = [
+            way | ({"rate": rates[way["optimiser"]]} if way["optimiser"] in rates else {})
+            for way in ways(options.forms)
+        ]
+        new = [_told(row_of(options.scenario, way, changes, store, run)) for way in every]
         found["rows"] = beside(found.get("rows", ()), new)
         sides = (8, 8, 4) if options.quick else (784, 400, 400, 10)
         ratios = step_ratios(2 if options.quick else 15, options.forms, sides=sides)

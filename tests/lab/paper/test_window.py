@@ -18,7 +18,7 @@ from tests.lab.paper.tiny import tiny_preset
 
 LONG = {"with α": 97.0, "without α": 96.0}
 NAMES = {
-    "with α": "SOS(2048)",
+    "with α": "SOS(2048), long window",
     "without α": "SOS(2048, α=0)",
     "tied": "SOS(2048), tied window, α = 0",
     "tied, α": "SOS(2048), tied window",

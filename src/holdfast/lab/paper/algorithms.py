@@ -94,6 +94,8 @@ _ON_MNIST_ALONE = (
     "large batch, middle window, α = 0",
     "large batch, short window",
     "large batch, tied window, another rate, α = 0",
+    "large batch, long window",
+    "large batch, short window, another rate, α = 0",
 )
 WINDOWS = tuple(
     Algorithm(

@@ -27,7 +27,7 @@ _SPLIT_BEST = choices(SPLIT_TRIES, 1, 1, 3, 3, 0)
 # Tasks have 25 steps with large batches on the permuted digits, and about 90 on the split ones.
 PERMUTED_WINDOWS = windows(_PERMUTED_LARGE, middle=0.95, short=0.85, tied=0.1, skip=5, rate=0.003)
 SPLIT_WINDOWS = windows(_SPLIT_LARGE, middle=0.95, short=0.85, tied=0.1, skip=10, rate=0.012)
-_PERMUTED_STRENGTHS = (20.0, 10.0, 10.0, 20.0, 20.0, 50.0, 5.0, 20.0, 50.0)
+_PERMUTED_STRENGTHS = (20.0, 10.0, 10.0, 20.0, 20.0, 50.0, 5.0, 20.0, 50.0, 10.0, 20.0)
 _SPLIT_STRENGTHS = (10.0,) * len(CELLS)
 DIGITS = Preset(
     name="digits",

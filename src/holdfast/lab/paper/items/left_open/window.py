@@ -119,7 +119,8 @@ def _table(name: str, results: Results, benchmark: Benchmark) -> Table:
     for algorithm in _CELLS[benchmark]:
         average, alpha, rate = _parts(algorithm)
         value = large_batch_rates(preset, benchmark)[rate]
-        line: list[Cell] = [f"{described(preset, benchmark, average)}; α = {alpha:g}, rate {value:g}"]
+        searched = ", c searched for" if algorithm.variant == "large batch, long window" else ""
+        line: list[Cell] = [f"{described(preset, benchmark, average)}; α = {alpha:g}, rate {value:g}{searched}"]
         specs = accuracy_runs(preset, benchmark, algorithm)
         found = _accuracy(results, benchmark, algorithm)
         if found is None:
