@@ -16,7 +16,7 @@ from holdfast.errors import ConfigurationError, ProtectError
 from holdfast.forms import Form, Matrix
 from holdfast.guard.arguments.default_space import default_space, tell_of_unmerged
 from holdfast.guard.arguments.selection import Selection
-from holdfast.guard.arguments.strengths import PatternStrengths
+from holdfast.guard.arguments.strengths import USUAL, PatternStrengths
 from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
 from holdfast.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from holdfast.guard.distributed.gathering import (
@@ -123,7 +123,7 @@ class Memory:
     head: HeadGradients = field(default_factory=HeadGradients)
     """What the output layer's gradients say about the classes of the current task."""
     told: set[str] = field(default_factory=set)
-    """What users were told of the form."""
+    """What users were told of the form, or of a strength that nobody gave."""
     batch_norm: str | None = None
     """What is done about running statistics: ``"freeze"``, ``"fold"``, or nothing."""
     frozen_norms: frozenset[str] = frozenset()
@@ -232,6 +232,15 @@ class Memory:
     def asks_to_hold(self) -> bool:
         """Whether weights are to be held to their anchor, once there is one."""
         return bool(self.strength) or self.relative_strength is not None
+
+    @property
+    def strength_is_assumed(self) -> bool:
+        """Whether the strength is the usual one and this guard was given none.
+
+        A state does not tell whether the 1 in it was somebody's, so one that came with a state counts as nobody's.
+        """
+        unsaid = self.tolerance is None and self.relative_strength is None and self.driving.strengths is None
+        return unsaid and not self.strength_given and self.made_with is None and self.strength == USUAL
 
     @property
     def said_strength(self) -> str:
