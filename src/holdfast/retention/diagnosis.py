@@ -46,6 +46,10 @@ _TIGHTENED = (
     "the strength ended above the one that it began with, since what was lost early made it hold harder than the end "
     "asked for. If too little of the new is learned, {weaker}."
 )
+_NEVER_ATTACHED = (
+    "this guard was never attached to an optimiser, so that no step was held, unless guard.penalty() was part of the "
+    "loss. Call guard.attach(optimizer) before training."
+)
 _ROTATED = 'form="rotated", which on digits learned more for the same loss than a diagonal at any strength or start'
 
 
@@ -122,10 +126,12 @@ def _why_beyond(found: "PulledBack") -> str:
 def _far(found: "PulledBack") -> str:
     """Say why so much of what was learned had to go, where that is so."""
     if found.share >= FAR:
-        return ""
+        return f" But {_NEVER_ATTACHED}" if found.never_attached else ""
     said = "So nearly all that was learned is undone: " if found.is_undone else "Most of what was learned had to go: "
     if _began_used(found):
         return f" {said}{found.at_first:.3g} were lost before the first step of this task. {_anew(found.tolerance)}"
+    if found.never_attached:
+        return f" {said}{_NEVER_ATTACHED}"
     other = f", or take {_ROTATED}" if found.is_diagonal else ""
     before = "" if found.at_first is not None else ", or earlier tasks have used it up"
     return f" {said}the tolerance is too small for this task, held as it was{before}. Allow more{other}."
@@ -143,6 +149,8 @@ def _unsure(found: "PulledBack") -> str:
 
 def _unused(found: "PulledBack") -> str:
     """Say why less is lost than was allowed, where that is so."""
+    if found.never_attached:
+        return f" But {_NEVER_ATTACHED}"
     weaker = _weaker(found)
     if not found.was_touched:
         return f" {_NEVER.format(weaker=weaker)}"
