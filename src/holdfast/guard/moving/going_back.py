@@ -145,7 +145,7 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
     adapters = AveragedAdapters(memory, held)
 
     def lost_at(share: float) -> float:
-        move_to(memory, held, own, share, adapters)
+        move_to(memory, held, own, share, adapters.between(own, share))
         return look(memory).kl
 
     share = 1.0
@@ -155,7 +155,7 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
         found = replace(furthest_within(lost_at, tolerance, most), **_how_it_was_followed(memory))
         share = found.share
     finally:
-        move_to(memory, held, own, share, adapters)
+        move_to(memory, held, own, share, adapters.between(own, share))
     left = look(memory)
     memory.control.latest = {each.name: each.kl for each in left.sets}
     memory.control.at = max(memory.steps.values(), default=0)
