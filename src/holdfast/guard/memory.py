@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.parameter import is_lazy
 
 from holdfast.adapters import Change, every_adapter, in_parts
-from holdfast.errors import ConfigurationError, ProtectError
+from holdfast.errors import ConfigurationError, OrderError, ProtectError
 from holdfast.forms import Form, Matrix
 from holdfast.guard.arguments.default_space import default_space, tell_of_unmerged
 from holdfast.guard.arguments.selection import Selection
@@ -467,6 +467,17 @@ class Memory:
         for ledger in self.ledgers.values():
             for matrices in (ledger.total, ledger.held):
                 self._follow_matrices(matrices, ledger)
+
+    def refresh_for(self, call: str) -> None:
+        """Look at the model again, and refuse a call while protected parameters have no numbers to be seen or held."""
+        self.refresh()
+        lazy = [name for name, parameter in self.parameters.items() if is_lazy(parameter)]
+        if lazy:
+            more = f" and {len(lazy) - 1} more" if lazy[1:] else ""
+            raise OrderError(
+                f"{call} of a model with lazy layers (such as nn.LazyLinear): {lazy[0]!r}{more} are not initialised "
+                "yet; expected protected parameters that have a shape. Run one batch through the model first."
+            )
 
     def go_over_to(self, space: Space) -> None:
         """Hold adapters in another space from now on, or refuse it and stay as it was: for a state that has it."""

@@ -56,7 +56,7 @@ class Attachment:
             raise OptimizerError("attach() was given no optimiser. Give every one that trains protected parameters.")
         optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
         memory = self.memory
-        memory.refresh()
+        memory.refresh_for("attach()")
         protected = {id(p): name for name, p in memory.parameters.items()}
         # An optimiser all of whose parameters are frozen for now may come along with others, not by itself.
         frozen = memory.frozen if any(_trains(optimizer, protected) for optimizer in optimizers) else {}
