@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from holdfast.retention.diagnosis import weaker_start
 from holdfast.retention.way_back import HALVINGS, furthest_within
 
 
@@ -63,10 +64,15 @@ def test_what_is_left_of_a_tolerance_is_explained_by_how_the_strength_went():
     assert "hold less, or train for longer" in str(found)  # than a strength that nothing followed with
     told = str(dataclasses.replace(found, start=0.03, tightened=True))
     assert "the strength ended above the one that it began with" in told and "too late" not in told
-    assert told.endswith("begin weaker, with Tolerance(0.3, start=0.003).")
-    assert "Tolerance(0.3, start=0.03), or train" in str(dataclasses.replace(found, start=0.3))
+    assert told.endswith("begin weaker, with Tolerance(0.3, start=0.006).")
+    assert "Tolerance(0.3, start=0.06), or train" in str(dataclasses.replace(found, start=0.3))
     never = dataclasses.replace(furthest_within(lambda share: 0.001, 0.3), start=0.03)
-    assert "never came near it" in str(never) and "start=0.003)" in str(never)
+    assert "never came near it" in str(never) and "start=0.001)" in str(never)
+
+
+@pytest.mark.parametrize(("used", "start"), [(0.79, 0.2), (0.6, 0.1), (0.25, 0.04), (0.1, 0.01), (0.0, 0.01)])
+def test_the_more_of_a_tolerance_was_used_the_less_weaker_it_is_to_begin(used, start):
+    assert weaker_start(0.3, used) == start
 
 
 def test_what_few_kept_samples_leave_open_is_said():

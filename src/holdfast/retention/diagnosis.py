@@ -14,6 +14,8 @@ NEARLY = 0.8
 """The part of a tolerance that counts as all of it."""
 MOST = 0.5
 """The part of a tolerance from which it is said, before a task, that earlier ones have used it."""
+LEAST = 1 / 30
+"""The part of a start that is advised at least: from hardly any loss it cannot be told how much weaker is right."""
 FAR = 0.5
 """The share of what was learned that a way back has to take for a form to be named that needs less of one."""
 
@@ -168,4 +170,19 @@ def _weaker(found: "PulledBack") -> str:
         return f"take {_ROTATED}"
     if found.start is None:
         return "hold less"
-    return f"begin weaker, with Tolerance({found.tolerance:g}, start={found.start / 10:g})"
+    start = weaker_start(found.start, found.kl / found.tolerance)
+    return f"begin weaker, with Tolerance({found.tolerance:g}, start={start:g})"
+
+
+def weaker_start(start: float, used: float) -> float:
+    """Return where to begin so that about all of a tolerance is used, in one digit.
+
+    In few steps the strength stays near where it began, so that what was lost says how much weaker it may be. Of the
+    powers 1, 1.5 and 2 it was 1.5 that learned most in runs of 30 to 300 steps on digits; a tenth of the start, however
+    much was used, holds too little where that was most of it: ``results/tolerance-weaker-starts.md`` compares.
+
+    Args:
+        start: where the run began.
+        used: the part of its tolerance that was lost at its end.
+    """
+    return float(f"{start * max(used**1.5, LEAST):.1g}")
