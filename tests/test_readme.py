@@ -10,7 +10,7 @@ import holdfast
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.filterwarnings("error:This guard holds nothing yet")
+@pytest.mark.filterwarnings("error:This guard holds nothing yet", "error:No strength was given")
 def test_the_examples_run_in_the_order_of_the_page():
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len(blocks) >= 3

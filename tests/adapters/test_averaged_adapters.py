@@ -57,6 +57,18 @@ def test_of_an_adapter_that_had_learned_the_nearest_of_its_rank_is_left_and_said
         assert (delta - now[name]).norm() > 0.01
 
 
+def test_means_are_found_once_for_telling_of_them_and_for_moving(monkeypatch):
+    model, guard = held(KINDS["LoRA"], fresh=False)
+    moved(model)
+    asked, between = [], holdfast.adapters.Lora.between
+    monkeypatch.setattr(
+        holdfast.adapters.Lora, "between", lambda self, *given: asked.append(self.layer) or between(self, *given)
+    )
+    with pytest.warns(holdfast.HoldfastWarning, match="twice their rank"):
+        guard.average(0.6)
+    assert len(asked) == len(set(asked)) == len(adapters_of(model))
+
+
 def test_it_goes_all_the_way_back_to_the_factors_that_were_there():
     model, guard = held(KINDS["LoRA"], fresh=False)
     moved(model)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.language import corpus
-from benchmarks.tolerance import digits, starts, ten_tasks, text_stand_ins, without_old_inputs
+from benchmarks.tolerance import digits, starts, ten_tasks, text_stand_ins, weaker_starts, without_old_inputs
 from benchmarks.tolerance.at_scale import __main__ as command
 from benchmarks.tolerance.at_scale import choosing, report, store
 from benchmarks.tolerance.at_scale.trials import CANDIDATES, SETTINGS, Study, Trial
@@ -156,6 +156,12 @@ def test_where_to_begin_is_a_table_for_each_form(tmp_path):
     starts.main(["--rehearse", "--results", str(tmp_path)])
     said = (tmp_path / "tolerance-starts.md").read_text()
     assert said.count("| 5 | 0.01 |") == said.count("| 5 | 0.1 |") == 2 and "## rotated" in said
+
+
+def test_where_to_begin_weaker_is_tried_where_less_than_a_tolerance_was_used(tmp_path):
+    weaker_starts.main(["--rehearse", "--results", str(tmp_path)])
+    said = (tmp_path / "tolerance-weaker-starts.md").read_text()
+    assert "| below 0.4 |" in said and said.count("| 5 | 0.3 | 0 |") == 1
 
 
 @pytest.mark.filterwarnings("ignore::holdfast.HoldfastWarning")

@@ -49,6 +49,7 @@ def _process(rank, size, modules, folder):
     torch.set_num_threads(1)
     warnings.simplefilter("error", holdfast.HoldfastWarning)
     warnings.filterwarnings("ignore", message="This guard holds nothing yet")  # most checks begin from scratch
+    warnings.filterwarnings("ignore", message="No strength was given")
     distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'rendezvous'}",

@@ -260,6 +260,33 @@ def test_what_waits_for_its_turn_is_no_oversight(recwarn):
     assert not recwarn
 
 
+def test_lazy_layers_are_refused_until_a_batch_has_run_through_them():
+    model = nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(3)).double()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, from_scratch=True)
+    optimizer = torch.optim.Adam(model.parameters())
+    calls = {
+        "attach": lambda: guard.attach(optimizer),
+        "consolidate": lambda: guard.consolidate([batch(0)]),
+        "rehearse": lambda: guard.rehearse([batch(0)]),
+    }
+    for name, call in calls.items():
+        told = rf"{name}\(\) of a model with lazy.*'0\.weight' and 3 more are not initialised.*Run one batch"
+        with pytest.raises(holdfast.OrderError, match=told):
+            call()
+    model(batch(0)[0])
+    for call in calls.values():
+        call()
+    train(model, optimizer)
+    assert guard.path.steps == 3
+
+
+def test_those_that_are_not_protected_are_nobodys_affair():
+    model = nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.Linear(5, 3)).double()
+    guard = holdfast.Consolidator(model, holdfast.SOS(), strength=1.0, protect="2.*", from_scratch=True)
+    guard.attach(optimizer := torch.optim.Adam(model.parameters()))
+    train(model, optimizer)
+
+
 def test_a_warning_that_is_an_error_leaves_nothing_attached():
     model = net()
     guard = holdfast.Consolidator(model, holdfast.SOS())

@@ -196,3 +196,46 @@ def test_convolutions(tmp_path):
     merge_adapters(tmp_path / "1", tmp_path / "2", 0.3, out=tmp_path / "merged")
     both = peft.PeftModel.from_pretrained(base, tmp_path / "merged")
     assert_close(weights(both), {name: 0.7 * a[name] + 0.3 * b[name] for name in a})
+
+
+FACTORS = r"'.*lora_A.*' and '.*lora_B.*' and 5 other pairs are the factors.*guard\.average"
+
+
+def states(seeds=(1, 2), **settings):
+    return [{name: tensor.clone() for name, tensor in adapted(seed, **settings).state_dict().items()} for seed in seeds]
+
+
+def test_factors_in_state_dicts_are_merged_by_themselves_and_that_is_told():
+    before, after = states()
+    with pytest.warns(holdfast.HoldfastWarning, match=FACTORS):
+        found = holdfast.merge(before, after, 0.5)
+    assert_close(found, {name: (before[name] + after[name]) / 2 for name in before})
+    bare = [peft.get_peft_model_state_dict(adapted(seed)) for seed in (1, 2)]  # whose names lack the adapter's
+    with pytest.warns(holdfast.HoldfastWarning, match=FACTORS):
+        holdfast.merge(*bare)
+    embeddings = states(target_modules=["wpe"])
+    with pytest.warns(
+        holdfast.HoldfastWarning, match=r"lora_embedding_A\.default' and .*lora_embedding_B\.default' are"
+    ):
+        holdfast.merge(*embeddings)
+
+
+def test_nothing_is_told_where_one_factor_stayed_as_it_was():
+    before, after = states()
+    for name, tensor in before.items():
+        if "lora_A" in name:
+            after[name] = tensor.clone()
+    found = holdfast.merge(before, after, 0.5)
+    layer = "base_model.model.transformer.h.0.attn.c_attn"
+    added = [
+        state[f"{layer}.lora_B.default.weight"] @ state[f"{layer}.lora_A.default.weight"] for state in (before, after)
+    ]
+    torch.testing.assert_close(
+        found[f"{layer}.lora_B.default.weight"] @ found[f"{layer}.lora_A.default.weight"], (added[0] + added[1]) / 2
+    )
+
+
+def test_nor_of_models_which_are_the_weights_that_they_stand_for():
+    before, after = adapted(1), adapted(2)
+    expected = [weights(adapted(1)), weights(adapted(2))]
+    assert_close(holdfast.merge(before, after, 0.5), {n: (expected[0][n] + expected[1][n]) / 2 for n in expected[0]})

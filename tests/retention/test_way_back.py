@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from holdfast.retention.diagnosis import weaker_start
 from holdfast.retention.way_back import HALVINGS, furthest_within
 
 
@@ -63,10 +64,15 @@ def test_what_is_left_of_a_tolerance_is_explained_by_how_the_strength_went():
     assert "hold less, or train for longer" in str(found)  # than a strength that nothing followed with
     told = str(dataclasses.replace(found, start=0.03, tightened=True))
     assert "the strength ended above the one that it began with" in told and "too late" not in told
-    assert told.endswith("begin weaker, with Tolerance(0.3, start=0.003).")
-    assert "Tolerance(0.3, start=0.03), or train" in str(dataclasses.replace(found, start=0.3))
+    assert told.endswith("begin weaker, with Tolerance(0.3, start=0.006).")
+    assert "Tolerance(0.3, start=0.06), or train" in str(dataclasses.replace(found, start=0.3))
     never = dataclasses.replace(furthest_within(lambda share: 0.001, 0.3), start=0.03)
-    assert "never came near it" in str(never) and "start=0.003)" in str(never)
+    assert "never came near it" in str(never) and "start=0.001)" in str(never)
+
+
+@pytest.mark.parametrize(("used", "start"), [(0.79, 0.2), (0.6, 0.1), (0.25, 0.04), (0.1, 0.01), (0.0, 0.01)])
+def test_the_more_of_a_tolerance_was_used_the_less_weaker_it_is_to_begin(used, start):
+    assert weaker_start(0.3, used) == start
 
 
 def test_what_few_kept_samples_leave_open_is_said():
@@ -86,3 +92,12 @@ def test_a_set_that_has_lost_less_but_tells_less_is_told_of():
     assert not told.is_sure
     assert "Other inputs like the kept set 'few' may have lost from 0 to 0.016" in str(told)
     assert str(dataclasses.replace(found, least_sure=("many", 0.0099, 0.0002))) == str(found)
+
+
+@pytest.mark.parametrize(
+    "lost", [lambda share: 0.001, lambda share: 0.05 * share**2, lambda share: share**2], ids=["within", "near", "far"]
+)
+def test_of_a_guard_that_was_never_attached_it_says_that_and_blames_nothing_else(lost):
+    told = str(dataclasses.replace(furthest_within(lost, 0.02), never_attached=True, start=0.3, at_first=0.0))
+    assert "this guard was never attached to an optimiser" in told and "guard.attach(optimizer)" in told
+    assert not any(blamed in told for blamed in ("too small", "never came near", "begin weaker", "Allow more"))

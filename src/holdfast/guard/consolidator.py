@@ -69,8 +69,9 @@ class Consolidator(NotACallback):
     Args:
         model: the network.
         measure: how importance is measured, a measure or its name in :func:`holdfast.measures`.
-        strength: the c of the penalty, 1 by default. What is right depends on the measure: search on a grid 1, 2, 5,
-            10, …; or say how much may be lost, by a tolerance. Also one for each of some patterns of parameters' names,
+        strength: the c of the penalty. What is right depends on the measure: search on a grid 1, 2, 5, 10, …; or give
+            a relative strength, or a tolerance. Where none of them is given it is 1, with a warning once it holds. Also
+            one for each of some patterns of parameters' names,
             ``{"body.*": 5.0, "*": 1.0}``, of which the first that matches counts; the parameters of one matrix (in
             forms other than the diagonal, a layer's weight and bias) have one.
         protect: glob patterns, a predicate ``(name, parameter) -> bool``, or parameters; by default every trainable
@@ -392,6 +393,7 @@ class Consolidator(NotACallback):
         """
         watcher = self._attachment.watcher
         watcher.following.refuse_without_inputs()  # there is no strength that it could be of
+        watcher.unheld.look_at_the_strength()
         value = penalty_of(self._memory, watcher.calls, batches=batches)
         self._attachment.give_away(value)
         return value

@@ -12,11 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.parameter import is_lazy
 
 from holdfast.adapters import Change, every_adapter, in_parts
-from holdfast.errors import ConfigurationError, ProtectError
+from holdfast.errors import ConfigurationError, OrderError, ProtectError
 from holdfast.forms import Form, Matrix
 from holdfast.guard.arguments.default_space import default_space, tell_of_unmerged
 from holdfast.guard.arguments.selection import Selection
-from holdfast.guard.arguments.strengths import PatternStrengths
+from holdfast.guard.arguments.strengths import USUAL, PatternStrengths
 from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
 from holdfast.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
 from holdfast.guard.distributed.gathering import (
@@ -123,7 +123,7 @@ class Memory:
     head: HeadGradients = field(default_factory=HeadGradients)
     """What the output layer's gradients say about the classes of the current task."""
     told: set[str] = field(default_factory=set)
-    """What users were told of the form."""
+    """What users were told of the form, or of a strength that nobody gave."""
     batch_norm: str | None = None
     """What is done about running statistics: ``"freeze"``, ``"fold"``, or nothing."""
     frozen_norms: frozenset[str] = frozenset()
@@ -232,6 +232,15 @@ class Memory:
     def asks_to_hold(self) -> bool:
         """Whether weights are to be held to their anchor, once there is one."""
         return bool(self.strength) or self.relative_strength is not None
+
+    @property
+    def strength_is_assumed(self) -> bool:
+        """Whether the strength is the usual one and this guard was given none.
+
+        A state does not tell whether the 1 in it was somebody's, so one that came with a state counts as nobody's.
+        """
+        unsaid = self.tolerance is None and self.relative_strength is None and self.driving.strengths is None
+        return unsaid and not self.strength_given and self.made_with is None and self.strength == USUAL
 
     @property
     def said_strength(self) -> str:
@@ -458,6 +467,17 @@ class Memory:
         for ledger in self.ledgers.values():
             for matrices in (ledger.total, ledger.held):
                 self._follow_matrices(matrices, ledger)
+
+    def refresh_for(self, call: str) -> None:
+        """Look at the model again, and refuse a call while protected parameters have no numbers to be seen or held."""
+        self.refresh()
+        lazy = [name for name, parameter in self.parameters.items() if is_lazy(parameter)]
+        if lazy:
+            more = f" and {len(lazy) - 1} more" if lazy[1:] else ""
+            raise OrderError(
+                f"{call} of a model with lazy layers (such as nn.LazyLinear): {lazy[0]!r}{more} are not initialised "
+                "yet; expected protected parameters that have a shape. Run one batch through the model first."
+            )
 
     def go_over_to(self, space: Space) -> None:
         """Hold adapters in another space from now on, or refuse it and stay as it was: for a state that has it."""

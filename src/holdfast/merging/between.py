@@ -17,6 +17,7 @@ from holdfast.merging import tensor_files
 from holdfast.merging.common_names import CommonNames
 from holdfast.merging.given_forms import GivenForm, ModelForm, given_forms, groups, traces
 from holdfast.merging.given_models import Adapted, GivenModel, InFiles, InMemory, Model, given_model
+from holdfast.merging.lone_factors import lone_factors, said_of
 from holdfast.merging.normal_equations import Pull, solved
 from holdfast.merging.shares import Share, all_shares
 from holdfast.merging.tensor_files import Described
@@ -126,6 +127,7 @@ class Merging:
             _refuse_the_same_memory(first, model)
         self._told: set[str] = set()
         self._tell_types()
+        self._tell_factors()
 
     @property
     def said(self) -> str:
@@ -204,6 +206,10 @@ class Merging:
                 f"{mixed[0]!r}{_and_others(mixed)} are {kinds}; the result is "
                 f"{self._common.dtype(mixed[0])}. Give dtype= to have another."
             )
+
+    def _tell_factors(self) -> None:
+        if alone := lone_factors(self._common.names, [partial(self._read, model) for model in self.models]):
+            _warn(said_of(alone))
 
     def _types(self, name: str) -> set[torch.dtype]:
         own = [(model, self._common.own_name(model, name)) for model in self.models]

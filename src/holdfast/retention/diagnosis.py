@@ -14,6 +14,8 @@ NEARLY = 0.8
 """The part of a tolerance that counts as all of it."""
 MOST = 0.5
 """The part of a tolerance from which it is said, before a task, that earlier ones have used it."""
+LEAST = 1 / 30
+"""The part of a start that is advised at least: from hardly any loss it cannot be told how much weaker is right."""
 FAR = 0.5
 """The share of what was learned that a way back has to take for a form to be named that needs less of one."""
 
@@ -45,6 +47,10 @@ _LET_GO = (
 _TIGHTENED = (
     "the strength ended above the one that it began with, since what was lost early made it hold harder than the end "
     "asked for. If too little of the new is learned, {weaker}."
+)
+_NEVER_ATTACHED = (
+    "this guard was never attached to an optimiser, so that no step was held, unless guard.penalty() was part of the "
+    "loss. Call guard.attach(optimizer) before training."
 )
 _ROTATED = 'form="rotated", which on digits learned more for the same loss than a diagonal at any strength or start'
 
@@ -122,10 +128,12 @@ def _why_beyond(found: "PulledBack") -> str:
 def _far(found: "PulledBack") -> str:
     """Say why so much of what was learned had to go, where that is so."""
     if found.share >= FAR:
-        return ""
+        return f" But {_NEVER_ATTACHED}" if found.never_attached else ""
     said = "So nearly all that was learned is undone: " if found.is_undone else "Most of what was learned had to go: "
     if _began_used(found):
         return f" {said}{found.at_first:.3g} were lost before the first step of this task. {_anew(found.tolerance)}"
+    if found.never_attached:
+        return f" {said}{_NEVER_ATTACHED}"
     other = f", or take {_ROTATED}" if found.is_diagonal else ""
     before = "" if found.at_first is not None else ", or earlier tasks have used it up"
     return f" {said}the tolerance is too small for this task, held as it was{before}. Allow more{other}."
@@ -143,6 +151,8 @@ def _unsure(found: "PulledBack") -> str:
 
 def _unused(found: "PulledBack") -> str:
     """Say why less is lost than was allowed, where that is so."""
+    if found.never_attached:
+        return f" But {_NEVER_ATTACHED}"
     weaker = _weaker(found)
     if not found.was_touched:
         return f" {_NEVER.format(weaker=weaker)}"
@@ -160,4 +170,19 @@ def _weaker(found: "PulledBack") -> str:
         return f"take {_ROTATED}"
     if found.start is None:
         return "hold less"
-    return f"begin weaker, with Tolerance({found.tolerance:g}, start={found.start / 10:g})"
+    start = weaker_start(found.start, found.kl / found.tolerance)
+    return f"begin weaker, with Tolerance({found.tolerance:g}, start={start:g})"
+
+
+def weaker_start(start: float, used: float) -> float:
+    """Return where to begin so that about all of a tolerance is used, in one digit.
+
+    In few steps the strength stays near where it began, so that what was lost says how much weaker it may be. Of the
+    powers 1, 1.5 and 2 it was 1.5 that learned most in runs of 30 to 300 steps on digits; a tenth of the start, however
+    much was used, holds too little where that was most of it: ``results/tolerance-weaker-starts.md`` compares.
+
+    Args:
+        start: where the run began.
+        used: the part of its tolerance that was lost at its end.
+    """
+    return float(f"{start * max(used**1.5, LEAST):.1g}")

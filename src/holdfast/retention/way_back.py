@@ -55,6 +55,8 @@ class PulledBack:
     """What was lost before the first step of the task that was trained last, where that was looked at."""
     is_diagonal: bool = False
     """Whether weights were held one by one."""
+    never_attached: bool = False
+    """Whether the guard was attached to no optimiser, so that it has held no step."""
 
     @property
     def was_touched(self) -> bool:

@@ -629,6 +629,28 @@ def test_a_tolerance_that_is_used_up_is_told_of_before_the_next_task_and_after_i
     assert "0.0499 were lost before the first step of this task" in str(found)
 
 
+def test_a_way_back_after_training_without_the_guard_says_that_it_was_never_attached():
+    model = net()
+    guard = guarded(model)
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    found = guard.pull_back()
+    assert found.outcome == "pulled back" and "was never attached" in str(found) and "too small" not in str(found)
+
+
+def test_one_that_was_attached_or_whose_state_has_steps_does_not_say_so():
+    model = net()
+    guard = guarded(model)
+    guard.attach(optimizer := adam(model))
+    learn(model, optimizer, 4)
+    assert "never attached" not in str(guard.pull_back())
+    guard.detach()
+    assert "never attached" not in str(guard.pull_back())
+    twin = guarded(net())
+    twin.load_state_dict(guard.state_dict())
+    assert "never attached" not in str(twin.pull_back())
+
+
 def test_a_task_that_is_allowed_more_than_the_one_before_begins_without_a_word():
     model, guard, optimizer = after_a_task()
     guard.tolerance = 0.08

@@ -187,3 +187,91 @@ def test_a_tolerance_that_has_nothing_to_follow_yet_is_named():
     loss(model, batch(0)).backward()
     with pytest.warns(holdfast.HoldfastWarning, match=r"so tolerance=0\.05 has nothing to pull at"):
         optimizer.step()
+
+
+UNSAID = "No strength was given to this guard, and .* holds with 1"
+"""The tests ignore it, since most of them ask what is held and not how strongly."""
+unsaid_is_an_error = pytest.mark.filterwarnings(f"error:{UNSAID}")
+
+
+def held(measure, **options):
+    model = net()
+    guard, optimizer = attached(model, measure, from_scratch=True, **options)
+    guard.consolidate([batch(9)])
+    return model, guard, optimizer
+
+
+@unsaid_is_an_error
+@pytest.mark.parametrize("name", ["EWC", "MAS", "L2"])
+def test_that_nobody_has_said_how_strongly_is_told_once_at_the_first_step_that_is_held(name):
+    model = net()
+    guard, optimizer = attached(model, name, from_scratch=True)
+    train(model, optimizer)  # in which nothing is held
+    guard.consolidate([batch(0)])
+    what_to_give = rf"given to this guard, and {name} holds with 1\..*relative_strength=.*tolerance=.*how-strong\.md"
+    with pytest.warns(holdfast.HoldfastWarning, match=what_to_give) as told:
+        train(model, optimizer)
+    assert len(told) == 1
+    guard.consolidate([batch(0)])
+    train(model, optimizer)
+    assert guard.strength == 1.0
+
+
+def test_it_is_told_beside_other_holds_too():
+    model, _, optimizer = held("EWC", holds=[holdfast.Replay([batch(1)])])
+    with pytest.warns(holdfast.HoldfastWarning, match=UNSAID):
+        train(model, optimizer)
+
+
+@unsaid_is_an_error
+def test_and_of_a_penalty_that_goes_into_the_loss():
+    model = net()
+    guard = holdfast.Consolidator(model, "EWC")
+    guard.penalty()  # of nothing
+    guard.consolidate([batch(9)])
+    with pytest.warns(holdfast.HoldfastWarning, match=UNSAID):
+        guard.penalty()
+    guard.penalty()
+
+
+@unsaid_is_an_error
+@pytest.mark.parametrize(
+    "given",
+    [{"strength": 1.0}, {"strength": {"*": 1.0}}, {"relative_strength": 0.03}, {"tolerance": 0.1}, {"strength": 0.0}],
+    ids=str,
+)
+def test_whoever_has_said_it_is_told_nothing(given):
+    model, guard, optimizer = held("EWC", **given)
+    guard.keep([batch(3)[0]])
+    train(model, optimizer)
+    guard.penalty()
+
+
+@unsaid_is_an_error
+def test_nor_of_a_strength_that_was_set_before_the_first_step():
+    model, guard, optimizer = held("EWC")
+    guard.strength = 1.0
+    train(model, optimizer)
+
+
+@unsaid_is_an_error
+def test_nor_where_there_is_nothing_to_hold_strongly():
+    model, guard, optimizer = held(holdfast.FineTune())
+    train(model, optimizer)
+    guard.penalty()
+
+
+@unsaid_is_an_error
+def test_a_state_brings_its_strength_and_a_1_in_it_may_be_nobodys():
+    _, stronger, _ = held("EWC", strength=2.0)
+    model, guard, optimizer = held("EWC")
+    guard.load_state_dict(stronger.state_dict())
+    train(model, optimizer)
+    _, unsaid, _ = held("EWC")
+    model, guard, optimizer = held("EWC", strength=1.0)
+    guard.load_state_dict(unsaid.state_dict())
+    train(model, optimizer)
+    model, guard, optimizer = held("EWC")
+    guard.load_state_dict(unsaid.state_dict())
+    with pytest.warns(holdfast.HoldfastWarning, match=UNSAID):
+        train(model, optimizer)

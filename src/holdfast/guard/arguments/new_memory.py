@@ -26,7 +26,7 @@ from holdfast.guard.arguments.checked_arguments import (
 )
 from holdfast.guard.arguments.default_space import tell_of_unmerged
 from holdfast.guard.arguments.selection import Protect, Selection
-from holdfast.guard.arguments.strengths import PatternStrengths, checked_strength
+from holdfast.guard.arguments.strengths import USUAL, PatternStrengths, checked_strength
 from holdfast.guard.distributed.gathering import Gather, checked_gather
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import AnchorKind, Memory, leans
@@ -79,7 +79,7 @@ def new_memory(
     for each in others:
         each.check(driving.form)
     relative = checked_relative(relative_strength, strength, driver)
-    c = 0.0 if relative is not None else checked_strength(1.0 if strength is None else strength)
+    c = 0.0 if relative is not None else checked_strength(USUAL if strength is None else strength)
     strengths = {"strength": strength, "relative_strength": relative_strength}
     driving.strengths = PatternStrengths(c) if isinstance(c, dict) else None
     allowed = checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit is True)

@@ -16,6 +16,8 @@ from holdfast.forms import Matrix
 from holdfast.settings import first_match, number, numbers_by_pattern
 from holdfast.tensors.sharding import whole_sums
 
+USUAL = 1.0
+"""c where nobody has said any, which is told."""
 LARGEST = 1e38
 """The penalty's gradient has a factor 2c, which has to fit into a single-precision number."""
 APART = 1e12

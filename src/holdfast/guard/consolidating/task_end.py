@@ -72,7 +72,7 @@ def end_task(
     memory: Memory, attachment: Attachment, batches: Iterable[Any] | None, forward: Forward | None, within: int | None
 ) -> dict[str, TaskImportance]:
     """End a task where the weights are, and return what each measure found for it; all of it, or nothing changes."""
-    memory.ranks.together(memory.refresh)
+    memory.ranks.together(lambda: memory.refresh_for("consolidate()"))
     memory.refuse_unless_ranks_agree({"within": within})
     norms = norms_of_task(memory, batches, forward)
     memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
@@ -100,7 +100,7 @@ def rehearse_end(
     memory: Memory, attachment: Attachment, batches: Iterable[Any] | None, forward: Forward | None
 ) -> None:
     """Try the same on two samples, and let everything be as it was."""
-    memory.ranks.together(memory.refresh)
+    memory.ranks.together(lambda: memory.refresh_for("rehearse()"))
     with undisturbed():  # by the data; measuring keeps the states that the model draws from
         norms = norms_of_task(memory, batches, forward)
         memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))

@@ -1,6 +1,7 @@
 """Adapters on the way back: what they add to weights goes along a straight line, not the factors that it is made of."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,15 @@ from holdfast.tensors.storage import at_hand, running_dtype
 
 SAID_FROM = 0.05
 """The error of a mean, as a share of what was learned, from which it is told of."""
+
+
+class Means(NamedTuple):
+    """Where adapters' parameters go for what they add to be a mean, and how far it is from being one."""
+
+    values: dict[str, Tensor]
+    """By the parameters' names."""
+    errors: dict[str, float]
+    """By the adapters' paths, as shares of what was learned: of each adapter whose mean is known."""
 
 
 class AveragedAdapters:
@@ -48,25 +58,24 @@ class AveragedAdapters:
         parts = [term.parameters for term in adapter.terms()] or [tuple(adapter.parameters())]
         return any(len({p in self._names for p in part if p.requires_grad}) > 1 for part in parts)
 
-    def between(self, own: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    def between(self, own: Mapping[str, Tensor], share: float) -> Means:
         """Return adapters' parameters by which Δ is the mean of that at the anchor and that of given values.
 
         Args:
             own: the given values, by name.
             share: of these; at its ends, parameters are one or the other.
         """
-        found: dict[str, Tensor] = {}
-        if 0 < share < 1:
-            for values, _ in self._each(own, share).values():
-                found |= {self._names[parameter]: like_parameter(each, parameter) for parameter, each in values.items()}
-        return found
+        means = Means({}, {})
+        for path, (values, error) in self._each(own, share).items() if 0 < share < 1 else ():
+            means.values.update({self._names[p]: like_parameter(each, p) for p, each in values.items()})
+            means.errors[path] = error
+        return means
 
-    def tell_of(self, share: float) -> None:
+    def tell_of(self, means: Means, share: float) -> None:
         """Say of which adapters what they add will not be the mean, or not nearly."""
         if not 0 < share < 1:
             return
-        found = self._each({name: p.detach() for p, name in self._names.items()}, share)
-        others = [*self._others, *(path for path in self._adapters if path not in found)]
+        others = [*self._others, *(path for path in self._adapters if path not in means.errors)]
         if others:
             tell(
                 f"average(share={share:g}) moves the adapters of {_some(others)} along the line of their own "
@@ -74,13 +83,13 @@ class AveragedAdapters:
                 "after. Nobody knows parameters of their kind that would add just that; holdfast.merge averages the "
                 "weights themselves."
             )
-        errors = {path: error for path, (_, error) in found.items() if error > SAID_FROM}
+        errors = {path: error for path, error in means.errors.items() if error > SAID_FROM}
         if errors:
             worst = max(errors, key=lambda path: errors[path])
             tell(
                 f"average(share={share:g}): the mean of two adapters has twice their rank, and the nearest one of the "
                 f"same rank misses {errors[worst]:.0%} of what {worst!r} has learned since (in {len(errors)} of "
-                f"{len(found)} adapted layers more than {SAID_FROM:.0%}). What was lost is measured by "
+                f"{len(means.errors)} adapted layers more than {SAID_FROM:.0%}). What was lost is measured by "
                 "guard.retention(); holdfast.merging.merge_adapters makes an adapter of both ranks together, exactly."
             )
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError, OrderError
 from holdfast.guard.memory import Memory
-from holdfast.guard.moving.averaged_adapters import AveragedAdapters, said_of
+from holdfast.guard.moving.averaged_adapters import AveragedAdapters, Means, said_of
 from holdfast.guard.noticing.telling import tell
 from holdfast.settings import checked_share
 from holdfast.tensors.finite import is_finite
@@ -29,8 +29,10 @@ def average_with_anchor(memory: Memory, share: float) -> None:
         tell(f"average(share={share:g}) changes nothing: {_why_nothing(memory, adapters)}")
     elif share < 1 and adapters.newcomers:
         tell(f"average(share={share:g}): {said_of(adapters.newcomers)}")
-    adapters.tell_of(share)
-    move_to(memory, held, held, share, adapters)
+    own = {name: parameter.detach() for name, parameter in held.items()}
+    means = adapters.between(own, share)
+    adapters.tell_of(means, share)
+    move_to(memory, held, own, share, means)
 
 
 def _why_nothing(memory: Memory, adapters: AveragedAdapters) -> str:
@@ -92,12 +94,11 @@ def move_to(
     held: Mapping[str, nn.Parameter],
     own: Mapping[str, Tensor],
     share: float,
-    adapters: AveragedAdapters,
+    means: Means,
 ) -> None:
-    """Put weights at θ* + share·(θ − θ*), with θ as given, which may be themselves; and adapters so that Δ is there."""
-    between = adapters.between(own, share)
+    """Put weights at θ* + share·(θ − θ*), with θ as given, which may be themselves; and adapters at their means."""
     for name, parameter in held.items():
         dtype = running_dtype(parameter)
         before = at_hand(memory.anchor[name], parameter).to(dtype)
-        found = between.get(name)
+        found = means.values.get(name)
         parameter.copy_(torch.lerp(before, own[name].to(dtype), share) if found is None else found)

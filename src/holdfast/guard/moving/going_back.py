@@ -47,7 +47,7 @@ class GoingBack:
             raise ConfigurationError("pull_back() without a tolerance: give one, guard.pull_back(0.02).")
         refuse_between_averages(self.attachment.attached())
         with self.attachment.watcher.calls.paused():
-            found = pull_back(self.memory, own)
+            found = replace(pull_back(self.memory, own), never_attached=self._was_never_attached)
         if found.outcome == "cannot be met" or found.is_undone or found.single is not None:
             late = newcomers(self.memory) if found.outcome == "cannot be met" else []
             tell(f"{found} But {said_of(late)}" if late else str(found))
@@ -90,6 +90,12 @@ class GoingBack:
         memory = self.memory
         expected = memory.kept or memory.kept.expected  # without those that a state was saved with it is refused
         return memory.tolerance is not None and bool(memory.is_anchored and expected and memory.is_trained)
+
+    @property
+    def _was_never_attached(self) -> bool:
+        """Whether no step was seen of the task that was trained last, here or by whoever saved what was loaded."""
+        memory = self.memory
+        return not (self.attachment.was_attached or memory.steps or memory.control.trace)
 
     def _retention(self) -> Retention:
         with self.attachment.set_aside():
@@ -139,7 +145,7 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
     adapters = AveragedAdapters(memory, held)
 
     def lost_at(share: float) -> float:
-        move_to(memory, held, own, share, adapters)
+        move_to(memory, held, own, share, adapters.between(own, share))
         return look(memory).kl
 
     share = 1.0
@@ -149,7 +155,7 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
         found = replace(furthest_within(lost_at, tolerance, most), **_how_it_was_followed(memory))
         share = found.share
     finally:
-        move_to(memory, held, own, share, adapters)
+        move_to(memory, held, own, share, adapters.between(own, share))
     left = look(memory)
     memory.control.latest = {each.name: each.kl for each in left.sets}
     memory.control.at = max(memory.steps.values(), default=0)

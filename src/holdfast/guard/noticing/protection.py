@@ -116,6 +116,7 @@ class Unheld:
         if memory.holds:
             self._look_at_holds()
             self._look_at_the_guards_own()
+            self.look_at_the_strength()
             return
         if not memory.asks_to_hold:
             return
@@ -131,6 +132,7 @@ class Unheld:
             self._told.add(_EVERYTHING)
             tell(_NOTHING_MATTERS.format(measure=memory.driver))
             return
+        self.look_at_the_strength()
         frozen = [name for name in owned if name in memory.left_frozen and name not in self._told]
         thawed = [name for name in frozen if not largest.get(name)]
         if thawed:
@@ -152,6 +154,15 @@ class Unheld:
         if expected and not memory.anchor and _EVERYTHING not in self._told:
             self._told.add(_EVERYTHING)
             tell(_NOTHING_OF_ITS_OWN.format(strength=memory.said_strength, measure=memory.driver))
+
+    def look_at_the_strength(self) -> None:
+        """Say once, where weights are held, that nobody has said how strongly."""
+        memory = self.memory
+        if isinstance(memory.driving.measure, FineTune) or not (memory.is_anchored and memory.strength_is_assumed):
+            return
+        if _UNSAID not in memory.told:
+            memory.told.add(_UNSAID)
+            tell(_UNSAID.format(measure=memory.driver))
 
 
 _EVERYTHING = "*"
@@ -180,6 +191,14 @@ _NOTHING_MATTERS = (
     "{measure} has found that every weight has importance 0, so nothing is held, at any strength. Look at what was "
     "consolidated: outputs that do not depend on the protected parameters, labels that say nothing, steps that moved "
     "nothing."
+)
+
+_UNSAID = (
+    "No strength was given to this guard, and {measure} holds with 1. Each measure's importances have a size of their "
+    "own: where a strength was searched for, the best was 8 to 50,000 for EWC as a diagonal and 1 to 500 for SOS, so "
+    "that with 1 next to nothing may be held. Give relative_strength=, whose unit is the mean importance (0.003 to "
+    "0.03 to begin with), tolerance=, how much may be lost on inputs that guard.keep() is given, or strength=, 1.0 too "
+    "if that is meant: docs/guides/how-strong.md has what was best where."
 )
 
 _THAWED = (

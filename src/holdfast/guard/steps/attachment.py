@@ -47,6 +47,8 @@ class Attachment:
         """The optimisers whose steps are held back."""
         self._told_of_holding_twice = False
         self._hooks: list[tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = []
+        self.was_attached = False
+        """Whether it ever was, to any optimiser."""
 
     def attach(self, optimizers: tuple[Optimizer, ...], *, hold: bool) -> None:
         """Watch these optimisers from now on, besides those that are watched already."""
@@ -54,7 +56,7 @@ class Attachment:
             raise OptimizerError("attach() was given no optimiser. Give every one that trains protected parameters.")
         optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
         memory = self.memory
-        memory.refresh()
+        memory.refresh_for("attach()")
         protected = {id(p): name for name, p in memory.parameters.items()}
         # An optimiser all of whose parameters are frozen for now may come along with others, not by itself.
         frozen = memory.frozen if any(_trains(optimizer, protected) for optimizer in optimizers) else {}
@@ -81,6 +83,7 @@ class Attachment:
             meet(optimizer, handles[0], protected, hold=hold)
             live.append((weakref.ref(optimizer), handles))
         self._hooks = live
+        self.was_attached = True
         self._held = WeakSet(set(self._held) - set(optimizers)) if not hold else WeakSet({*self._held, *optimizers})
         self.decide_pull()
         self.look_out()

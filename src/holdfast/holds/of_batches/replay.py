@@ -21,7 +21,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class Replay(BatchHold):
     r"""Old samples once more, with their labels: each step's gradient is :math:`(1-\rho)g + \rho g_\text{old}`.
 
-    >>> guard = Consolidator(model, "EWC", holds=[Replay(old_batches, share=1 / 32)])
+    >>> guard = Consolidator(model, "EWC", strength=100.0, holds=[Replay(old_batches, share=1 / 32)])
     >>> guard = Consolidator(model, "fine-tune", holds=[Replay(Reservoir(200), share=0.5)])
 
     Args:
