@@ -33,7 +33,7 @@ TASKS = 3
 STRENGTHS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Relative ones."""
 PRODUCTS = (0, 1, 3, 10)
-"""At most, for each layer at a step; 0: the hold is in the gradient."""
+"""At most, for each layer at a step, beside one for the right-hand side; 0: the hold is in the gradient."""
 SEEDS = (0, 1, 2)
 
 
@@ -118,8 +118,8 @@ def page(rows: list[dict[str, Any]], where: dict[str, str]) -> str:
         f"EWC in rotated coordinates on permuted digits, {TASKS} tasks of {STEPS} steps of {BATCH}, Adam at {RATE:g}, "
         f"64-{WIDTH}-{WIDTH}-10, {len({row['seed'] for row in rows})} seeds. Test accuracy over all tasks after the "
         "last at the best of the relative strengths by validation data, and at each of them; conjugate gradients "
-        "stop at so many products of Q for each layer and step, or at a residual of 10⁻⁴. *Unsolved*: the median "
-        "residual of the worst layer of a step at that strength. Seconds are of one core, for a whole run."
+        "stop at so many products of Q for each layer and step, beside one for the right-hand side. *Unsolved*: the "
+        "median residual of the worst layer of a step at that strength. Seconds are of one core, for a whole run."
     )
     strengths = sorted({row["strength"] for row in rows})
     lines += [
