@@ -57,7 +57,10 @@ def train(strength: float) -> list[float]:
 
 
 def main() -> None:
-    """Compare the two tasks with and without protection."""
+    """Compare the two tasks with and without protection.
+
+    Of 3, 30 and 300, 30 is the strength by which both are known about alike.
+    """
     for name, strength in (("fine-tuned:", 0.0), ("and held:", 30.0)):
         first, second = train(strength)
         print(f"{name:<12} first task {first:.2f}, second task {second:.2f}")

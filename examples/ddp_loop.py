@@ -38,6 +38,7 @@ def main() -> None:
     network = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5))
     model = DistributedDataParallel(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    # With 2 the first task ends at 94 %, with 20 and 200 at 98, and the second at 98 with all of them.
     guard = holdfast.Consolidator(model, holdfast.SOS(alpha="unbiased"), strength=20.0, from_scratch=True)  # holdfast
     guard.attach(optimizer)  # holdfast
     guard.observe_ranks(samples=32)  # holdfast

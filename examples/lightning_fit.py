@@ -57,6 +57,7 @@ def main() -> None:
     L.seed_everything(0, verbose=False)
     module = Classifier()
     tasks = [task(torch.arange(64)), task(torch.randperm(64))]
+    # Of 0.1, 1 and 10 the strength by which both tasks are known alike: 83 and 94 %, 93 and 91 %, 95 and 82 %.
     guard = holdfast.Consolidator(module, holdfast.SI(damping=0.01), strength=1.0, from_scratch=True)  # holdfast
     for train, _ in tasks:
         trainer = L.Trainer(

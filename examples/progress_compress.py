@@ -103,7 +103,7 @@ def learn(strength: float, tasks: int = 4, epochs: int = 8) -> float:
 
 def main() -> None:
     """Tell what is left of all tasks, with and without the hold."""
-    for strength in (0.0, 0.1):
+    for strength in (0.0, 0.1):  # 0.01 and 1 leave 54 %
         print(f"strength {strength:g}: {100 * learn(strength):.1f} % on average over all tasks")
 
 

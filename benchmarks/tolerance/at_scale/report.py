@@ -117,8 +117,10 @@ def _spread(values: Sequence[float]) -> str:
 def _with_error(values: Sequence[float], digits: int) -> str:
     if not values:
         return "–"
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return f"{statistics.mean(values):+.{digits}f} ± {error:.{digits}f}"
+    mean = f"{statistics.mean(values):+.{digits}f}"
+    if len(values) == 1:
+        return mean  # one run has no error
+    return f"{mean} ± {statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}"
 
 
 def verdict(setting: Setting, entries: Sequence[dict[str, Any]]) -> str:

@@ -132,6 +132,6 @@ CLAIMS = (
         "There are no negative SI importances after CIFAR's first task.",
         "share of negative weights, task 1",
         over_tasks(partial(negative_shares, benchmark="CIFAR", measure="SI"), tasks=FIRST),
-        AtMost(0.01),  # "no": a hundredth is not seen in a plot
+        AtMost(0.01),  # "no": a hundredth of them is what we allow
     ),
 )
