@@ -221,13 +221,9 @@ def _stepping(kind: Any, form: str, implicit: bool, sides: tuple[int, ...]) -> A
     return steps
 
 
-def table(
-    rows: Sequence[Mapping[str, Any]],
-    ratios: Mapping[str, float],
-    scenario: str,
-    by_rate: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """Return the rows as a page."""
+def table(found: Mapping[str, Any], scenario: str) -> str:
+    """Return what was found as a page."""
+    rows, ratios, by_rate = found["rows"], found["step ratios"], found.get("by rate", ())
     size = ", ".join(f"{name}={value}" for name, value in SIZES[scenario].items())
     named = "" if scenario == "permuted-digits" else f" --scenario {scenario}"
     searched = "the same seeds" if SEARCH_SEEDS[scenario] == SEEDS else "one other seed"
@@ -235,12 +231,12 @@ def table(
         f"# A hold after the step, and one in the gradient: {scenario}",
         "",
         (
-            f"`python -m benchmarks.implicit{named}`, torch {torch.__version__}; {size}. EWC, no "
+            f"`python -m benchmarks.implicit{named}`, torch {found['torch']}; {size}. EWC, no "
             f"re-initialisation, one learning rate for each optimiser{_said_of_rates(rows)}. Test accuracy over all "
             f"tasks after the last, in per cent, mean and standard error of {len(SEEDS)} seeds, at the best of "
             f"{len(STRENGTHS['diagonal'])} strengths a decade apart by validation with {searched}; then over how many "
             "decades validation accuracy is within a point of that best, between strengths by straight lines, and "
-            "the validation accuracy at every strength (– where a run diverged)."
+            "the validation accuracy at every strength (– where a run diverged, in the column of tests where all did)."
         ),
     ]
     for form, strengths in STRENGTHS.items():
@@ -354,10 +350,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sides = (8, 8, 4) if options.quick else (784, 400, 400, 10)
         ratios = step_ratios(2 if options.quick else 15, options.forms, sides=sides)
         found["step ratios"] = {**found.get("step ratios", {}), **ratios}
-    found["torch"] = torch.__version__
+    on_gpu = torch.cuda.is_available() and options.device != "cpu"
+    found["torch"] = torch.__version__ + (f", one {torch.cuda.get_device_name()}" if on_gpu else "")
     options.results.mkdir(parents=True, exist_ok=True)
-    page = table(found["rows"], found["step ratios"], options.scenario, found.get("by rate", ()))
-    path.with_suffix(".md").write_text(page, encoding="utf-8")
+    path.with_suffix(".md").write_text(table(found, options.scenario), encoding="utf-8")
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
