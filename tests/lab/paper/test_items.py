@@ -80,3 +80,16 @@ def test_figure_1_shows_what_there_is_where_its_controls_are_missing(results, tm
         shutil.copytree(results.store.run_folder(spec.id), store.run_folder(spec.id))
     (figure,) = ITEMS["figure1"].draw(Results(store, results.preset))
     assert {row[1] for row in figure.data.rows} == {"SI", "SIB", "SIU"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["figure1", "figure2"])
+def test_where_the_store_was_kept_small_plots_of_weights_are_left_out(name, results, tmp_path):
+    whole = ITEMS[name].draw(results)[0]
+    store = Store(tmp_path / "store")
+    for spec in ITEMS[name].runs(results.preset):
+        shutil.copytree(results.store.run_folder(spec.id), store.run_folder(spec.id))
+        (store.run_folder(spec.id) / "observations.safetensors").unlink()
+    kept_small = ITEMS[name].draw(Results(store, results.preset))[0]
+    assert "one point a weight" in whole.caption and "left out" not in whole.caption
+    assert "one point a weight" not in kept_small.caption and "left out" in kept_small.caption

@@ -256,6 +256,18 @@ def scatter_panel(results: Results, benchmark: Benchmark, x: str, y: str, *, raw
     return panel_or_reason(title, make)
 
 
+WITHOUT_WEIGHTS = " The scatter plots of single weights are left out: the store lacks what the runs saw of these."
+
+
+def lacks_weights(results: Results, benchmark: Benchmark) -> bool:
+    """Whether scatter plots have no place: their runs have finished, and the store is one that was kept small."""
+    specs = correlation_runs(results.preset, benchmark)
+    try:
+        return bool(results.finished(specs)) and not results.observed(specs, "scatter")
+    except NotMeasuredError:
+        return True
+
+
 def shown_weights(results: Results, benchmark: Benchmark) -> str:
     """Return how many weights a scatter plot shows, for its caption."""
     try:

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper import authors_data
 from holdfast.lab.paper.drawing.panels import (
+    WITHOUT_WEIGHTS,
     Panel,
     authors_series,
     correlations_over_tasks,
     figure_of,
+    lacks_weights,
     panel_or_reason,
     scatter_panel,
     shown_weights,
@@ -30,9 +32,12 @@ _CAPTION = (
     "SI, its bias SIB and its unbiased version SIU with SOS, over all protected weights. Top right: the same on the "
     "other benchmark, with two controls of SI that are regularised less: without re-initialisation and with {weaker}, "
     "and with c = 0. "
-    "Bars are standard errors over {repetitions} repetitions. Bottom: SOS against SI, SIB and SIU in the first of "
-    "them, one point a weight, {points} random weights; on a straight line through the origin, one measure is a "
-    "multiple of the other. SIU is shown before rescaling, with its negative side."
+    "Bars are standard errors over {repetitions} repetitions."
+)
+_WEIGHTS = (
+    " Bottom: SOS against SI, SIB and SIU in the first of them, one point a weight, {points} random weights; on a "
+    "straight line through the origin, one measure is a multiple of the other. SIU is shown before rescaling, with its "
+    "negative side."
 )
 _THEIRS = (
     " Stars: the authors' data. The sums are of one run; the correlations were read off their notebook's plot, five "
@@ -51,16 +56,18 @@ def draw(results: Results) -> Sequence[Item]:
     panels = [
         bars_of_sums(results, "P-MNIST", task=0),
         *(_correlations(results, benchmark) for benchmark in BENCHMARKS),
-        scatter_panel(results, "P-MNIST", "SOS", "SI"),
-        scatter_panel(results, "P-MNIST", "SOS", "SIB"),
-        scatter_panel(results, "P-MNIST", "SOS", "SIU", raw=True),
     ]
+    without = lacks_weights(results, "P-MNIST")
+    if not without:
+        panels += [
+            scatter_panel(results, "P-MNIST", "SOS", "SI"),
+            scatter_panel(results, "P-MNIST", "SOS", "SIB"),
+            scatter_panel(results, "P-MNIST", "SOS", "SIU", raw=True),
+        ]
     usual, weaker = (results.preset.spec("CIFAR", "SI", variant).strength for variant in ("usual", "no re-init"))
     caption = _CAPTION.format(
-        repetitions=results.preset.repetitions,
-        points=shown_weights(results, "P-MNIST"),
-        weaker=f"c = {weaker:g} in place of {usual:g}",
-    )
+        repetitions=results.preset.repetitions, weaker=f"c = {weaker:g} in place of {usual:g}"
+    ) + (WITHOUT_WEIGHTS if without else _WEIGHTS.format(points=shown_weights(results, "P-MNIST")))
     caption += _THEIRS * results.preset.follows_the_paper
     for control in CONTROLS:
         if not results.finished(control_runs(results.preset, control)):

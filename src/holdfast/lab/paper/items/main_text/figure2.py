@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from holdfast.lab.experiments import Spec
 from holdfast.lab.paper import authors_data
 from holdfast.lab.paper.drawing.panels import (
+    WITHOUT_WEIGHTS,
     authors_series,
     correlation_panel,
     figure_of,
+    lacks_weights,
     scatter_panel,
     shown_weights,
 )
@@ -19,9 +21,11 @@ from holdfast.lab.report import Item
 
 _CAPTION = (
     "MAS and the square root of the Fisher. Left: Pearson correlations of MAS with MASX, AF and √Fisher after each "
-    "task, over all protected weights; bars are standard errors over {repetitions} repetitions. Right of it: MAS "
-    "against AF and √Fisher in the first of them, one point a weight, {points} random weights; on a straight line "
-    "through the origin, one measure is a multiple of the other."
+    "task, over all protected weights; bars are standard errors over {repetitions} repetitions."
+)
+_WEIGHTS = (
+    " Right of it: MAS against AF and √Fisher in the first of them, one point a weight, {points} random weights; on a "
+    "straight line through the origin, one measure is a multiple of the other."
 )
 _THEIRS = (
     " Stars: the authors' data, 10,000 weights of one run on CIFAR, and what is printed of one on MNIST's first task."
@@ -36,6 +40,7 @@ def runs(preset: Preset) -> list[Spec]:
 def draw(results: Results) -> Sequence[Item]:
     """Return the figure: a line of panels for each benchmark, CIFAR above MNIST as in the paper."""
     benchmarks: tuple[Benchmark, ...] = ("CIFAR", "P-MNIST")
+    without = all(lacks_weights(results, benchmark) for benchmark in benchmarks)
     panels = [
         panel
         for benchmark in benchmarks
@@ -48,14 +53,14 @@ def draw(results: Results) -> Sequence[Item]:
                 called="MAS",
                 theirs=authors_series(results, authors_data.WITH_MAS, benchmark),
             ),
-            scatter_panel(results, benchmark, "AF", "MAS"),
-            scatter_panel(results, benchmark, "sqrtFisher", "MAS"),
+            *(() if without else (scatter_panel(results, benchmark, name, "MAS") for name in ("AF", "sqrtFisher"))),
         )
     ]
     points = " and ".join(dict.fromkeys(shown_weights(results, benchmark) for benchmark in benchmarks))
-    caption = _CAPTION.format(repetitions=results.preset.repetitions, points=points)
+    caption = _CAPTION.format(repetitions=results.preset.repetitions)
+    caption += WITHOUT_WEIGHTS if without else _WEIGHTS.format(points=points)
     caption += _THEIRS * results.preset.follows_the_paper
-    return [figure_of("figure2", caption, panels, columns=3)]
+    return [figure_of("figure2", caption, panels, columns=2 if without else 3)]
 
 
 ITEM = PaperItem("figure2", "Figure 2: MAS and √Fisher", runs, draw)
