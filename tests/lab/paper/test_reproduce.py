@@ -90,7 +90,7 @@ def test_what_is_forgotten_is_told_first(reproduced, results):
 def test_table1_csv(reproduced, results):
     _, folder = reproduced
     found = rows(folder / "table1.csv")
-    columns = "benchmark algorithm mean stderr runs paper_mean paper_stderr seconds_per_run"
+    columns = "benchmark algorithm mean stderr runs paper_mean paper_stderr seconds_per_run authors_data"
     assert list(found[0]) == columns.split()
     names = [(row["benchmark"], row["algorithm"]) for row in found]
     assert names[:3] == [("Permuted digits", "SI"), ("Permuted digits", "SIB"), ("Permuted digits", "SIU")]
@@ -100,6 +100,7 @@ def test_table1_csv(reproduced, results):
     assert float(found[0]["mean"]) == pytest.approx(statistics.mean(accuracies), abs=6e-4)
     assert float(found[0]["stderr"]) == pytest.approx(statistics.stdev(accuracies) / 2**0.5, abs=6e-4)
     assert (found[0]["runs"], found[0]["paper_mean"], found[0]["paper_stderr"]) == ("2", "", "")
+    assert found[0]["authors_data"] == ""
     assert float(found[0]["seconds_per_run"]) == pytest.approx(statistics.mean(run.seconds for run in runs), abs=6e-3)
 
 
@@ -110,6 +111,7 @@ def test_the_papers_numbers_stand_beside_runs_that_follow_it_alone(results, tmp_
     (tmp_path / "table1.csv").write_bytes(csv_files(following, [])["table1.csv"])
     found = {(row["benchmark"], row["algorithm"]): row for row in rows(tmp_path / "table1.csv")}
     published = {key: (row["paper_mean"], row["paper_stderr"]) for key, row in found.items()}
+    assert found["P-MNIST", "SI"]["authors_data"] == "97.24" and found["P-MNIST", "SOS"]["authors_data"] == ""
     assert published["P-MNIST", "SI"] == ("97.2", "0.1")
     assert published["CIFAR", "SOS(2048)"] == ("74.4", "0.1")
     assert published["P-MNIST", "L2-growing"] == ("88.0", "")

@@ -22,6 +22,7 @@ TABLE1_COLUMNS = (
     "paper_mean",
     "paper_stderr",
     "seconds_per_run",
+    "authors_data",
 )
 RUNS_COLUMNS = (
     "id",
@@ -114,6 +115,7 @@ def _table1_line(preset: Preset, row: AccuracyRow) -> list[Any]:
     # The paper's numbers are of its own benchmarks; a bound is no mean.
     if not preset.follows_the_paper or (paper is not None and paper.relation):
         paper = None
+    theirs = row.theirs if preset.follows_the_paper else None
     return [
         row.benchmark if preset.follows_the_paper else preset.stages[row.benchmark].title,
         row.algorithm,
@@ -123,6 +125,7 @@ def _table1_line(preset: Preset, row: AccuracyRow) -> list[Any]:
         "" if paper is None else paper.mean,
         "" if paper is None or paper.error is None else paper.error,
         "" if row.seconds is None else f"{row.seconds:.2f}",
+        "" if theirs is None else theirs.value,
     ]
 
 
