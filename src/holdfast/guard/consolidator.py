@@ -24,6 +24,7 @@ from holdfast.guard.distributed.gathering import Gather
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.forgetting import forget_all
 from holdfast.guard.keeping.looking import look
+from holdfast.guard.keeping.other_models import tell_of_another_model
 from holdfast.guard.keeping.taking_inputs import keep_inputs, tell_unless_binding
 from holdfast.guard.ledger import PathRecord, TaskImportance, diagonal_of
 from holdfast.guard.memory import AnchorKind
@@ -565,7 +566,9 @@ class Consolidator(NotACallback):
         With several processes, each of them calls this.
         """
         with self._attachment.set_aside():
-            return look(self._memory)
+            found = look(self._memory)
+        tell_of_another_model(self._memory, found)
+        return found
 
     @torch.inference_mode(mode=False)
     def pull_back(self, tolerance: float | None = None) -> PulledBack:

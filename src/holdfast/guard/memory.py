@@ -110,6 +110,8 @@ class Memory:
     merged_anchor: dict[str, Change] = field(default_factory=dict)
     """What adapters added to weights after the last consolidated task, by weight, where those are held."""
     tasks: int = 0
+    is_as_given: bool = False
+    """Whether the one task so far was consolidated here and before any step: the anchor is the model as it came."""
     start: dict[str, Tensor] = field(default_factory=dict)
     """θ(0), each parameter just before its first step of the current task: after any re-initialisation, so not θ*."""
     steps: dict[str, int] = field(default_factory=dict)

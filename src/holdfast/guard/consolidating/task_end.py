@@ -65,6 +65,7 @@ class TaskEnd:
         memory.left_frozen = frozenset(memory.frozen) | _unseen_by_measure(memory)
         labels = memory.labels.union(*(finding.labels for finding in self.found.values()))
         memory.labels = labels if labels > memory.labels else labels | memory.head.classes
+        memory.is_as_given = memory.tasks == 0 and not memory.is_trained
         memory.tasks += 1
 
 
