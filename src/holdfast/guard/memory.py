@@ -38,6 +38,7 @@ from holdfast.persample.phi import Phi
 from holdfast.persample.reductions import Block, Reduction
 from holdfast.retention import KeptSets, Tolerance
 from holdfast.retention.controller import Control
+from holdfast.retention.sample_marks import SampleMarks
 from holdfast.settings import written
 from holdfast.tensors.checksums import checksum
 from holdfast.tensors.names import named_modules, named_parameters
@@ -144,6 +145,10 @@ class Memory:
     """Whether both would do, and the optimisers that are attached decide it; see ``steps/default_pull.py``."""
     kept: KeptSets = field(default_factory=KeptSets)
     """Inputs by which it is seen what the model still knows."""
+    measured_from: SampleMarks = field(default_factory=SampleMarks)
+    """By checksums, the samples that tasks' importance was measured from: to be told from those that are kept."""
+    marking: SampleMarks | None = None
+    """Where samples are noted that are measured from now, while a task ends."""
     tolerance: Tolerance | None = None
     """How much of that may be lost, which the strength follows."""
     control: Control = field(default_factory=Control)
