@@ -99,7 +99,7 @@ def test_what_is_merged_for_now_is_not_moved():
 
 def test_going_back_to_a_tolerance_goes_through_merged_weights():
     model, guard = held(LoraConfig(r=2, target_modules=["linear"]), fresh=True)
-    guard.keep(torch.randint(1, 6, (64, 3)), "old")
+    guard.keep(torch.randint(1, 6, (64, 5)), "old")
     moved(model)
     now = added(model)
     share = guard.pull_back(0.5 * guard.retention().kl).share

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from benchmarks.language import corpus
-from benchmarks.tolerance import digits, starts, ten_tasks, text_stand_ins, weaker_starts, without_old_inputs
+from benchmarks.tolerance import (
+    digits,
+    kept_twice,
+    starts,
+    ten_tasks,
+    text_stand_ins,
+    weaker_starts,
+    without_old_inputs,
+)
 from benchmarks.tolerance.at_scale import __main__ as command
 from benchmarks.tolerance.at_scale import choosing, report, store
 from benchmarks.tolerance.at_scale.trials import CANDIDATES, SETTINGS, Study, Trial
@@ -162,6 +170,17 @@ def test_where_to_begin_weaker_is_tried_where_less_than_a_tolerance_was_used(tmp
     weaker_starts.main(["--rehearse", "--results", str(tmp_path)])
     said = (tmp_path / "tolerance-weaker-starts.md").read_text()
     assert "| below 0.4 |" in said and said.count("| 5 | 0.3 | 0 |") == 1
+
+
+def test_kept_inputs_that_were_measured_from_stand_beside_others_of_their_kind(tmp_path):
+    kept_twice.main(["--rehearse", "--results", str(tmp_path)])
+    rows = json.loads((tmp_path / "tolerance-kept-twice.json").read_text())["rows"]
+    assert len(rows) == 3 * len(kept_twice.FORMS) * len(kept_twice.TOLERANCES)
+    assert all(row["lost of kept"] <= row["tolerance"] for row in rows)
+    shown = [{**row, "lost of fresh": k * row["tolerance"]} for row in rows[:1] for k in (1.0, 1.5)]
+    page = kept_twice.page(shown, {"command": "this"})
+    assert f"| diagonal | 0.03 | {kept_twice.SAME} | 1.25 (1.00 to 1.50) |" in page
+    assert f"| {kept_twice.SAME} | 2 | 1.25 (1.00 to 1.50) |" in page and f"| {kept_twice.UNSEEN} |" not in page
 
 
 @pytest.mark.filterwarnings("ignore::holdfast.HoldfastWarning")

@@ -85,7 +85,7 @@ def learned(model, form, rank=0, size=1, *, optimizer=torch.optim.Adam, steps=ra
     batches = own(text.batches(8), rank, size)
     guard.consolidate(batches)
     if "tolerance" in options:
-        guard.keep([inputs for inputs, _ in batches], "own")
+        guard.keep([(inputs + 1) % TOKENS for inputs, _ in batches], "own")
     stepping = optimizer(model.parameters(), lr=0.02)
     guard.attach(stepping)
     for task in range(2):

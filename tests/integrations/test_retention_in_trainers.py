@@ -15,7 +15,7 @@ from transformers import Trainer, default_data_collator
 import holdfast
 from holdfast import Tolerance
 from holdfast.integrations.accelerate import log_guard, prepare_guard
-from holdfast.integrations.callbacks import BestWithin
+from holdfast.integrations.callbacks import BestWithin, seen
 from holdfast.integrations.huggingface import HoldfastCallback
 from holdfast.integrations.lightning import HoldfastCallback as LightningCallback
 from tests.integrations import test_accelerate, test_lightning
@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*number of training batches"),
 ]
 
+PREDICTED = "holdfast/second_order_prediction"
 LOGGED = {"holdfast/kl", "holdfast/kl_step", "holdfast/kl/old", "holdfast/strength"}
 
 
@@ -51,7 +52,7 @@ def test_a_trainer_logs_what_is_lost_and_ends_within_the_tolerance(tmp_path, at_
     seen = Seen()
     trainer(tmp_path, model, [HoldfastCallback(guard, consolidate_at_end=at_end), seen]).train()
     logs = [log for log in seen.logs if "loss" in log]
-    assert all(log.keys() >= LOGGED for log in logs)
+    assert all(log.keys() >= LOGGED | {PREDICTED} for log in logs)
     assert logs[-1]["holdfast/kl"] > 0.003
     assert 0.0025 < guard.retention().kl <= 0.003
     assert guard.tasks == 1 + at_end
@@ -202,7 +203,7 @@ def test_lightning_logs_what_is_lost_and_ends_within_the_tolerance(tmp_path, at_
     test_lightning.trainer(callbacks=[callback], logger=logger, log_every_n_steps=2).fit(module, changed(1))
     with (tmp_path / "lightning_logs/version_0/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert rows[0].keys() >= LOGGED
+    assert rows[0].keys() >= LOGGED | {PREDICTED}
     assert float(rows[1]["holdfast/kl"]) > 0
     assert 0.004 < guard.retention().kl <= 0.005
     assert guard.tasks == 1 + at_end
@@ -266,12 +267,27 @@ def test_an_accelerators_trackers_and_tensorboard_see_it(tmp_path):
     model, optimizer, loader = accelerator.prepare(model, optimizer, data)
     guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=Tolerance(0.01, every=1))
     guard.consolidate([test_accelerate.data().tensors])
-    guard.keep([test_accelerate.data(8).tensors], "old")
+    guard.keep([test_accelerate.data(8).tensors[0] + 1], "old")
     prepare_guard(accelerator, guard, optimizer)
     test_accelerate.epoch(accelerator, model, optimizer, loader)
     log_guard(accelerator, guard, step=4)
     accelerator.end_training()
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
-    assert set(events.Tags()["scalars"]) >= LOGGED
+    assert set(events.Tags()["scalars"]) >= LOGGED | {PREDICTED}
+    assert events.Scalars(PREDICTED)[0].value == pytest.approx(guard.trace[-1].predicted)
     assert events.Scalars("holdfast/kl")[0].value == pytest.approx(guard.trace[-1].kl)
+
+
+def test_a_prediction_is_logged_of_the_look_that_it_was_made_at_alone():
+    model, guard = of_text(0.05)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    guard.attach(optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(**next(iter(DataLoader(texts(4, 5), batch_size=4)))).loss.backward()
+        optimizer.step()
+    assert seen(guard)[PREDICTED] == guard.trace[-1].predicted > 0
+    guard.pull_back(0.5 * guard.retention().kl)
+    assert PREDICTED not in seen(guard)  # which was of the weights before they went back
+    assert seen(guard)["holdfast/kl"] == pytest.approx(guard.retention().kl)

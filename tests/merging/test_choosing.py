@@ -48,8 +48,9 @@ def test_all_of_it_where_all_is_allowed():
 
 def test_nothing_where_nothing_is_allowed():
     before = network()
-    with pytest.warns(holdfast.HoldfastWarning, match="the result is the model before"):
+    with pytest.warns(holdfast.HoldfastWarning, match="the result is the model before") as told:
         chosen = choose_share(before, moved(network()), [X], 0.0)
+    assert [each.filename for each in told] == [__file__]
     assert chosen.share == 0.0 and chosen.lost == 0.0
     assert torch.equal(chosen.weights["0.weight"], before[0].weight)
 

@@ -6,6 +6,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import holdfast
+from holdfast.merging import Merging
 from tests.merging.models import guarded, moved, network
 
 
@@ -100,6 +101,22 @@ def test_different_types_are_told_and_the_more_precise_one_taken():
     assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
     with pytest.raises(holdfast.ConfigurationError, match="dtype="):
         holdfast.merge(before, after, dtype=torch.int8)
+
+
+@pytest.mark.parametrize("merge", [holdfast.merge, lambda *models: Merging(*models).at(0.5)])
+def test_warnings_name_the_line_that_merges(merge):
+    torch.manual_seed(0)
+    before, after = (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)) for _ in range(2))
+    with pytest.warns(holdfast.HoldfastWarning) as told:
+        merge(before.to(torch.bfloat16), after)
+    said = [str(each.message) for each in told]
+    assert len(said) == 2 and "torch.bfloat16 and torch.float32" in said[0] and "update_bn" in said[1]
+    assert {each.filename for each in told} == {__file__}
+    tied, loose = Tied(), Tied()
+    loose.head.weight = nn.Parameter(loose.head.weight.detach() + 1)
+    with pytest.warns(holdfast.HoldfastWarning, match="one tensor in one of the models") as told:
+        merge(tied, loose)
+    assert {each.filename for each in told} == {__file__}
 
 
 def test_whole_numbers_are_those_of_after():

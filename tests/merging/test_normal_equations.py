@@ -211,8 +211,11 @@ def test_what_is_not_settled_is_told(monkeypatch):
     monkeypatch.setattr(normal_equations, "MOST_STEPS", 1)
     before, after = network(), moved(network())
     guards = [guarded(before, "rotated", 3, protect="0.*"), guarded(after, "rotated", 4, protect="0.*")]
-    with pytest.warns(holdfast.HoldfastWarning, match=r"'0.weight', '0.bias' stopped after 1 steps at a residual of"):
+    with pytest.warns(
+        holdfast.HoldfastWarning, match=r"'0.weight', '0.bias' stopped after 1 steps at a residual"
+    ) as told:
         holdfast.merge(before, after, 0.5, by=guards)
+    assert {each.filename for each in told} == {__file__}
 
 
 def test_factors_that_rounding_has_made_indefinite():

@@ -23,7 +23,9 @@ from holdfast.guard.costs import Costs, costs_of
 from holdfast.guard.distributed.gathering import Gather
 from holdfast.guard.distributed.rank_gradients import CommHook
 from holdfast.guard.forgetting import forget_all
+from holdfast.guard.keeping.following import predicted
 from holdfast.guard.keeping.looking import look
+from holdfast.guard.keeping.other_models import tell_of_another_model
 from holdfast.guard.keeping.taking_inputs import keep_inputs, tell_unless_binding
 from holdfast.guard.ledger import PathRecord, TaskImportance, diagonal_of
 from holdfast.guard.memory import AnchorKind
@@ -562,10 +564,14 @@ class Consolidator(NotACallback):
 
         >>> print(guard.retention())
 
+        Beside it is what the importance predicts to second order since the last consolidation, for comparison alone.
+
         With several processes, each of them calls this.
         """
         with self._attachment.set_aside():
-            return look(self._memory)
+            found = dataclasses.replace(look(self._memory), second_order_prediction=predicted(self._memory))
+        tell_of_another_model(self._memory, found)
+        return found
 
     @torch.inference_mode(mode=False)
     def pull_back(self, tolerance: float | None = None) -> PulledBack:

@@ -38,6 +38,7 @@ from holdfast.persample.phi import Phi
 from holdfast.persample.reductions import Block, Reduction
 from holdfast.retention import KeptSets, Tolerance
 from holdfast.retention.controller import Control
+from holdfast.retention.sample_marks import SampleMarks
 from holdfast.settings import written
 from holdfast.tensors.checksums import checksum
 from holdfast.tensors.names import named_modules, named_parameters
@@ -110,6 +111,8 @@ class Memory:
     merged_anchor: dict[str, Change] = field(default_factory=dict)
     """What adapters added to weights after the last consolidated task, by weight, where those are held."""
     tasks: int = 0
+    is_as_given: bool = False
+    """Whether the one task so far was consolidated here and before any step: the anchor is the model as it came."""
     start: dict[str, Tensor] = field(default_factory=dict)
     """θ(0), each parameter just before its first step of the current task: after any re-initialisation, so not θ*."""
     steps: dict[str, int] = field(default_factory=dict)
@@ -142,6 +145,10 @@ class Memory:
     """Whether both would do, and the optimisers that are attached decide it; see ``steps/default_pull.py``."""
     kept: KeptSets = field(default_factory=KeptSets)
     """Inputs by which it is seen what the model still knows."""
+    measured_from: SampleMarks = field(default_factory=SampleMarks)
+    """By checksums, the samples that tasks' importance was measured from: to be told from those that are kept."""
+    marking: SampleMarks | None = None
+    """Where samples are noted that are measured from now, while a task ends."""
     tolerance: Tolerance | None = None
     """How much of that may be lost, which the strength follows."""
     control: Control = field(default_factory=Control)

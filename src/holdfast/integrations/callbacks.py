@@ -173,6 +173,8 @@ def seen(guard: Consolidator) -> dict[str, float]:
     """Return KL(p_old‖p_new) of the worst kept set and of each as they were last seen, and the strength.
 
     Logs may be written more often than there are looks: the step of the task after which the last one was is beside it.
+    What the importance predicts to second order is of the same look, where that was one of training: after weights went
+    back, it would be of others.
     """
     latest, step = guard.last_seen, guard.last_look
     if not latest or step is None:
@@ -180,7 +182,11 @@ def seen(guard: Consolidator) -> dict[str, float]:
     strength = guard.strength
     largest = max(strength.values()) if isinstance(strength, dict) else strength
     found = {"holdfast/kl": max(latest.values()), "holdfast/kl_step": float(step), "holdfast/strength": largest}
-    return found | {f"holdfast/kl/{name}": kl for name, kl in latest.items()}
+    found |= {f"holdfast/kl/{name}": kl for name, kl in latest.items()}
+    point = guard.trace[-1] if guard.trace else None
+    if point is not None and point.predicted is not None and (point.step, point.kl) == (step, found["holdfast/kl"]):
+        found["holdfast/second_order_prediction"] = point.predicted
+    return found
 
 
 def checked_share_at_end(given: float | None) -> float | None:

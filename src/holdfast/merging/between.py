@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from holdfast.errors import ConfigurationError, HoldfastWarning, NotFiniteError
+from holdfast.errors import ConfigurationError, NotFiniteError
 from holdfast.forms import DiagonalMatrix, Matrix
+from holdfast.guard.noticing.telling import tell
 from holdfast.merging import tensor_files
 from holdfast.merging.common_names import CommonNames
 from holdfast.merging.given_forms import GivenForm, ModelForm, given_forms, groups, traces
@@ -153,7 +153,7 @@ class Merging:
             (found if covered else averaged).append(names)
         if averaged:
             names = [name for group in averaged for name in group]
-            _warn(
+            tell(
                 f"{names[0]!r}{_and_others(names)} have an importance in one form and none in another, so they are "
                 "averaged plainly. Protect the same parameters in all guards."
             )
@@ -202,14 +202,14 @@ class Merging:
         mixed = [n for n in self._common.names if self._is_number(n) and len(self._types(n)) > 1]
         if mixed and self._dtype is None:
             kinds = " and ".join(sorted(str(each) for each in self._types(mixed[0])))
-            _warn(
+            tell(
                 f"{mixed[0]!r}{_and_others(mixed)} are {kinds}; the result is "
                 f"{self._common.dtype(mixed[0])}. Give dtype= to have another."
             )
 
     def _tell_factors(self) -> None:
         if alone := lone_factors(self._common.names, [partial(self._read, model) for model in self.models]):
-            _warn(said_of(alone))
+            tell(said_of(alone))
 
     def _types(self, name: str) -> set[torch.dtype]:
         own = [(model, self._common.own_name(model, name)) for model in self.models]
@@ -336,7 +336,7 @@ class Merging:
         differs = any(not torch.equal(self._read(model, name).to(last.device), last) for model in counted[:-1])
         if differs and not name.endswith("num_batches_tracked") and name not in self._told:
             self._told.add(name)
-            _warn(
+            tell(
                 f"{name!r} holds whole numbers ({last.dtype}), which differ and have no average: those of "
                 f"{counted[-1].label} are taken. If they are quantised weights, load the models in 16 or 32 bits."
             )
@@ -377,7 +377,7 @@ class Merging:
         statistics = [name for name in self._common.names if name.endswith("running_mean")]
         if statistics and max(shares) < 1 and "statistics" not in self._told:
             self._told.add("statistics")
-            _warn(
+            tell(
                 f"{statistics[0]!r} and other running statistics of batch norms are averaged, and the mean of two "
                 "networks' statistics is not that of the network in between. Compute them anew before it is used: "
                 "torch.optim.swa_utils.update_bn(batches, model)."
@@ -417,10 +417,6 @@ def _is_rounded(anchor: Tensor, weight: Tensor) -> bool:
 
 def _and_others(names: Sequence[str]) -> str:
     return f" and {len(names) - 1} others" if names[1:] else ""
-
-
-def _warn(said: str) -> None:
-    warnings.warn(said, HoldfastWarning, stacklevel=4)
 
 
 def _refuse_the_same_memory(before: GivenModel, after: GivenModel) -> None:

@@ -5,7 +5,6 @@ of the model before to those of the merged one, at every share that is tried.
 """
 
 import dataclasses
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, NotFiniteError
+from holdfast.errors import BatchError, ConfigurationError, NotFiniteError
+from holdfast.guard.noticing.telling import tell
 from holdfast.merging.between import DAMPING, Merging, Normalise
 from holdfast.merging.given_forms import GivenForm
 from holdfast.merging.given_models import Model
@@ -113,11 +113,9 @@ def choose_share(
         chosen = min(allowed, key=lambda each: (each.new_loss, -each.share))
     if low == 0:
         least = min(share for share in tried if share)
-        warnings.warn(
+        tell(
             f"More than {most:g} nats are lost at every share that was tried, {tried[least].lost:.3g} at {least:g}, so "
-            "the result is the model before. Allow more, or hold the model while it learns.",
-            HoldfastWarning,
-            stacklevel=2,
+            "the result is the model before. Allow more, or hold the model while it learns."
         )
     state = between.at(chosen.share)
     assert isinstance(state, dict)

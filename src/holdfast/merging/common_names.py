@@ -1,11 +1,11 @@
 """What several models have in common: the names of their tensors, which of them are one tensor, shapes and types."""
 
-import warnings
 from collections.abc import Collection, Sequence
 
 import torch
 
-from holdfast.errors import ConfigurationError, HoldfastWarning
+from holdfast.errors import ConfigurationError
+from holdfast.guard.noticing.telling import tell
 from holdfast.merging.given_models import GivenModel
 from holdfast.merging.tensor_files import Described
 
@@ -99,11 +99,9 @@ class CommonNames:
             if all(self._same(model, name, first) for model in self._models):
                 found[name] = first
             else:
-                warnings.warn(
+                tell(
                     f"{name!r} and {first!r} are one tensor in one of the models and two in another, and are merged as "
-                    "two. Load the result into a model that does not tie them, or tie them in both before merging.",
-                    HoldfastWarning,
-                    stacklevel=5,
+                    "two. Load the result into a model that does not tie them, or tie them in both before merging."
                 )
         return found
 

@@ -11,17 +11,16 @@ diagonal is Fisher merging (Matena and Raffel 2022, arXiv 2111.09832), and :math
 coordinates in common, and are solved by conjugate gradients.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from holdfast.errors import HoldfastWarning
 from holdfast.forms import DenseMatrix, DiagonalMatrix, KroneckerMatrix, Matrix, RotatedMatrix, Summed
 from holdfast.forms.composed.conjugate_gradients import Linear, conjugate_gradients
 from holdfast.forms.factors import Factor, as_square, balanced, divided, eigenbasis, whole
+from holdfast.guard.noticing.telling import tell
 from holdfast.persample.reductions import Basis, Block, as_vector, in_shapes, joined, taken_apart
 from holdfast.tensors.decompositions import decomposed
 
@@ -202,12 +201,10 @@ def _by_conjugate_gradients(forms: Sequence[Pull], b: Weights, shift: float) -> 
 
     found = conjugate_gradients(apply, b, precondition=precondition, tolerance=TOLERANCE, most_steps=MOST_STEPS)
     if found.residual > UNSETTLED:
-        warnings.warn(
+        tell(
             f"Merging {', '.join(map(repr, list(b)[:2]))}{' and others' if len(b) > 2 else ''} stopped after "
             f"{found.steps} steps at a residual of {found.residual:.1g}, so directions of little importance are not "
-            "settled. Give a larger damping=.",
-            HoldfastWarning,
-            stacklevel=2,
+            "settled. Give a larger damping=."
         )
     return found.x
 

@@ -16,6 +16,11 @@ MOST = 0.5
 """The part of a tolerance from which it is said, before a task, that earlier ones have used it."""
 LEAST = 1 / 30
 """The part of a start that is advised at least: from hardly any loss it cannot be told how much weaker is right."""
+LIKE_NONE, LIKE_NONE_AT_MOST = 0.1, 0.01
+"""The part of a tolerance, and the nats, that a set from a file may differ by from the model that it was kept with: 16
+bits in the place of 32 make less."""
+ROUNDED = 1e-3
+"""Nats that are put down to rounding however small a tolerance is."""
 FAR = 0.5
 """The share of what was learned that a way back has to take for a form to be named that needs less of one."""
 
@@ -28,6 +33,7 @@ _CHANGED = (
     "weights were changed since the last task ended, as by a head that was initialised anew, or what is not protected "
     "has changed"
 )
+_OF_ANOTHER = "the set, which came from a file, was kept with another model"
 _UNSURE = (
     "Other inputs {like} may have lost from {low} to {high}, by how much the kept ones differ (two standard "
     "errors): keep more of them where that matters."
@@ -73,7 +79,32 @@ def diagnosis(found: "PulledBack") -> str:
     return f"{within}{_unused(found)}{_unsure(found)}"
 
 
-def used_before(name: str, kl: float, tolerance: float, at_last_end: float | None) -> str:
+def is_of_another(kl: float, tolerance: float | None) -> bool:
+    """Whether a model from which nothing can have been lost is not the one that a set was kept with."""
+    share = math.inf if tolerance is None else LIKE_NONE * tolerance
+    return kl > max(ROUNDED, min(share, LIKE_NONE_AT_MOST))
+
+
+def of_another_model(name: str, kl: float, tolerance: float | None) -> str:
+    """Return what to say of a set from a file that is not of the model that it is loaded beside.
+
+    Args:
+        name: the kept set.
+        kl: how far predictions are from those that were kept, though no step was taken since the first consolidation.
+        tolerance: how much may be lost, where that was said.
+    """
+    left = "" if tolerance is None else f", and leaves {max(0.0, tolerance - kl):.2g} of the tolerance of {tolerance:g}"
+    return (
+        f"The kept set {name!r} came from a file, and this model's predictions differ by {kl:.3g} nats from those in "
+        "it, though it has taken no step since the guard's first consolidate(): the set was kept with another model, "
+        f"or this one was trained, quantised or changed since. That counts as lost from the start{left}. Load the "
+        "weights that the set was kept with, or keep its inputs anew with the model of now "
+        f"(guard.kept.drop({name!r}), guard.keep(inputs, {name!r})); leave it so if that much was lost before, and is "
+        "to count."
+    )
+
+
+def used_before(name: str, kl: float, tolerance: float, at_last_end: float | None, *, is_unproven: bool = False) -> str:
     """Return what to say of a task that begins with most of a tolerance used.
 
     Args:
@@ -81,13 +112,31 @@ def used_before(name: str, kl: float, tolerance: float, at_last_end: float | Non
         kl: what it has lost before the first step.
         tolerance: how much may be.
         at_last_end: what was lost when the task before ended, where that was looked at.
+        is_unproven: whether that set came from a file, and may be of another model.
     """
     left = f"it leaves {max(0.0, tolerance - kl):.2g} to this task"
     used_up = at_last_end is not None and kl <= 1.1 * at_last_end
     why = "Earlier tasks have used it up" if used_up else f"Earlier tasks have used it up, or {_CHANGED}"
+    why += f", or {_OF_ANOTHER}" if is_unproven else ""
     return (
         f"Before the first step of this task, predictions on the kept set {name!r} differ by {kl:.3g} nats from those "
         f"that were kept, and the tolerance is {tolerance:g}: {left}. {why}. {_anew(tolerance)}"
+    )
+
+
+def measured_from(name: str, shared: int, count: int) -> str:
+    """Return what to say of a set whose inputs importance was measured from, too; ``results/tolerance-kept-twice.md``.
+
+    Args:
+        name: the kept set.
+        shared: how many of its inputs were measured from.
+        count: of how many.
+    """
+    return (
+        f"{shared} of {count} inputs of the kept set {name!r} are ones that importance was measured from. The hold "
+        "keeps what the model says of those best, so that others of their kind lose more than they show: on digits 1.2 "
+        "times what they lose where unseen inputs are kept, and up to 1.5 times the tolerance. Keep inputs that were "
+        "neither trained on nor given to consolidate()."
     )
 
 
@@ -115,10 +164,11 @@ def _began_used(found: "PulledBack") -> bool | None:
 def _why_beyond(found: "PulledBack") -> str:
     """Say why also the anchor has lost more than a tolerance."""
     began_used = _began_used(found)
+    other = f", or {_OF_ANOTHER}" if found.is_unproven else ""
     if began_used is None:
-        return f"Earlier tasks have used it up, or {_CHANGED}. {_anew(found.tolerance)}"
+        return f"Earlier tasks have used it up, or {_CHANGED}{other}. {_anew(found.tolerance)}"
     if began_used:
-        return f"{found.at_first:.3g} were lost before the first step of this task. {_anew(found.tolerance)}"
+        return f"{found.at_first:.3g} were lost before the first step of this task{other}. {_anew(found.tolerance)}"
     return (
         "Before the first step of this task it was met: what is not protected, such as a head or running statistics, "
         "has changed since. Protect it (protect=), freeze it, or allow more."

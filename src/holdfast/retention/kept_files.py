@@ -79,4 +79,4 @@ def put_together(about: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tenso
             batch = tree_unflatten(leaves, treespec_loads(part["structure"]))
             kept = tensors[f"{under}/log_p"], tensors.get(f"{under}/places"), part["per"]
             chunks.append(Chunk(batch, part["size"], *kept, part["loss"], part["labelled"]))
-        yield KeptSet(told["name"], chunks, None, forward_is_lost=told["forward"])
+        yield KeptSet(told["name"], chunks, None, forward_is_lost=told["forward"], is_unproven=True)

@@ -68,7 +68,13 @@ class KeptSet:
     """Inputs of one kind, with the predictions that the model made of them when they were kept."""
 
     def __init__(
-        self, name: str, chunks: Sequence[Chunk], forward: Forward | None, *, forward_is_lost: bool = False
+        self,
+        name: str,
+        chunks: Sequence[Chunk],
+        forward: Forward | None,
+        *,
+        forward_is_lost: bool = False,
+        is_unproven: bool = False,
     ) -> None:
         self.name = name
         self.chunks = list(chunks)
@@ -76,6 +82,10 @@ class KeptSet:
         """How the model is called with them; may be set, for a model that has changed its heads."""
         self.forward_is_lost = forward_is_lost
         """Whether they were kept with a function of their own, which no file has."""
+        self.is_unproven = is_unproven
+        """Whether it came from a file, and no state has said that it is of the model that is trained."""
+        self.told: set[str] = set()
+        """What users were told of it."""
 
     @property
     def samples(self) -> int:

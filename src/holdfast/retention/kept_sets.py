@@ -85,6 +85,7 @@ class KeptSets(Mapping[str, KeptSet]):
                     "wrote with guard.kept.load(path), or keep the inputs with the model of then before its weights "
                     f"are replaced; to count from here on, guard.kept.drop({name!r}) and keep them anew."
                 )
+            self._sets[name].is_unproven = False
         self.expected = {}  # which are all here: this is asked before every step
 
     def refuse_in_place_of_expected(self, name: str, *, in_a_task: bool) -> None:

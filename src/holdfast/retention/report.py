@@ -1,6 +1,6 @@
 """What a model still knows of what was kept, as users are told."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.errors import ConfigurationError
 
@@ -34,6 +34,9 @@ class Retention:
     sets: tuple[SetRetention, ...]
     tolerance: float | None = None
     """How much may be lost, where that was said."""
+    second_order_prediction: float | None = field(default=None, compare=False)
+    """½⟨D, Q(D)⟩, what a Fisher's importance predicts to be lost since the last consolidation, where it is one: for
+    comparison, and not to be trusted. A diagonal's is far too small; ``kl`` is what was measured."""
 
     @property
     def worst(self) -> SetRetention:
@@ -59,6 +62,8 @@ class Retention:
     def to_dict(self, prefix: str = "holdfast/") -> dict[str, float]:
         """Return all of it as numbers by name, for loggers."""
         found = {"kl": self.kl, "agreement": min(each.agreement for each in self.sets)}
+        if self.second_order_prediction is not None:
+            found["second_order_prediction"] = self.second_order_prediction
         for each in self.sets:
             found |= {f"kl/{each.name}": each.kl, f"agreement/{each.name}": each.agreement}
             if each.error is not None:

@@ -55,6 +55,8 @@ class PulledBack:
     """What was lost before the first step of the task that was trained last, where that was looked at."""
     is_diagonal: bool = False
     """Whether weights were held one by one."""
+    is_unproven: bool = False
+    """Whether the worst kept set came from a file, so that it may have been kept with another model."""
     never_attached: bool = False
     """Whether the guard was attached to no optimiser, so that it has held no step."""
 

@@ -389,6 +389,8 @@ def test_traces_have_the_second_order_prediction_beside_what_is_measured():
         for name, parameter in model.named_parameters()
     )
     assert point.predicted == pytest.approx(half, rel=1e-10)
+    assert guard.retention().second_order_prediction == pytest.approx(half, rel=1e-10)
+    assert guard.retention().to_dict()["holdfast/second_order_prediction"] == pytest.approx(half, rel=1e-10)
     assert point.kl == pytest.approx(guard.retention().kl, rel=1e-10)  # all of the set is one part
     assert guard.last_seen == {"old": point.kl}
     learn(model, optimizer, 1, start=4)
@@ -400,6 +402,8 @@ def test_traces_have_the_second_order_prediction_beside_what_is_measured():
     other.attach(optimizer)
     learn(other._memory.model, optimizer, 2)
     assert other.trace[-1].predicted is None
+    assert other.retention().second_order_prediction is None
+    assert "holdfast/second_order_prediction" not in other.retention().to_dict()
 
 
 def test_looking_changes_nothing_of_training_and_happens_without_a_tolerance_too():

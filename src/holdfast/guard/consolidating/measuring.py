@@ -2,7 +2,7 @@
 
 import warnings
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, cast
@@ -27,6 +27,7 @@ from holdfast.measures import Fisher, SampleMeasure
 from holdfast.persample.batches import Batch, Forward, check_batches
 from holdfast.persample.engine import SampleAccumulator, SampleImportance
 from holdfast.persample.scores import OutputReading
+from holdfast.retention.sample_marks import SampleMarks
 from holdfast.tensors.sharding import added_up_part, is_sharded, wrap_local
 
 DRAWS_APART = 2**20
@@ -371,21 +372,25 @@ def _collect(
 ) -> Classes:
     """Give the batches to the collectors until there are no more, or enough, and return the labels of all ranks."""
     if not memory.by_layer:
-        return _collected(memory.ranks, collectors, batches)
+        return _collected(memory.ranks, collectors, batches, memory.marking)
     look = partial(refuse_another_model, memory.model, collectors[0], forward)
     cut_up = is_cut_up(memory.model, memory.ranks)
     every = EveryonesBatches(batches, memory.ranks, memory.everyone, look if cut_up else None)
-    return _collected(ALONE, collectors, every)
+    return _collected(ALONE, collectors, every, memory.marking)
 
 
-def _collected(ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterable[Any]) -> Classes:
+def _collected(
+    ranks: Ranks, collectors: list[SampleAccumulator], batches: Iterable[Any], marks: SampleMarks | None
+) -> Classes:
     """Do so with each rank's own batches.
 
     The first batches of all ranks count as one large batch in the order of the ranks, then the second ones, and so on:
     a limit takes the same samples as one process would that is given those. A rank that has no batch left waits for
     the others.
     """
-    reader = Reader(batches, collectors)
+    limits = [collector.limit for collector in collectors]
+    limit = None if None in limits else max((each for each in limits if each is not None), default=None)
+    reader = Reader(batches, collectors, None if marks is None else partial(marks.note, limit=limit))
     sizes = ranks.each(reader.read_next)
     while any(sizes):
         mine = sum(sizes[: ranks.rank])
@@ -428,13 +433,20 @@ def check_read_alike(ranks: Ranks, collectors: Sequence[ReadsBatches]) -> None:
 class Reader:
     """Reads this rank's batches one by one, as long as a collector wants more."""
 
-    def __init__(self, batches: Iterable[Any], collectors: Sequence[ReadsBatches]) -> None:
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        collectors: Sequence[ReadsBatches],
+        note: Callable[[Any], None] | None = None,
+    ) -> None:
         self.batch: Batch | None = None
         self.classes = Classes()
         """The labels of all batches so far."""
         self._batches = batches
         self._iterator: Iterator[Any] | None = None
         self._collectors = collectors
+        self._note = note
+        """Is shown every batch as it was given, once it was found to be one."""
 
     def read_next(self) -> int:
         """Read the next batch and return the number of its samples, 0 at the end."""
@@ -445,6 +457,8 @@ class Reader:
             for batch in self._iterator:
                 self.batch = self._collectors[0].read(batch)  # all of them measure the same model
                 self.classes |= Classes.of(self.batch.targets)
+                if self._note is not None:
+                    self._note(batch)
                 return self.batch.size
         return 0
 

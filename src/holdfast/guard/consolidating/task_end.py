@@ -1,6 +1,7 @@
 """The end of a task: everything about it is found first, while nothing changes, and then comes to hold at once."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,14 @@ from holdfast.guard.batch_norm.at_consolidation import TaskNorms, norms_of_task
 from holdfast.guard.centre.anchors import new_anchor, new_merged_anchor, new_tilt
 from holdfast.guard.consolidating.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
 from holdfast.guard.consolidating.measuring import Finding, measure_task, rehearse_task
+from holdfast.guard.keeping.taking_inputs import tell_if_measured_from
 from holdfast.guard.ledger import TaskImportance
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.protection import warn_of_uncalled_adapters
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.holds.base import TaskData, states_kept
 from holdfast.persample.batches import Forward
+from holdfast.retention.sample_marks import SampleMarks
 from holdfast.seeding import undisturbed
 from holdfast.tensors.finite import is_finite
 
@@ -65,6 +68,7 @@ class TaskEnd:
         memory.left_frozen = frozenset(memory.frozen) | _unseen_by_measure(memory)
         labels = memory.labels.union(*(finding.labels for finding in self.found.values()))
         memory.labels = labels if labels > memory.labels else labels | memory.head.classes
+        memory.is_as_given = memory.tasks == 0 and not memory.is_trained
         memory.tasks += 1
 
 
@@ -76,7 +80,7 @@ def end_task(
     memory.refuse_unless_ranks_agree({"within": within})
     norms = norms_of_task(memory, batches, forward)
     memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
-    with norms.folding.put_in_place(), memory.merged.put_in_place() as called:
+    with norms.folding.put_in_place(), memory.merged.put_in_place() as called, _marked(memory) as marks:
         found = measure_task(memory, norms.batches, forward, within)
     if batches is not None:
         warn_of_uncalled_adapters(memory, called)
@@ -89,11 +93,23 @@ def end_task(
         data = TaskData(norms.batches, forward)
         tell_holds(memory, memory.anchor | end.anchor, end.totals.get(memory.driver), data)
     end.settle(memory)
+    memory.measured_from.take(marks)
+    tell_if_measured_from(memory, memory.kept.values())
     attachment.restart_task()
     attachment.settle_norms()
     if attachment.attached() or memory.strength:
         attachment.look_out()
     return {name: finding.shown() for name, finding in found.items()}
+
+
+@contextmanager
+def _marked(memory: Memory) -> Iterator[SampleMarks]:
+    """Note which samples are measured from, meanwhile."""
+    memory.marking = SampleMarks()
+    try:
+        yield memory.marking
+    finally:
+        memory.marking = None
 
 
 def rehearse_end(

@@ -18,6 +18,7 @@ from holdfast.errors import ConfigurationError, OrderError
 from holdfast.forms.base import is_mean_of_squares
 from holdfast.guard.arguments.strengths import Importance
 from holdfast.guard.keeping.looking import look, refuse_unless_ranks_agree
+from holdfast.guard.keeping.other_models import tell_of_another_model
 from holdfast.guard.memory import Memory
 from holdfast.guard.moving.weight_average import evaluated_weights
 from holdfast.guard.noticing.stability import largest_strength, sgd_rates
@@ -105,10 +106,13 @@ class Following:
     def _tell_if_used(self, found: Retention, at_last_end: float | None) -> None:
         """Say so where most of a tolerance is used before a task, unless more was allowed than for the task before."""
         before, self._allowed = self._allowed, found.tolerance
+        if found.worst.name in tell_of_another_model(self.memory, found):
+            return  # which says how much of the tolerance that leaves
         if not self.controls or found.tolerance is None or found.kl <= MOST * found.tolerance:
             return
         if before is None or found.tolerance <= before or not found.is_within:
-            tell(used_before(found.worst.name, found.kl, found.tolerance, at_last_end))
+            unproven = self.memory.kept[found.worst.name].is_unproven
+            tell(used_before(found.worst.name, found.kl, found.tolerance, at_last_end, is_unproven=unproven))
 
     def after_step(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
         """Look, if it is time to, and let the strength follow."""

@@ -11,11 +11,15 @@ from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.persample.batches import Forward
-from holdfast.retention.diagnosis import never_binds
+from holdfast.retention.diagnosis import measured_from, never_binds
 from holdfast.retention.kept_set import KeptSet, keep, taken
 from holdfast.retention.predictions import NO_CLASSES
 from holdfast.tensors.checksums import checksum
 from holdfast.tensors.sharding import is_sharded
+
+MANY = 0.1
+"""The part of a set that was measured from, from which it is told: a few may be alike by chance."""
+TOLD = "measured from"
 
 
 def keep_inputs(
@@ -42,6 +46,7 @@ def keep_inputs(
     _tell_unless_several(memory, kept)
     _tell_if_all_give_the_same(memory, kept)
     tell_unless_binding(memory, [kept])
+    tell_if_measured_from(memory, [kept])
     if attachment.attached():
         attachment.watcher.calls.watch(memory.model)
     return kept
@@ -90,6 +95,15 @@ def _tell_if_all_give_the_same(memory: Memory, kept: KeptSet) -> None:
             f"times, and the standard error of what is lost looks smaller than it is by a factor of {times**0.5:.2g}. "
             "Give each process inputs of its own, as with a DistributedSampler."
         )
+
+
+def tell_if_measured_from(memory: Memory, kept: Iterable[KeptSet]) -> None:
+    """Say once of a set that importance was measured from its inputs: it tells too little of what others lose."""
+    for each in kept:
+        shared, count = memory.measured_from.shared_with(chunk.batch for chunk in each.chunks)
+        if shared and shared >= MANY * count and TOLD not in each.told:
+            each.told.add(TOLD)
+            tell(measured_from(each.name, shared, count))
 
 
 def tell_unless_binding(memory: Memory, kept: Iterable[KeptSet]) -> None:

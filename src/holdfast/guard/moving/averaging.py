@@ -25,7 +25,7 @@ def average_with_anchor(memory: Memory, share: float) -> None:
     share = checked_share("share", share, "a number from 0 (all that was learned since is undone) to 1 (nothing is)")
     held = checked_way(memory, "average()")
     adapters = AveragedAdapters(memory, held)
-    if share < 1 and not _has_moved(memory, held):
+    if share < 1 and not has_moved(memory, held):
         tell(f"average(share={share:g}) changes nothing: {_why_nothing(memory, adapters)}")
     elif share < 1 and adapters.newcomers:
         tell(f"average(share={share:g}): {said_of(adapters.newcomers)}")
@@ -51,7 +51,7 @@ def _why_nothing(memory: Memory, adapters: AveragedAdapters) -> str:
     )
 
 
-def _has_moved(memory: Memory, held: Mapping[str, nn.Parameter]) -> bool:
+def has_moved(memory: Memory, held: Mapping[str, nn.Parameter]) -> bool:
     """Whether any weight is elsewhere than its anchor, as far as that is kept."""
     for name, parameter in held.items():
         anchor = local(memory.anchor[name])

@@ -160,7 +160,8 @@ def pull_back(memory: Memory, tolerance: float) -> PulledBack:
     memory.control.latest = {each.name: each.kl for each in left.sets}
     memory.control.at = max(memory.steps.values(), default=0)
     single = next((each.name for each in left.sets if each.error is None), None)
-    return replace(found, error=left.worst.error, least_sure=_least_sure(left), single=single)
+    unproven = memory.kept[left.worst.name].is_unproven
+    return replace(found, error=left.worst.error, least_sure=_least_sure(left), single=single, is_unproven=unproven)
 
 
 def _least_sure(left: Retention) -> tuple[str, float, float] | None:

@@ -171,6 +171,7 @@ def _take(memory: Memory, state: Mapping[str, Any]) -> None:
     watched = ranks.together(lambda: watched_of(memory, state.get(WATCHED), seen, measured))
     _load_holds(memory.holds, holds)
     memory.strength, memory.decay, memory.tasks = state["strength"], state["decay"], state["tasks"]
+    memory.is_as_given = False
     memory.relative_strength, memory.driving.strengths = state.get("relative_strength"), strengths
     memory.steps = dict(state["steps"])
     memory.watched = watched

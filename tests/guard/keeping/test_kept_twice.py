@@ -1,0 +1,125 @@
+"""Inputs that are kept and that importance was measured from, too: told once, in either order, by checksums alone."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import holdfast
+from holdfast.retention import sample_marks
+from holdfast.retention.sample_marks import SampleMarks
+from holdfast.tensors.checksums import row_checksums
+from tests.guard.helpers import batch, net
+
+OLD = batch(9, 40)
+TWICE = "{} of {} inputs of the kept set 'old' are ones that importance was measured from"
+
+
+def said_of(*calls, measure="EWC", **options):
+    """What is told while a new guard is asked for all of it."""
+    guard = holdfast.Consolidator(net(), measure, strength=1.0, **options)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for call in calls:
+            call(guard)
+    assert {each.filename for each in told} <= {__file__}
+    return [str(each.message) for each in told]
+
+
+def consolidate(given):
+    return lambda guard: guard.consolidate(given)
+
+
+def keep(given, name="old"):
+    return lambda guard: guard.keep(given, name)
+
+
+@pytest.mark.parametrize("form", ["diagonal", "rotated"])
+def test_it_is_told_once_in_either_order_whatever_the_batches(form):
+    x, y = OLD
+    loader = DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True)
+    for calls in (
+        [consolidate([OLD]), keep(loader)],
+        [keep(x), consolidate(loader), consolidate([batch(3)])],
+        [keep([OLD]), consolidate([OLD]), consolidate([OLD])],
+    ):
+        (said,) = said_of(*calls, form=form)
+        assert said.startswith(TWICE.format(40, 40)) and "Keep inputs that were neither trained on" in said
+
+
+def test_others_are_not_told_of_nor_a_few_that_are_alike():
+    x = OLD[0]
+    assert said_of(consolidate([OLD]), keep([batch(10, 40)]), consolidate([batch(11, 40)])) == []
+    few = torch.cat([x[:3], batch(10, 37)[0]])
+    assert said_of(consolidate([OLD]), keep(few)) == []
+    some = torch.cat([x[:4], batch(10, 36)[0]])
+    assert said_of(consolidate([OLD]), keep(some))[0].startswith(TWICE.format(4, 40))
+    assert said_of(keep([OLD]), consolidate([OLD]), measure="L2") == []  # which looks at no data
+    assert said_of(keep([OLD]), lambda guard: guard.rehearse([OLD])) == []
+
+
+def test_only_what_was_measured_from_counts():
+    x = OLD[0]
+    some = holdfast.Fisher(samples=8)
+    assert said_of(consolidate([OLD]), keep(x[8:]), measure=some) == []
+    assert said_of(consolidate([OLD]), keep(x[4:16]), measure=some)[0].startswith(TWICE.format(4, 12))
+    assert said_of(consolidate([OLD, batch(5)]), keep(x[8:]), measure=holdfast.Fisher(samples=8)) == []
+
+
+def test_a_consolidation_that_fails_marks_nothing():
+    guard = holdfast.Consolidator(net(), "EWC", strength=1.0)
+    with pytest.raises(holdfast.NotFiniteError):
+        guard.consolidate([OLD, (OLD[0] * float("nan"), OLD[1])])
+    guard.keep([OLD], "old")
+
+
+def test_no_state_has_the_marks_and_a_copy_of_the_guard_does():
+    guard = holdfast.Consolidator(net(), "EWC", strength=1.0)
+    guard.consolidate([batch(1)])
+    plain = {key for key in guard.state_dict() if key != "tensors"}
+    guard.consolidate([OLD])
+    assert {key for key in guard.state_dict() if key != "tensors"} == plain
+    with pytest.warns(holdfast.HoldfastWarning, match="measured from"):
+        copy.deepcopy(guard).keep([OLD], "old")
+
+
+def test_so_many_are_marked_and_of_so_many_tasks(monkeypatch):
+    monkeypatch.setattr(sample_marks, "MOST", 10)
+    monkeypatch.setattr(sample_marks, "MOST_TASKS", 2)
+    marks, x = SampleMarks(), torch.arange(60.0).view(30, 2)
+    marks.note(x[:8])
+    marks.note(x[8:])
+    assert marks.shared_with([x[:10]]) == (10, 10) and marks.shared_with([x[10:12]]) == (0, 2)
+    assert marks.shared_with([x[:6], x[6:30]]) == (10, 10)  # and no more are looked at
+    for _ in range(2):
+        marks.take(SampleMarks())
+    assert marks.shared_with([x[:10]]) == (0, 0)
+
+
+def test_inputs_by_name_are_marked_without_their_labels_and_without_what_all_share():
+    x, y = OLD
+    mask = torch.ones(3, 3)
+    marks = SampleMarks()
+    marks.note({"a": x, "mask": mask, "labels": y})
+    assert marks.shared_with([{"a": x[5:9], "mask": mask}]) == (4, 4)
+    assert marks.shared_with([{"a": x[5:9] + 1, "mask": mask}]) == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_rows_have_numbers_of_their_own_whatever_they_hold(dtype):
+    rows = torch.randint(0, 200, (64, 9), generator=torch.Generator().manual_seed(0))
+    rows = (rows % 2).bool() if dtype == torch.bool else rows.to(dtype)
+    distinct = len({tuple(row) for row in rows.tolist()})
+    found = row_checksums([rows])
+    assert len(set(found.tolist())) == distinct
+    assert torch.equal(row_checksums([rows[3:5]]), found[3:5])
+    assert not torch.equal(row_checksums([rows, rows[:, :1]]), found)
+
+
+def test_long_rows_are_told_by_some_of_their_elements():
+    rows = torch.randn(4, 3, 100, 100, generator=torch.Generator().manual_seed(0))
+    other = rows.clone()
+    other[2] += 1
+    assert (row_checksums([rows]) == row_checksums([other])).tolist() == [True, True, False, True]
