@@ -17,7 +17,7 @@ from holdfast.errors import ConfigurationError, OptimizerError
 from holdfast.guard.arguments.checked_arguments import checked_implicit, may_be_implicit
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
-from holdfast.guard.steps.optimizers.reach import check_blocks, check_reach
+from holdfast.guard.steps.optimizers.reach import check_blocks, check_reach, is_sgd
 from holdfast.tensors.sharding import is_sharded
 from holdfast.tensors.storage import running_dtype
 
@@ -36,12 +36,14 @@ def why_explicit(memory: Memory, held: Owned) -> str:
     form = memory.driving.form
     if memory.space == "merged":
         return "in the space of merged weights"
-    if not form.keeps_coordinates and not _lies_at_hand(memory):
+    if not form.elementwise and not form.keeps_coordinates and not _lies_at_hand(memory):
         return "since its coordinates would be found anew at every step"
     blocks = _blocks(memory)
     try:
         for optimizer, owned in held.items():
             check_reach(optimizer, form)
+            if not is_sgd(optimizer):
+                return f"with {type(optimizer).__name__}, with which neither keeps more"
             check_blocks(optimizer, form, blocks, owned)
     except OptimizerError as error:
         said = str(error).removeprefix("implicit=True ").removeprefix(f"in the form {form.name!r} ")
