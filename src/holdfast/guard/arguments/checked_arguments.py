@@ -127,7 +127,7 @@ def checked_implicit(value: object, form: Form, batch_norm: str | None, *, leans
 
 
 def may_be_implicit(form: Form, batch_norm: str | None, *, leans: bool) -> bool:
-    """Whether a hold of which nobody has said so may act after the step: where it has coordinates, or none are needed.
+    """Whether a hold of which nobody has said so may act after the step: one by one, or in coordinates.
 
     Those of a layer can be found where they are not kept; those of all weights together would take the cube of them.
     """
