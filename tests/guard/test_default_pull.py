@@ -129,6 +129,17 @@ def test_print_says_why_a_diagonal_is_held_in_the_gradient(make, why):
     assert guard.implicit is False and f", explicit {why}" in repr(guard)
 
 
+def test_a_diagonal_of_16_bit_weights_is_held_in_the_gradient():
+    """A pull by itself would be lost to rounding; what is kept of the weights in fewer bits is another matter."""
+    model = net(dtype=torch.bfloat16)
+    guard = holdfast.Consolidator(model, "L2")
+    optimizer = sgd(model)
+    guard.attach(optimizer)
+    assert guard.implicit is False and ", explicit with weights of bfloat16, to which small pulls" in repr(guard)
+    guard.implicit = True
+    assert guard.implicit is True
+
+
 def test_nothing_is_said_of_a_pull_where_there_is_no_importance():
     model = net()
     guard = holdfast.Consolidator(model, "fine-tune", from_scratch=True)
