@@ -62,10 +62,12 @@ class Stability:
             held = {names[id(p)] for p in group["params"] if id(p) in names} & largest.keys()
             if held and rate > 0:
                 name = max(held, key=largest.__getitem__)
-                self._check_group(group, rate, name, largest[name], self._others(optimizer))
+                self._check_group(optimizer, group, rate, name, largest[name])
         self._checked[optimizer] = known
 
-    def _check_group(self, group: Mapping[str, Any], rate: float, name: str, largest: float, others: str) -> None:
+    def _check_group(
+        self, optimizer: Optimizer, group: Mapping[str, Any], rate: float, name: str, largest: float
+    ) -> None:
         strengths = self.memory.driving.strengths
         factor = 1.0 if strengths is None else strengths.factor([name])
         if not factor:  # nothing is held by the strongest of them
@@ -86,7 +88,7 @@ class Stability:
         tell(
             f"strength={c:g} is too much for SGD with lr={rate:g}{momentum}: for a weight of {name!r} with importance "
             f"{omega:.3g}, 2c·Ω is {curvature:.3g}, and beyond {bound:.3g} the pull overshoots the anchor by more at "
-            f"every step, until weights are infinite. {advice}, {others}."
+            f"every step, until weights are infinite. {advice}, {self._others(optimizer)}."
         )
 
     def _others(self, optimizer: Optimizer) -> str:
