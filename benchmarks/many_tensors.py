@@ -77,7 +77,9 @@ class Steps:
         self.parameters = nn.ParameterList(nn.Parameter(torch.randn(setting.shape)) for _ in range(setting.count))
         self.optimizer = setting.optimizer(self.parameters.parameters())
         self.gradients = [torch.randn(setting.shape) for _ in range(setting.count)]
-        self.guard = None if measure == PLAIN else holdfast.Consolidator(self.parameters, measure, strength=1.0)
+        self.guard = None
+        if measure != PLAIN:  # with the hold in the gradient, as with the other optimisers
+            self.guard = holdfast.Consolidator(self.parameters, measure, strength=1.0, implicit=False)
         if self.guard is not None:
             self.guard.attach(self.optimizer)
         for parameter in self.parameters:

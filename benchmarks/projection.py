@@ -53,7 +53,8 @@ class Way:
             return holdfast.Consolidator(model, "fine-tune")
         if self.method == "EWC":
             assert isinstance(self.setting, float)
-            return holdfast.Consolidator(model, holdfast.Fisher(samples=5000), self.setting, from_scratch=True)
+            measure = holdfast.Fisher(samples=5000)
+            return holdfast.Consolidator(model, measure, self.setting, from_scratch=True, implicit=False)
         if self.method == "owm":
             assert isinstance(self.setting, float)
             hold = holdfast.Projection(samples=SAMPLES, method="owm", alpha=self.setting)

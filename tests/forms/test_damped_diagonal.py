@@ -22,7 +22,7 @@ def damped(omega):
 
 def test_the_pull_is_that_of_importance_and_a_share_of_its_mean(tmp_path):
     model = net()
-    guard = consolidated(model, strength=STRENGTH, form=Diagonal(damping=SHARE))
+    guard = consolidated(model, strength=STRENGTH, form=Diagonal(damping=SHARE), implicit=False)
     plain = holdfast.Consolidator(net(), holdfast.Fisher(), strength=STRENGTH)
     plain.consolidate([batch(9)])
     omega = damped(plain.importance)

@@ -27,9 +27,10 @@ def test_a_head_that_is_added_later_is_taken_in():
     assert torch.equal(guard.anchor["head_b.weight"], model.head_b.weight)
 
 
-def test_a_parameter_that_is_frozen_stays_held_and_is_still_measured_from_data():
+@pytest.mark.parametrize("implicit", [False, None])
+def test_a_parameter_that_is_frozen_stays_held_and_is_still_measured_from_data(implicit):
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, watch=["SOS"])
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, watch=["SOS"], implicit=implicit)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     train(model, optimizer)
@@ -50,7 +51,8 @@ def test_a_parameter_that_is_frozen_stays_held_and_is_still_measured_from_data()
     (0 * loss(model, batch(0))).backward()
     optimizer.step()
     moved = before["0.weight"] + 1.0 - model[0].weight
-    torch.testing.assert_close(moved, 0.1 * 2 * guard.importance["0.weight"])
+    pull = 0.1 * 2 * guard.importance["0.weight"]
+    torch.testing.assert_close(moved, pull / (1 + pull) if guard.implicit else pull)
 
 
 def test_a_parameter_that_is_unfrozen_is_taken_in():
@@ -112,9 +114,10 @@ def test_tied_weights_are_measured_and_held_as_one():
     torch.testing.assert_close(guard.penalty().detach(), 0.5 * guard.importance["first.weight"].sum())
 
 
-def test_a_module_that_is_replaced_by_one_of_the_same_shape_is_followed():
+@pytest.mark.parametrize("implicit", [False, None])
+def test_a_module_that_is_replaced_by_one_of_the_same_shape_is_followed(implicit):
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.5)
+    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.5, implicit=implicit)
     guard.consolidate()
     model[0] = nn.Linear(4, 5).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -122,7 +125,8 @@ def test_a_module_that_is_replaced_by_one_of_the_same_shape_is_followed():
     before = model[0].weight.detach().clone()
     (0 * loss(model, batch(0))).backward()
     optimizer.step()
-    torch.testing.assert_close(model[0].weight, before - 0.1 * (before - guard.anchor["0.weight"]))
+    pulled = 0.1 / 1.1 if guard.implicit else 0.1
+    torch.testing.assert_close(model[0].weight, before - pulled * (before - guard.anchor["0.weight"]))
 
 
 def test_a_module_that_is_replaced_by_one_of_another_shape_within_its_first_task_starts_anew():

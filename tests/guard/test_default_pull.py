@@ -14,6 +14,7 @@ import holdfast
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 
 LAYERED = ["rotated", "kronecker", holdfast.Kronecker(bits=16), holdfast.LowRank(rank=6)]
+EVERY = ["diagonal", *LAYERED]
 
 
 def sgd(model):
@@ -30,10 +31,10 @@ def two_rates(model):
     return torch.optim.SGD([{"params": parts[0]}, {"params": parts[1], "lr": 0.2}], lr=0.1)
 
 
-def run(make, steps=3, **options):
+def run(make, steps=3, measure=None, strength=0.7, **options):
     """Train a held model, and return its weights and the guard."""
     model = net()
-    guard = consolidated(model, strength=0.7, **options)
+    guard = consolidated(model, measure, strength, **options)
     optimizer = make(model)
     guard.attach(optimizer)
     train(model, optimizer, steps)
@@ -44,18 +45,46 @@ def same(one, other):
     return all(torch.equal(other[name], value) for name, value in one.items())
 
 
-@pytest.mark.parametrize("form", LAYERED, ids=str)
-def test_in_other_coordinates_sgd_is_pulled_after_its_steps(form):
+@pytest.mark.parametrize("form", EVERY, ids=str)
+def test_sgd_is_pulled_after_its_steps(form):
     found, guard = run(sgd, form=form)
     assert guard.implicit is True and ", implicit" in repr(guard) and guard.cost().implicit
     assert same(found, run(sgd, form=form, implicit=True)[0])
     assert not same(found, run(sgd, form=form, implicit=False)[0])
 
 
+DIAGONAL = {
+    "plain": (lambda model: torch.optim.SGD(model.parameters(), lr=0.1), {}),
+    "foreach": (lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True), {}),
+    "fused": (lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True), {}),
+    "Nesterov": (lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True), {}),
+    "two rates": (two_rates, {}),
+    "a mean of solutions": (sgd, {"anchor": "mean"}),
+    "a gradient term": (sgd, {"anchor": "mean", "gradient_term": True}),
+    "strengths by pattern": (sgd, {"strength": {"0.*": 2.0, "*": 0.5}}),
+    "half the bytes": (sgd, {"state_dtype": torch.bfloat16}),
+    "kept elsewhere": (sgd, {"state_device": "cpu"}),
+    "L2": (sgd, {"measure": "L2"}),
+    "online EWC": (sgd, {"measure": "online-EWC"}),
+    "a hold with batches": (sgd, {"holds": [holdfast.Replay([batch(7)], share=0.5)]}),
+    "frozen batch norms": (sgd, {"batch_norm": "freeze"}),
+}
+
+
+@pytest.mark.parametrize(("make", "options"), DIAGONAL.values(), ids=DIAGONAL)
+def test_a_diagonal_is_pulled_after_every_kind_of_sgd(make, options):
+    found, guard = run(make, **options)
+    assert guard.implicit is True and ", implicit" in repr(guard)
+    assert same(found, run(make, **options, implicit=True)[0])
+    assert not same(found, run(make, **options, implicit=False)[0])
+
+
 ELSEWHERE = {
-    "a diagonal": (sgd, {}),
     "Adam": (adam, {"form": "rotated"}),
     "Adam as a diagonal": (adam, {}),
+    "one of unknown reach": (lambda model: torch.optim.Adadelta(model.parameters(), lr=0.1), {}),
+    "a momentum that never settles": (lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=1.0), {}),
+    "beside a hold on the same weights": (sgd, {"holds": ["asymmetric"]}),
     "RMSprop": (lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01), {"form": "kronecker"}),
     "two rates": (two_rates, {"form": "rotated"}),
     "a hold that leans": (sgd, {"form": "rotated", "anchor": "mean"}),
@@ -73,20 +102,73 @@ def test_everywhere_else_the_hold_is_in_the_gradient_as_it_was(make, options):
     assert same(found, run(make, **options, implicit=False)[0])
 
 
-def test_folded_batch_norms_are_held_in_the_gradient():
+@pytest.mark.parametrize("form", ["diagonal", "rotated"])
+def test_folded_batch_norms_are_held_in_the_gradient(form):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
-    guard = holdfast.Consolidator(model, "EWC", form="rotated", batch_norm="fold")
+    guard = holdfast.Consolidator(model, "EWC", form=form, batch_norm="fold")
     guard.attach(sgd(model))
     assert guard.implicit is False
 
 
-def test_a_strength_that_destroys_the_explicit_run_does_not_by_default():
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (adam, "with Adam, with which neither keeps more"),
+        (lambda model: torch.optim.AdamW(model.parameters()), "with AdamW, with which neither keeps more"),
+        (lambda model: torch.optim.Adadelta(model.parameters()), "with Adadelta\n"),
+        (lambda model: torch.optim.SGD(model.parameters(), momentum=1.0), "with SGD of momentum=1, whose steps never"),
+    ],
+)
+def test_print_says_why_a_diagonal_is_held_in_the_gradient(make, why):
+    model = net()
+    guard = consolidated(model)
+    assert guard.implicit is None and "implicit if it holds SGD" in repr(guard)
+    optimizer = make(model)
+    guard.attach(optimizer)
+    assert guard.implicit is False and f", explicit {why}" in repr(guard)
+
+
+def test_a_diagonal_of_16_bit_weights_is_held_in_the_gradient():
+    """A pull by itself would be lost to rounding; what is kept of the weights in fewer bits is another matter."""
+    model = net(dtype=torch.bfloat16)
+    guard = holdfast.Consolidator(model, "L2")
+    optimizer = sgd(model)
+    guard.attach(optimizer)
+    assert guard.implicit is False and ", explicit with weights of bfloat16, to which small pulls" in repr(guard)
+    guard.implicit = True
+    assert guard.implicit is True
+
+
+def test_nothing_is_said_of_a_pull_where_there_is_no_importance():
+    model = net()
+    guard = holdfast.Consolidator(model, "fine-tune", from_scratch=True)
+    optimizer = sgd(model)
+    assert "implicit" not in repr(guard)
+    guard.attach(optimizer)
+    assert "implicit" not in repr(guard) and "explicit" not in repr(guard)
+
+
+def test_by_default_no_strength_makes_a_diagonal_diverge():
+    model = net()
+    guard = consolidated(model, strength=1e30)
+    optimizer = sgd(model)
+    guard.attach(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, 40)
+    held = {name: omega > 1e-12 for name, omega in guard.importance.items()}
+    for name, parameter in weights(model).items():
+        assert torch.equal(parameter[held[name]], guard.anchor[name][held[name]])
+
+
+@pytest.mark.parametrize("form", ["diagonal", "rotated"])
+def test_a_strength_that_destroys_the_explicit_run_does_not_by_default(form):
     ends = []
     for implicit in (None, False):
         torch.manual_seed(1)
         model = net()
-        guard = consolidated(model, strength=1e4, form="rotated", implicit=implicit)
+        guard = consolidated(model, strength=1e4, form=form, implicit=implicit)
         optimizer = sgd(model)
         guard.attach(optimizer)
         with warnings.catch_warnings():
@@ -100,9 +182,10 @@ def test_a_strength_that_destroys_the_explicit_run_does_not_by_default():
 # When it is decided
 
 
-def test_it_is_decided_by_attach_for_all_optimisers_together():
+@pytest.mark.parametrize("form", ["diagonal", "rotated"])
+def test_it_is_decided_by_attach_for_all_optimisers_together(form):
     model = net()
-    guard = consolidated(model, form="rotated")
+    guard = consolidated(model, form=form)
     assert guard.implicit is None and "implicit if it holds SGD" in repr(guard) and not guard.cost().implicit
     watched = torch.optim.LBFGS(model.parameters())
     guard.attach(watched, hold=False)
@@ -112,7 +195,8 @@ def test_it_is_decided_by_attach_for_all_optimisers_together():
     assert guard.implicit is True
     other = torch.optim.Adam(model[2].parameters())
     guard.attach(other)
-    assert guard.implicit is False and ", explicit with Adam, which moves each weight" in repr(guard)
+    why = "with which neither keeps more" if form == "diagonal" else "which moves each weight"
+    assert guard.implicit is False and f", explicit with Adam, {why}" in repr(guard)
     guard.attach(other, hold=False)
     assert guard.implicit is True
     guard.detach()
@@ -166,6 +250,38 @@ def test_rates_that_come_apart_are_told_of_and_then_it_is_in_the_gradient_for_go
     assert guard.implicit is False and "implicit_is_open" not in guard.state_dict()
 
 
+@pytest.mark.parametrize("closure", [False, True])
+def test_a_momentum_that_comes_to_never_settle_is_told_of_and_then_it_is_in_the_gradient(closure):
+    model, twin = net(), net()
+    guard = consolidated(model, strength=0.7)
+    other = consolidated(twin, strength=0.7, implicit=False)
+    twin.load_state_dict(model.state_dict())
+    ends = []
+    for network, its in ((model, guard), (twin, other)):
+        optimizer = sgd(network)
+        its.attach(optimizer)
+        optimizer.param_groups[0]["momentum"] = 1.0
+
+        def evaluate(network=network, optimizer=optimizer):
+            optimizer.zero_grad()
+            value = loss(network, batch(1))
+            value.backward()
+            return value
+
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                if closure:
+                    optimizer.step(evaluate)
+                else:
+                    evaluate()
+                    optimizer.step()
+        said = [str(each.message) for each in told if "cannot any more with SGD of momentum=1" in str(each.message)]
+        assert len(said) == (network is model)
+        ends.append(weights(network))
+    assert same(*ends) and guard.implicit is False
+
+
 def test_adapters_that_come_to_be_held_merged_are_held_in_the_gradient():
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(net(), peft.LoraConfig(target_modules=["0"], r=2, init_lora_weights=False))
@@ -199,17 +315,18 @@ def test_it_may_be_said_later():
 # States
 
 
+@pytest.mark.parametrize("form", ["diagonal", "rotated"])
 @pytest.mark.parametrize("make", [sgd, adam])
 @pytest.mark.parametrize("first", ["load", "attach"])
-def test_a_task_that_is_resumed_in_its_middle_goes_on_exactly(make, first, tmp_path):
+def test_a_task_that_is_resumed_in_its_middle_goes_on_exactly(form, make, first, tmp_path):
     model = net()
-    guard = consolidated(model, strength=0.7, form="rotated", watch=["SI"])
+    guard = consolidated(model, strength=0.7, form=form, watch=["SI"])
     optimizer = make(model)
     guard.attach(optimizer)
     train(model, optimizer)
     guard.save(tmp_path / "guard")
     twin = copy.deepcopy(model)
-    other = holdfast.Consolidator(twin, holdfast.Fisher(), form="rotated", watch=["SI"])
+    other = holdfast.Consolidator(twin, holdfast.Fisher(), form=form, watch=["SI"])
     its = make(twin)
     its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for step in (first, "load" if first == "attach" else "attach"):
@@ -220,14 +337,15 @@ def test_a_task_that_is_resumed_in_its_middle_goes_on_exactly(make, first, tmp_p
     assert same(weights(model), weights(twin)) and other.implicit is guard.implicit
 
 
+@pytest.mark.parametrize("form", ["diagonal", "rotated"])
 @pytest.mark.parametrize("first", ["load", "attach"])
-def test_a_state_of_an_earlier_version_goes_on_in_the_gradient(first):
+def test_a_state_of_an_earlier_version_goes_on_in_the_gradient(form, first):
     model = net()
-    guard = consolidated(model, strength=0.7, form="rotated", implicit=False)
+    guard = consolidated(model, strength=0.7, form=form, implicit=False)
     state = copy.deepcopy(guard.state_dict())
     assert not {"implicit", "implicit_is_open"} & state.keys()  # as they were written before
     twin = copy.deepcopy(model)
-    other = holdfast.Consolidator(twin, holdfast.Fisher(), form="rotated")
+    other = holdfast.Consolidator(twin, holdfast.Fisher(), form=form)
     optimizer, its = sgd(model), sgd(twin)
     guard.attach(optimizer)
     for step in (first, "load" if first == "attach" else "attach"):
@@ -242,8 +360,9 @@ def test_a_state_of_an_earlier_version_goes_on_in_the_gradient(first):
     assert other.implicit is True
 
 
-def test_what_was_told_is_not_overruled_by_a_state():
-    told, told_not, default = (consolidated(net(), form="rotated", implicit=each) for each in (True, False, None))
+@pytest.mark.parametrize("form", ["diagonal", "rotated"])
+def test_what_was_told_is_not_overruled_by_a_state(form):
+    told, told_not, default = (consolidated(net(), form=form, implicit=each) for each in (True, False, None))
     state = default.state_dict()
     assert state["implicit_is_open"] is True and "implicit" not in state
     for guard in (told, told_not):
@@ -258,5 +377,5 @@ def test_what_was_told_is_not_overruled_by_a_state():
     assert default.implicit is True
 
 
-def test_states_of_diagonals_are_as_they_were():
-    assert not {"implicit", "implicit_is_open"} & consolidated(net()).state_dict().keys()
+def test_states_of_holds_in_the_gradient_are_as_they_were():
+    assert not {"implicit", "implicit_is_open"} & consolidated(net(), implicit=False).state_dict().keys()

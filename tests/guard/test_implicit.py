@@ -571,7 +571,7 @@ def test_a_state_says_how_it_holds_only_where_that_is_not_usual():
 
 def test_the_explicit_hold_says_at_its_first_step_what_would_do_instead():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.L2(), strength=1e3)
+    guard = holdfast.Consolidator(model, holdfast.L2(), strength=1e3, implicit=False)
     guard.consolidate()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     with pytest.warns(holdfast.HoldfastWarning, match=r"too much for SGD.*implicit=True"):

@@ -10,7 +10,7 @@ from tests.guard.helpers import batch, loss, net, train, weights
 
 
 def run_si(model, steps=4, strength=0.0, tasks=1):
-    guard = holdfast.Consolidator(model, holdfast.SI(), strength=strength)
+    guard = holdfast.Consolidator(model, holdfast.SI(), strength=strength, implicit=False)
     for task in range(tasks):
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         guard.attach(optimizer)

@@ -79,10 +79,11 @@ def test_state_of_16_bit_weights_is_kept_in_single_precision():
     assert float(frozen.sqrt()) < 0.9 * expected  # what this test protects from
 
 
-def test_16_bit_weights_are_held():
+@pytest.mark.parametrize(("implicit", "left"), [(False, 0.5), (True, 1 / 1.5)])
+def test_16_bit_weights_are_held(implicit, left):
     torch.manual_seed(0)
     model = nn.Linear(4, 3).bfloat16()
-    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.5, watch=["SI"])
+    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.5, watch=["SI"], implicit=implicit)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     guard.attach(optimizer)
     model(torch.randn(2, 4).bfloat16()).sum().backward()
@@ -94,7 +95,7 @@ def test_16_bit_weights_are_held():
     optimizer.zero_grad()
     optimizer.step()
     held = (model.weight.detach() - guard.anchor["weight"]).abs().mean()
-    assert float(held) == pytest.approx(0.5 * float(distance), rel=0.02)
+    assert float(held) == pytest.approx(left * float(distance), rel=0.02)
 
 
 def _as_float(model):

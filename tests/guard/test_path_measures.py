@@ -42,7 +42,7 @@ def momentum(model):
 def run_guarded(model, make_optimizer, tasks, measure, *, decay=1.0, strength=STRENGTH):
     """Train the way a user does: hooks, and a second batch where the measure needs one."""
     model = copy.deepcopy(model)
-    guard = holdfast.Consolidator(model, measure, strength=strength, decay=decay)
+    guard = holdfast.Consolidator(model, measure, strength=strength, decay=decay, implicit=False)
     history = []
     for batches, second_batches in tasks:
         optimizer = make_optimizer(model)

@@ -179,7 +179,7 @@ def assert_near(found, expected, tolerance):
 def test_a_feature_of_the_loop_changes_nothing_else(feature, optimizer, measure, implementation):
     feature, make = FEATURES[feature], OPTIMIZERS[optimizer]
     model = Net(**feature.net)
-    guard = holdfast.Consolidator(model, MEASURES[measure], strength=STRENGTH)
+    guard = holdfast.Consolidator(model, MEASURES[measure], strength=STRENGTH, implicit=False)
     for task in (1, 2):
         stepping = make(model.parameters(), **IMPLEMENTATIONS[implementation])
         guard.attach(stepping)

@@ -111,7 +111,7 @@ def test_a_gradient_with_the_penalty_in_it_is_refused_by_a_second_optimiser(firs
     model = Pieces(first, 4, 5)
     one = torch.optim.SGD(list(model.parts)[:2], lr=0.1)
     two = torch.optim.SGD(list(model.parts)[1:], lr=0.1)
-    guard = holdfast.Consolidator(model, measure)
+    guard = holdfast.Consolidator(model, measure, implicit=False)
     guard.attach(one, two)
     backward(model)
     one.step()

@@ -114,7 +114,7 @@ def test_in_every_form_and_around_every_centre(form, options):
 @pytest.mark.parametrize("closure", [False, True])
 def test_steps_are_those_of_the_written_out_gradient(form, gradient_term, closure):
     model = net()
-    options = {"form": form, "anchor": "mean", "gradient_term": gradient_term}
+    options = {"form": form, "anchor": "mean", "gradient_term": gradient_term, "implicit": False}
     guard, other = after_two_tasks(model, BY_PATTERN, **options), net()
     plain = after_two_tasks(other, 1.0, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -202,7 +202,7 @@ def test_reading_and_setting():
     moved(model, 0)
     of_five = guard.penalty().item()
     guard.strength = 3
-    assert guard.strength == 3.0 and "strength 3\n" in str(guard)
+    assert guard.strength == 3.0 and "strength 3, implicit if it holds SGD\n" in str(guard)
     plain = sum((o * (p - guard.anchor[n]) ** 2).sum() for (n, p), o in _pairs(model, guard))
     torch.testing.assert_close(guard.penalty(), 3 * plain, **CLOSE)
     guard.strength = BY_PATTERN
@@ -283,7 +283,7 @@ def test_folded_layers_have_one_strength():
 
 def test_warnings_name_the_strength_of_the_weight():
     model = net()
-    guard = after_two_tasks(model, {"0.*": 1.0, "2.*": 1e6})
+    guard = after_two_tasks(model, {"0.*": 1.0, "2.*": 1e6}, implicit=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     with pytest.warns(HoldfastWarning, match=r"strength=1e\+06 is too much for SGD .* a weight of '2\.") as told:
@@ -335,7 +335,9 @@ def test_it_is_of_the_protected_weights_and_of_the_measure_that_holds():
 
 def test_a_relative_strength_along_the_path_and_of_clamped_totals():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SI(clamp="total"), relative_strength=0.5, from_scratch=True)
+    guard = holdfast.Consolidator(
+        model, holdfast.SI(clamp="total"), relative_strength=0.5, from_scratch=True, implicit=False
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=2.0)
     guard.attach(optimizer)
     train(model, optimizer, steps=9)

@@ -108,7 +108,7 @@ def held(measure, make=torch.optim.SGD, strength=1.0, **options):
     """A guard that holds a model to where it was, from which it has been moved away since."""
     model = linear()
     optimizer = make(model.parameters(), 0.01, **options)
-    guard = holdfast.Consolidator(model, measure, strength)
+    guard = holdfast.Consolidator(model, measure, strength, implicit=False)
     guard.attach(optimizer)
     optimizer.zero_grad()
     model(X).square().mean().backward()
@@ -190,7 +190,7 @@ def test_gradients_that_share_their_memory_are_held_each_by_itself(measure):
         [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(4))]
     )
     optimizer = torch.optim.SGD(pair.parameters(), 0.1)
-    guard = holdfast.Consolidator(pair, measure, 1.0)
+    guard = holdfast.Consolidator(pair, measure, 1.0, implicit=False)
     guard.attach(optimizer)
 
     def step():
@@ -240,7 +240,7 @@ class Travelled(holdfast.PathMeasure):
 def test_what_the_penalty_alone_moves_has_travelled():
     model = nn.ModuleList([linear(), linear()])
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    guard = holdfast.Consolidator(model, Travelled(), 1.0)
+    guard = holdfast.Consolidator(model, Travelled(), 1.0, implicit=False)
     guard.attach(optimizer)
     (model[0](X) + model[1](X)).square().mean().backward()
     optimizer.step()

@@ -103,7 +103,7 @@ def test_measures_see_the_optimisers_step_without_it():
 @pytest.mark.parametrize("measure", ["SI", "EWC"])
 def test_a_hold_with_a_batch_adds_the_gradient_of_its_value(measure, closure):
     inputs = -2 * X
-    model, optimizer, guard = started(measure, holds=[Rehearsal(inputs, strength=0.3)])
+    model, optimizer, guard = started(measure, holds=[Rehearsal(inputs, strength=0.3)], implicit=False)
     with torch.no_grad():
         model.weight.mul_(-1)
     twin = copy.deepcopy(model)

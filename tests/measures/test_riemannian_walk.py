@@ -86,7 +86,7 @@ def test_importances_and_training_are_those_of_the_formulas(fisher_of, seen_at, 
     expected, totals = by_hand(fisher_of, seen_at)
     model = network()
     measure = holdfast.RWalk(EVERY, ALPHA, EPSILON, fisher_of)
-    guard = holdfast.Consolidator(model, measure, C, from_scratch=True)
+    guard = holdfast.Consolidator(model, measure, C, from_scratch=True, implicit=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     for task, total in enumerate(totals):
@@ -94,7 +94,7 @@ def test_importances_and_training_are_those_of_the_formulas(fisher_of, seen_at, 
             if (task, step) == (1, 2):  # within an interval
                 guard.save(tmp_path / "state")
                 guard.detach()
-                guard = holdfast.Consolidator(model, measure, C)
+                guard = holdfast.Consolidator(model, measure, C, implicit=False)
                 guard.load(tmp_path / "state")
                 guard.attach(optimizer)
             optimizer.zero_grad()

@@ -130,7 +130,8 @@ def _moved(trained: Trained, *, hold: bool) -> float:
     """
     model, optimizer = _start(trained)
     if hold:
-        guard = Consolidator(model, L2(), strength=trained.strength or 0.5 / trained.lr)
+        # In the gradient, where every optimiser takes it: after its step, SGD's would be another thing to judge.
+        guard = Consolidator(model, L2(), strength=trained.strength or 0.5 / trained.lr, implicit=False)
         guard.consolidate()
         guard.attach(*trained.attach(optimizer))
     path = []

@@ -117,9 +117,9 @@ class Consolidator(NotACallback):
         implicit: whether the hold acts after each step of the optimiser, by a pull that no strength can make overshoot,
             D ← D/(1 + 2cηΩ), instead of joining the gradient. η is what a weight really goes for its gradient, so the
             optimiser has to be one that this is known of: SGD, and for the diagonal Adam, AdamW, NAdam, RAdam, Adamax,
-            RMSprop and Adagrad. ``None`` is that in the forms ``"rotated"``, ``"kronecker"`` and ``"lowrank"`` where
-            the attached optimisers all are SGD, with one rate for a layer's weight and bias; else the gradient.
-            :attr:`implicit` says which it is.
+            RMSprop and Adagrad. ``None`` is that where the attached optimisers all are SGD, for the diagonal and, with
+            one rate for a layer's weight and bias, in the forms ``"rotated"``, ``"kronecker"`` and ``"lowrank"``; else
+            the gradient. :attr:`implicit` says which it is.
         state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
             and single at least. Running states are never kept in less, since averages freeze in 16 bits.
         state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.

@@ -56,6 +56,8 @@ def _damping(form: Form) -> str:
 
 def _when_it_pulls(memory: Memory, held_back: Owned) -> str:
     """Return whether the hold acts after steps, and what has decided it where nobody has."""
+    if isinstance(memory.driving.measure, FineTune):
+        return ""  # which has no importance to pull by
     if memory.implicit or not memory.implicit_is_open or memory.space == "merged":
         return ", implicit" if memory.implicit else ""
     why = why_explicit(memory, held_back)

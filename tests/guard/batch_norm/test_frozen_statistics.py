@@ -62,15 +62,19 @@ def test_the_rest_of_the_model_trains_and_the_layer_normalises_with_its_statisti
     assert guard.batch_norm == "freeze"
 
 
-def test_scale_and_shift_are_held_as_any_other_parameter():
+@pytest.mark.parametrize("implicit", [False, None])
+def test_scale_and_shift_are_held_as_any_other_parameter(implicit):
     model = dense()
-    guard, optimizer = frozen(model, strength=3.0)
+    guard, optimizer = frozen(model, strength=3.0, implicit=implicit)
     optimizer.zero_grad()
     loss(model, batch(0)).backward()
-    expected = {
-        name: p.detach() - 0.05 * (p.grad + 6 * guard.importance[name] * (p.detach() - guard.anchor[name]))
-        for name, p in model.named_parameters()
-    }
+    expected = {}
+    for name, p in model.named_parameters():
+        omega, anchor = guard.importance[name], guard.anchor[name]
+        if guard.implicit:
+            expected[name] = anchor + (p.detach() - 0.05 * p.grad - anchor) / (1 + 0.05 * 6 * omega)
+        else:
+            expected[name] = p.detach() - 0.05 * (p.grad + 6 * omega * (p.detach() - anchor))
     optimizer.step()
     assert float(guard.importance["1.weight"].min()) > 0
     for name, parameter in model.named_parameters():

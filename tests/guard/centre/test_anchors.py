@@ -122,7 +122,7 @@ def test_the_mean_is_the_sum_of_all_tasks_penalties(form, decay, slopes):
 @pytest.mark.parametrize("closure", [False, True])
 def test_a_step_is_pulled_by_it(form, slopes, closure):
     model = regression()
-    guard, tasks = guard_of(model, form, 0.7, gradient_term=slopes), []
+    guard, tasks = guard_of(model, form, 0.7, gradient_term=slopes, implicit=False), []
     for seed in range(2):
         moved(model, seed)
         guard.consolidate([data(seed)])

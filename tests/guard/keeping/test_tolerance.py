@@ -186,7 +186,7 @@ def test_only_a_tolerance_damps():
 
 def test_sgd_is_not_given_a_strength_that_it_cannot_bear():
     model = net()
-    guard = guarded(model, tolerance=Tolerance(1e-4, every=1, start=1.0))
+    guard = guarded(model, tolerance=Tolerance(1e-4, every=1, start=1.0), implicit=False)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     guard.attach(optimizer)
     with warnings.catch_warnings():
@@ -504,7 +504,7 @@ def test_with_several_optimisers_the_strength_is_what_all_of_them_bear():
 
 def test_the_bound_of_an_earlier_tasks_optimiser_does_not_count():
     model = net()
-    guard = guarded(model, tolerance=Tolerance(1e-6, every=1))
+    guard = guarded(model, tolerance=Tolerance(1e-6, every=1), implicit=False)
     ends = []
     for optimizer in (torch.optim.SGD(model.parameters(), lr=0.5), torch.optim.SGD(model.parameters(), lr=0.005)):
         guard.attach(optimizer)
@@ -519,7 +519,7 @@ def test_the_bound_of_an_earlier_tasks_optimiser_does_not_count():
 
 def test_a_rate_that_rises_takes_the_strength_down_at_once():
     model = net()
-    guard = guarded(model, tolerance=Tolerance(0.05, every=1000, start=100.0))
+    guard = guarded(model, tolerance=Tolerance(0.05, every=1000, start=100.0), implicit=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 3))
     guard.attach(optimizer)

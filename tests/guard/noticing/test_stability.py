@@ -37,10 +37,10 @@ def test_the_bound_is_where_sgd_on_a_quadratic_begins_to_diverge(settings, share
     assert (float(theta.detach().abs()) < 1e-3) is (share < 1)
 
 
-def trained(strength, optimizer=torch.optim.SGD, steps=1, **settings):
+def trained(strength, optimizer=torch.optim.SGD, steps=1, implicit=False, **settings):
     """Train a model beside an anchor of importance 1, with a gradient of nothing but the hold."""
     model = nn.Linear(3, 2).double()
-    guard = holdfast.Consolidator(model, holdfast.L2(), strength)
+    guard = holdfast.Consolidator(model, holdfast.L2(), strength, implicit=implicit)
     guard.consolidate()
     guard.attach(built := optimizer(model.parameters(), **settings))
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_a_guard_that_only_observes_is_not_told():
 
 def test_closures_are_told_too():
     model = nn.Linear(3, 2)
-    guard = holdfast.Consolidator(model, holdfast.L2(), 11.0)
+    guard = holdfast.Consolidator(model, holdfast.L2(), 11.0, implicit=False)
     guard.consolidate()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -125,9 +125,22 @@ def test_it_does_diverge():
     assert not float(model.weight.detach().abs().max()) < 1e30
 
 
+def test_by_default_it_does_not_and_nothing_is_told():
+    """Nor that weights move past the guard: it is the guard that moves them, since the task has no gradient."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model, _, guard = trained(15.0, lr=0.1, steps=300, implicit=None)
+    assert guard.implicit and torch.equal(model.weight, guard.anchor["weight"])
+
+
+def test_a_pull_after_the_step_is_advised():
+    with pytest.warns(holdfast.HoldfastWarning, match=r"implicit=True, as it is by default with SGD\), whose pull"):
+        trained(15.0, lr=0.1)
+
+
 def test_the_sgd_inside_sam_is_looked_at_too():
     model = nn.Linear(3, 2)
-    guard = holdfast.Consolidator(model, holdfast.L2(), 11.0)
+    guard = holdfast.Consolidator(model, holdfast.L2(), 11.0, implicit=False)
     guard.consolidate()
     guard.attach(optimizer := SAM(model.parameters(), torch.optim.SGD, lr=0.1))
 
@@ -138,8 +151,8 @@ def test_the_sgd_inside_sam_is_looked_at_too():
         return value
 
     closure()
-    with pytest.warns(holdfast.HoldfastWarning, match="too much for SGD"):
-        optimizer.step(closure)
+    with pytest.warns(holdfast.HoldfastWarning, match="too much for SGD.* or Adam, which has no such bound.$"):
+        optimizer.step(closure)  # SAM itself is no SGD, after whose step weights could be pulled
 
 
 @pytest.mark.parametrize(("value", "expected"), [(218.0, 200.0), (0.049, 0.04), (1.0, 1.0), (0.0, 0.0), (-3.0, 0.0)])
@@ -149,7 +162,7 @@ def test_what_is_advised_is_rounded_down(value, expected):
 
 def test_a_schedule_is_told_of_once():
     model = nn.Linear(3, 2)
-    guard = holdfast.Consolidator(model, holdfast.L2(), 15.0)
+    guard = holdfast.Consolidator(model, holdfast.L2(), 15.0, implicit=False)
     guard.consolidate()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)

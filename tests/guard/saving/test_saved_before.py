@@ -22,7 +22,9 @@ def trained_guard(name):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, name, strength=3.0, decay=0.9, watch=[] if name == "SI" else ["SI"])
+    guard = holdfast.Consolidator(
+        model, name, strength=3.0, decay=0.9, watch=[] if name == "SI" else ["SI"], implicit=False
+    )
     guard.attach(optimizer)
     generator = torch.Generator().manual_seed(1)
     data = [(torch.randn(8, 3, generator=generator), torch.randint(2, (8,), generator=generator)) for _ in range(4)]

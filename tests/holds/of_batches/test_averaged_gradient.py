@@ -74,7 +74,7 @@ def test_a_gradient_that_conflicts_is_projected_and_no_other(labels, closure):
 
 def test_the_reference_is_of_all_tasks_and_other_holds_stay_whole():
     hold, c = AveragedGradient(Reservoir(1000), size=1000), 2.0
-    model, optimizer, guard = started(hold, "EWC", c)
+    model, optimizer, guard = started(hold, "EWC", c, implicit=False)
     second = -X
     for _ in range(5):
         optimizer.zero_grad()

@@ -42,9 +42,9 @@ def step(model, optimizer, x=NEW, y=Y):
     optimizer.step()
 
 
-def started(hold, measure="EWC", strength=0.0, protect="0.*"):
+def started(hold, measure="EWC", strength=0.0, protect="0.*", **options):
     model = network()
-    guard = holdfast.Consolidator(model, measure, strength, protect, holds=[hold], from_scratch=True)
+    guard = holdfast.Consolidator(model, measure, strength, protect, holds=[hold], from_scratch=True, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     step(model, optimizer, X)
@@ -102,7 +102,7 @@ def test_a_share_makes_the_step_as_if_so_much_of_the_batch_were_old(closure):
 
 
 def test_a_share_beside_a_quadratic_hold_leaves_that_whole():
-    model, optimizer, guard = started(Replay([(X[:8], Y[:8])], share=0.25), strength=3.0)
+    model, optimizer, guard = started(Replay([(X[:8], Y[:8])], share=0.25), strength=3.0, implicit=False)
     twin = copy.deepcopy(model)
     loss = 0.75 * F.cross_entropy(twin(NEW), Y) + 0.25 * F.cross_entropy(twin(X[:8]), Y[:8])
     for name, parameter in twin.named_parameters():

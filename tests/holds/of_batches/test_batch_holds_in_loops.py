@@ -490,7 +490,7 @@ def test_holds_that_keep_nothing_yet_are(hold):
 def test_a_share_in_a_loss_of_ones_own():
     """Nobody but the loop can take the share from the task's loss there: (1 − ρ)·loss + penalty is the held step."""
     model = network()
-    guard = guarded(model, Replay([(X, Y)], share=0.25), measure="EWC", strength=2.0)
+    guard = guarded(model, Replay([(X, Y)], share=0.25), measure="EWC", strength=2.0, implicit=False)
     other = copy.deepcopy(guard)
     twin = other._memory.model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -127,11 +127,11 @@ def checked_implicit(value: object, form: Form, batch_norm: str | None, *, leans
 
 
 def may_be_implicit(form: Form, batch_norm: str | None, *, leans: bool) -> bool:
-    """Whether a hold of which nobody has said so may act after the step: in coordinates of its own.
+    """Whether a hold of which nobody has said so may act after the step: one by one, or in coordinates.
 
     Those of a layer can be found where they are not kept; those of all weights together would take the cube of them.
     """
-    if form.elementwise or not (form.keeps_coordinates or isinstance(form, LayerForm)):
+    if not (form.elementwise or form.keeps_coordinates or isinstance(form, LayerForm)):
         return False
     try:
         return checked_implicit(True, form, batch_norm, leans=leans)

@@ -21,8 +21,11 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from holdfast.errors import ConfigurationError, OptimizerError
+from holdfast.guard.arguments.checked_arguments import checked_implicit, may_be_implicit
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
+from holdfast.guard.steps.optimizers.reach import check_reach
 
 
 class Stability:
@@ -59,10 +62,12 @@ class Stability:
             held = {names[id(p)] for p in group["params"] if id(p) in names} & largest.keys()
             if held and rate > 0:
                 name = max(held, key=largest.__getitem__)
-                self._check_group(group, rate, name, largest[name])
+                self._check_group(optimizer, group, rate, name, largest[name])
         self._checked[optimizer] = known
 
-    def _check_group(self, group: Mapping[str, Any], rate: float, name: str, largest: float) -> None:
+    def _check_group(
+        self, optimizer: Optimizer, group: Mapping[str, Any], rate: float, name: str, largest: float
+    ) -> None:
         strengths = self.memory.driving.strengths
         factor = 1.0 if strengths is None else strengths.factor([name])
         if not factor:  # nothing is held by the strongest of them
@@ -83,14 +88,29 @@ class Stability:
         tell(
             f"strength={c:g} is too much for SGD with lr={rate:g}{momentum}: for a weight of {name!r} with importance "
             f"{omega:.3g}, 2c·Ω is {curvature:.3g}, and beyond {bound:.3g} the pull overshoots the anchor by more at "
-            f"every step, until weights are infinite. {advice}, {self._others()}."
+            f"every step, until weights are infinite. {advice}, {self._others(optimizer)}."
         )
 
-    def _others(self) -> str:
+    def _others(self, optimizer: Optimizer) -> str:
         """Return what else bears any strength."""
-        if self.memory.space == "merged":
-            return "or Adam, which has no such bound"
-        return "Adam, which has no such bound, or Consolidator(..., implicit=True), whose pull cannot overshoot"
+        adam = "Adam, which has no such bound"
+        if not may_be_told_implicit(self.memory, optimizer):
+            return f"or {adam}"
+        memory = self.memory
+        usual = may_be_implicit(memory.driving.form, memory.batch_norm, leans=memory.leans)
+        said = "implicit=True, as it is by default with SGD" if usual else "implicit=True"
+        return f"{adam}, or Consolidator(..., {said}), whose pull cannot overshoot"
+
+
+def may_be_told_implicit(memory: Memory, optimizer: Optimizer) -> bool:
+    """Whether a guard with ``implicit=True`` in the place of this one would be taken, by this optimiser too."""
+    form = memory.driving.form
+    try:
+        checked_implicit(True, form, memory.batch_norm, leans=memory.leans)
+        check_reach(optimizer, form)
+    except (ConfigurationError, OptimizerError):
+        return False
+    return memory.space != "merged"
 
 
 def sgd_groups(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -19,11 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from holdfast.errors import OptimizerError
 from holdfast.guard.memory import Memory
-from holdfast.guard.noticing.stability import sgd_groups
+from holdfast.guard.noticing.stability import may_be_told_implicit, sgd_groups
 from holdfast.guard.noticing.telling import is_capturing, tell
-from holdfast.guard.steps.optimizers.reach import check_reach
 from holdfast.tensors.sharding import local
 
 STEPS = 8
@@ -103,18 +101,7 @@ class TaskShare:
         if (near or steps == LATER) and share < LEAST:
             self._told = c = self.memory.strength
             told = _TOO_STRONG.format(c=c, less=c / 100, kind=type(optimizer).__name__, share=share, least=LEAST)
-            tell(told + (_IMPLICIT if self._may_be_implicit(optimizer) else "."))
-
-    def _may_be_implicit(self, optimizer: Optimizer) -> bool:
-        """Whether a guard with ``implicit=True`` in the place of this one would be taken, by this optimiser too."""
-        memory = self.memory
-        if memory.space == "merged" or memory.batch_norm == "fold":
-            return False
-        try:
-            check_reach(optimizer, memory.driving.form)
-        except OptimizerError:
-            return False
-        return True
+            tell(told + (_IMPLICIT if may_be_told_implicit(self.memory, optimizer) else "."))
 
 
 def _some(gradient: Tensor) -> Tensor:

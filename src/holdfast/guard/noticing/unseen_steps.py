@@ -89,6 +89,11 @@ class UnseenSteps:
         if moved and blind:
             tell(_WITHOUT_GRADIENT.format(name=moved[0]))
 
+    def pulled(self) -> None:
+        """Take note that holds have moved weights after a step, which is no training that goes past the guard."""
+        for probe in self._probes:
+            probe.follow()
+
     def is_attached(self, optimizer: Optimizer) -> bool:
         """Whether the guard is attached to an optimiser."""
         return optimizer in self._attached
@@ -158,6 +163,11 @@ class _Probe:
         """Whether a step has moved them."""
         now, before = self._elements(), self._seen
         return now is not None and before is not None and not torch.equal(before, now)
+
+    def follow(self) -> None:
+        """Compare with what they are now, at the next gradient, if none but the guard has moved them since the last."""
+        if self._at_gradient is not None and self._seen is not None and torch.equal(self._at_gradient, self._seen):
+            self._at_gradient = self._elements()
 
     def note_gradient(self) -> None:
         """Compare them with what they were at the last gradient."""

@@ -10,7 +10,7 @@ from holdfast.errors import OptimizerError
 from holdfast.forms import DiagonalMatrix, Matrix
 from holdfast.guard.memory import Memory
 from holdfast.guard.steps.default_pull import give_up
-from holdfast.guard.steps.optimizers.reach import Reach, check_blocks, reaches_of
+from holdfast.guard.steps.optimizers.reach import Reach, check_blocks, check_reach, reaches_of
 from holdfast.guard.steps.walk.bundles import Bundle, Several
 from holdfast.holds.of_weights.implicit import pull_implicitly_, pulled
 from holdfast.holds.of_weights.quadratic import displacement
@@ -32,6 +32,7 @@ class ImplicitPull:
         held = memory.driving.held.values()
         blocks = [matrix.block.parameters for matrix in held if not isinstance(matrix, DiagonalMatrix)]
         try:
+            check_reach(optimizer, memory.driving.form)  # a schedule may have set another momentum since attach()
             if blocks:
                 check_blocks(optimizer, memory.driving.form, blocks, owned)
         except OptimizerError as error:

@@ -291,6 +291,7 @@ class StepWatcher:
             for each in self.memory.holds:
                 each.after_step(self.memory.held(owned))
                 refuse_spoilt_weights(each, owned)
+            self.unseen.pulled()
         if stepping:
             self.following.after_step(optimizer, owned)
         if self._handed is not None:

@@ -117,15 +117,20 @@ KNOWN: dict[type[Optimizer], Callable[[Group, Group, float], Reach]] = {
 
 def check_reach(optimizer: Optimizer, form: Form) -> None:
     """Refuse an optimiser after whose steps weights cannot be pulled in a form."""
-    if _reader(optimizer) is not _sgd and not form.elementwise:
+    if not is_sgd(optimizer) and not form.elementwise:
         raise OptimizerError(
             f"implicit=True in the form {form.name!r} with {type(optimizer).__name__}, which moves each weight of a "
             "layer by a rate of its own: there are no coordinates in which the pull could be found. Use SGD, the form "
             "'diagonal', or Consolidator(..., implicit=False), which such an optimiser bears at any strength."
         )
-    if _reader(optimizer) is _sgd:
+    if is_sgd(optimizer):
         for group in optimizer.param_groups:
             _sgd(group, {}, 1.0)  # refuses a momentum that never settles
+
+
+def is_sgd(optimizer: Optimizer) -> bool:
+    """Whether an optimiser, one whose reach is known, moves all weights of a group by one rate."""
+    return _reader(optimizer) is _sgd
 
 
 def check_blocks(
