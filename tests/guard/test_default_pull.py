@@ -212,6 +212,26 @@ def test_a_layer_whose_parts_are_trained_apart_is_held_in_the_gradient():
     assert guard.implicit is False
 
 
+def said_in_two_steps(network, optimizer, *, closure):
+    """Take two steps on one batch, and return what was told meanwhile."""
+
+    def evaluate():
+        optimizer.zero_grad()
+        value = loss(network, batch(1))
+        value.backward()
+        return value
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            if closure:
+                optimizer.step(evaluate)
+            else:
+                evaluate()
+                optimizer.step()
+    return [str(each.message) for each in told]
+
+
 @pytest.mark.parametrize("closure", [False, True])
 def test_rates_that_come_apart_are_told_of_and_then_it_is_in_the_gradient_for_good(closure):
     model, twin = net(), net()
@@ -227,23 +247,8 @@ def test_rates_that_come_apart_are_told_of_and_then_it_is_in_the_gradient_for_go
             optimizer.param_groups[1]["lr"] = 0.1
         its.attach(optimizer)
         optimizer.param_groups[1]["lr"] = 0.2
-
-        def evaluate(network=network, optimizer=optimizer):
-            optimizer.zero_grad()
-            value = loss(network, batch(1))
-            value.backward()
-            return value
-
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            for _ in range(2):
-                if closure:
-                    optimizer.step(evaluate)
-                else:
-                    evaluate()
-                    optimizer.step()
-        said = [str(each.message) for each in told if "cannot any more" in str(each.message)]
-        assert len(said) == (network is model)
+        said = said_in_two_steps(network, optimizer, closure=closure)
+        assert sum("cannot any more" in each for each in said) == (network is model)
         ends.append(weights(network))
     assert same(*ends)
     guard.attach(sgd(model))
@@ -261,23 +266,8 @@ def test_a_momentum_that_comes_to_never_settle_is_told_of_and_then_it_is_in_the_
         optimizer = sgd(network)
         its.attach(optimizer)
         optimizer.param_groups[0]["momentum"] = 1.0
-
-        def evaluate(network=network, optimizer=optimizer):
-            optimizer.zero_grad()
-            value = loss(network, batch(1))
-            value.backward()
-            return value
-
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            for _ in range(2):
-                if closure:
-                    optimizer.step(evaluate)
-                else:
-                    evaluate()
-                    optimizer.step()
-        said = [str(each.message) for each in told if "cannot any more with SGD of momentum=1" in str(each.message)]
-        assert len(said) == (network is model)
+        said = said_in_two_steps(network, optimizer, closure=closure)
+        assert sum("cannot any more with SGD of momentum=1" in each for each in said) == (network is model)
         ends.append(weights(network))
     assert same(*ends) and guard.implicit is False
 
