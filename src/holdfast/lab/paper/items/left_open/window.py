@@ -54,7 +54,8 @@ _FIGURE = (
 def runs(preset: Preset, benchmark: Benchmark) -> list[Spec]:
     """Return what is read off, which is short, and the runs of all cells."""
     readings = [spec for rate in _RATES for spec in reading_runs(preset, benchmark, rate)]
-    return [*readings, *rows_of_runs(preset, _CELLS[benchmark])]
+    # A search may find the strength that the paper has, and then two cells share their runs.
+    return list({spec.id: spec for spec in (*readings, *rows_of_runs(preset, _CELLS[benchmark]))}.values())
 
 
 def draw(results: Results, benchmark: Benchmark) -> Sequence[Item]:
