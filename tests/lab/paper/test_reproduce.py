@@ -192,8 +192,12 @@ def count_files(patch):
 
 
 def of_two_rows(preset):
-    """Return the runs of EWC, which is in Table 1 and among the ways of keeping: one run where both chose the same."""
-    return {spec.id for benchmark in BENCHMARKS for spec in accuracy_runs(preset, benchmark, "EWC, tried alike")}
+    """Return the runs of EWC, in Table 1 and among the ways of keeping, and of SOS(2048), there and as it is searched for.
+
+    Each is one run where both chose the same.
+    """
+    kept = [spec for benchmark in BENCHMARKS for spec in accuracy_runs(preset, benchmark, "EWC, tried alike")]
+    return {spec.id for spec in (*kept, *accuracy_runs(preset, "P-MNIST", "SOS(2048), long window"))}
 
 
 @pytest.mark.slow
