@@ -192,7 +192,7 @@ def count_files(patch):
 
 
 def of_two_rows(preset):
-    """Return the runs of EWC, in Table 1 and among the ways of keeping, and of SOS(2048), there and as it is searched for.
+    """Return the runs of EWC, in Table 1 and among the ways of keeping, and of SOS(2048), there and searched for.
 
     Each is one run where both chose the same.
     """
