@@ -6,16 +6,13 @@ is judged by digits that it has not seen and that were not kept. ``python -m ben
 results/tolerance-kept-twice.md and .json.
 """
 
-import argparse
-import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness import write_rows
 from benchmarks.tolerance.digits import KEPT, STEPS, Data, Run, first_task, mean
+from benchmarks.tolerance.small_studies import run_study
 
 COMMAND = "python -m benchmarks.tolerance.kept_twice"
 FORMS = ("diagonal", "rotated")
@@ -88,17 +85,8 @@ def _cells(own: list[dict[str, Any]]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run all of it and write the page."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
-    parser.add_argument("--rehearse", action="store_true", help="one seed, few steps; give --results of its own")
-    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of inputs that were measured from, which is what is looked at
-    found = []
-    for row in rows(5, range(1)) if options.rehearse else rows():
-        print(row, flush=True)
-        found.append(row)
-    write_rows(options.results, "tolerance-kept-twice", COMMAND, found, page)
+    run_study(arguments, COMMAND, __doc__, "tolerance-kept-twice", rows, lambda: rows(5, range(1)), page)
 
 
 if __name__ == "__main__":

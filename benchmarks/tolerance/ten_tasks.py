@@ -5,19 +5,16 @@ that each counts from its own beginning. ``python -m benchmarks.tolerance.ten_ta
 results/tolerance-ten-tasks.md and .json.
 """
 
-import argparse
 import itertools
-import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import holdfast
-from benchmarks.harness import write_rows
 from benchmarks.tolerance.digits import OPTIMISERS, Data, first_task, learn, mean
+from benchmarks.tolerance.small_studies import run_study
 
 COMMAND = "python -m benchmarks.tolerance.ten_tasks"
 TASKS = 10
@@ -118,16 +115,7 @@ def page(found: list[dict[str, Any]], where: dict[str, str]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run all of it and write the page."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
-    parser.add_argument("--rehearse", action="store_true", help="one seed, few steps; give --results of its own")
-    options = parser.parse_args(arguments)
-    warnings.simplefilter("ignore")  # of tolerances that are used up, which is what is looked at
-    found = []
-    for row in rows(range(1), 3) if options.rehearse else rows():
-        print(row, flush=True)
-        found.append(row)
-    write_rows(options.results, "tolerance-ten-tasks", COMMAND, found, page)
+    run_study(arguments, COMMAND, __doc__, "tolerance-ten-tasks", rows, lambda: rows(range(1), 3), page)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,13 @@ beside that, a run begins at a tenth. ``python -m benchmarks.tolerance.weaker_st
 results/tolerance-weaker-starts.md and .json.
 """
 
-import argparse
-import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from benchmarks.harness import write_rows
 from benchmarks.tolerance.digits import Run, first_task, mean
+from benchmarks.tolerance.small_studies import run_study
 from holdfast import Tolerance
 from holdfast.retention.diagnosis import NEARLY, weaker_start
 
@@ -86,16 +83,7 @@ def page(found: list[dict[str, Any]], where: dict[str, str]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run all of it and write the page."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
-    parser.add_argument("--rehearse", action="store_true", help="one seed, few steps; give --results of its own")
-    options = parser.parse_args(arguments)
-    warnings.simplefilter("ignore")  # of tolerances that are never touched, which is what is looked at
-    found = []
-    for row in rows((5,), range(1)) if options.rehearse else rows():
-        print(row, flush=True)
-        found.append(row)
-    write_rows(options.results, "tolerance-weaker-starts", COMMAND, found, page)
+    run_study(arguments, COMMAND, __doc__, "tolerance-weaker-starts", rows, lambda: rows((5,), range(1)), page)
 
 
 if __name__ == "__main__":
