@@ -116,15 +116,15 @@ class Matrix(ABC):
     def at_hand(self, d: Displacement) -> "Matrix":
         """Return Q where D is, and as precise: it may be kept elsewhere, or in fewer bits."""
         like = next(iter(d.values()))
-        device, dtype = like.device, self.products_dtype(like)
+        device, dtype = like.device, self.products_dtype(like.dtype)
         if all(tensor.device == device and tensor.dtype == dtype for tensor in self.tensors().values()):
             return self
         # First moved, then widened: so fewer bytes go over the bus.
         return self.mapped(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu").to(dtype))
 
-    def products_dtype(self, d: Tensor) -> torch.dtype:
-        """Return in which precision Q is applied to some D; by default in D's own."""
-        return d.dtype
+    def products_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return in which precision Q is applied to a D of some precision; by default in that one."""
+        return dtype
 
     @property
     def is_finite(self) -> bool:

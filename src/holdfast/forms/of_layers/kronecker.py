@@ -90,13 +90,13 @@ class KroneckerMatrix(Matrix):
     def apply(self, d: Displacement) -> dict[str, Tensor]:
         """Return G D A: in full precision, unless spectra are kept: rounded factors are not positive any more."""
         matrix = joined(self.block, d)
-        own = matrix.to(self.products_dtype(matrix))
+        own = matrix.to(self.products_dtype(matrix.dtype))
         with products_in(self.precision, self._device):
             return taken_apart(self.block, times(self.g, own, self.a).to(matrix.dtype))
 
-    def products_dtype(self, d: Tensor) -> torch.dtype:
+    def products_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return 16 bits where products are to be made in these."""
-        return in_precision(self.precision, d.dtype)
+        return in_precision(self.precision, dtype)
 
     def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         """Return (GB)(ACAᵀ) and (BᵀGB)(AC), with C the inputs' factor: nothing is larger than B, A and the factors."""

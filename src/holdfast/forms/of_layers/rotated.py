@@ -94,7 +94,7 @@ class RotatedMatrix(Matrix):
     def value(self, d: Displacement) -> Tensor:
         """Return the sum of S∘(U_Gᵀ D U_A)²."""
         matrix = joined(self.block, d)
-        dtype = self.products_dtype(matrix)
+        dtype = self.products_dtype(matrix.dtype)
         with products_in(self.precision, self.s.device):
             turned = self._turned(matrix.to(dtype), dtype).to(matrix.dtype)
             return (self._spread(matrix.dtype) * turned.square()).sum()
@@ -127,7 +127,7 @@ class RotatedMatrix(Matrix):
         self, d: Displacement, change: Callable[[Tensor, Tensor], Tensor], *, rounded: bool = False
     ) -> dict[str, Tensor]:
         matrix = joined(self.block, d)
-        dtype = self.products_dtype(matrix) if rounded else matrix.dtype
+        dtype = self.products_dtype(matrix.dtype) if rounded else matrix.dtype
         u_g, u_a = self._basis_in(dtype)
         with products_in(self.precision, self.s.device):
             found = change(self._turned(matrix.to(dtype), dtype), self._spread(dtype))
@@ -139,9 +139,9 @@ class RotatedMatrix(Matrix):
         u_g, u_a = self._basis_in(dtype)
         return along(along_outputs(matrix, u_g), u_a)
 
-    def products_dtype(self, d: Tensor) -> torch.dtype:
+    def products_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return 16 bits where products are to be made in these."""
-        return in_precision(self.precision, d.dtype)
+        return in_precision(self.precision, dtype)
 
     def _basis_in(self, dtype: torch.dtype) -> Basis:
         return Basis(*(None if u is None else u.to(dtype) for u in self.basis))

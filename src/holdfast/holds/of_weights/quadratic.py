@@ -24,11 +24,12 @@ class Quadratic(Hold):
     """The guard's own hold, in a form that is not element by element."""
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
-        """Return 2c·Q(θ − θ*)."""
+        """Return 2c·Q(θ − θ*): in 16 bits where Q's products are made in these, since more would be made up."""
         found: dict[str, Tensor] = {}
         for matrix in held.importance.values():
             if any(name in held.parameters for name in matrix.block.parameters):
-                pulls = applied(matrix, held.parameters, held.anchor)
+                d = displacement(matrix, held.parameters, held.anchor, rounded=True)
+                pulls = matrix.at_hand(d).apply(d)
                 found |= {name: 2 * held.strength * pull for name, pull in pulls.items() if name in held.parameters}
         return found
 
@@ -39,16 +40,30 @@ def applied(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[st
     return matrix.at_hand(d).apply(d)
 
 
-def displacement(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return D = θ − θ* of a block, in single precision at least; 0 for parameters that are not given."""
+def displacement(
+    matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor], *, rounded: bool = False
+) -> dict[str, Tensor]:
+    """Return D = θ − θ* of a block; 0 for parameters that are not given.
+
+    It is in single precision at least, or rounded from that to what Q's products are made in.
+    """
     like = next(parameters[name] for name in matrix.block.parameters if name in parameters)
-    dtype = running_dtype(like)
+    exact = running_dtype(like)
+    dtype = matrix.products_dtype(exact) if rounded else exact
     return {
-        name: parameters[name].to(dtype) - at_hand(anchor[name], like).to(dtype)
+        name: _difference(parameters[name], at_hand(anchor[name], like), exact, dtype)
         if name in parameters
         else torch.zeros_like(anchor[name], dtype=dtype, device=like.device)
         for name in matrix.block.parameters
     }
+
+
+def _difference(theta: Tensor, theta_star: Tensor, exact: torch.dtype, dtype: torch.dtype) -> Tensor:
+    """Return θ − θ* as it is in one precision, rounded to another."""
+    if exact == dtype:
+        return theta.to(dtype) - theta_star.to(dtype)
+    # In one pass over the weights: torch subtracts 16-bit numbers in single precision, and rounds what it writes.
+    return torch.sub(theta, theta_star, out=torch.empty_like(theta, dtype=dtype))
 
 
 def penalty_value(
@@ -127,8 +142,11 @@ def add_penalty_gradient(
 
 def add_pull(gradient: Tensor, pull: Tensor, factor: float) -> None:
     """Add a hold's gradient, times the loss scale, in place."""
-    if gradient.dtype.itemsize >= 4:
-        gradient.add_(pull.to(gradient.dtype), alpha=factor)
-        return
-    largest = torch.finfo(gradient.dtype).max
-    gradient.copy_((gradient.float() + factor * pull.float()).clamp_(-largest, largest))
+    if pull.dtype.itemsize > gradient.dtype.itemsize >= 4:
+        pull = pull.to(gradient.dtype)
+    if factor != 1 and pull.dtype.itemsize < 4:  # by which a CPU would multiply in 16 bits
+        pull = pull.float()
+    gradient.add_(pull, alpha=factor)  # in single precision at least, and rounded once
+    if gradient.dtype == torch.float16:  # soon beyond its largest number at a scaler's scale
+        largest = torch.finfo(gradient.dtype).max
+        gradient.clamp_(-largest, largest)
