@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from holdfast.persample import engine
 from holdfast.persample.engine import SampleAccumulator, sample_importance
 from holdfast.persample.phi import ABSOLUTE, SQUARE
 from holdfast.persample.scores import LogLikelihood, OutputNorm
@@ -120,3 +121,32 @@ def test_importance_of_a_large_layer_along_a_sequence_needs_no_gradient_a_sample
 def test_budget_below_a_single_sample_still_works():
     found = sample_importance(networks.paper_mlp(20, 30, 5), [torch.randn(3, 20)], LogLikelihood(), SQUARE, budget=1)
     assert found.samples == 3
+
+
+def test_samples_of_a_large_model_take_more_where_memory_is_free():
+    small, large = 10 * 2**20, 2 * 2**30
+    assert engine.widened(2**30, small, free=100 * 2**30) == 2**30  # enough for many: chunks are as they always were
+    assert engine.widened(2**30, large, free=1000 * 2**30) == engine.LARGE_SAMPLES * large
+    assert engine.widened(2**30, large, free=80 * 2**30) == 20 * 2**30
+    assert engine.widened(2**30, large, free=0) == 2**30
+
+
+def test_such_samples_are_taken_together(monkeypatch):
+    model, sizes = nn.Sequential(nn.Linear(4, 3)).double(), []
+    x = torch.randn(20, 4, dtype=torch.float64)
+    monkeypatch.setattr(engine, "CPU_BUDGET", 1)  # as little as a large model leaves room for
+    alone = sample_importance(model, [x], LogLikelihood(), SQUARE)
+    monkeypatch.setattr(engine, "free_bytes", lambda device: 2**30)
+    model.register_forward_hook(lambda layer, inputs, outputs: sizes.append(len(outputs)))
+    together = sample_importance(model, [x], LogLikelihood(), SQUARE)
+    assert max(sizes) == 10  # two chunks of at most sixteen, alike in size
+    for name, value in alone.values.items():
+        torch.testing.assert_close(together.values[name], value, rtol=1e-12, atol=0)
+
+
+def test_a_budget_that_was_given_stays(monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 3))
+    monkeypatch.setattr(engine, "free_bytes", lambda device: 2**30)
+    accumulator = SampleAccumulator(model, LogLikelihood(), SQUARE, budget=1)
+    accumulator.update(torch.randn(20, 4))
+    assert accumulator.budget == 1

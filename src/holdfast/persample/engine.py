@@ -44,6 +44,13 @@ CPU_SAMPLES = 256
 ACCELERATOR_BUDGET = 2**30
 """Bytes that a chunk may take by default on an accelerator, which wants large chunks."""
 
+LARGE_SAMPLES = 16
+"""So many samples of a large model may take more than that, where memory is free: one by one, each layer's few products
+would leave an accelerator waiting for Python."""
+
+FREE_SHARE = 4
+"""Of the memory that is free, one part in so many at most."""
+
 
 @dataclass
 class SampleImportance:
@@ -104,6 +111,7 @@ class SampleAccumulator:
         self._chooses_outputs = forward is not None  # such as those of a head, of whose classes labels need not be
         self.limit = samples
         self.budget = budget or (CPU_BUDGET if self.device.type == "cpu" else ACCELERATOR_BUDGET)
+        self._widens = budget is None
         self.generator = generator or _generator_from_global_state(self.device)
         self.samples = 0
         self.seen = 0
@@ -214,6 +222,8 @@ class SampleAccumulator:
         if self._plan is None:
             return 1
         rows = self._rows_of_one(batch, self._plan.outputs)
+        if self._widens:
+            self.budget = widened(self.budget, self._plan.bytes_of_sample(rows), free_bytes(self.device))
         most = self._plan.samples_within(self.budget, rows)
         if self.budget == CPU_BUDGET:
             most = min(most, CPU_SAMPLES)
@@ -483,6 +493,19 @@ def _checked_real(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parame
                 "it out of parameters=; of a complex one, keep the real and imaginary parts as real parameters."
             )
     return dict(parameters)
+
+
+def widened(budget: int, one: int, free: int) -> int:
+    """Return how many bytes a chunk may take, given what one sample takes and what is free."""
+    return max(budget, min(LARGE_SAMPLES * one, free // FREE_SHARE))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return how much of an accelerator's memory this process could still take; 0 where that is not known."""
+    if device.type != "cuda":
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _generator_from_global_state(device: torch.device) -> torch.Generator:

@@ -160,7 +160,11 @@ class Plan:
 
     def samples_within(self, budget: int, rows: int) -> int:
         """Return how many samples a chunk may hold: with all their rows, or with the first few of very many."""
-        return max(1, budget // (self.bytes_per_row * min(rows, MANY_ROWS) + self.bytes_per_sample))
+        return max(1, budget // self.bytes_of_sample(rows))
+
+    def bytes_of_sample(self, rows: int) -> int:
+        """Return what one sample takes, with all its rows or with the first few of very many."""
+        return self.bytes_per_row * min(rows, MANY_ROWS) + self.bytes_per_sample
 
     def rows_within(self, budget: int, samples: int) -> int:
         """Return how many rows of so many samples may be gathered at once."""
