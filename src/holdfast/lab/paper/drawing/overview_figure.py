@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from holdfast.lab.analysis.repetitions import Estimate
 from holdfast.lab.paper.kept_bytes import Kept
@@ -93,6 +94,11 @@ def _draw(axes: Axes, lines: Sequence[Standing], quantity: _Quantity) -> None:
         axes.plot(value, place, "o", markersize=4, color=shade, fillstyle="none" if standing.is_bound else "full")
     if quantity.logarithmic:
         axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        if high < 10 * low:  # where a logarithm's own numbers, of one decade, would stand in each other's way
+            axes.xaxis.set_major_locator(MaxNLocator(3))
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(quantity.title)
     axes.set_ylim(-0.7, len(lines) - 0.3)
     axes.set_yticks(range(len(lines)), [""] * len(lines))
