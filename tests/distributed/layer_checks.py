@@ -11,6 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import holdfast
 from holdfast.guard.distributed.whole_model import largest_layer
+from holdfast.persample import engine
 from holdfast.tensors.gathered_at_use import Gatherer
 from tests.distributed.problem import share, whole
 from tests.distributed.watch_checks import cut_up, deep, layer_by_layer
@@ -83,6 +84,21 @@ def layers_are_gathered_one_at_a_time(here):
     assert len(most) > len(list(model.parameters()))
     assert max(most) <= largest_layer(model) < sum(p.numel() * p.element_size() for p in model.parameters()) / 2
     assert all(isinstance(p, DTensor) for p in model.parameters())
+
+
+def layers_are_gathered_in_the_same_chunks_whatever_each_process_has_free(here):
+    plain, asked = engine.widened, []
+    engine.widened = lambda budget, *given: (asked.append(given), budget)[1]
+    try:
+        model = layer_by_layer(deep(), init_device_mesh("cpu", (here.size,)))
+        guard = holdfast.Consolidator(model, "EWC", gather="layers")
+        guard.consolidate([share(batch(0, 8), here.rank, here.size)])
+        assert not asked
+        expected = alone(deep(), [batch(0, 8)], "EWC")
+        assert asked  # by one process alone, which may take what it has
+    finally:
+        engine.widened = plain
+    check_same(guard, expected)
 
 
 def layers_of_copies_of_parts_with_a_gradient_term(here):

@@ -33,7 +33,9 @@ from holdfast.persample.tracing.parameter_uses import Use
 from holdfast.persample.tracing.parameter_views import Part, disjoint
 from holdfast.persample.tracing.reading_plan import Plan, Site, check_independent, make_plan, plan_for_one, record
 from holdfast.persample.tracing.sample_order import SampleOrder
+from holdfast.tensors.gathered_at_use import GatheredAtUse
 from holdfast.tensors.names import named_parameters
+from holdfast.tensors.storage import free_bytes
 
 CPU_BUDGET = 192 * 2**20
 """Bytes that a chunk may take by default on a CPU."""
@@ -111,7 +113,8 @@ class SampleAccumulator:
         self._chooses_outputs = forward is not None  # such as those of a head, of whose classes labels need not be
         self.limit = samples
         self.budget = budget or (CPU_BUDGET if self.device.type == "cpu" else ACCELERATOR_BUDGET)
-        self._widens = budget is None
+        # Processes that gather layers together have to take the same chunks, whatever each of them has free.
+        self._widens = budget is None and not any(isinstance(p, GatheredAtUse) for p in model.parameters())
         self.generator = generator or _generator_from_global_state(self.device)
         self.samples = 0
         self.seen = 0
@@ -216,13 +219,14 @@ class SampleAccumulator:
         if batch.size == 1:
             return 1
         shapes = batch.sample_shapes()
-        if self._plan is None or shapes != self._planned_shapes:
+        is_new = self._plan is None or shapes != self._planned_shapes
+        if is_new:
             self._make_plan(batch)
             self._planned_shapes = shapes
         if self._plan is None:
             return 1
         rows = self._rows_of_one(batch, self._plan.outputs)
-        if self._widens:
+        if is_new and self._widens:
             self.budget = widened(self.budget, self._plan.bytes_of_sample(rows), free_bytes(self.device))
         most = self._plan.samples_within(self.budget, rows)
         if self.budget == CPU_BUDGET:
@@ -495,17 +499,9 @@ def _checked_real(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parame
     return dict(parameters)
 
 
-def widened(budget: int, one: int, free: int) -> int:
-    """Return how many bytes a chunk may take, given what one sample takes and what is free."""
-    return max(budget, min(LARGE_SAMPLES * one, free // FREE_SHARE))
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return how much of an accelerator's memory this process could still take; 0 where that is not known."""
-    if device.type != "cuda":
-        return 0
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+def widened(budget: int, one: int, free: int | None) -> int:
+    """Return how many bytes a chunk may take, given what one sample takes and what is free, if that is known."""
+    return budget if free is None else max(budget, min(LARGE_SAMPLES * one, free // FREE_SHARE))
 
 
 def _generator_from_global_state(device: torch.device) -> torch.Generator:

@@ -86,3 +86,14 @@ def put_back(used: Tensor, kept: Tensor) -> None:
     """Keep what was changed :func:`at_hand`."""
     if used is not kept:
         kept.copy_(used)  # waits, since the processor may read it at any time
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the memory of a device that this process could still take; ``None`` where a device does not say.
+
+    A processor shares its own with others.
+    """
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

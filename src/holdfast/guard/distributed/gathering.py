@@ -18,6 +18,7 @@ from holdfast.persample.isolation.isolated import looked_at
 from holdfast.persample.tracing.sample_layout import same_values
 from holdfast.tensors.checksums import checksum
 from holdfast.tensors.sharding import is_sharded, reshard, whole
+from holdfast.tensors.storage import free_bytes
 
 Gather = Literal["model", "layers"]
 """What each process gathers of a sharded model to measure it from data: all of it at once, or a layer at a time."""
@@ -54,15 +55,13 @@ def gathers_layers(model: nn.Module, ranks: Ranks, asked: Gather | None) -> bool
     if asked is not None:
         return asked == "layers"
     wanted = ROOM * sum(parameter.numel() * parameter.element_size() for parameter in sharded)
-    return not all(ranks.each(lambda: wanted <= _free_bytes(sharded[0].device_mesh.device_type)))
+    device = torch.device(sharded[0].device_mesh.device_type)
 
+    def has_room() -> bool:
+        free = free_bytes(device)
+        return free is None or wanted <= free
 
-def _free_bytes(device: str) -> float:
-    """Return the memory that a device has left, where it says so; a processor shares its own with others."""
-    if device != "cuda":
-        return float("inf")
-    free = torch.cuda.mem_get_info()[0]
-    return float(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
+    return not all(ranks.each(has_room))
 
 
 def is_cut_up(model: nn.Module, ranks: Ranks) -> bool:

@@ -28,15 +28,16 @@ class Quadratic(Hold):
         found: dict[str, Tensor] = {}
         for matrix in held.importance.values():
             if any(name in held.parameters for name in matrix.block.parameters):
-                d = displacement(matrix, held.parameters, held.anchor, rounded=True)
-                pulls = matrix.at_hand(d).apply(d)
+                pulls = applied(matrix, held.parameters, held.anchor, rounded=True)
                 found |= {name: 2 * held.strength * pull for name, pull in pulls.items() if name in held.parameters}
         return found
 
 
-def applied(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return Q(θ − θ*) of a block, where the parameters are."""
-    d = displacement(matrix, parameters, anchor)
+def applied(
+    matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor], *, rounded: bool = False
+) -> dict[str, Tensor]:
+    """Return Q(θ − θ*) of a block, where the parameters are; ``rounded`` as :func:`displacement` is."""
+    d = displacement(matrix, parameters, anchor, rounded=rounded)
     return matrix.at_hand(d).apply(d)
 
 
