@@ -1,5 +1,6 @@
 """Sides in blocks and of low rank against the dense matrix, in float64, and 16 bits within the bound of rounding."""
 
+import contextlib
 import itertools
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import holdfast
 from holdfast.errors import ConfigurationError
 from holdfast.forms import Kronecker, Rotated
-from holdfast.persample.reductions import joined
+from holdfast.persample.reductions import joined, layer_matrix
 from tests.forms.layer_networks import block_gradients, dense_of, network_and_inputs, parts
 
 LARGEST, RANK = 3, 2
@@ -248,3 +249,18 @@ def test_what_cannot_be_is_refused():
     model, _ = network_and_inputs("mlp")
     with pytest.raises(ConfigurationError, match=r"Kronecker\(bits=16\)"):
         holdfast.Consolidator(model, "EWC", form="kronecker", state_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("form", ["rotated", "rotated16", "kronecker", "kronecker16"])
+def test_only_what_is_kept_in_16_bits_is_measured_in_tf32(form, monkeypatch):
+    asked = []
+
+    def noted(precision, device):
+        asked.append(precision)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(layer_matrix, "products_in", noted)
+    for network in ("mlp", "recurrent"):  # by products, and by gradients
+        asked.clear()
+        guarded(*network_and_inputs(network), form)
+        assert set(asked) == ({"tf32"} if form.endswith("16") else set())

@@ -41,3 +41,12 @@ def test_sides_that_are_cut_hold_on_the_gpu_as_on_the_processor(form):
     ends = [learned("EWC", device=device, form=holdfast.Rotated(**form))[0] for device in ("cpu", "cuda")]
     for mine, its in zip(*(end.parameters() for end in ends), strict=True):
         torch.testing.assert_close(mine, its.cpu(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["rotated16", "kronecker16"])
+def test_what_is_measured_in_tf32_is_as_on_the_processor_within_16_bits(form):
+    before = torch.backends.cuda.matmul.allow_tf32
+    found = [learned("EWC", device=device, form=form)[1].importance for device in ("cpu", "cuda")]
+    assert torch.backends.cuda.matmul.allow_tf32 is before
+    for name, expected in found[0].items():
+        assert float((found[1][name].cpu() - expected).norm() / expected.norm()) < 0.02

@@ -16,6 +16,7 @@ from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import Block, FactorReduction, Side, Sides, sums_shape
 from holdfast.settings import added, changed, choice, require, whole_number
+from holdfast.tensors.products import Precision
 
 DAMPING = 0.001
 """The damping that forms of layers have unless another is given. Without any, directions that no sample of a task has
@@ -54,6 +55,15 @@ class LayerForm(Form):
     def keeps_equal_once(self) -> bool:
         """Whether layers that see the same inputs have their factor, or its eigenvectors, in common."""
         return self.share_inputs
+
+    @property
+    def measured_in(self) -> Precision | None:
+        """The precision of products while measuring; ``None`` for that of the process.
+
+        What is kept in 16 bits may be measured in TF32, which has three more than these: then a GPU's matrix units
+        serve, and inputs of 16 bits are not rounded at all.
+        """
+        return "tf32" if self.bits == 16 else None
 
     @property
     def kept_dtype(self) -> torch.dtype | None:
@@ -146,7 +156,7 @@ class LayerForm(Form):
         """Return the sums of every layer's factors, and the diagonal of what is no layer's."""
         single = [block.name for block in blocks if not block.is_matrix]
         sides = {block.name: self.sides(block) for block in blocks if block.is_matrix}
-        return FactorReduction(measure.phi, blocks, parameters, single, sides, self.largest_block)
+        return FactorReduction(measure.phi, blocks, parameters, single, sides, self.largest_block, self.measured_in)
 
     def basis_shape(self, side: Side, size: int) -> tuple[int, ...]:
         """Return the shape of a side's eigenvectors."""

@@ -362,7 +362,7 @@ class Rotated(LayerForm):
         if not known:
             return self.factors(measure, blocks, parameters)
         bases = {block.name: _pair(known, f"{block.name}/U") for block in blocks}
-        return RotatedReduction(measure.phi, blocks, parameters, bases, self.sharing)
+        return RotatedReduction(measure.phi, blocks, parameters, bases, self.sharing, self.measured_in)
 
     def measured_together(self, blocks: Sequence[Block], earlier: Mapping[str, Matrix]) -> list[list[Block]]:
         """Return layers that have the inputs' coordinates in common since earlier tasks, which the first one turns.

@@ -20,6 +20,7 @@ from holdfast.persample.reductions.layer_matrix import Block, LayerReduction
 from holdfast.persample.reductions.outer_products import add_outer_, as_rows, mirror_
 from holdfast.persample.rules.base import LookedUp, Products
 from holdfast.tensors.blocks import add_outer_blocks_, block_shape
+from holdfast.tensors.products import Precision
 
 Side = Literal["dense", "blocks", "lowrank", "diagonal", "identity"]
 """How much of a factor is kept: all of it, blocks along its diagonal, its largest directions, for which all of it is
@@ -51,8 +52,9 @@ class FactorReduction(LayerReduction):
         diagonal: Collection[str],
         sides: Mapping[str, Sides],
         largest_block: int = 1024,
+        precision: Precision | None = None,
     ) -> None:
-        super().__init__(phi, blocks, parameters, diagonal)
+        super().__init__(phi, blocks, parameters, diagonal, precision)
         self._by_gradients: set[str] = set()
         self._halves: dict[str, Tensor] = {}
         for block in {block.name: block for block in self.blocks.values()}.values():

@@ -8,6 +8,7 @@ that is used in several places, a recurrent layer), they serve as they are.
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from holdfast.persample.phi import Phi
 from holdfast.persample.reductions.base import Arrival, Reduction, at_least_single
 from holdfast.persample.reductions.diagonal import DiagonalReduction
 from holdfast.persample.rules.base import Products, tile_bytes
+from holdfast.tensors.products import Precision, products_in
 
 
 class Block(NamedTuple):
@@ -81,12 +83,17 @@ class LayerReduction(Reduction):
         blocks: Sequence[Block],
         parameters: Mapping[str, nn.Parameter],
         diagonal: Collection[str],
+        precision: Precision | None = None,
     ) -> None:
-        """Add up the diagonal of the parameters in ``diagonal``, and the matrices of all blocks that are ones."""
+        """Add up the diagonal of the parameters in ``diagonal``, and the matrices of all blocks that are ones.
+
+        Products are made as the process has it, or in ``precision``.
+        """
         self.phi = phi
         self.blocks = {name: block for block in blocks if block.is_matrix for name in block.parameters}
         self._beside = DiagonalReduction(phi, {name: parameters[name] for name in diagonal})
         self._single = frozenset(diagonal)
+        self._precision = precision
         self.sums = self._beside.sums
 
     @property
@@ -121,8 +128,9 @@ class LayerReduction(Reduction):
         for part in arrival.parts.values():
             block = self.blocks.get(part.name)
             if block is not None and part.name == block.parameters[0]:
-                for products in _tiles(arrival, bias=len(block.parameters) > 1):
-                    self.add_products(block, products, first=arrival.first)
+                with self._products(arrival.delta.device):
+                    for products in _tiles(arrival, bias=len(block.parameters) > 1):
+                        self.add_products(block, products, first=arrival.first)
 
     def add_gradients(self, gradients: Mapping[str, Tensor], lead: int) -> None:
         """Add the matrices that the gradients make, and the diagonal of what is no part of one."""
@@ -134,7 +142,12 @@ class LayerReduction(Reduction):
                 bias = given[block.parameters[1]]
                 given[weight] = bias.new_zeros(*bias.shape[:lead], *block.shape)
             matrices = joined(block, given, lead)
-            self.add_matrices(block, matrices.reshape(-1, *matrices.shape[-2:]))
+            with self._products(matrices.device):
+                self.add_matrices(block, matrices.reshape(-1, *matrices.shape[-2:]))
+
+    def _products(self, device: torch.device) -> AbstractContextManager[None]:
+        """Let products be made in the precision that was asked for, if one was."""
+        return nullcontext() if self._precision is None else products_in(self._precision, device)
 
     @abstractmethod
     def add_products(self, block: Block, products: Products, *, first: bool) -> None:

@@ -16,6 +16,7 @@ from holdfast.persample.reductions.layer_matrix import Block, LayerReduction
 from holdfast.persample.rules.base import LookedUp, Products, phi_of_products, tile_bytes
 from holdfast.persample.rules.embedding import phi_of_looked_up
 from holdfast.tensors.blocks import times_blocks
+from holdfast.tensors.products import Precision
 
 Sharing = Literal["exact", "expand"]
 """Of a layer that is used at several positions: square a sample's gradient, the sum over them, or each position's."""
@@ -38,8 +39,9 @@ class RotatedReduction(LayerReduction):
         parameters: Mapping[str, nn.Parameter],
         bases: Mapping[str, Basis],
         sharing: Sharing = "exact",
+        precision: Precision | None = None,
     ) -> None:
-        super().__init__(phi, blocks, parameters, ())
+        super().__init__(phi, blocks, parameters, (), precision)
         self.bases = bases
         self.sharing = sharing
         for block in self.blocks.values():
