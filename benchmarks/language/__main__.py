@@ -88,7 +88,7 @@ def _recipes(options: argparse.Namespace) -> None:
         flags = "" if options.size == "small" else f"--size {options.size} "
         usual = partial(recipe_report.write, lines.with_suffix(".md"), recipes=known, flags=flags)
         write = partial(small_forms.write, options.results) if options.size == "tiny" else usual
-        print(write(looked, text.digest()))
+        print(write(looked))
     print(f"{len(looked)} trials; " + ("done" if done else "time is up: the same command goes on"), flush=True)
 
 
@@ -120,7 +120,7 @@ def _sequence(options: argparse.Namespace) -> None:
     done = sequence.run(*given, lines, _work(options), options.seconds, options.gain, _asked(options))
     went = sequence.read(lines)
     if went:
-        print(sequence_report.write(lines.with_suffix(".md"), went, text.digest(), options.gain))
+        print(sequence_report.write(lines.with_suffix(".md"), went, options.gain))
     print(f"{len(went)} courses; " + ("done" if done else "time is up: the same command goes on"), flush=True)
 
 
@@ -131,7 +131,7 @@ def _formats(options: argparse.Namespace) -> None:
     done = formats.run(*given, lines, _work(options), options.seconds, _asked(options))
     went = sequence.read(lines)
     if went:
-        print(format_report.write(lines.with_suffix(".md"), went, text.digest()))
+        print(format_report.write(lines.with_suffix(".md"), went))
     print(f"{len(went)} courses; " + ("done" if done else "time is up: the same command goes on"), flush=True)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -53,6 +54,19 @@ class Corpus:
         """Return the corpus in a device's memory."""
         lengths = None if self.lengths is None else self.lengths.to(device)
         return Corpus({key: text.to(device) for key, text in self.texts.items()}, lengths)
+
+
+class ReadACorpus(Protocol):
+    """What was found by networks that read one."""
+
+    @property
+    def corpus(self) -> str:
+        """Its sha256."""
+
+
+def corpora(found: Iterable[ReadACorpus]) -> str:
+    """Say what networks have read: the packages that text is made from have new versions now and then."""
+    return "; ".join(f"sha256 {each}" for each in dict.fromkeys(each.corpus for each in found))
 
 
 def load(path: Path) -> Corpus:

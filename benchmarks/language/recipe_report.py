@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.language.corpus import corpora
 from benchmarks.language.frontier import Mean, lost_at
 from benchmarks.language.recipes import PIECES, RECIPES, SHARES, Looked, Recipe, Trial, gained
 from holdfast.whole_files import write_whole
@@ -13,15 +14,13 @@ TRAINED = str(SHARES[-1])
 """The share of a network as it was trained."""
 
 
-def write(
-    path: Path, looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECIPES, flags: str = ""
-) -> Path:
+def write(path: Path, looked: Sequence[Looked], recipes: Sequence[Recipe] = RECIPES, flags: str = "") -> Path:
     """Write the page and return where."""
-    write_whole(path, page(looked, corpus, recipes, flags).encode())
+    write_whole(path, page(looked, recipes, flags).encode())
     return path
 
 
-def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECIPES, flags: str = "") -> str:
+def page(looked: Sequence[Looked], recipes: Sequence[Recipe] = RECIPES, flags: str = "") -> str:
     """Return the page; ``flags`` are what the command was given besides the corpus."""
     whole = recipes[0].way == "full"
     tries = max(len(list(recipe.trials())) for recipe in recipes)
@@ -30,7 +29,7 @@ def page(looked: Sequence[Looked], corpus: str, recipes: Sequence[Recipe] = RECI
     where = {
         "command": f"python -m benchmarks.language recipes {'' if whole else '--adapter '}{flags}CORPUS",
         "machine": "; ".join(sorted({found.machine for found in looked})),
-        "corpus": f"sha256 {corpus}",
+        "corpus": corpora(looked),
     }
     lines = [
         "# Everything that keeps, English and then Python" + ("" if whole else ", by an adapter"),

@@ -127,6 +127,8 @@ class Looked:
     seconds: float
     machine: str
     """What it ran on."""
+    corpus: str
+    """What it read, by its sha256: the packages that text is made from have new versions now and then."""
 
     def is_free(self, network: str) -> bool:
         """Whether it is fine-tuning of a network, with which its other trials are compared."""
@@ -151,7 +153,7 @@ class Kitchen:
         self, settings: Settings, corpus: Corpus, device: Device, seed: int, folder: Path, way: str = "full"
     ) -> None:
         self.settings, self.corpus, self.device, self.seed, self.folder = settings, corpus, device, seed, folder
-        self.way = way
+        self.way, self.read = way, corpus.digest()
         self.taught: Taught = start_python(settings, device, seed, folder, way)
         self._guard: tuple[tuple[Any, ...], Consolidator] | None = None
         self._tuned: dict[str, Tensor] | None = None
@@ -271,7 +273,8 @@ class Kitchen:
                 break
         self.device.synchronise()
         seconds = time.perf_counter() - began
-        return Looked(trial, self.seed, self.taught.network, self.before, after, seconds, self.device.name)
+        where = self.device.name, self.read
+        return Looked(trial, self.seed, self.taught.network, self.before, after, seconds, *where)
 
     def _go_between(self, trained: dict[str, Tensor], share: float, by: Any) -> None:
         """Let the model be between the one before and the trained one."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.language.corpus import corpora
 from benchmarks.language.frontier import Mean
 from benchmarks.language.recipe_report import lost, networks_of, seeds_of
 from benchmarks.language.recipes import ROTATED, Looked, Recipe
@@ -32,21 +33,21 @@ SMALL_RECIPES = (
 )
 
 
-def write(folder: Path, looked: Sequence[Looked], corpus: str) -> Path:
+def write(folder: Path, looked: Sequence[Looked]) -> Path:
     """Write the page and return where."""
     path = folder / "small-forms.md"
-    write_whole(path, page(looked, corpus).encode())
+    write_whole(path, page(looked).encode())
     return path
 
 
-def page(looked: Sequence[Looked], corpus: str) -> str:
+def page(looked: Sequence[Looked]) -> str:
     """Return the page."""
     lines = [
         "# Forms that take less, in a small network",
         "",
         "- command: python -m benchmarks.language recipes --size tiny CORPUS",
         f"- machine: {'; '.join(sorted({found.machine for found in looked}))}",
-        f"- corpus: sha256 {corpus}",
+        f"- corpus: {corpora(looked)}",
         "",
         (
             f"A GPT over bytes, {TINY.width} wide, {TINY.layers} layers, taught English in {TINY.english_steps} "

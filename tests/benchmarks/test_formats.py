@@ -81,6 +81,6 @@ def test_the_page_tells_what_is_left_of_the_first_format():
     learned = {"english": [1.6, 1.6], "first format": [0.0, 0.02], "second format": [1.0, 1.0]}
     left = {"english": [1.7, 1.75], "first format": [0.6, 0.7], "second format": [0.0, 0.0]}
     stages = [Stage("first format", 1.0, learned), Stage("second format", 1.0, left)]
-    course = Went(Trial(FREE, 0.0, 0.0), 0, "network", 1.0, 1, before, stages, 1.0, "CPU")
-    page = report.page([course], "abc", [Keeping(FREE, averaged=False)])
+    course = Went(Trial(FREE, 0.0, 0.0), 0, "network", 1.0, 1, before, stages, 1.0, "CPU", "abc")
+    page = report.page([course], [Keeping(FREE, averaged=False)])
     assert "| fine-tuning | no | 98.0% | 30.0% | 100.0% | 0.250 | 0 |" in page

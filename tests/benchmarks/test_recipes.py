@@ -113,7 +113,7 @@ def made(name, strength, english, python, network="network"):
         }
         for share in SHARES
     }
-    return Looked(Trial(name, strength, 0.0), 0, network, before, after, 1.0, "CPU")
+    return Looked(Trial(name, strength, 0.0), 0, network, before, after, 1.0, "CPU", "abc")
 
 
 def test_one_half_chooses_and_the_other_is_reported():
@@ -138,11 +138,11 @@ def test_without_averaging_the_line_goes_through_the_strengths():
     ]
     assert recipe_report.lost(looked, "network", "rotated", 0.9, averaged=False) == pytest.approx(0.25)
     assert recipe_report.lost(looked, "network", "rotated", 0.5, averaged=False) is None
-    page = recipe_report.page(looked, "abc")
+    page = recipe_report.page(looked)
     assert "| rotated | 2 of 4 | 0 | 0.250 |" in page and "Not run: own text, distilled;" in page
     assert "| rotated | 0.001 | 0 | 1.000 | 0.350 | 1 |" in page
     whole = [*looked, made("rotated", 3e-3, [0.3, 0.3], [1.9, 1.9]), made("rotated", 3e-2, [0.1, 0.1], [1.0, 1.0])]
-    assert "| rotated | 0.250 |" in recipe_report.page(whole, "abc")
+    assert "| rotated | 0.250 |" in recipe_report.page(whole)
 
 
 def test_networks_of_one_seed_are_never_mixed():
@@ -154,7 +154,7 @@ def test_networks_of_one_seed_are_never_mixed():
     some = (Recipe("fine-tuning"), Recipe("rotated", (1e-3, 3e-3), guard="rotated", earlier=(0.1, 0.2)))
     assert recipe_report.studies([*first, *second]) == [second, first]
     assert recipe_report.networks_of([*first, *second], "rotated", some) == ["old", "new"]
-    page = recipe_report.page([*first, *second], "abc", some)
+    page = recipe_report.page([*first, *second], some)
     tables = page.split("Seeds 0:")[1:]
     assert "| rotated | – | – | 0.180 | 0.190 |" in tables[0] and "| fine-tuning | – | – | 0.900 | 0.950 |" in tables[0]
     assert "| rotated | – | – | 0.360 | 0.380 |" in tables[1] and "| fine-tuning | – | – | 0.450 | 0.475 |" in tables[1]
@@ -167,7 +167,7 @@ def test_forms_that_take_less_are_compared_once_all_of_their_strengths_were_trie
     for name, count in (("rotated", 4), ("Kronecker16", 3)):
         for i, strength in enumerate(STRENGTHS[:count]):
             lines.append(made(name, strength, [0.4 - 0.1 * i] * 2, [2.0 - 0.1 * i] * 2))
-    page = small_forms.page(lines, "abc")
+    page = small_forms.page(lines)
     assert "| rotated | 0.300 | 0.360 | 0 |" in page and "| Kronecker16 " not in page
 
 
@@ -194,7 +194,7 @@ def test_an_adapter_is_held_by_its_merged_weights_and_by_its_factors(text, tmp_p
         assert abs(sum(here[name, 1e3]["english"]) - sum(looked[0].before["english"])) < abs(
             sum(free["english"]) - sum(looked[0].before["english"])
         )
-    page = recipe_report.page(looked, "abc", some)
+    page = recipe_report.page(looked, some)
     assert "recipes --adapter CORPUS" in page and "| fine-tuning |" in page
 
 

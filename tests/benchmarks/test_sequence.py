@@ -89,7 +89,7 @@ def went(name, strength, left, learned=(1.0, 2.0), seed=0):
     first = {"english": [1.1, 1.1], "python": [python, python], "c": [4.0, 4.0]}
     last = {kind: list(halves) for kind, halves in zip(before, left, strict=True)} | {"c": [c, c]}
     stages = [Stage("python", 1.0, first), Stage("c", 1.0, last)]
-    return Went(Trial(name, strength, 0.0), seed, "network", 1.0, 1, before, stages, 1.0, "CPU")
+    return Went(Trial(name, strength, 0.0), seed, "network", 1.0, 1, before, stages, 1.0, "CPU", "abc")
 
 
 def test_one_half_chooses_the_try_and_the_other_is_reported():
@@ -101,7 +101,7 @@ def test_one_half_chooses_the_try_and_the_other_is_reported():
     ]
     assert report.chosen(all_of_it, keeping)[0].trial.strength == 1.0
     assert report.chosen(all_of_it[:2], keeping) == {}  # not all tries yet
-    page = report.page(all_of_it, "abc", 0.9, [Keeping(FREE, averaged=False), keeping, Keeping("averaging")])
+    page = report.page(all_of_it, 0.9, [Keeping(FREE, averaged=False), keeping, Keeping("averaging")])
     assert "| kept | no | 0.400 | 0.300 | 0.000 | 0.350 | 0 |" in page
     assert "| kept | no | 0.400 | 0.300 | 0.350 | 1.000 | 0 |" in page  # forgotten on the way
     assert "Not run to their end: averaging." in page

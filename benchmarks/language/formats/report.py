@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.language.corpus import corpora
 from benchmarks.language.formats.study import GAIN
 from benchmarks.language.frontier import Mean
 from benchmarks.language.sequence.course import Went
@@ -12,13 +13,13 @@ from benchmarks.language.sequence.report import NEEDS, chosen, latest
 from holdfast.whole_files import write_whole
 
 
-def write(path: Path, went: Sequence[Went], corpus: str) -> Path:
+def write(path: Path, went: Sequence[Went]) -> Path:
     """Write the page and return where."""
-    write_whole(path, page(went, corpus).encode())
+    write_whole(path, page(went).encode())
     return path
 
 
-def page(went: Sequence[Went], corpus: str, keepings: Sequence[Keeping] = KEEPINGS) -> str:
+def page(went: Sequence[Went], keepings: Sequence[Keeping] = KEEPINGS) -> str:
     """Return the page."""
     here = latest(went)
     header = ("first, just learned", "**first, after the second**", "second", "English lost, bits a byte")
@@ -27,7 +28,7 @@ def page(went: Sequence[Went], corpus: str, keepings: Sequence[Keeping] = KEEPIN
         "",
         "- command: python -m benchmarks.language formats CORPUS",
         f"- machine: {'; '.join(sorted({each.machine for each in here}))}",
-        f"- corpus: sha256 {corpus}",
+        f"- corpus: {corpora(here)}",
         "",
         (
             "A network that knows English learns to write records in a format that is drawn by chance (keys, their "

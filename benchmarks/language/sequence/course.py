@@ -43,6 +43,8 @@ class Went:
     stages: list[Stage]
     seconds: float
     machine: str
+    corpus: str
+    """What it read, by its sha256."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -74,10 +76,14 @@ class Course:
         settings: of the network and of its lessons.
         kinds: the first of them is what the network knows.
         device, seed, folder: where it runs, and where it lies.
+        corpus: the sha256 of what it reads.
     """
 
-    def __init__(self, settings: Settings, kinds: Sequence[Kind], device: Device, seed: int, folder: Path) -> None:
+    def __init__(
+        self, settings: Settings, kinds: Sequence[Kind], device: Device, seed: int, folder: Path, corpus: str
+    ) -> None:
         self.settings, self.kinds, self.device, self.seed, self.folder = settings, kinds, device, seed, folder
+        self.corpus = corpus
         self.taught: Taught = start_python(settings, device, seed, folder, "full")
         self.before = self._wrong()
 
@@ -105,7 +111,8 @@ class Course:
         self.device.synchronise()
         seconds = time.perf_counter() - began
         _, network, gain, steps, _ = self.key(keeping, trial, gain)
-        return Went(trial, self.seed, network, gain, steps, self.before, stages, seconds, self.device.name)
+        where = self.device.name, self.corpus
+        return Went(trial, self.seed, network, gain, steps, self.before, stages, seconds, *where)
 
     def _wrong(self) -> dict[str, list[float]]:
         return {kind.name: kind.wrong(self.device, self.taught.model) for kind in self.kinds}

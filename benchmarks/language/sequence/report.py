@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.language.corpus import corpora
 from benchmarks.language.frontier import Mean
 from benchmarks.language.sequence.course import Went
 from benchmarks.language.sequence.keeping import FREE, KEEPINGS, Keeping
@@ -12,13 +13,13 @@ from holdfast.whole_files import write_whole
 NEEDS = {"old": "while training", "own": "no", None: "no"}
 
 
-def write(path: Path, went: Sequence[Went], corpus: str, gain: float) -> Path:
+def write(path: Path, went: Sequence[Went], gain: float) -> Path:
     """Write the page and return where."""
-    write_whole(path, page(went, corpus, gain).encode())
+    write_whole(path, page(went, gain).encode())
     return path
 
 
-def page(went: Sequence[Went], corpus: str, gain: float, keepings: Sequence[Keeping] = KEEPINGS) -> str:
+def page(went: Sequence[Went], gain: float, keepings: Sequence[Keeping] = KEEPINGS) -> str:
     """Return the page of all courses with one gain."""
     here = [each for each in latest(went) if each.gain in (gain, 1.0)]
     kinds = list(here[0].before)
@@ -28,7 +29,7 @@ def page(went: Sequence[Went], corpus: str, gain: float, keepings: Sequence[Keep
         "",
         "- command: python -m benchmarks.language sequence CORPUS",
         f"- machine: {'; '.join(sorted({each.machine for each in here}))}",
-        f"- corpus: sha256 {corpus}",
+        f"- corpus: {corpora(here)}",
         "",
         (
             "How many bits a byte each kind is worse after all lessons than at its best: English before the first "

@@ -57,12 +57,13 @@ def run(
         keepings: the recipes, of which fine-tuning comes first.
         kinds: what each seed learns; the kinds of text of the corpus unless others are given.
     """
-    began = time.perf_counter()
+    began, digest = time.perf_counter(), corpus.digest()
     for seed in settings.seeds:
         folder = work / f"seed-{seed}"
         if not is_learned(settings, folder):
             learn_english(settings, corpus, device, seed, folder)
-        course = Course(settings, texts(settings, corpus) if kinds is None else kinds(seed), device, seed, folder)
+        taught = texts(settings, corpus) if kinds is None else kinds(seed)
+        course = Course(settings, taught, device, seed, folder, digest)
         known = {went.key: went for went in read(lines)}
         free: Went | None = None
         for keeping, trial in [(each, trial) for each in keepings for trial in each.trials()]:
