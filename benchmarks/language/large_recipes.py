@@ -16,4 +16,6 @@ LARGE_RECIPES = (
 )
 """In order of worth."""
 
-HUGE_RECIPES = (*LARGE_RECIPES, Recipe("RegMean merge", merged_by=Kronecker(outputs="identity", damping=0.0)))
+REGMEAN = Recipe("RegMean merge", merged_by=Kronecker(outputs="identity", damping=0.0))
+HUGE_RECIPES = (*LARGE_RECIPES[:3], REGMEAN, *LARGE_RECIPES[3:])
+"""Fine-tuning, own text, a form and merging first: one of each kind that keeps."""

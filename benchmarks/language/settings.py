@@ -128,11 +128,11 @@ HUGE = Settings(
     layers=12,
     heads=12,
     vocabulary=16_384,
-    english_steps=3000,
+    english_steps=2400,
     english_rate=6e-4,
     python_rate={"full": 2e-4, "lora": 1e-3},
 )
-"""110 million weights over tokens of some four bytes, which read every English text about eight times: as near to a
+"""110 million weights over tokens of some four bytes, which read every English text about six times: as near to a
 pretrained model as a card comes in minutes."""
 
 REHEARSAL = Settings(
