@@ -74,10 +74,11 @@ def _begun(options: argparse.Namespace, settings: Settings) -> tuple[Settings, D
 
 def _recipes(options: argparse.Namespace) -> None:
     settings, device, text = _begun(options, _of_size(options))
-    lines = _lines(options, "adapter-recipes" if options.adapter else "recipes")
+    study = "adapter-recipes" if options.adapter else "recipes-forms" if options.forms else "recipes"
+    lines = _lines(options, study)
     if options.size == "tiny":
         lines = options.results / SMALL_LINES
-    known = ADAPTER_RECIPES if options.adapter else RECIPES[options.size]
+    known = ADAPTER_RECIPES if options.adapter else recipes.FORM_RECIPES if options.forms else RECIPES[options.size]
     first, *others = known
     asked = [first, *(recipe for recipe in others if not options.only or recipe.name in options.only)]
     drawn = lines.name == RECIPE_LINES  # the picture begins at less
@@ -85,7 +86,7 @@ def _recipes(options: argparse.Namespace) -> None:
     done = recipes.run(*given, asked, 0.0 if drawn else min(recipe_report.GAINS))
     looked = recipes.read(lines)
     if looked:
-        flags = "" if options.size == "small" else f"--size {options.size} "
+        flags = ("--forms " if options.forms else "") + ("" if options.size == "small" else f"--size {options.size} ")
         usual = partial(recipe_report.write, lines.with_suffix(".md"), recipes=known, flags=flags)
         write = partial(small_forms.write, options.results) if options.size == "tiny" else usual
         print(write(looked))
@@ -163,6 +164,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     run = commands.add_parser("run", help="learn and teach; what is finished is not run again")
     cook = commands.add_parser("recipes", help="guards, old and own text, merging, and all of them together")
     cook.add_argument("--adapter", action="store_true", help="by an adapter, held by its factors and by merged weights")
+    cook.add_argument("--forms", action="store_true", help="forms that take less than the rotated one")
     course = commands.add_parser("sequence", help="English, then Python, German and C: what is left of each")
     course.add_argument("--gain", type=float, default=0.9, help="what averaging leaves of a lesson (default: 0.9)")
     record = commands.add_parser("formats", help="an invented format of records, then another: exact match of both")
@@ -179,7 +181,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--seeds", type=int, nargs="+", help="only these seeds")
         command.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after so many")
         command.add_argument("--rehearse", action="store_true", help="at a size for a CPU; give --results of its own")
-    names = [recipe.name for recipe in (*recipes.RECIPES, *ADAPTER_RECIPES, *SMALL_RECIPES)]
+    known = (*recipes.RECIPES, *recipes.FORM_RECIPES, *ADAPTER_RECIPES, *SMALL_RECIPES)
+    names = [recipe.name for recipe in known]
     cook.add_argument(
         "--only", nargs="+", metavar="recipe", choices=names, help="and fine-tuning, beside which they are"
     )

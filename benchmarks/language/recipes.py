@@ -109,9 +109,10 @@ RECIPES = (
     Recipe("Kronecker", STRONG, guard="Kronecker"),
     Recipe("Fisher merge", merged_by="diagonal"),
     Recipe("RegMean merge", merged_by=Kronecker(outputs="identity", damping=0.0)),
-    *(Recipe(name, STRONG, guard=name) for name in SMALLER),
 )
 """In order of worth."""
+FORM_RECIPES = (*RECIPES[:2], *(Recipe(name, STRONG, guard=name) for name in SMALLER))
+"""Forms that take less, beside the rotated one in full."""
 
 
 @dataclass(frozen=True)
