@@ -74,6 +74,8 @@ def test_json_ends_with_the_report(reproduce, tmp_path):
         (["reproduce", "table1", "--preset", "digit"], "Did you mean 'digits'?"),
         (["reproduce", "table1", "--budget", "1", "--only-report"], "one or the other"),
         (["reproduce", "table1", "--device", "abacus"], "cannot be used"),
+        (["reproduce", "relatives", "--study", "one-passs"], "Did you mean 'one-pass'?"),
+        (["reproduce", "relatives", "overview", "--method", "GPM"], "expected that item alone"),
     ],
 )
 def test_mistakes_are_explained_in_a_line(call, tmp_path, arguments, message):

@@ -6,10 +6,19 @@ from matplotlib.figure import Figure as Canvas
 from holdfast.lab.data import digits_dataset
 from holdfast.lab.experiments import Store, execute, paper_spec
 from holdfast.lab.experiments.running.engines import make_learner
+from holdfast.lab.paper import ITEMS, PRESETS
+from holdfast.lab.paper.algorithms import ALGORITHMS
 from holdfast.lab.paper.drawing.overview_figure import overview_figure
-from holdfast.lab.paper.drawing.tables.overview_table import every_line, overview_left, overview_table, standings
+from holdfast.lab.paper.drawing.tables.overview_table import (
+    every_line,
+    item_of,
+    overview_left,
+    overview_table,
+    standings,
+)
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.kept_bytes import kept_bytes
+from holdfast.lab.paper.needed_runs import accuracy_runs
 from tests.lab.paper.tiny import tiny_preset
 
 SMALL = {"tasks": 3, "hidden": (8,), "epochs": 1}
@@ -25,7 +34,7 @@ def test_what_has_runs_is_in_the_table_and_everything_else_is_listed(tmp_path):
     assert shown == {(line.benchmark, line.method) for line in chosen}
     (left,) = overview_left(results)
     assert len(left.rows) == len(lines) - len(chosen)
-    assert all(row[2].startswith(("holdfast run ", "holdfast reproduce ")) for row in left.rows)
+    assert all(row[-1].startswith(("holdfast run ", "holdfast reproduce ")) for row in left.rows)
     figure = overview_figure(standings(results))
     assert len(figure.data.rows) == len(chosen)
     canvas = Canvas()
@@ -36,6 +45,15 @@ def test_what_has_runs_is_in_the_table_and_everything_else_is_listed(tmp_path):
         methods = [tick.get_text() for tick in axes.get_yticklabels()]
         shown = [point for line in axes.get_lines() for point in line.get_xdata()]
         assert len(methods) == len(shown) and shown == sorted(shown)  # the most accurate at the top
+
+
+def test_the_item_that_is_named_for_a_line_makes_its_runs():
+    preset = PRESETS["digits"]  # in which every strength is known
+    made = {name: {spec.id for spec in item.runs(preset)} for name, item in ITEMS.items()}
+    for algorithm in ALGORITHMS.values():
+        for benchmark in algorithm.benchmarks:
+            item = item_of(benchmark, algorithm)
+            assert {spec.id for spec in accuracy_runs(preset, benchmark, algorithm)} <= made[item], algorithm.name
 
 
 @pytest.mark.parametrize(
