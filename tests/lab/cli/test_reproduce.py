@@ -1,9 +1,12 @@
+import dataclasses
 import json
 
 import pytest
 
 from holdfast.lab.experiments import Store
 from holdfast.lab.paper import ITEMS, PRESETS
+from holdfast.lab.paper.relatives import Row, Study
+from holdfast.lab.paper.relatives.study import strengths
 from tests.lab.paper.tiny import tiny_preset
 
 
@@ -50,6 +53,16 @@ def test_the_budget_ends_it_and_the_same_command_goes_on(reproduce, tmp_path):
     assert "Stopped with 0 of 4 runs finished. The same command goes on." in stopped.stderr
     assert (tmp_path / "report" / "index.html").exists()
     assert reproduce("long-training", "--budget", "600").exit_code == 0
+
+
+def test_the_budget_may_end_while_something_is_tried(reproduce, monkeypatch, tmp_path):
+    rows = (Row("EWC", "EWC", tried=strengths(1.0, 2.0)),)
+    study = Study("tried", "Tried", "permuted-digits", {"tasks": 2, "epochs": 1, "hidden": (5,)}, rows, 1)
+    monkeypatch.setitem(PRESETS, "digits", dataclasses.replace(tiny_preset(), relatives=(study,)))
+    stopped = reproduce("relatives", "--study", "tried", "--budget", "0")
+    assert stopped.exit_code == 130 and "The same command goes on." in stopped.stderr
+    assert reproduce("relatives", "--study", "tried", "--method", "ewc").exit_code == 0
+    assert len(Store(tmp_path / "store").results()) == 3
 
 
 def test_a_report_alone_makes_no_runs(reproduce, tmp_path):
