@@ -1,9 +1,12 @@
+import dataclasses
 import json
 
 import pytest
 
 from holdfast.lab.experiments import Store
 from holdfast.lab.paper import ITEMS, PRESETS
+from holdfast.lab.paper.relatives import Row, Study
+from holdfast.lab.paper.relatives.study import strengths
 from tests.lab.paper.tiny import tiny_preset
 
 
@@ -52,6 +55,16 @@ def test_the_budget_ends_it_and_the_same_command_goes_on(reproduce, tmp_path):
     assert reproduce("long-training", "--budget", "600").exit_code == 0
 
 
+def test_the_budget_may_end_while_something_is_tried(reproduce, monkeypatch, tmp_path):
+    rows = (Row("EWC", "EWC", tried=strengths(1.0, 2.0)),)
+    study = Study("tried", "Tried", "permuted-digits", {"tasks": 2, "epochs": 1, "hidden": (5,)}, rows, 1)
+    monkeypatch.setitem(PRESETS, "digits", dataclasses.replace(tiny_preset(), relatives=(study,)))
+    stopped = reproduce("relatives", "--study", "tried", "--budget", "0")
+    assert stopped.exit_code == 130 and "The same command goes on." in stopped.stderr
+    assert reproduce("relatives", "--study", "tried", "--method", "ewc").exit_code == 0
+    assert len(Store(tmp_path / "store").results()) == 3
+
+
 def test_a_report_alone_makes_no_runs(reproduce, tmp_path):
     shown = reproduce("table1", "--only-report")
     assert shown.exit_code == 0
@@ -74,6 +87,8 @@ def test_json_ends_with_the_report(reproduce, tmp_path):
         (["reproduce", "table1", "--preset", "digit"], "Did you mean 'digits'?"),
         (["reproduce", "table1", "--budget", "1", "--only-report"], "one or the other"),
         (["reproduce", "table1", "--device", "abacus"], "cannot be used"),
+        (["reproduce", "relatives", "--study", "one-passs"], "Did you mean 'one-pass'?"),
+        (["reproduce", "relatives", "overview", "--method", "GPM"], "expected that item alone"),
     ],
 )
 def test_mistakes_are_explained_in_a_line(call, tmp_path, arguments, message):

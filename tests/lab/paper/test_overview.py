@@ -3,13 +3,25 @@
 import pytest
 from matplotlib.figure import Figure as Canvas
 
+from holdfast.forms import FORMS
+from holdfast.holds import HOLDS
 from holdfast.lab.data import digits_dataset
 from holdfast.lab.experiments import Store, execute, paper_spec
 from holdfast.lab.experiments.running.engines import make_learner
+from holdfast.lab.paper import ITEMS, PRESETS
+from holdfast.lab.paper.algorithms import ALGORITHMS
 from holdfast.lab.paper.drawing.overview_figure import overview_figure
-from holdfast.lab.paper.drawing.tables.overview_table import every_line, overview_left, overview_table, standings
+from holdfast.lab.paper.drawing.tables.overview_table import (
+    every_line,
+    item_of,
+    overview_left,
+    overview_table,
+    standings,
+)
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.kept_bytes import kept_bytes
+from holdfast.lab.paper.needed_runs import accuracy_runs
+from holdfast.measures import MEASURES
 from tests.lab.paper.tiny import tiny_preset
 
 SMALL = {"tasks": 3, "hidden": (8,), "epochs": 1}
@@ -25,7 +37,7 @@ def test_what_has_runs_is_in_the_table_and_everything_else_is_listed(tmp_path):
     assert shown == {(line.benchmark, line.method) for line in chosen}
     (left,) = overview_left(results)
     assert len(left.rows) == len(lines) - len(chosen)
-    assert all(row[2].startswith(("holdfast run ", "holdfast reproduce ")) for row in left.rows)
+    assert all(row[-1].startswith(("holdfast run ", "holdfast reproduce ")) for row in left.rows)
     figure = overview_figure(standings(results))
     assert len(figure.data.rows) == len(chosen)
     canvas = Canvas()
@@ -38,12 +50,42 @@ def test_what_has_runs_is_in_the_table_and_everything_else_is_listed(tmp_path):
         assert len(methods) == len(shown) and shown == sorted(shown)  # the most accurate at the top
 
 
+def test_the_item_that_is_named_for_a_line_makes_its_runs():
+    preset = PRESETS["digits"]  # in which every strength is known
+    made = {name: {spec.id for spec in item.runs(preset)} for name, item in ITEMS.items()}
+    for algorithm in ALGORITHMS.values():
+        for benchmark in algorithm.benchmarks:
+            item = item_of(benchmark, algorithm)
+            assert {spec.id for spec in accuracy_runs(preset, benchmark, algorithm)} <= made[item], algorithm.name
+
+
+@pytest.mark.parametrize(("name", "without"), [("digits", set()), ("paper", {"dense"})])
+def test_every_measure_form_and_hold_of_the_library_is_on_some_line(name, without):
+    """A network on MNIST has too many weights for a dense matrix."""
+    preset = PRESETS[name]
+    specs = [spec for line in every_line(preset) for spec in line.specs[:1]]
+    for study in preset.relatives:
+        specs += [study.try_of(row, **row.tried[0]) for row in study.rows if row.tried]
+    measures = {spec.measure for spec in specs} | {row.measure for row in ALGORITHMS.values()}
+    assert measures >= _of_the_library(MEASURES)
+    assert {hold for spec in specs for hold in spec.holds} >= _of_the_library(HOLDS)
+    assert {spec.form for spec in specs} >= _of_the_library(FORMS) - without
+
+
+def _of_the_library(registry):
+    """Names but for those that other tests have registered."""
+    return {
+        name for name in registry if getattr(registry[name], "func", registry[name]).__module__.startswith("holdfast.")
+    }
+
+
 @pytest.mark.parametrize(
     ("measure", "changes"),
     [
         ("EWC", {}),
         ("RWalk-batch", {}),
         ("EWC", {"form": "rotated"}),
+        ("EWC", {"form": "rotated", "anchor": "mean", "gradient_term": True}),
         ("fine-tune", {"holds": ("distillation",)}),
         ("fine-tune", {"holds": ("variational",)}),
     ],
@@ -63,8 +105,8 @@ def test_bytes_that_are_worked_out_are_those_that_a_run_keeps(measure, changes):
         learner.guard.detach()
         learner.guard.consolidate([(samples.x, samples.y)], forward=lambda model, x: model(x, 0))
     state = learner.guard.state_dict()["tensors"]
-    kept = ("anchor/", "total/", "hold/variational/mean", "hold/variational/log_variance", "hold/distillation/")
-    lasting = ("running.fisher/", "running.past/")
+    kept = ("anchor/", "tilt/", "total/", "hold/variational/mean", "hold/variational/log_variance")
+    lasting = ("hold/distillation/", "running.fisher/", "running.past/")
     tensors = [t for name, t in state.items() if name.startswith((*kept, *lasting)) and "fine-tune" not in name]
     if measure == "fine-tune":
         tensors = [t for name, t in state.items() if name.startswith("hold/") and "learned/" not in name]

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from holdfast.errors import ConfigurationError
 from holdfast.lab.analysis.repetitions import Estimate
 from holdfast.lab.experiments import Store, execute
 from holdfast.lab.paper import PRESETS, items_named, reproduce
@@ -13,6 +14,7 @@ from holdfast.lab.paper.claims.our_own.relatives import CLAIMS
 from holdfast.lab.paper.drawing.tables.relatives_table import left_to_run, relatives_table, verdict
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.relatives import Reported, Row, Study
+from holdfast.lab.paper.relatives.narrowing import some_of
 from holdfast.lab.paper.relatives.study import references, strengths, tried
 from holdfast.lab.paper.reproduction import run_nothing
 from holdfast.lab.paper.tried_settings import SHARES
@@ -50,9 +52,21 @@ def test_a_verdict_counts_a_point_or_two_errors():
 
 def test_what_is_left_comes_with_its_command(made):
     (table,) = left_to_run(made, made.preset.relatives)
-    ((study, method, count, command),) = table.rows
-    assert (study, method, count) == ("Tiny", "EWC", 1)
+    ((study, method, count, why, command),) = table.rows
+    assert (study, method, count, why) == ("Tiny", "EWC", 1, None)
     assert command.startswith("holdfast run permuted-digits -m EWC -c 1 --seed 1 ")
+
+
+def test_what_has_failed_is_left_with_a_reason(tmp_path):
+    rows = (Row("L2", "L2", {"strength": 1e9, "learning_rate": 1e9, "optimizer": "sgd"}),)
+    usual = {"tasks": 2, "epochs": 1, "hidden": (5,), "batch_size": 64}
+    study = Study("wild", "Wild", "permuted-digits", usual, rows, 1)
+    preset = dataclasses.replace(tiny_preset(), relatives=(study,))
+    store = Store(tmp_path / "store")
+    execute(study.runs(study.rows[0]), store, device="cpu")
+    (table,) = left_to_run(Results(store, preset), preset.relatives)
+    ((*_, why, command),) = table.rows
+    assert "diverged" in why and command.startswith("holdfast run ") and "--retry-failed" in table.caption
 
 
 def test_claims_are_decided_where_their_runs_are(made, tmp_path):
@@ -100,7 +114,8 @@ def test_what_is_tried_is_judged_on_validation_data_and_then_run(tmp_path):
     unreached = reproduce(item, preset, Store(tmp_path / "empty"), tmp_path / "before", run=run_nothing)
     assert unreached.searches_left == 2 and not unreached.complete
     page = unreached.index.read_text(encoding="utf-8")
-    assert "holdfast reproduce relatives --preset digits" in page and "What is best for it is to be found" in page
+    assert "holdfast reproduce relatives --preset digits --study tried --method EWC" in page
+    assert "What is best for it is to be found" in page
 
     store = Store(tmp_path / "store")
     found = reproduce(item, preset, store, tmp_path / "report", run=run)
@@ -113,3 +128,17 @@ def test_what_is_tried_is_judged_on_validation_data_and_then_run(tmp_path):
     runs = {spec.measure: spec for spec in made if spec.judge_by == "test" and not spec.holds}
     assert runs["EWC"].strength == best.strength and runs["EWC"].settings.epochs == 2
     assert f"strength {best.strength:g}, of 2" in found.index.read_text(encoding="utf-8")
+
+
+def test_a_part_of_the_studies_has_the_same_runs():
+    studies = PRESETS["paper"].relatives
+    (chosen,) = some_of(studies, ["One-Pass"], ["gpm", "A-GEM"])
+    (whole,) = [study for study in studies if study.name == "one-pass"]
+    assert [row.name for row in chosen.rows] == ["A-GEM", "GPM"]  # in the study's order
+    assert chosen.runs(chosen.row("A-GEM")) == whole.runs(whole.row("A-GEM"))
+    assert some_of(studies, [], []) == studies
+    assert {study.name for study in some_of(studies, [], ["VCL with coresets"])} == {"vcl-split", "vcl-permuted"}
+    with pytest.raises(ConfigurationError, match="No method is called 'GPM2'"):
+        some_of(studies, ["one-pass"], ["GPM2"])
+    with pytest.raises(ConfigurationError, match="has no studies"):
+        some_of((), [], ["GPM"])

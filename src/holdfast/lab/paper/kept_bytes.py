@@ -66,12 +66,20 @@ def kept_bytes(spec: Spec) -> Kept | None:
 
 
 def _of_measure(spec: Spec, network: MultiHead) -> int:
-    """Return what importance takes: Q, the anchor, and running states that last."""
+    """Return what importance takes: Q, the anchor and how the hold leans there, and running states that last."""
     measure = spec.make_measure()
     if isinstance(measure, FineTune):
         return 0
     protect = "body.*" if len(network.heads) > 1 else None
-    guard = Consolidator(network, measure, protect=protect, form=spec.make_form(), from_scratch=True)
+    guard = Consolidator(
+        network,
+        measure,
+        protect=protect,
+        form=spec.make_form(),
+        anchor=spec.anchor,
+        gradient_term=spec.gradient_term,
+        from_scratch=True,
+    )
     lasting = 0
     if isinstance(measure, PathMeasure):
         lasting = sum(kind == "lasting" for kind in measure.running.values())

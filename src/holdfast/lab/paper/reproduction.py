@@ -81,17 +81,24 @@ def reproduce(
         _make_writable(Path(folder))
     store = ReadOnce(store.folder)  # searches and the report look at the same results
     interrupted = False
+
+    def make(specs: Sequence[Spec], store: Store) -> Summary:  # searches and tries may be stopped as well as runs
+        nonlocal interrupted
+        summary = run(specs, store)
+        interrupted |= summary.interrupted
+        return summary
+
     damaged_searches: dict[tuple[str, str], str] = {}
     for item in items:
         if item.relatives:
-            studies, damaged = make_studies(preset.relatives, store, run)
+            studies, damaged = make_studies(preset.relatives, store, make)
             preset = preset.with_relatives(studies)
             damaged_searches |= damaged
         # Without the search, the runs of all that is known can be made all the same; so they come first.
-        interrupted |= _run_missing(item.runs(preset), store, run)
-        preset, damaged = find_strengths(preset, item.algorithms, store, run)
+        _run_missing(item.runs(preset), store, make)
+        preset, damaged = find_strengths(preset, item.algorithms, store, make)
         damaged_searches |= damaged
-        interrupted |= _run_missing(item.runs(preset), store, run)
+        _run_missing(item.runs(preset), store, make)
     specs = runs_of(items, preset)
     results = Results(store, preset, damaged_searches)
     report = report_of(items, results)
@@ -118,11 +125,11 @@ def run_nothing(specs: Sequence[Spec], store: Store) -> Summary:
     return Summary(interrupted=True)
 
 
-def _run_missing(specs: Sequence[Spec], store: Store, run: Run) -> bool:
-    """Return whether the runs were interrupted."""
+def _run_missing(specs: Sequence[Spec], store: Store, run: Run) -> None:
     # Those that have finished, often for an item before this one, would only be told of once more.
     left = [spec for spec in specs if store.status(spec.id) != "finished"]
-    return run(left, store).interrupted if left else False
+    if left:
+        run(left, store)
 
 
 @contextmanager

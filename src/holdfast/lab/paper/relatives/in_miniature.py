@@ -6,11 +6,28 @@ Neither has numbers of others' beside it: what is published is of other benchmar
 import dataclasses
 from typing import Any
 
+from holdfast.lab.paper.relatives.others import other_rows
 from holdfast.lab.paper.relatives.studies import AS_PUBLISHED, KINDS, importance_rows, kind_rows
 from holdfast.lab.paper.relatives.study import Row, Study, holding, references, strengths, with_one_seed
 
-# Strengths are the digits' own (usual_protocols.py), by domain and by class too; in one pass, the best of a few on
-# validation data, with one seed that no study uses.
+# Strengths are the digits' own (usual_protocols.py), by domain and by class too; in one pass, and of what is in no
+# other study, the best of a few on validation data, with one seed that no study uses.
+_OTHERS = other_rows(
+    {
+        "EWC, sampled labels": strengths(20.0),
+        "EWC, true labels": strengths(60.0),
+        "MASX on logits": strengths(0.03),
+        "posterior precision": strengths(1.0),
+        "posterior precision, scaled": strengths(1.0),
+        "rotated EWC": strengths(20.0),
+        "rotated EWC, 16 bits": strengths(20.0),
+        "Kronecker EWC": strengths(20.0),
+        "Kronecker EWC, 16 bits": strengths(20.0),
+        "low-rank EWC": strengths(20.0),
+        "SOLA": strengths(5.0),
+        "dense EWC": strengths(2.0),
+    }
+)
 _SPLIT = tuple(
     Study(
         name=f"split-digits-{kind}",
@@ -19,7 +36,9 @@ _SPLIT = tuple(
         usual={"tasks": 5},
         rows=(
             *kind_rows(
-                kind, importance_rows(EWC=strengths(200.0), SI=strengths(20.0)), references(50, 32, later_epochs=2)
+                kind,
+                importance_rows(EWC=strengths(200.0), SI=strengths(20.0)),
+                (*references(50, 32, later_epochs=2), *(_OTHERS if kind == "domain" else ())),
             ),
             Row("VCL", changes={**holding("variational", predictions=10), "epochs": 15, "incremental": kind}, seeds=1),
         ),

@@ -23,6 +23,14 @@ def reproduce(
     preset: Annotated[
         str, typer.Option(help="paper, quick (real data, a few minutes on a GPU) or digits (no download).")
     ] = "paper",
+    study: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the relatives, only this study, such as one-pass; may be repeated.", show_default=False),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Of these, only this method, such as GPM; may be repeated.", show_default=False),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder that the report is written to.")] = Path("holdfast-report"),
     budget: Annotated[
         float | None,
@@ -54,6 +62,7 @@ def reproduce(
         from holdfast.lab.experiments import Store  # noqa: PLC0415
         from holdfast.lab.paper import ITEMS, PRESETS, items_named, run_nothing  # noqa: PLC0415
         from holdfast.lab.paper import reproduce as make  # noqa: PLC0415
+        from holdfast.lab.paper.relatives.narrowing import some_of  # noqa: PLC0415
 
     if not item:
         shown = table("item", "what it is", wrap=("what it is",))
@@ -69,6 +78,10 @@ def reproduce(
         raise ConfigurationError(f"--budget {budget}: expected a number of seconds.")
     chosen = items_named([find_name("item", name, ["all", *ITEMS]) for name in item])
     size = PRESETS[find_name("preset", preset, PRESETS)]
+    if study or method:
+        if [each.name for each in chosen] != ["relatives"]:
+            raise ConfigurationError("--study and --method choose among the relatives: expected that item alone.")
+        size = size.with_relatives(some_of(size.relatives, study or (), method or ()))
     place = Store(store)
 
     if only_report:

@@ -8,13 +8,24 @@ from holdfast.errors import ConfigurationError
 from holdfast.lab.analysis.repetitions import estimate
 from holdfast.lab.experiments import Spec
 from holdfast.lab.experiments.specs.command_lines import command_of
-from holdfast.lab.paper.algorithms import ALGORITHMS, BOUNDS, BY_SAMPLES, IN_TWO_FORMS, KEEPING, OVER_MANY_TASKS
+from holdfast.lab.paper.algorithms import (
+    ALGORITHMS,
+    BOUNDS,
+    BY_SAMPLES,
+    IN_TWO_FORMS,
+    KEEPING,
+    OVER_MANY_TASKS,
+    PREDICTIONS,
+    WINDOWS,
+    Algorithm,
+)
 from holdfast.lab.paper.drawing.overview_figure import Standing
-from holdfast.lab.paper.drawing.tables.relatives_table import accuracy_of, measured
+from holdfast.lab.paper.drawing.tables.relatives_table import FAILED, accuracy_of, measured, why_left
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.kept_bytes import Kept, kept_bytes
 from holdfast.lab.paper.needed_runs import accuracy_runs
-from holdfast.lab.paper.presets import BENCHMARKS, Preset
+from holdfast.lab.paper.presets import BENCHMARKS, Benchmark, Preset
+from holdfast.lab.paper.relatives.narrowing import command_for
 from holdfast.lab.report import Cell, Table, label
 from holdfast.tensors.in_words import in_bytes
 
@@ -24,17 +35,31 @@ _CAPTION = (
     "how far accuracies fell, in per cent; what is kept of old tasks when the last one begins, worked out from the "
     "networks' sizes (≤ where it depends on the data); seconds of training of one run, on whatever it was made."
 )
-_LEFT = "Not run yet. Each command makes the runs of one line; where a strength is still unknown, it is searched for."
+_LEFT = (
+    "Not run yet. Each command makes the runs of one line, or of an item that has them; where a strength is still "
+    f"unknown, it is searched for. {FAILED}"
+)
 _ITEMS = {
-    **{row.variant: "forms" for row in (*IN_TWO_FORMS, *BY_SAMPLES, *OVER_MANY_TASKS)},
-    **{row.variant: "keeping" for row in (*KEEPING, *BOUNDS)},
-    "large batch, halves": "batch-size",
-    "a tenth of the rate": "training-factors",
-    "torch's initial weights": "training-factors",
-    "long training": "long-training",
-    "SGD": "sgd",
+    **{row.name: "forms" for row in (*IN_TWO_FORMS, *BY_SAMPLES, *OVER_MANY_TASKS)},
+    **{row.name: "keeping" for row in (*KEEPING, *BOUNDS)},
+    **{row.name: "predictions" for row in PREDICTIONS},
+    "SOS(2048, halves)": "batch-size",
+    "SI, a tenth of the rate": "training-factors",
+    "SI, torch's initial weights": "training-factors",
+    "SI, long training": "long-training",
+    "L2-growing, re-init": "open-searches",
+    "SI, long training, searched": "open-searches",
+    "SI, SGD": "sgd",
+    "SIU, SGD": "sgd",
 }
-"""Which item has the runs of a variant; Table 1 has the others."""
+"""Which item has the runs of an algorithm; α's window has one for each benchmark, and Table 1 has the others."""
+
+
+def item_of(benchmark: Benchmark, algorithm: Algorithm) -> str:
+    """Return the name of an item that makes an algorithm's runs."""
+    if algorithm in WINDOWS:
+        return f"window-{benchmark.lower()}"
+    return _ITEMS.get(algorithm.name, "table1")
 
 
 class Line(NamedTuple):
@@ -59,12 +84,13 @@ def every_line(preset: Preset) -> list[Line]:
     for benchmark in BENCHMARKS:
         for row in ALGORITHMS.values():
             if benchmark in row.benchmarks:
-                command = f"holdfast reproduce {_ITEMS.get(row.variant, 'table1')} --preset {preset.name}"
+                command = f"holdfast reproduce {item_of(benchmark, row)} --preset {preset.name}"
                 specs = accuracy_runs(preset, benchmark, row)
                 lines.append(Line(preset.stages[benchmark].title, label(row.name), specs, command))
     for study in preset.relatives:
-        command = f"holdfast reproduce relatives --preset {preset.name}"
-        lines += [Line(study.title, row.name, study.runs(row), command) for row in study.rows]
+        lines += [
+            Line(study.title, row.name, study.runs(row), command_for(preset.name, study, row)) for row in study.rows
+        ]
     return lines
 
 
@@ -102,8 +128,10 @@ def overview_table(found: Sequence[Standing]) -> Table:
 def overview_left(results: Results) -> list[Table]:
     """Return what has no run, with the command that makes it; no table where nothing is left."""
     missing = [line for line in every_line(results.preset) if not results.finished(line.specs)]
-    rows: list[tuple[Cell, ...]] = [(line.benchmark, line.method, _command(line)) for line in missing]
-    return [Table("overview-left", _LEFT, ("benchmark", "method", "command"), tuple(rows))] if rows else []
+    rows: list[tuple[Cell, ...]] = [
+        (line.benchmark, line.method, why_left(results, line.specs), _command(line)) for line in missing
+    ]
+    return [Table("overview-left", _LEFT, ("benchmark", "method", "why", "command"), tuple(rows))] if rows else []
 
 
 def _command(line: Line) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.lab.analysis.repetitions import Estimate, estimate
-from holdfast.lab.experiments import Result
+from holdfast.lab.experiments import Result, Spec
 from holdfast.lab.experiments.specs.command_lines import command_of
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.relatives import Reported, Row, Settings, Study
+from holdfast.lab.paper.relatives.narrowing import command_for
 from holdfast.lab.report import Cell, Measured, Table
 
 _COLUMNS = ("method", "accuracy", "forgetting", "seconds a run", "runs")
@@ -48,17 +49,25 @@ def left_to_run(results: Results, studies: Sequence[Study]) -> list[Table]:
         for row in study.rows:
             left = [spec for spec in study.runs(row) if results.result(spec) is None]
             if left:
-                rows.append((study.title, row.name, len(left), command_of(left)))
+                rows.append((study.title, row.name, len(left), why_left(results, left), command_of(left)))
             elif not row.is_known:
-                command = f"holdfast reproduce relatives --preset {results.preset.name}"
-                rows.append((study.title, row.name, study.runs_wanted(row), command))
+                command = command_for(results.preset.name, study, row)
+                rows.append((study.title, row.name, study.runs_wanted(row), None, command))
     if not rows:
         return []
     caption = (
         "Not reached yet, in the order of worth. Each command makes the runs of one line into a store; where something "
-        "is to be found by trying first, it is the one that makes all of them."
+        f"is to be found by trying first, it makes these tries as well. {FAILED}"
     )
-    return [Table("relatives-left", caption, ("study", "method", "runs", "command"), tuple(rows))]
+    return [Table("relatives-left", caption, ("study", "method", "runs", "why", "command"), tuple(rows))]
+
+
+FAILED = "What has failed says why, and is made again only with --retry-failed."
+
+
+def why_left(results: Results, specs: Sequence[Spec]) -> str | None:
+    """Return why runs have no result, by the first of which something is known."""
+    return next(filter(None, map(results.why_missing, specs)), None)
 
 
 def _row(results: Results, study: Study, row: Row) -> tuple[Cell, ...]:
