@@ -1,5 +1,7 @@
 """What PEFT's adapters add to weights: a layer's outputs are those of its base, and Δ times its inputs."""
 
+import weakref
+
 import pytest
 import torch
 from peft import (
@@ -17,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 import holdfast
 from holdfast.adapters import ADAPTERS, Product, find_adapters, whole
+from holdfast.forms import RotatedMatrix
 
 
 class Layers(nn.Module):
@@ -157,3 +160,37 @@ def test_a_kind_is_entered_once():
         @holdfast.register_adapter("lora")
         class Other(holdfast.Adapter):
             pass
+
+
+@pytest.mark.parametrize("kind", ["LoKr", "DoRA"])
+def test_what_is_as_large_as_a_weight_is_kept_of_one_layer_at_a_time(kind, monkeypatch):
+    """Of each Δ that is no product, D and Q(D) are: of all layers together they would be as large as the model."""
+    layers = [str(place) for place in range(6)]
+    config = (
+        LoKrConfig(r=2, target_modules=layers)
+        if kind == "LoKr"
+        else LoraConfig(r=2, target_modules=layers, use_dora=True)
+    )
+    model = get_peft_model(nn.Sequential(*(nn.Linear(8, 8) for _ in layers)), config)
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, form="rotated", implicit=False)
+    guard.consolidate([torch.randn(5, 8)])
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    guard.attach(optimizer)
+    kept, alive, apply = weakref.WeakSet(), [], RotatedMatrix.apply
+
+    class Saved:
+        def __init__(self, tensor):
+            self.tensor = tensor
+            if tensor.shape == (8, 8):
+                kept.add(self)
+
+    def counted(self, d):
+        alive.append(len(kept))
+        return apply(self, d)
+
+    monkeypatch.setattr(RotatedMatrix, "apply", counted)
+    model(torch.randn(5, 8)).sum().backward()
+    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+        optimizer.step()
+    assert len(alive) == len(layers)
+    assert max(alive) == alive[0]

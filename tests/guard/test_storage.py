@@ -130,3 +130,14 @@ def test_a_run_goes_on_exactly_from_a_state_in_16_bits(measure, tmp_path):
 def test_float16_is_refused():
     with pytest.raises(ConfigurationError, match=r"float16.*expected torch\.bfloat16"):
         holdfast.Consolidator(net(), "SOS", state_dtype=torch.float16)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:77", 1.5])
+def test_a_device_that_is_not_there_is_refused_at_once(device):
+    with pytest.raises(ConfigurationError, match=r"state_device=.*nothing can be kept there .*such as 'cpu'"):
+        holdfast.Consolidator(net(), "EWC", state_device=device)
+
+
+def test_shapes_alone_are_no_state():
+    with pytest.raises(ConfigurationError, match=r"state_device='meta'.*guard.cost\(\)"):
+        holdfast.Consolidator(net(), "EWC", state_device="meta")

@@ -188,6 +188,7 @@ def test_a_push_and_a_download(hub, tmp_path):
     where = push_to_hub(guard, "someone/importance", token="hf_x", endpoint=hub.address, **ABOUT)
     assert COMMIT in where
     assert sorted(hub.files) == ["README.md", "holdfast.json", "importance.safetensors"]
+    assert b'guard = from_pretrained("someone/importance", model' in hub.files["README.md"]  # as it can be run
     other = from_pretrained("someone/importance", net(), strength=3.0, endpoint=hub.address, token="hf_x")
     assert penalty_away(other) == penalty_away(guard)
     with pytest.raises(holdfast.StateError, match="'someone/other' is no folder here, and could not be had"):

@@ -159,6 +159,10 @@ def test_what_was_merged_for_good_is_counted_anew():
     assert all(torch.equal(omega, importance[name]) for name, omega in guard.importance.items())
     with pytest.raises(holdfast.ConfigurationError, match="space='merged'"):
         holdfast.Consolidator(again, "EWC").rebase()
+    fresh = holdfast.Consolidator(again, holdfast.Fisher(), form="kronecker")
+    with pytest.raises(holdfast.OrderError, match=r"rebase\(\) before the first consolidate"):
+        fresh.rebase()
+    assert not fresh.anchor
 
 
 def test_where_nothing_is_said_lora_is_held_by_merged_weights_and_what_adds_nothing_to_a_weight_as_it_is():

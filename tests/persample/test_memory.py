@@ -150,3 +150,22 @@ def test_a_budget_that_was_given_stays(monkeypatch):
     accumulator = SampleAccumulator(model, LogLikelihood(), SQUARE, budget=1)
     accumulator.update(torch.randn(20, 4))
     assert accumulator.budget == 1
+
+
+def test_room_that_long_samples_were_given_is_not_that_of_short_ones(monkeypatch):
+    """Sixteen long ones may take more than a chunk's bytes, and what comes after them not for that reason."""
+    monkeypatch.setattr(engine, "free_bytes", lambda device: 2**40)
+    monkeypatch.setattr(engine, "CPU_BUDGET", 2**20)
+    model = nn.Sequential(nn.Conv1d(1, 8, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+
+    def chunks(*lengths):
+        accumulator, found = engine.SampleAccumulator(model, LogLikelihood(), SQUARE), []
+        add = accumulator._add_chunk
+        monkeypatch.setattr(accumulator, "_add_chunk", lambda batch: (found.append(batch.size), add(batch)))
+        for length in lengths:
+            accumulator.update(torch.randn(96, 1, length))
+        return found
+
+    long, short = chunks(2000), chunks(50)
+    assert max(long) == engine.LARGE_SAMPLES < max(short) < 96
+    assert chunks(2000, 50, 2000) == [*long, *short, *long]

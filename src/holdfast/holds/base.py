@@ -194,16 +194,23 @@ def checked_pull(
     return found
 
 
+def is_looked_at(tensor: Tensor) -> bool:
+    """Whether pulls of this one are looked at before any is added: on a CPU, where that costs little."""
+    return tensor.device.type == "cpu"
+
+
 def _refuse_unless_finite(hold: Hold, pull: Mapping[str, Tensor]) -> None:
-    """Refuse a pull that is no number; on a CPU, where looking costs little."""
-    sums = {name: local(tensor.detach()).sum() for name, tensor in pull.items() if tensor.device.type == "cpu"}
+    """Refuse a pull that is no number, where one is looked at."""
+    sums = {name: local(tensor.detach()).sum() for name, tensor in pull.items() if is_looked_at(tensor)}
     if not sums or bool(torch.stack([total.isfinite() for total in sums.values()]).all()):
         return
+    whose = f"hold {hold.name!r}" if hold.name else "penalty"  # which is the guard's own, and goes by no name
+    why = "Look at what it is computed from." if hold.name else "The strength, or an importance, is too large for it."
     for name, total in sums.items():
         if not bool(total.isfinite()):
             raise NotFiniteError(
-                f"The gradient of the hold {hold.name!r} for {name!r} holds a NaN or an infinity. The step was not "
-                "taken and nothing was recorded. Look at what it is computed from."
+                f"The gradient of the {whose} for {name!r} holds a NaN or an infinity. The step was not taken and "
+                f"nothing was recorded. {why}"
             )
 
 

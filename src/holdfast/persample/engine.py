@@ -113,6 +113,7 @@ class SampleAccumulator:
         self._chooses_outputs = forward is not None  # such as those of a head, of whose classes labels need not be
         self.limit = samples
         self.budget = budget or (CPU_BUDGET if self.device.type == "cpu" else ACCELERATOR_BUDGET)
+        self._least_budget = self.budget
         # Processes that gather layers together have to take the same chunks, whatever each of them has free.
         self._widens = budget is None and not any(isinstance(p, GatheredAtUse) for p in model.parameters())
         self.generator = generator or _generator_from_global_state(self.device)
@@ -227,7 +228,7 @@ class SampleAccumulator:
             return 1
         rows = self._rows_of_one(batch, self._plan.outputs)
         if is_new and self._widens:
-            self.budget = widened(self.budget, self._plan.bytes_of_sample(rows), free_bytes(self.device))
+            self.budget = widened(self._least_budget, self._plan.bytes_of_sample(rows), free_bytes(self.device))
         most = self._plan.samples_within(self.budget, rows)
         if self.budget == CPU_BUDGET:
             most = min(most, CPU_SAMPLES)

@@ -22,8 +22,21 @@ from holdfast.settings import number
 
 
 def device_with_number(given: torch.device | str) -> torch.device:
-    """Return a device with its number, as tensors name theirs."""
-    return torch.empty(0, device=given).device
+    """Return a device with its number, as tensors name theirs, or refuse one on which nothing can be kept."""
+    try:
+        found = torch.empty(0, device=given).device
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        why = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+        raise ConfigurationError(
+            f"state_device={given!r}: nothing can be kept there ({why}). Expected a device that this machine has, such "
+            "as 'cpu'; or leave it out, to keep all of it with the parameters."
+        ) from error
+    if found.type == "meta":
+        raise ConfigurationError(
+            "state_device='meta', which keeps shapes alone. What a guard would take is known from a model on the meta "
+            "device, by guard.cost(); leave state_device out."
+        )
+    return found
 
 
 def checked_tolerance(

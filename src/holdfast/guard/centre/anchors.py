@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from holdfast.adapters import Change, mapped
-from holdfast.errors import ConfigurationError, NotFiniteError
+from holdfast.errors import ConfigurationError, NotFiniteError, OrderError
 from holdfast.forms import Matrix
 from holdfast.guard.batch_norm.folding import Folding
 from holdfast.guard.consolidating.measuring import Finding
@@ -77,6 +77,11 @@ def rebase(memory: Memory) -> None:
     """Hold merged weights to where they are now, by the importance that was measured before."""
     if memory.space != "merged":
         raise ConfigurationError("rebase() without space='merged': there is no merged weight to be counted anew.")
+    if not memory.tasks:
+        raise OrderError(
+            "rebase() before the first consolidate(): nothing is held yet that could be counted anew. Consolidate what "
+            "the model knows, with its adapters on; that counts from there."
+        )
     memory.refresh()
     here = new_merged_anchor(memory)
     memory.merged_anchor.update({name: here[name] for name in memory.merged_anchor if name in here})

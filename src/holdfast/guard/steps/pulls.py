@@ -1,6 +1,7 @@
 """The holds that are not element by element, or are a user's own: what they add to the gradients of a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from holdfast.guard.steps.optimizers.accepted import give_each_its_own_gradient
 from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.guard.steps.walk.bundles import Bundle, Single
 from holdfast.holds import Hold, Quadratic
-from holdfast.holds.base import Held, checked_pull
+from holdfast.holds.base import Held, checked_pull, is_looked_at
 from holdfast.holds.of_batches.batch_hold import BatchHold
 from holdfast.holds.of_weights.quadratic import add_penalty_gradient, add_pull, penalty_value
 from holdfast.tensors.pieces import in_pieces
@@ -35,16 +36,41 @@ class Moving(NamedTuple):
     """Whether the step is among those that were taken already."""
 
 
-def pulls_of(memory: Memory, moving: Moving) -> list[dict[str, Tensor]]:
+class Pull(NamedTuple):
+    """What one hold adds to gradients."""
+
+    names: Collection[str]
+    """Of the parameters that it pulls at."""
+    parts: Iterable[dict[str, Tensor]]
+    """Gradients by parameter: made already, or each part as it is asked for."""
+
+
+def pulls_of(memory: Memory, moving: Moving) -> list[Pull]:
     """Return the gradients of holds that are not element by element, and of those beside the guard's own."""
     holds = list(memory.holds) if memory.implicit else memory.beside_the_quadratic
     elementwise = memory.driving.form.elementwise
+    last: list[Pull] = []
     if memory.anchor and memory.strength and not memory.implicit:
         if memory.folding.pairs:
             holds.append(FoldedQuadratic(memory.folding, elementwise=elementwise))
-        elif not elementwise:
+        elif not elementwise and any(map(is_looked_at, moving.owned.values())):
             holds.append(Quadratic())
-    return [pull for pull in (_pull_of(memory, each, moving) for each in holds) if pull]
+        elif not elementwise:
+            last = [_made_late(memory, moving)]
+    made = [pull for pull in (_pull_of(memory, each, moving) for each in holds) if pull]
+    return [*(Pull(tuple(pull), [pull]) for pull in made), *last]
+
+
+def _made_late(memory: Memory, moving: Moving) -> Pull:
+    """Return the guard's own pull, each block's to be made when the one before is added: all would be a second model.
+
+    It goes by the weights alone, which stay as they are until the step, and nobody looks whether it is of numbers
+    before it is added.
+    """
+    held = _held(memory, _with_their_blocks(memory, moving.owned), moving)
+    blocks = [matrix.block.parameters for matrix in held.importance.values()]
+    pulled = held.parameters.keys() & moving.trained.keys()
+    return Pull({name for block in blocks for name in block if name in pulled}, Quadratic().parts(held, pulled))
 
 
 def _pull_of(memory: Memory, hold: Hold, moving: Moving) -> dict[str, Tensor]:
@@ -154,20 +180,20 @@ def _with_their_blocks(memory: Memory, owned: Mapping[str, nn.Parameter]) -> dic
 def add_pulls(
     stepping: Sequence[Bundle],
     trained: Mapping[str, nn.Parameter],
-    pulls: Sequence[Mapping[str, Tensor]],
+    pulls: Sequence[Pull],
     factor: float,
     *,
     in_place: bool,
 ) -> None:
     """Add them to what the optimiser gets; where measures will want the task's gradient, to a copy.
 
-    What is not protected is not measured, so that its own gradient is written to.
+    What is not protected is not measured, so that its own gradient is written to. No part is kept once it is added.
     """
     if not pulls:
         return
     places = {name: (bundle, i) for bundle in stepping for i, name in enumerate(bundle.names)}
-    for added in pulls:
-        for name, pull in added.items():
+    for part in chain.from_iterable(pull.parts for pull in pulls):
+        for name in list(part):
             parameter, (bundle, place) = trained[name], places.get(name, (None, 0))
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -175,7 +201,7 @@ def add_pulls(
                     bundle.handed[place] = None if in_place else parameter.grad
             elif bundle is not None and not in_place and bundle.handed[place] is None:
                 bundle.handed[place] = parameter.grad = parameter.grad.clone()
-            add_pull(parameter.grad, pull, factor)
+            add_pull(parameter.grad, part.pop(name), factor)
 
 
 class HeldBack(NamedTuple):
@@ -192,7 +218,7 @@ def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], moving: Moving)
     elementwise = memory.driving.form.elementwise and memory.strength and not memory.implicit
     memory.folding.agree(memory.ranks)  # each evaluation has moved each rank's statistics
     pulls = pulls_of(memory, moving)
-    give_each_its_own_gradient({name: moving.trained[name] for pull in pulls for name in pull})
+    give_each_its_own_gradient({name: moving.trained[name] for pull in pulls for name in pull.names})
     for name, parameter in moving.owned.items():
         if elementwise and name in memory.anchor and name not in memory.held_elsewhere:
             bundle = Single(memory, name, parameter, held=True)

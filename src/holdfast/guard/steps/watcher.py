@@ -34,7 +34,7 @@ from holdfast.guard.steps.optimizers.accepted import (
 )
 from holdfast.guard.steps.optimizers.closures import Beginning, Beginnings, closure_in, guarded, with_closure
 from holdfast.guard.steps.optimizers.handed_gradients import HandedGradients, Lent, Overwriters
-from holdfast.guard.steps.pulls import HeldBack, Moving, add_all_in_place, add_pulls, pulls_of
+from holdfast.guard.steps.pulls import HeldBack, Moving, Pull, add_all_in_place, add_pulls, pulls_of
 from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.guard.steps.walk.bundles import Bundle, Single
 from holdfast.guard.steps.walk.layouts import Layout, Layouts
@@ -165,7 +165,7 @@ class StepWatcher:
             self._task_share.note(optimizer, owned)
         self._carry_over(hold=hold)
         strength = 2 * memory.strength * scaling.factor if hold and not memory.implicit else 0.0
-        pulls = pulls_of(memory, Moving(owned, layout.moved, self.calls, scaling.factor)) if hold else []
+        pulls = self._pulls(Moving(owned, layout.moved, self.calls, scaling.factor)) if hold else []
         in_place = self._written_in_place(layout, pulls, strength)
         give_each_its_own_gradient(in_place)
         bundles, sums = self._look(optimizer, layout, scaling.factor, held_apart=bool(strength), closure=closure)
@@ -182,7 +182,7 @@ class StepWatcher:
         self._stepping = bundles
         if measures.waiting and memory.found_by_any_rank([] if _finite(sums) else [True]):
             self._refuse_unless_finite(bundles)
-        add_pulls(bundles, layout.moved, pulls, scaling.factor, in_place=not measures.waiting)
+        self._add(pulls, optimizer, layout, scaling.factor, in_place)
         self._task_share.look(optimizer, owned)
         self._count_step(bundles)
         if not closure and (strength or measures.every or memory.holds):
@@ -193,6 +193,37 @@ class StepWatcher:
         """Let holds look at the weights that a step is taken from."""
         for each in self.memory.holds:
             each.before_step(self.memory.held(owned))
+
+    def _pulls(self, moving: Moving) -> list[Pull]:
+        """Return what holds add that are not walked through, or say so if it is the weights that are no numbers."""
+        try:
+            return pulls_of(self.memory, moving)
+        except NotFiniteError:
+            self._refuse_lost_weights(max(self.memory.steps.values(), default=0) + 1)
+            raise
+
+    def _add(
+        self,
+        pulls: Sequence[Pull],
+        optimizer: Optimizer,
+        layout: Layout,
+        factor: float,
+        written: Mapping[str, nn.Parameter],
+    ) -> None:
+        """Add pulls; if one cannot be made, for memory say, no step may be taken with the gradients that have theirs.
+
+        Where they were written to copies, the task's own are put back.
+        """
+        try:
+            add_pulls(self._stepping, layout.moved, pulls, factor, in_place=not self.measures.waiting)
+        except BaseException:
+            for bundle in self._stepping:
+                bundle.put_back()
+            self._stepping = []
+            owned = layout.owned
+            self._handed = HandedGradients(optimizer, owned, {n: p for n, p in written.items() if n in owned})
+            self._handed.ended = True
+            raise
 
     def _laid_out(self, optimizer: Optimizer, layout: Layout | None, *, hold: bool) -> Layout:
         """Return the layout that is given if it still fits, or a new one, with a look at what is not held in it."""
@@ -219,11 +250,9 @@ class StepWatcher:
         """Whether the walk itself looks for NaN: all measures wait for the step, so that there is nothing to spoil."""
         return bool(self.measures.waiting) and not self.measures.at_once
 
-    def _written_in_place(
-        self, layout: Layout, pulls: Sequence[Mapping[str, Tensor]], strength: float
-    ) -> dict[str, nn.Parameter]:
+    def _written_in_place(self, layout: Layout, pulls: Sequence[Pull], strength: float) -> dict[str, nn.Parameter]:
         """Return the parameters whose own gradients are written to: nobody needs the task's after the step."""
-        pulled = {name for pull in pulls for name in pull}
+        pulled = {name for pull in pulls for name in pull.names}
         if self.measures.waiting:
             return {name: layout.moved[name] for name in pulled - layout.owned.keys()}
         held = [bundle for bundle in layout.bundles if bundle.held and strength]

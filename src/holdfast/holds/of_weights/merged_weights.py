@@ -10,8 +10,8 @@ with C the factor of the inputs: no product is larger than the adapter's and the
 product of the weight's size. The gradient goes on to whatever Δ is made of.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,18 +47,27 @@ class MergedWeights(Hold):
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return the gradient with respect to the adapters' parameters that move."""
         moving = {id(p): name for name, p in held.parameters.items() if p.requires_grad}
-        own = {
-            moving[id(p)]: p
-            for weight, adapter in self.adapters.items()
-            for p in (adapter.parameters() if weight in held.importance else ())
-            if id(p) in moving
-        }
+        found: dict[str, Tensor] = {}
+        products: list[Tensor] = []
         with torch.enable_grad():
-            value = self.value_of(held.importance, held.strength)
-        if not own or value is None or not value.requires_grad:
-            return {}
-        pulls = torch.autograd.grad(value, list(own.values()), allow_unused=True)
-        return {name: pull for name, pull in zip(own, pulls, strict=True) if pull is not None}
+            for weight in self._held_by(held.importance):
+                value = self._value_at(weight, held.importance[weight])
+                if value.is_of_product:
+                    products.append(value.term)  # of which little is kept until all of them go back together
+                else:  # before the next one is made: what is kept of each is as large as its weight
+                    _add_gradients(found, held.strength * value.term, self._named([weight], moving))
+                del value
+            if products:
+                _add_gradients(found, held.strength * _added_up(products), self._named(self.adapters, moving))
+        return found
+
+    def _held_by(self, importance: Mapping[str, Matrix]) -> list[str]:
+        return [weight for weight in self.adapters if weight in importance]
+
+    def _named(self, weights: Iterable[str], moving: Mapping[int, str]) -> dict[str, Tensor]:
+        """Return the parameters of some adapters that move, by name."""
+        parameters = [p for weight in weights for p in self.adapters[weight].parameters()]
+        return {moving[id(p)]: p for p in parameters if id(p) in moving}
 
     def value(self, held: Held) -> Tensor | None:
         """Return c⟨D, Q(D)⟩, differentiable in the adapters' parameters."""
@@ -66,8 +75,9 @@ class MergedWeights(Hold):
 
     def value_of(self, importance: Mapping[str, Matrix], strength: float) -> Tensor | None:
         """Return c⟨D, Q(D)⟩ by some importance; ``None`` where it has nothing of any adapter."""
-        terms = [self._term(name, importance[name]) for name in self.adapters if name in importance]
-        return strength * torch.stack([term.to(terms[0].device) for term in terms]).sum() if terms else None
+        named = self._held_by(importance)
+        terms = [self._value_at(weight, importance[weight]).term for weight in named]
+        return strength * _added_up(terms) if terms else None
 
     def displacement(self, weight: str) -> Change:
         """Return D of a weight, in single precision at least."""
@@ -77,11 +87,33 @@ class MergedWeights(Hold):
             now = self.adapters[weight].change()
             return whole(then).neg() if now is None else difference(_at_hand(now, like), then)
 
-    def _term(self, weight: str, matrix: Matrix) -> Tensor:
+    def _value_at(self, weight: str, matrix: Matrix) -> "_Term":
         d = self.displacement(weight)
         tensors = tuple(d) if isinstance(d, Product) else (d,)
         value: Tensor = _Value.apply(matrix.at_hand({weight: tensors[0]}), self.blocks[weight], *tensors)  # type: ignore[no-untyped-call]
-        return value
+        return _Term(value, len(tensors) > 1)
+
+
+class _Term(NamedTuple):
+    """What one adapter adds to the value."""
+
+    term: Tensor
+    """⟨D, Q(D)⟩, differentiable in D."""
+    is_of_product: bool
+
+
+def _added_up(terms: Sequence[Tensor]) -> Tensor:
+    return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+
+
+def _add_gradients(found: dict[str, Tensor], value: Tensor, parameters: Mapping[str, Tensor]) -> None:
+    """Add the gradients of a value to what was found for some parameters."""
+    if not parameters or not value.requires_grad:
+        return
+    pulls = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    for name, pull in zip(parameters, pulls, strict=True):
+        if pull is not None:
+            found[name] = found[name] + pull if name in found else pull
 
 
 class _Value(torch.autograd.Function):

@@ -6,7 +6,7 @@ It is that of EWC (Kirkpatrick et al. 2017, arXiv 1612.00796), around the last t
 block by block.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,12 +25,17 @@ class Quadratic(Hold):
 
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return 2c·Q(θ − θ*): in 16 bits where Q's products are made in these, since more would be made up."""
-        found: dict[str, Tensor] = {}
+        return {name: pull for part in self.parts(held, held.parameters) for name, pull in part.items()}
+
+    def parts(self, held: Held, names: Container[str]) -> Iterator[dict[str, Tensor]]:
+        """Yield the same block by block, of some parameters, and keep none of it while the next one is made."""
         for matrix in held.importance.values():
             if any(name in held.parameters for name in matrix.block.parameters):
-                pulls = applied(matrix, held.parameters, held.anchor, rounded=True)
-                found |= {name: 2 * held.strength * pull for name, pull in pulls.items() if name in held.parameters}
-        return found
+                yield {
+                    name: 2 * held.strength * pull
+                    for name, pull in applied(matrix, held.parameters, held.anchor, rounded=True).items()
+                    if name in names
+                }
 
 
 def applied(

@@ -43,8 +43,8 @@ def is_own(text: str) -> bool:
     return first.strip() == "---" and _OURS in itertools.takewhile(lambda line: line.strip() != "---", lines)
 
 
-def card(settings: Mapping[str, Any]) -> str:
-    """Return a card, given what a guard is made by."""
+def card(settings: Mapping[str, Any], repo: str) -> str:
+    """Return a card, given what a guard is made by, and the name of the repository that others get it from."""
     base = settings["base_model"]
     front = [_OURS, "tags:", "- importance", "- continual-learning"]
     front += [f"base_model: {json.dumps(base)}"] if base else []
@@ -60,5 +60,5 @@ def card(settings: Mapping[str, Any]) -> str:
         form=json.dumps(settings["form"]),
         tasks=settings["tasks"],
         parameters=", ".join(f"`{name}`" for name in names[:3]) + more,
-        repo="user/name",
+        repo=repo,
     )

@@ -52,8 +52,12 @@ def save_pretrained(
         measured_from: in words, what data the importance was measured from, for the card. No data goes along.
         base_model: the name of the model that it is of, on the hub.
     """
+    _write(guard, Path(folder), measured_from, base_model, repo="user/name")
+
+
+def _write(guard: Consolidator, place: Path, measured_from: str, base_model: str | None, repo: str) -> None:
+    """Write a folder, its card with the repository that it is for."""
     state, settings = _taken(guard, measured_from, base_model)
-    place = Path(folder)
     ranks = _ranks(guard)
     ranks.together(lambda: _make_folder(place) if ranks.rank == 0 else None)
     state_files.write(place / TENSORS, state, ranks)
@@ -62,7 +66,7 @@ def save_pretrained(
         if (place / CARD).exists() and not is_own((place / CARD).read_text(encoding="utf-8", errors="replace")):
             _tell_of_card_of_others(str(place))
         else:
-            write_whole(place / CARD, card(settings).encode())
+            write_whole(place / CARD, card(settings, repo).encode())
 
 
 def push_to_hub(
@@ -90,7 +94,7 @@ def push_to_hub(
     """
     api = library().HfApi(endpoint=endpoint, token=token)
     with tempfile.TemporaryDirectory() as place:
-        save_pretrained(guard, place, measured_from=measured_from, base_model=base_model)
+        _write(guard, Path(place), measured_from, base_model, repo)
         ranks = _ranks(guard)
         kept = ranks.together(lambda: _opened(api, repo, revision, private=private) if ranks.rank == 0 else [])
         if ranks.rank != 0:

@@ -30,6 +30,7 @@ class Writes:
     """Watches one forward pass for what it writes to a model's parameters."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self.parameters = dict(model.named_parameters())
         self.versions = self._versions()
         self.kept: dict[str, _Kept] = {}
@@ -69,13 +70,24 @@ class Writes:
                 "after the optimiser's step instead, or in the forward pass with a tensor of its own: w = "
                 "self.weight.clamp(-1, 1)."
             )
-        for name, before, after in zip(self.parameters, self.versions, self._versions(), strict=True):
-            if before != after and name not in self.kept:
+        versions = zip(self.parameters, self.versions, self._versions(), strict=True)
+        for name in [name for name, before, after in versions if before != after]:
+            if name not in self.kept and id(self.parameters[name]) not in self._stood_in_for:
                 raise ModelError(
                     f"The model's forward pass wrote to its parameter {name!r} in a way that cannot be undone, so its "
                     "weights may be other ones now: load them again. Write to parameters after the optimiser's step "
                     "instead, or compute in the forward pass with a tensor of its own."
                 )
+
+    @cached_property
+    def _stood_in_for(self) -> set[int]:
+        """The parameters that PEFT's adapters of parameters put something in the place of while a layer is called.
+
+        They are parametrised for as long as that takes, for which torch sets each to itself: another version of the
+        same numbers, by a call that nobody sees.
+        """
+        adapted: list[Any] = [module for module in self.model.modules() if hasattr(module, "parameter_name")]
+        return {id(module.get_param()) for module in adapted if hasattr(module, "get_param")}
 
     @cached_property
     def _by_memory(self) -> dict[int, list[str]]:

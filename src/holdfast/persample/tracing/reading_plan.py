@@ -343,7 +343,7 @@ class _Saved:
 
     def pack(self, tensor: Tensor) -> Tensor:
         base = tensor if tensor._base is None else tensor._base
-        if not base.is_leaf:
+        if not base.is_leaf and tensor.layout is torch.strided:  # a sparse one has no memory that could be told apart
             storage = tensor.untyped_storage()
             self.seen[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # a saved output that kept its own graph would never be freed
