@@ -10,7 +10,6 @@ from matplotlib.ticker import MaxNLocator
 from holdfast.lab.analysis.repetitions import Estimate, estimate
 from holdfast.lab.experiments.plots.methods import Method, Setting
 from holdfast.lab.experiments.store.run_results import Result
-from holdfast.lab.report import ink
 from holdfast.lab.training.metrics import average_accuracies, forgetting, learned_later
 
 Looks = Mapping[str, Mapping[str, Any]]
@@ -66,12 +65,11 @@ def trade_off(axes: Axes, methods: Sequence[Method], looks: Looks) -> None:
             style = {"fontsize": 7, "color": looks[method.name]["color"]}
             axes.annotate(says, where, beside, textcoords="offset points", **style)
     axes.set_title("What was learned, and what was lost")
-    axes.set_xlabel("lost: points of earlier tasks")
-    axes.set_ylabel("learned: % of each new task")
+    axes.set_xlabel("lost: points of earlier tasks (← better)")
+    axes.set_ylabel("learned: % of each new task (better →)")
     axes.grid(visible=True, axis="both")
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, -0.03 * high), high)  # so that what has lost nothing has its place
-    axes.annotate("↖ better", (0.02, 0.98), xycoords="axes fraction", va="top", fontsize=7.5, color=ink(), alpha=0.7)
 
 
 def strength_curves(axes: Axes, methods: Sequence[Method], looks: Looks) -> None:
@@ -87,7 +85,7 @@ def strength_curves(axes: Axes, methods: Sequence[Method], looks: Looks) -> None
             axes.axhline(end, color=looks[method.name]["color"], linewidth=1.0, linestyle=(0, (4, 3)))
     axes.set_xscale("log")
     axes.set_title("Strength")
-    axes.set_xlabel("c")
+    axes.set_xlabel("strength c (dashed: what has none)")
     axes.set_ylabel("% of all tasks at the end")
 
 
