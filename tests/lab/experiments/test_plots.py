@@ -155,3 +155,17 @@ def test_what_runs_have_decides_what_is_drawn(tmp_path):
 )
 def test_as_few_places_as_can_be_stay_empty(plain, grids, across):
     assert panels_across(plain, grids) == across
+
+
+@pytest.mark.parametrize(
+    ("strengths", "said"), [((0.3, 2.5), ["0.5", "1", "2"]), ((1.0, 1000.0), ["1", "10", "100", "1000"])]
+)
+def test_strengths_are_written_as_numbers_that_do_not_overlap(strengths, said):
+    figure = Figure()
+    axes = figure.subplots()
+    methods = methods_of([run(strength=c, accuracy=0.5) for c in strengths])
+    panels.strength_curves(axes, methods, LOOKS)
+    figure.draw_without_rendering()
+    shown = [tick.label1 for tick in axes.xaxis.get_major_ticks() if tick.label1.get_text() in said]
+    assert [each.get_text() for each in shown] == said
+    assert not any(label.get_text() for label in axes.xaxis.get_minorticklabels())
