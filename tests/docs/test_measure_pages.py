@@ -36,6 +36,15 @@ def test_every_measure_has_its_page():
     assert set(re.findall(r"\]\(([\w-]+)\.md\)", overview)) == set(PAGES)
 
 
+def test_the_table_names_every_measure_and_its_class():
+    overview = page("measures/index.md")
+    table = overview[overview.index("## Side by side") : overview.index("## What they cost")]
+    for name, measure in holdfast.measures().items():
+        if name not in ("MASX-logits", "posterior-scaled"):  # variants of a row
+            assert re.search(rf"\b{re.escape(name)}\b", table), name
+        assert f"{type(measure).__name__}(" in table
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_all_there_is_to_say(name):
     text = page(f"measures/{name}.md")

@@ -162,7 +162,7 @@ def test_the_store_may_be_named_by_the_environment(call, tmp_path, monkeypatch):
         (["permuted-digits", "--batch-size", "2000"], "batch_size=2000 for a task of 1438 samples"),
         (["permuted-digits", "--momentum", "0.5"], "expected --optimizer sgd"),
         (["permuted-digits", "-m", "SI", "-m", "MAS", "-c", "5"], "-c SI=5 -c MAS=5"),
-        (["split-mnist", "-m", "L2"], "--strength on the command line"),
+        (["split-mnist", "-m", "L2"], "--relative-strength on the command line"),
         (["permuted-digits", "--probe", "importance"], "No probe is called 'importance'"),
         (["split-cifar", "--hidden", "10"], "has no hidden layers to choose"),
         (["split-digits", "--sizes", "1,few"], "--sizes '1,few': expected shares with commas"),

@@ -10,7 +10,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments import paper_spec
 from holdfast.lab.experiments.plots import panels
 from holdfast.lab.experiments.plots.methods import MOST, methods_of
-from holdfast.lab.experiments.plots.picture import plot_runs
+from holdfast.lab.experiments.plots.picture import panels_across, plot_runs
 from holdfast.lab.training.metrics import learned_later
 from holdfast.lab.training.telling.retention import TaskRetention
 from holdfast.retention import SetRetention, TracePoint
@@ -147,3 +147,25 @@ def test_what_runs_have_decides_what_is_drawn(tmp_path):
     with pytest.raises(ConfigurationError, match="could not be written"):
         plot_runs(one, tmp_path / "missing" / "c.png")
     assert not list(tmp_path.glob("c.*"))
+
+
+@pytest.mark.parametrize(
+    ("plain", "grids", "across"),
+    [(1, 0, 1), (2, 0, 2), (3, 3, 3), (3, 2, 3), (4, 4, 2), (4, 0, 2), (5, 5, 3), (1, 7, 2)],
+)
+def test_as_few_places_as_can_be_stay_empty(plain, grids, across):
+    assert panels_across(plain, grids) == across
+
+
+@pytest.mark.parametrize(
+    ("strengths", "said"), [((0.3, 2.5), ["0.5", "1", "2"]), ((1.0, 1000.0), ["1", "10", "100", "1000"])]
+)
+def test_strengths_are_written_as_numbers_that_do_not_overlap(strengths, said):
+    figure = Figure()
+    axes = figure.subplots()
+    methods = methods_of([run(strength=c, accuracy=0.5) for c in strengths])
+    panels.strength_curves(axes, methods, LOOKS)
+    figure.draw_without_rendering()
+    shown = [tick.label1 for tick in axes.xaxis.get_major_ticks() if tick.label1.get_text() in said]
+    assert [each.get_text() for each in shown] == said
+    assert not any(label.get_text() for label in axes.xaxis.get_minorticklabels())

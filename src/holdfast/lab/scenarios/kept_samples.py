@@ -30,7 +30,7 @@ def set_aside(scenario: Scenario, count: int, seed: int) -> Scenario:
     if 2 * count > len(smallest.stored_train):
         raise ConfigurationError(
             f"kept={count} of the {len(smallest.stored_train):,} training samples of {smallest.name!r}; expected at "
-            f"most half of them, such as kept={len(smallest.stored_train) // 5}."
+            f"most half of them, such as kept={len(smallest.stored_train) // 5} (--kept on the command line)."
         )
 
     def taken(samples: Samples) -> Split:

@@ -5,18 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.axis import Axis
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from holdfast.lab.analysis.repetitions import Estimate, estimate
 from holdfast.lab.experiments.plots.methods import Method, Setting
 from holdfast.lab.experiments.store.run_results import Result
-from holdfast.lab.report import ink
 from holdfast.lab.training.metrics import average_accuracies, forgetting, learned_later
 
 Looks = Mapping[str, Mapping[str, Any]]
 """How each method is drawn, by its name: colour and marker."""
 _FEW = 12
 """Up to so many tasks, numbers stand in a matrix."""
+_TWO_DECADES = 100.0
 _LEAST = 1e-5
 """What is drawn on a scale of ratios: before a first step nothing is lost, and rounding is not worth a decade."""
 
@@ -66,12 +67,11 @@ def trade_off(axes: Axes, methods: Sequence[Method], looks: Looks) -> None:
             style = {"fontsize": 7, "color": looks[method.name]["color"]}
             axes.annotate(says, where, beside, textcoords="offset points", **style)
     axes.set_title("What was learned, and what was lost")
-    axes.set_xlabel("lost: points of earlier tasks")
-    axes.set_ylabel("learned: % of each new task")
+    axes.set_xlabel("lost: points of earlier tasks (← better)")
+    axes.set_ylabel("learned: % of each new task (better →)")
     axes.grid(visible=True, axis="both")
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, -0.03 * high), high)  # so that what has lost nothing has its place
-    axes.annotate("↖ better", (0.02, 0.98), xycoords="axes fraction", va="top", fontsize=7.5, color=ink(), alpha=0.7)
 
 
 def strength_curves(axes: Axes, methods: Sequence[Method], looks: Looks) -> None:
@@ -86,8 +86,9 @@ def strength_curves(axes: Axes, methods: Sequence[Method], looks: Looks) -> None
             end = method.best.over_seeds(lambda run: 100 * run.average_accuracy).mean
             axes.axhline(end, color=looks[method.name]["color"], linewidth=1.0, linestyle=(0, (4, 3)))
     axes.set_xscale("log")
+    _plain_numbers(axes.xaxis)
     axes.set_title("Strength")
-    axes.set_xlabel("c")
+    axes.set_xlabel("strength c (dashed: what has none)")
     axes.set_ylabel("% of all tasks at the end")
 
 
@@ -155,8 +156,17 @@ def _as_it_went(
             axes.plot(steps, values, **{**looks[method.name], "marker": ""})
             drawn.append((method, run, steps))
     axes.set_yscale("log")
+    _plain_numbers(axes.yaxis)
     axes.set_xlabel("steps, counted on over tasks")
     return drawn
+
+
+def _plain_numbers(axis: Axis) -> None:
+    """Write powers of ten as numbers, and between them 2 and 5 where there are few: all of them would overlap."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < _TWO_DECADES * low else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _errors(found: Sequence[Estimate]) -> list[float]:

@@ -22,7 +22,7 @@ Draw = Callable[[Axes, Sequence[Method], panels.Looks], None]
 ENDINGS = ("png", "pdf", "svg")
 WHAT = ("accuracy", "forgetting", "trade-off", "strength", "following", "matrix")
 """What can be drawn."""
-_ACROSS, _WIDTH, _HEIGHT = 3, 3.9, 3.1
+_ACROSS, _WIDTH, _HEIGHT = (3, 2), 3.9, 3.1
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 
 
@@ -95,7 +95,7 @@ def _figure(methods: Sequence[Method], chosen: Sequence[str]) -> Figure:
     }
     plain = [draw for name in chosen for draw in drawing.get(name, [])]
     grids = len(methods) if "matrix" in chosen else 0
-    across = min(_ACROSS, max(len(plain), grids))
+    across = panels_across(len(plain), grids)
     rows = math.ceil(len(plain) / across) + math.ceil(grids / across)
 
     def draw(canvas: Canvas) -> None:
@@ -120,6 +120,12 @@ def _figure(methods: Sequence[Method], chosen: Sequence[str]) -> Figure:
     return Figure(
         "runs", "", draw, size=(across * _WIDTH, rows * _HEIGHT + 0.3 * math.ceil(len(methods) / across) + 0.4)
     )
+
+
+def panels_across(plain: int, grids: int) -> int:
+    """Return how many panels stand beside each other: as many as leave the fewest places empty, of equals the more."""
+    choices = [across for across in _ACROSS if across <= max(plain, grids)] or [1]
+    return min(choices, key=lambda across: -plain % across + -grids % across)
 
 
 def _title(methods: Sequence[Method]) -> str:

@@ -65,8 +65,9 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     if measure not in chosen and "strength" not in own and not others:
         where = f"{measure!r} on {scenario!r}" + (f" at batch size {LARGE_BATCH}" if large else "")
         raise ConfigurationError(
-            f"No strength is known for {where}; give one (strength= in Python, --strength on the command line), or "
-            "search for one."
+            f"No strength is known for {where}; give one (strength= or relative_strength= in Python, --strength or "
+            "--relative-strength on the command line), say how much may be lost (tolerance=, --tolerance), or search "
+            "for one (holdfast search)."
         )
     strength, reinitialise = chosen.get(measure, (0.0, protocol.settings.reinitialise))
     strength = 0.0 if others else strength
