@@ -96,6 +96,12 @@ assert set(holdfast.__all__) <= set(dir(holdfast))
 assert not hasattr(holdfast, "nosuch")
 from holdfast.persample.batches import _known_conventions
 assert _known_conventions()
+
+import torch
+guard = Consolidator(torch.nn.Linear(2, 2), "L2")
+guard.consolidate()
+assert guard.tasks == 1
+assert "torch._dynamo" not in sys.modules   # takes longer to load than torch, and comes with the first optimiser
 """
 
 

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import is_capturing, tell
 from holdfast.guard.steps.optimizers.accepted import IN_PIECES, PENALTY_IN_LOSS, ids, trained_by
+from holdfast.guard.steps.out_of_graphs import out_of_graphs
 from holdfast.tensors.sharding import is_trained_in_pieces, local
 
 PROBES = 8
@@ -200,7 +201,7 @@ def _watch(unseen: UnseenSteps) -> None:
     with _lock:
         _watching.add(unseen)
         if not _hooked:
-            _hooked.append(register_optimizer_step_pre_hook(torch.compiler.disable(_look_at)))
+            _hooked.append(register_optimizer_step_pre_hook(out_of_graphs(_look_at)))
 
 
 def _watch_no_more(unseen: UnseenSteps) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from holdfast.guard.steps.out_of_graphs import out_of_graphs
 from holdfast.holds.base import TrainingCall
 
 
@@ -62,7 +63,7 @@ class _Recorder:
     def __init__(self, calls: TrainingCalls | None = None) -> None:
         self._calls = None if calls is None else weakref.ref(calls)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @out_of_graphs
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls = None if self._calls is None else self._calls()
         if calls is not None:
