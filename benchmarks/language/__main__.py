@@ -14,10 +14,11 @@ from benchmarks.language.formats import report as format_report
 from benchmarks.language.formats import study as formats
 from benchmarks.language.frontier import points
 from benchmarks.language.large_recipes import HUGE_RECIPES, LARGE_RECIPES
+from benchmarks.language.pretrained import line_end, tokenizer_of
 from benchmarks.language.sequence import report as sequence_report
 from benchmarks.language.sequence import study as sequence
 from benchmarks.language.sequence.keeping import FREE, KEEPINGS, Keeping
-from benchmarks.language.settings import HUGE, LARGE, REHEARSAL, TINY, Settings
+from benchmarks.language.settings import HUGE, LARGE, PRETRAINED, REHEARSAL, TINY, Settings
 from benchmarks.language.small_forms import SMALL_RECIPES
 from benchmarks.language.training import Device
 
@@ -42,7 +43,10 @@ def _tokens(options: argparse.Namespace) -> None:
     from benchmarks.language import tokens  # noqa: PLC0415 (what makes them, the machine that runs need not have)
 
     given = corpus.load(options.corpus)
-    found = tokens.encoded(given, options.vocabulary)
+    if options.pretrained:
+        found = tokens.encoded_for(given, tokenizer_of(options.pretrained))
+    else:
+        found = tokens.encoded(given, options.vocabulary)
     corpus.write(options.to, found)
     counts = {"_".join(key): f"{len(given.of(*key)) / len(text):.2f}" for key, text in found.texts.items()}
     print(f"{options.to}: {found.vocabulary} tokens, sha256 {found.digest()}; bytes a token {counts}")
@@ -73,12 +77,12 @@ def _begun(options: argparse.Namespace, settings: Settings) -> tuple[Settings, D
 
 
 def _recipes(options: argparse.Namespace) -> None:
-    settings, device, text = _begun(options, _of_size(options))
+    settings, device, text = _begun(options, _of_recipes(options))
     study = "adapter-recipes" if options.adapter else "recipes-forms" if options.forms else "recipes"
     lines = _lines(options, study)
     if options.size == "tiny":
         lines = options.results / SMALL_LINES
-    known = ADAPTER_RECIPES if options.adapter else recipes.FORM_RECIPES if options.forms else RECIPES[options.size]
+    known = _known(options)
     first, *others = known
     asked = [first, *(recipe for recipe in others if not options.only or recipe.name in options.only)]
     drawn = lines.name == RECIPE_LINES  # the picture begins at less
@@ -86,8 +90,7 @@ def _recipes(options: argparse.Namespace) -> None:
     done = recipes.run(*given, asked, 0.0 if drawn else min(recipe_report.GAINS))
     looked = recipes.read(lines)
     if looked:
-        flags = ("--forms " if options.forms else "") + ("" if options.size == "small" else f"--size {options.size} ")
-        usual = partial(recipe_report.write, lines.with_suffix(".md"), recipes=known, flags=flags)
+        usual = partial(recipe_report.write, lines.with_suffix(".md"), recipes=known, flags=_flags(options))
         write = partial(small_forms.write, options.results) if options.size == "tiny" else usual
         print(write(looked))
     print(f"{len(looked)} trials; " + ("done" if done else "time is up: the same command goes on"), flush=True)
@@ -101,14 +104,48 @@ def _of_size(options: argparse.Namespace, rehearsal: Settings = REHEARSAL) -> Se
     return recipes.study_settings(SIZES[options.size])
 
 
+def _known(options: argparse.Namespace) -> tuple[recipes.Recipe, ...]:
+    """Return all recipes of a study."""
+    if options.adapter:
+        return ADAPTER_RECIPES
+    if options.forms:
+        return recipes.FORM_RECIPES
+    return LARGE_RECIPES if options.pretrained else RECIPES[options.size]
+
+
+def _flags(options: argparse.Namespace) -> str:
+    """Return what the command was given besides the corpus and the adapter."""
+    if options.pretrained:
+        return f"--pretrained {Path(options.pretrained).name} "
+    return ("--forms " if options.forms else "") + ("" if options.size == "small" else f"--size {options.size} ")
+
+
+def _of_recipes(options: argparse.Namespace) -> Settings:
+    """Return the settings of recipes: of networks of one size, or of another's, which learns what it knows least."""
+    if not options.pretrained:
+        return _of_size(options)
+    asked = REHEARSAL if options.rehearse else PRETRAINED
+    own = {"pretrained": options.pretrained, "start": line_end(options.pretrained)}
+    vocabulary = tokenizer_of(options.pretrained).get_vocab_size()
+    asked = dataclasses.replace(asked, lesson=PRETRAINED.lesson, vocabulary=vocabulary, **own)
+    return recipes.study_settings(asked)
+
+
+def _which(options: argparse.Namespace) -> str:
+    """Return which networks are not the usual ones: others', or those of another size."""
+    if getattr(options, "pretrained", None):
+        return Path(options.pretrained).name
+    return "" if options.size == "small" else str(options.size)
+
+
 def _lines(options: argparse.Namespace, study: str) -> Path:
-    """Return the file of a study with networks of one size; its page lies beside it."""
-    return options.results / f"{study}{'' if options.size == 'small' else f'-{options.size}'}.jsonl"
+    """Return the file of a study with networks of one kind; its page lies beside it."""
+    return options.results / f"{'-'.join(filter(None, (study, _which(options))))}.jsonl"
 
 
 def _work(options: argparse.Namespace) -> Path:
-    """Return the folder of the networks, so that those of one size do not take the place of another's."""
-    return options.work if options.size == "small" else options.work / options.size
+    """Return the folder of the networks, so that those of one kind do not take the place of another's."""
+    return options.work / _which(options)
 
 
 def _asked(options: argparse.Namespace) -> list[Keeping]:
@@ -160,10 +197,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     pairs = commands.add_parser("tokens", help="make a corpus of tokens from one of bytes, for --size huge")
     pairs.add_argument("corpus", type=Path)
     pairs.add_argument("to", type=Path, help="the file to write")
+    pairs.add_argument("--pretrained", metavar="folder", help="the tokens of another's model, which lies there")
     pairs.add_argument("--vocabulary", type=int, default=HUGE.vocabulary, help="(default: %(default)s)")
     run = commands.add_parser("run", help="learn and teach; what is finished is not run again")
     cook = commands.add_parser("recipes", help="guards, old and own text, merging, and all of them together")
     cook.add_argument("--adapter", action="store_true", help="by an adapter, held by its factors and by merged weights")
+    cook.add_argument("--pretrained", metavar="folder", help="another's model, which learns German, held by the best")
     cook.add_argument("--forms", action="store_true", help="forms that take less than the rotated one")
     course = commands.add_parser("sequence", help="English, then Python, German and C: what is left of each")
     course.add_argument("--gain", type=float, default=0.9, help="what averaging leaves of a lesson (default: 0.9)")

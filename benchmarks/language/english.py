@@ -10,6 +10,7 @@ from torch.optim import SGD
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.gpt import BYTES, GPT
 from benchmarks.language.lora import adapt
+from benchmarks.language.pretrained import Pretrained, load
 from benchmarks.language.settings import FORMS, MEASURES, WAYS, Settings
 from benchmarks.language.training import Device, batches, schedule
 from holdfast import L2, MAS, SOS, Consolidator, Fisher, Measure
@@ -17,6 +18,7 @@ from holdfast.seeding import derive_seed, generator_for
 from holdfast.whole_files import read_tensors, write_tensors
 
 DECAY = 0.1
+Network = GPT | Pretrained
 
 
 def measure(name: str, settings: Settings) -> Measure:
@@ -30,13 +32,13 @@ def measure(name: str, settings: Settings) -> Measure:
     return {"L2": L2(), "EWC": fisher, "SOS": SOS(), "MAS": MAS(samples), **dict.fromkeys(FORMS, fisher)}[name]
 
 
-def new_guard(model: GPT, way: str, name: str, settings: Settings) -> Consolidator:
+def new_guard(model: Network, way: str, name: str, settings: Settings) -> Consolidator:
     """Return a guard that has found nothing yet."""
     form = FORMS.get(name, "diagonal")
     return Consolidator(model, measure(name, settings), protect=protected(way), form=form)
 
 
-def _new_guards(model: GPT, way: str, settings: Settings) -> dict[str, Consolidator]:
+def _new_guards(model: Network, way: str, settings: Settings) -> dict[str, Consolidator]:
     """Return one for every measure that has to look at English."""
     return {name: new_guard(model, way, name, settings) for name in MEASURES if name in settings.compared[way]}
 
@@ -50,7 +52,7 @@ def protected(way: str) -> str:
 class Taught:
     """A network that has learned English, in one of the two ways of going on, and where its guards are."""
 
-    model: GPT
+    model: Network
     start: dict[str, torch.Tensor]
     """Its weights now, to go back to after each run."""
     guards: Path
@@ -94,14 +96,36 @@ class Taught:
 
 
 def learn_english(settings: Settings, corpus: Corpus, device: Device, seed: int, folder: Path) -> None:
-    """Train a network on English, measure with every measure, and leave all of it in a folder."""
+    """Train a network on English, or take one that others have trained; measure, and leave all of it in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in (folder / "complete", *folder.glob("*.safetensors")):  # which are another network's
         path.unlink(missing_ok=True)
     model = new_model(settings, device, seed)
+    guards = _new_guards(model, "full", settings)
+    if not settings.pretrained:
+        _train(model, guards, settings, corpus, device, seed)
+    _consolidate("full", guards, settings, corpus, seed, folder)
+
+    write_tensors(folder / "model.safetensors", model.state_dict(), {"kind": kind_of(settings)})
+    if "lora" in settings.compared:
+        adapted = start_python(settings, device, seed, folder, "lora").model
+        guards = _new_guards(adapted, "lora", settings)
+        _watch_adapter(guards["SOS"], adapted, settings, corpus, device, seed)
+        _consolidate("lora", guards, settings, corpus, seed, folder)
+    (folder / "complete").touch()
+
+
+def _train(
+    model: Network,
+    guards: dict[str, Consolidator],
+    settings: Settings,
+    corpus: Corpus,
+    device: Device,
+    seed: int,
+) -> None:
+    """Teach English from the beginning; SOS watches the last steps."""
     optimizer = device.optimizer(model, settings.english_rate, DECAY)
     rates = schedule(optimizer, settings.english_steps)
-    guards = _new_guards(model, "full", settings)
     text = corpus.of("english", "train")
     given = batches(text, settings.english_steps, settings.english_batch, settings.context, seed, "english")
     for step, batch in enumerate(given):
@@ -114,15 +138,6 @@ def learn_english(settings: Settings, corpus: Corpus, device: Device, seed: int,
         rates.step()
     if "SOS" in guards:
         guards["SOS"].detach()
-    _consolidate("full", guards, settings, corpus, seed, folder)
-
-    write_tensors(folder / "model.safetensors", model.state_dict(), {"kind": kind_of(settings)})
-    if "lora" in settings.compared:
-        adapted = start_python(settings, device, seed, folder, "lora").model
-        guards = _new_guards(adapted, "lora", settings)
-        _watch_adapter(guards["SOS"], adapted, settings, corpus, device, seed)
-        _consolidate("lora", guards, settings, corpus, seed, folder)
-    (folder / "complete").touch()
 
 
 def start_python(settings: Settings, device: Device, seed: int, folder: Path, way: str) -> Taught:
@@ -133,13 +148,15 @@ def start_python(settings: Settings, device: Device, seed: int, folder: Path, wa
     weights = hashlib.sha256()
     for name in sorted(tensors):
         weights.update(tensors[name].numpy().tobytes())
+    if settings.pretrained:
+        weights.update(f"seed {seed}".encode())  # which has other batches, and the same weights
     if way == "lora":
         adapt(model.cpu(), settings.rank, generator_for(seed, "adapter"))
         model.to(device.device)
     return Taught(model, weights_of(model), folder, f"{kind_of(settings)}-{weights.hexdigest()[:8]}")
 
 
-def weights_of(model: GPT) -> dict[str, torch.Tensor]:
+def weights_of(model: Network) -> dict[str, torch.Tensor]:
     """Return a copy of a network's weights as they are."""
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
@@ -152,15 +169,17 @@ def is_learned(settings: Settings, folder: Path) -> bool:
     return metadata.get("kind") == kind_of(settings)
 
 
-def new_model(settings: Settings, device: Device, seed: int) -> GPT:
-    """Return a network that has learned nothing."""
+def new_model(settings: Settings, device: Device, seed: int) -> Network:
+    """Return a network that has learned nothing, or what others' has."""
+    if settings.pretrained:
+        return load(settings.pretrained).to(device.device)
     torch.manual_seed(derive_seed(seed, "model"))
     sizes = settings.width, settings.layers, settings.heads, settings.context, settings.vocabulary
     return GPT(*sizes).to(device.device)
 
 
 def _watch_adapter(
-    guard: Consolidator, model: GPT, settings: Settings, corpus: Corpus, device: Device, seed: int
+    guard: Consolidator, model: Network, settings: Settings, corpus: Corpus, device: Device, seed: int
 ) -> None:
     """Show SOS the English gradients of an adapter, which has no training behind it to watch.
 
@@ -192,8 +211,11 @@ def _consolidate(
 
 def kind_of(settings: Settings) -> str:
     """Return a name for the settings that make a network and its guards what they are."""
-    later = ("python_steps", "python_rate", "windows", "strengths", "unguarded", "compared", "seeds")
+    later = ("python_steps", "python_rate", "windows", "strengths", "unguarded", "compared", "seeds", "lesson", "start")
     kept = {name: value for name, value in asdict(settings).items() if name not in later}
+    kept["pretrained"] = Path(settings.pretrained).name
+    if not settings.pretrained:
+        del kept["pretrained"]
     if settings.vocabulary == BYTES:  # as it was when there was no other
         del kept["vocabulary"]
     looked = {way: [name for name in MEASURES if name in names] for way, names in settings.compared.items()}

@@ -8,7 +8,6 @@ import holdfast
 from holdfast.adapters import Product
 
 SCALE = 2.0
-ADAPTED = ("qkv", "attended", "wide", "narrow")
 
 
 class Adapted(nn.Module):
@@ -42,8 +41,8 @@ class AdaptedLayer(holdfast.Adapter):
 
 
 def adapt(model: nn.Module, rank: int, generator: torch.Generator) -> None:
-    """Freeze a GPT and give every linear layer of its blocks an adapter."""
+    """Freeze a network and give every linear layer of its blocks an adapter."""
     model.requires_grad_(False)
     for block in model.blocks:
-        for name in ADAPTED:
-            setattr(block, name, Adapted(getattr(block, name), rank, generator))
+        for name, layer in [each for each in block.named_modules() if isinstance(each[1], nn.Linear)]:
+            block.set_submodule(name, Adapted(layer, rank, generator))

@@ -26,23 +26,25 @@ def page(looked: Sequence[Looked], recipes: Sequence[Recipe] = RECIPES, flags: s
     tries = max(len(list(recipe.trials())) for recipe in recipes)
     fewer = any(len(found.after) < len(SHARES) for found in looked)
     shares = f"{len(SHARES)} shares" + (", down to the first that is below what is read off here" if fewer else "")
+    lesson = lesson_of(looked)
     where = {
         "command": f"python -m benchmarks.language recipes {'' if whole else '--adapter '}{flags}CORPUS",
         "machine": "; ".join(sorted({found.machine for found in looked})),
         "corpus": corpora(looked),
     }
     lines = [
-        "# Everything that keeps, English and then Python" + ("" if whole else ", by an adapter"),
+        f"# Everything that keeps, English and then {lesson}" + ("" if whole else ", by an adapter"),
         "",
         *(f"- {key}: {value}" for key, value in where.items()),
         "",
         (
-            "English lost in bits a byte where Python has so much of what fine-tuning gains, ± the standard error over "
-            f"seeds, each of which is a network of its own. Every recipe with anything to choose has {tries} trials, "
+            f"English lost in bits a byte where {lesson} has so much of what fine-tuning gains, ± the standard error "
+            f"over seeds, each of which has {_of_a_seed(flags)} of its own. Every recipe with anything to choose has "
+            f"{tries} trials, "
             f"and each trained network is averaged with the one before at {shares}. Which trial is best is "
             "chosen on one half of the English kept apart and read off on the other, both ways round, and the two are "
             "averaged. “–”: trials do not lie on both sides of that gain. Own text is what the model "
-            f"wrote before it learned Python, {PIECES} pieces; English is as many pieces of what it learned from; "
+            f"wrote before it learned {lesson}, {PIECES} pieces; English is as many pieces of {_english(flags)}; "
             "distilled, the model's outputs then are the target. A rotated guard is measured on 256 pieces. Each table "
             "is of networks of its own, and has their fine-tuning, whose average is averaging alone."
         ),
@@ -55,6 +57,22 @@ def page(looked: Sequence[Looked], recipes: Sequence[Recipe] = RECIPES, flags: s
         lines += _heading(here, "Every trial as it was trained", several=len(every) > 1)
         lines += ["", *_trials(here, recipes)]
     return "\n".join(lines) + "\n"
+
+
+def lesson_of(looked: Sequence[Looked]) -> str:
+    """Return what was learned after English."""
+    _, lesson = looked[0].before
+    return str(lesson).capitalize()
+
+
+def _of_a_seed(flags: str) -> str:
+    """Say what differs between seeds: of another's network there is but one."""
+    return "batches, own text and samples" if "--pretrained" in flags else "a network"
+
+
+def _english(flags: str) -> str:
+    """Say which English is at hand: nobody has what another's network learned from."""
+    return "the corpus" if "--pretrained" in flags else "what it learned from"
 
 
 def studies(looked: Sequence[Looked]) -> list[list[Looked]]:
@@ -198,7 +216,10 @@ def _said(seeds: Sequence[int]) -> str:
 def _trials(here: Sequence[Looked], recipes: Sequence[Recipe]) -> list[str]:
     """Return a table of what was trained, before any averaging, on all of the text."""
     free = {found.network: _gained(found, TRAINED) for found in here if found.trial.recipe == RECIPES[0].name}
-    lines = ["| recipe | s | old text | Python, of fine-tuning's | English lost | seeds |", "|---|---|---|---|---|---|"]
+    lines = [
+        f"| recipe | s | old text | {lesson_of(here)}, of fine-tuning's | English lost | seeds |",
+        "|---|---|---|---|---|---|",
+    ]
     known = [recipe for recipe in recipes if recipe.merged_by is None]
     for trial in dict.fromkeys(trial for recipe in known for trials in recipe.searches() for trial in trials):
         mine = [found for found in here if found.trial == trial and found.network in free]

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 import holdfast
-from benchmarks.language.corpus import LANGUAGES, Corpus
+from benchmarks.language.corpus import Corpus
 from benchmarks.language.english import Taught, is_learned, learn_english, new_guard, start_python, weights_of
 from benchmarks.language.lines import add
 from benchmarks.language.lines import read as read_lines
+from benchmarks.language.pretrained import Pretrained
 from benchmarks.language.settings import SMALLER, Settings
 from benchmarks.language.training import Device, batches, bits_per_byte, teach
 from holdfast import Consolidator, Fisher, Form, Hold, Kronecker
@@ -142,8 +143,9 @@ class Looked:
 
 
 def gained(before: dict[str, list[float]], after: dict[str, list[float]]) -> float:
-    """Return the Python gained, on all of the text kept apart: at which gain to look is no choice of a recipe's."""
-    pairs = list(zip(before["python"], after["python"], strict=True))
+    """Return what was learned of the lesson, on all of its text kept apart: where to look is no recipe's choice."""
+    _, lesson = before
+    pairs = list(zip(before[lesson], after[lesson], strict=True))
     return sum(then - now for then, now in pairs) / len(pairs)
 
 
@@ -156,6 +158,7 @@ class Kitchen:
         self.settings, self.corpus, self.device, self.seed, self.folder = settings, corpus, device, seed, folder
         self.way, self.read = way, corpus.digest()
         self.taught: Taught = start_python(settings, device, seed, folder, way)
+        self.languages = "english", settings.lesson
         self._guard: tuple[tuple[Any, ...], Consolidator] | None = None
         self._tuned: dict[str, Tensor] | None = None
         self.before = self.losses()
@@ -167,7 +170,7 @@ class Kitchen:
     def losses(self) -> dict[str, list[float]]:
         """Return the losses of the model as it is, on both halves of each language's text."""
         found = {}
-        for language in LANGUAGES:
+        for language in self.languages:
             halves = self.corpus.of(language, "validation").tensor_split(2)
             windows = max(1, self.settings.windows // 2)
             model, context = self.taught.model, self.settings.context
@@ -179,7 +182,7 @@ class Kitchen:
     def pairs(self, text: str, size: int) -> list[tuple[Tensor, Tensor]]:
         """Return batches of English, or of the model's own text, with the bytes that come next."""
         if text == "own":
-            return self._own().batches(size)
+            return [_pair(batch) for batch in self._own().batches(size)]
         pieces = self._pieces(text, PIECES, "old", size)
         return [(piece[:, :-1], piece[:, 1:]) for piece in pieces]
 
@@ -187,10 +190,11 @@ class Kitchen:
         self.taught.restart()
         with torch.autocast(self.device.device.type, torch.bfloat16, enabled=self.device.on_gpu):
             return holdfast.write_text(
-                self.model,
+                # which by itself has a cache of what it has read
+                self.model.model if isinstance(self.model, Pretrained) else self.model,
                 min(PIECES, 8 * self.settings.measured),
                 self.settings.context - 1,  # and the byte that it begins with
-                start=ord("\n"),
+                start=self.settings.start,
                 end=None,
                 seed=self.seed,
                 batch_size=256,
@@ -238,13 +242,13 @@ class Kitchen:
         return guard
 
     def train(self, guard: Consolidator | None) -> None:
-        """Teach Python, every trial of a seed by the same batches."""
+        """Teach the lesson, every trial of a seed by the same batches."""
         settings = self.settings
         self.taught.restart()
         if guard is not None:
             guard.restart_task()
         steps, rate = settings.python_steps, settings.python_rate[self.way]
-        text = self.corpus.of("python", "train")
+        text = self.corpus.of(settings.lesson, "train")
         given = batches(text, steps, settings.python_batch, settings.context, self.seed, "python")
         teach(self.device, self.taught.model, given, steps, rate, guard)
 
@@ -253,8 +257,8 @@ class Kitchen:
 
         Args:
             recipe, trial: what to do.
-            gain: how much Python, in bits a byte, nobody asks below: no smaller share is looked at than the first that
-                has learned less.
+            gain: how much of the lesson, in bits a byte, nobody asks below: no smaller share is looked at than the
+                first that has learned less.
         """
         guard = self.guard(recipe, trial)
         began = time.perf_counter()
@@ -288,12 +292,20 @@ class Kitchen:
     def _forms_of_both(self, form: Form | str, trained: dict[str, Tensor]) -> list[Mapping[str, Matrix]]:
         """Return what each network weighs its weights with, on its own language."""
         found = []
-        for language, weights in zip(LANGUAGES, (self.taught.start, trained), strict=True):
+        for language, weights in zip(self.languages, (self.taught.start, trained), strict=True):
             self.model.load_state_dict(weights)
             guard = Consolidator(self.model, Fisher(self.settings.measured, labels="sampled"), form=form)
             guard.consolidate([piece[:, :-1] for piece in self._pieces(language, self.settings.measured, "measured")])
             found.append(guard.matrices)
         return found
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """Return a batch of own text as tokens and those that come next, also that of a Hugging Face model."""
+    if isinstance(batch, Mapping):
+        return batch["input_ids"][:, :-1], batch["labels"][:, 1:]
+    tokens, following = batch
+    return tokens, following
 
 
 def study_settings(settings: Settings) -> Settings:
@@ -348,8 +360,8 @@ def read(path: Path) -> list[Looked]:
 
 def _told(found: Looked) -> str:
     last = found.after[str(SHARES[-1])]
-    change = {language: last[language][0] - found.before[language][0] for language in LANGUAGES}
+    changes = [f"{each.capitalize()} {last[each][0] - found.before[each][0]:+.3f}" for each in found.before]
     return (
         f"seed {found.seed} {found.trial.recipe:38} s = {found.trial.strength:<7g} old = {found.trial.old:<7g}: "
-        f"English {change['english']:+.3f}, Python {change['python']:+.3f} bits a byte, {found.seconds:.1f} s"
+        f"{', '.join(changes)} bits a byte, {found.seconds:.1f} s"
     )

@@ -67,6 +67,12 @@ class Settings:
     rank: int = 8
     vocabulary: int = 256
     """How many kinds of tokens there are: bytes, or more of them where a corpus was put into longer ones."""
+    pretrained: str = ""
+    """The folder of a network that others have trained, in the place of one that learns English here."""
+    start: int = ord("\n")
+    """The token that own text begins with: a line's end."""
+    lesson: str = "python"
+    """What is taught after English."""
 
     english_steps: int = 2500
     english_batch: int = 64
@@ -134,6 +140,9 @@ HUGE = Settings(
 )
 """110 million weights over tokens of some four bytes, which read every English text about six times: as near to a
 pretrained model as a card comes in minutes."""
+
+PRETRAINED = Settings(vocabulary=49_152, lesson="german", python_rate={"full": 1e-4, "lora": 1e-3})
+"""Another's network, by default of SmolLM2's tokens: it knows English, and of German little."""
 
 REHEARSAL = Settings(
     width=32,

@@ -37,6 +37,20 @@ def encoded(corpus: Corpus, vocabulary: int) -> Corpus:
     return Corpus({key: renumbered[_tokens(tokenizer, text)] for key, text in corpus.texts.items()}, lengths)
 
 
+def encoded_for(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
+    """Return a corpus of bytes in the tokens of another's model, which have that model's numbers."""
+    lengths = torch.ones(tokenizer.get_vocab_size(), dtype=torch.int32)
+    for token, number in tokenizer.get_vocab().items():
+        lengths[number] = len(token)  # a letter for each byte
+    found = Corpus({key: _tokens(tokenizer, text).int() for key, text in corpus.texts.items()}, lengths)
+    for key, text in corpus.texts.items():
+        if int(lengths[found.texts[key]].sum()) != len(text):
+            raise SystemExit(
+                f"The tokens of {' '.join(key)} do not stand for its bytes: expected a byte-level tokenizer."
+            )
+    return found
+
+
 def _chunks(text: Tensor) -> Iterator[str]:
     """Yield a text in pieces that end where lines do."""
     lines = bytes(text.numpy()).decode().splitlines(keepends=True)
@@ -53,7 +67,7 @@ def _chunks(text: Tensor) -> Iterator[str]:
 
 
 def _tokens(tokenizer: Tokenizer, text: Tensor) -> Tensor:
-    found = [torch.tensor(tokenizer.encode(chunk).ids) for chunk in _chunks(text)]
+    found = [torch.tensor(tokenizer.encode(chunk, add_special_tokens=False).ids) for chunk in _chunks(text)]
     return torch.cat(found) if found else torch.empty(0, dtype=torch.long)
 
 

@@ -12,6 +12,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.language.gpt import GPT
+from benchmarks.language.pretrained import Pretrained
 from holdfast import Consolidator, HoldfastWarning
 from holdfast.seeding import generator_for
 
@@ -44,11 +45,11 @@ class Device:
         """What it is, with the version of torch."""
         return machine(self.device)
 
-    def loss(self, model: GPT, text: Tensor) -> Tensor:
+    def loss(self, model: GPT | Pretrained, text: Tensor) -> Tensor:
         """Return the mean loss, in nats a byte, of predicting each byte of ``[N, T + 1]`` from those before."""
         return cross_entropy(self.logits(model, text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
 
-    def logits(self, model: GPT, text: Tensor) -> Tensor:
+    def logits(self, model: GPT | Pretrained, text: Tensor) -> Tensor:
         """Return the logits of what follows each byte of ``[N, T]``."""
         with self._precision():
             logits = model(text, self._call)
@@ -82,7 +83,12 @@ def schedule(optimizer: AdamW, steps: int) -> LambdaLR:
 
 
 def teach(
-    device: Device, model: GPT, given: Iterable[Tensor], steps: int, rate: float, guard: Consolidator | None = None
+    device: Device,
+    model: GPT | Pretrained,
+    given: Iterable[Tensor],
+    steps: int,
+    rate: float,
+    guard: Consolidator | None = None,
 ) -> None:
     """Train all that can be trained on some batches, as many as there are steps, with a guard if there is one."""
     optimizer = device.optimizer(model, rate, decay=0.0)
@@ -111,7 +117,7 @@ def batches(text: Tensor, steps: int, size: int, context: int, *purpose: str | i
 
 @torch.no_grad()
 def bits_per_byte(
-    device: Device, model: GPT, text: Tensor, windows: int, context: int, lengths: Tensor | None = None
+    device: Device, model: GPT | Pretrained, text: Tensor, windows: int, context: int, lengths: Tensor | None = None
 ) -> float:
     """Return the mean loss over pieces that are spread evenly over a text.
 

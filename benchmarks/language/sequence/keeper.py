@@ -100,7 +100,7 @@ class Keeper:
                 self.taught.model,
                 self._many,
                 kind.context - 1,  # and the byte that it begins with
-                start=ord("\n"),
+                start=self.settings.start,
                 end=None,
                 seed=self.seed,
                 batch_size=256,
