@@ -141,15 +141,20 @@ def test_single_precision_stays_near():
     compare(fast.learners[1], plain.learner, 2e-4)
 
 
+def stoppable(batched):
+    return FastRuns([learner(seed, "SIU") for seed in (1, 2)], batched=batched)
+
+
+@functools.cache
+def never_stopped(batched):
+    return finish(stoppable(batched))
+
+
 @pytest.mark.parametrize("stop_after", [1, 7, 8, 11])
 @pytest.mark.parametrize("batched", [False, True])
 def test_runs_that_stopped_anywhere_go_on_exactly(stop_after, batched):
     """After an epoch, and between tasks: 7 pauses a task for its epochs, and one for its end."""
-
-    def make():
-        return FastRuns([learner(seed, "SIU") for seed in (1, 2)], batched=batched)
-
-    whole, stopped, resumed = finish(make()), make(), make()
+    whole, stopped, resumed = never_stopped(batched), stoppable(batched), stoppable(batched)
     for _ in zip(range(stop_after), stopped.learn(), strict=False):
         pass
     resumed.load_state(stopped.state())

@@ -21,7 +21,7 @@ from tests.lab.training.fast.test_engine import Tied, compare, frozen, relative,
 from tests.lab.training.fast.test_gradients import convolutional
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 
-SHORT = Settings(epochs=6, batch_size=8, learning_rate=0.003, samples=20)
+SHORT = Settings(epochs=3, batch_size=8, learning_rate=0.003, samples=20)
 FORMS = {
     "rotated": Rotated(),
     "rotated outputs": Rotated(inputs="identity"),
@@ -230,18 +230,23 @@ def test_networks_that_are_no_formula(form, network):
     compare(fast.learners[1], plain.learner, 1e-8)
 
 
+def stoppable(form, implicit):
+    options = {"settings": dataclasses.replace(AFTER if implicit else SHORT, epochs=4), "implicit": implicit}
+    return FastRuns([linear(seed, FORMS[form], **options) for seed in (1, 2)], batched=True)
+
+
+@functools.cache
+def never_stopped(form, implicit):
+    return finish(stoppable(form, implicit))
+
+
 @pytest.mark.parametrize("stop_after", [3, 10, 31])
 @pytest.mark.parametrize("implicit", [False, True])
 @pytest.mark.parametrize("form", ["rotated", "kronecker"])
 def test_runs_that_stopped_anywhere_go_on_exactly(form, implicit, stop_after, monkeypatch):
     """With so little patience that every step is told, so within epochs of all three tasks: each takes 12 steps."""
+    whole, stopped, resumed = never_stopped(form, implicit), stoppable(form, implicit), stoppable(form, implicit)
     monkeypatch.setattr("holdfast.lab.training.fast.fast_runs.TELL_EVERY", 0.0)
-
-    def make():
-        options = {"settings": dataclasses.replace(AFTER if implicit else SHORT, epochs=4), "implicit": implicit}
-        return FastRuns([linear(seed, FORMS[form], **options) for seed in (1, 2)], batched=True)
-
-    whole, stopped, resumed = finish(make()), make(), make()
     told = [(progress.task, progress.step) for progress, _ in zip(stopped.learn(), range(stop_after), strict=False)]
     assert told[-1] == {3: (0, 3), 10: (0, 10), 31: (2, 5)}[stop_after]
     resumed.load_state(stopped.state())
