@@ -30,11 +30,12 @@ def test_the_bound_is_where_sgd_on_a_quadratic_begins_to_diverge(settings, share
     bound = largest_curvature(rate, settings["momentum"], settings["dampening"], nesterov=settings["nesterov"])
     theta = nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = torch.optim.SGD([theta], lr=rate, **settings)
-    for _ in range(4000):
+    for _ in range(600):
         optimizer.zero_grad()
         (0.5 * share * bound * theta**2).sum().backward()
         optimizer.step()
-    assert (float(theta.detach().abs()) < 1e-3) is (share < 1)
+    far = float(theta.detach().abs())
+    assert far < 1e-3 if share < 1 else far > 1e3
 
 
 def trained(strength, optimizer=torch.optim.SGD, steps=1, implicit=False, **settings):
