@@ -1,3 +1,4 @@
+import gc
 import signal
 
 import pytest
@@ -22,6 +23,12 @@ def pytest_configure():
     """In the background of a script an interrupt is ignored, which the processes that tests interrupt would inherit."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish():
+    """All that is loaded by now stays, so no collection of garbage, which trainers ask for often, looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

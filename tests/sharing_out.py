@@ -7,8 +7,22 @@ from xdist.scheduler import LoadScopeScheduling
 TOGETHER = {"test_ray*.py": "ray", "tests/lab/paper/*.py": "paper"}
 """Files that share what takes long to set up, Ray or the paper's runs, which is then set up once."""
 
-FIRST = ("tests/distributed/test_processes.py", "paper", "ray", "tests/docs/test_site.py")
-"""What takes longest, the longest first: begun late, it would leave all other processes idle at the end."""
+FIRST = (
+    "tests/distributed/test_processes.py",
+    "paper",
+    "ray",
+    "tests/docs/test_site.py",
+    "tests/examples/test_extending.py",
+    "tests/lab/experiments/test_reliability.py",
+    "tests/lab/cli/test_process.py",
+    "tests/lab/cli/test_search.py",
+    "tests/integrations/test_huggingface_examples.py",
+    "tests/distributed/test_example.py",
+)
+"""What takes long, the longest first: begun late, it would leave all other processes idle at the end.
+
+The rest comes by how many tests a file has, so these would be among the last: their tests are few and long.
+"""
 
 
 class FilesTogether(LoadScopeScheduling):
