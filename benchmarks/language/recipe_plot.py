@@ -21,7 +21,7 @@ SHOWN = {
     "rotated": ("rotated EWC, averaged", colour("rotated"), "-"),
     "English": ("old text replayed, averaged", "#a05a2c", "-."),
     "own text, distilled": ("own text distilled, averaged", "#7b5cd6", "-"),
-    "own text, distilled, and rotated by it": ("own text distilled + rotated EWC, averaged", "#c2185b", "-"),
+    "own text, distilled, and rotated by it": ("own text distilled + rotated EWC, averaged", "#3fae2a", "-"),
 }
 """The label, colour and line of what is drawn."""
 
