@@ -124,11 +124,10 @@ def _of_recipes(options: argparse.Namespace) -> Settings:
     """Return the settings of recipes: of networks of one size, or of another's, which learns what it knows least."""
     if not options.pretrained:
         return _of_size(options)
-    asked = REHEARSAL if options.rehearse else PRETRAINED
-    own = {"pretrained": options.pretrained, "start": line_end(options.pretrained)}
-    vocabulary = tokenizer_of(options.pretrained).get_vocab_size()
-    asked = dataclasses.replace(asked, lesson=PRETRAINED.lesson, vocabulary=vocabulary, **own)
-    return recipes.study_settings(asked)
+    settings, folder = REHEARSAL if options.rehearse else PRETRAINED, options.pretrained
+    vocabulary = tokenizer_of(folder).get_vocab_size()
+    own = {"pretrained": folder, "vocabulary": vocabulary, "start": line_end(folder), "lesson": PRETRAINED.lesson}
+    return recipes.study_settings(dataclasses.replace(settings, **own))
 
 
 def _which(options: argparse.Namespace) -> str:

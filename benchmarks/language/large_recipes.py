@@ -1,7 +1,6 @@
 """The recipes that win, for larger networks, each with the two tries that did best before."""
 
-from benchmarks.language.recipes import ROTATED, Recipe
-from holdfast import Kronecker
+from benchmarks.language.recipes import REGMEAN, ROTATED, Recipe
 
 BEST = (1e-3, 3e-3)
 
@@ -16,6 +15,5 @@ LARGE_RECIPES = (
 )
 """In order of worth."""
 
-REGMEAN = Recipe("RegMean merge", merged_by=Kronecker(outputs="identity", damping=0.0))
 HUGE_RECIPES = (*LARGE_RECIPES[:3], REGMEAN, *LARGE_RECIPES[3:])
 """Fine-tuning, own text, a form and merging first: one of each kind that keeps."""

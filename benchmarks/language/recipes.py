@@ -89,6 +89,7 @@ STRONG = (1e-3, 3e-3, 1e-2, 3e-2)
 DIAGONAL = (3e-3, 1e-2, 3e-2, 1e-1)
 OLDS = (1 / 32, 1 / 16, 1 / 8, 1 / 4)
 ROTATED = "rotated by position"
+REGMEAN = Recipe("RegMean merge", merged_by=Kronecker(outputs="identity", damping=0.0))
 RECIPES = (
     Recipe("fine-tuning"),
     Recipe("rotated", STRONG, guard=ROTATED),
@@ -109,7 +110,7 @@ RECIPES = (
     Recipe("rotated by samples", STRONG, guard="rotated"),
     Recipe("Kronecker", STRONG, guard="Kronecker"),
     Recipe("Fisher merge", merged_by="diagonal"),
-    Recipe("RegMean merge", merged_by=Kronecker(outputs="identity", damping=0.0)),
+    REGMEAN,
 )
 """In order of worth."""
 FORM_RECIPES = (*RECIPES[:2], *(Recipe(name, STRONG, guard=name) for name in SMALLER))

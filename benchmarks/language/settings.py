@@ -141,8 +141,8 @@ HUGE = Settings(
 """110 million weights over tokens of some four bytes, which read every English text about six times: as near to a
 pretrained model as a card comes in minutes."""
 
-PRETRAINED = Settings(vocabulary=49_152, lesson="german", python_rate={"full": 1e-4, "lora": 1e-3})
-"""Another's network, by default of SmolLM2's tokens: it knows English, and of German little."""
+PRETRAINED = Settings(lesson="german", python_rate={"full": 1e-4, "lora": 1e-3})
+"""Another's network, which knows English, and of German little."""
 
 REHEARSAL = Settings(
     width=32,
