@@ -53,7 +53,7 @@ def test_an_added_setting_is_written_only_where_it_is_not_its_default():
 
 def test_a_setting_that_was_there_at_first_is_always_written():
     assert written(_First()) == {"share": 0.1}
-    later = {"trains", "second_batch", "consolidate", "rate_decay"}
+    later = {"trains", "second_batch", "consolidate", "rate_decay", "compress"}
     assert written(Settings()) == {k: v for k, v in dataclasses.asdict(Settings()).items() if k not in later}
 
 

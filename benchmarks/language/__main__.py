@@ -13,7 +13,7 @@ from benchmarks.language.english import new_model
 from benchmarks.language.formats import report as format_report
 from benchmarks.language.formats import study as formats
 from benchmarks.language.frontier import points
-from benchmarks.language.large_recipes import HUGE_RECIPES, LARGE_RECIPES
+from benchmarks.language.large_recipes import HUGE_RECIPES, LARGE_ADAPTER_RECIPES, LARGE_RECIPES
 from benchmarks.language.pretrained import line_end, tokenizer_of
 from benchmarks.language.sequence import report as sequence_report
 from benchmarks.language.sequence import study as sequence
@@ -107,7 +107,7 @@ def _of_size(options: argparse.Namespace, rehearsal: Settings = REHEARSAL) -> Se
 def _known(options: argparse.Namespace) -> tuple[recipes.Recipe, ...]:
     """Return all recipes of a study."""
     if options.adapter:
-        return ADAPTER_RECIPES
+        return LARGE_ADAPTER_RECIPES if options.pretrained else ADAPTER_RECIPES
     if options.forms:
         return recipes.FORM_RECIPES
     return LARGE_RECIPES if options.pretrained else RECIPES[options.size]

@@ -17,3 +17,19 @@ LARGE_RECIPES = (
 
 HUGE_RECIPES = (*LARGE_RECIPES[:3], REGMEAN, *LARGE_RECIPES[3:])
 """Fine-tuning, own text, a form and merging first: one of each kind that keeps."""
+
+LARGE_ADAPTER_RECIPES = (
+    Recipe("fine-tuning", way="lora"),
+    Recipe("Kronecker, merged weights", (1e-3, 3e-4), guard="Kronecker", way="lora", space="merged"),
+    Recipe(
+        "own text, distilled, and Kronecker, merged weights",
+        (1e-3, 3e-4),
+        guard="Kronecker",
+        text="own",
+        distilled=True,
+        way="lora",
+        space="merged",
+    ),
+    Recipe("own text, distilled", olds=(1 / 4, 1 / 8), text="own", distilled=True, way="lora"),
+)
+"""Likewise for an adapter."""

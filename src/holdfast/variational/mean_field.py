@@ -132,7 +132,7 @@ def mean_field(model: Model, log_variance: float = -6.0, noise: Noise = "outputs
         log_variance: the logarithm of every variance, to begin with.
         noise: ``"outputs"``, local reparametrisation, or ``"weights"``, one draw for the whole batch.
     """
-    start = number("log_variance", log_variance, "a number from -50 to 10", lambda given: -50 <= given <= 10)
+    start = checked_log_variance("log_variance", log_variance)
     choice("noise", noise, get_args(Noise))
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"mean_field() was given a {type(model).__name__}; expected a torch.nn.Module.")
@@ -152,8 +152,13 @@ def mean_field(model: Model, log_variance: float = -6.0, noise: Noise = "outputs
     for layer in layers:
         layer.__class__ = KINDS[type(layer)]
         assert isinstance(layer, MeanField)
-        layer.become(float(start), noise)
+        layer.become(start, noise)
     return model
+
+
+def checked_log_variance(name: str, given: float) -> float:
+    """Return the logarithm of a variance whose exponential neither overflows nor vanishes, or refuse it."""
+    return float(number(name, given, "a number from -50 to 10", lambda value: -50 <= value <= 10))
 
 
 def mean_field_layers(model: nn.Module) -> dict[str, MeanField]:

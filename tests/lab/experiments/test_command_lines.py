@@ -36,6 +36,7 @@ RUNS = {
     "a form without damping": ("permuted-digits", "EWC", {"form": "rotated", "form_settings": {"damping": 0.0}}),
     "jointly": ("split-digits", "fine-tune", {"trains": "jointly", "later_epochs": 2}),
     "anew": ("split-digits", "fine-tune", {"trains": "anew"}),
+    "two columns": ("permuted-mnist", "online-EWC", {"strength": 0.1, "compress": 5, "reinitialise": True}),
     "plain": ("split-digits", "SI", {"engine": "plain", "precision": "fp32"}),
     "tolerance": ("split-digits", "EWC", {"tolerance": 0.1}),
     "unlike tasks": (

@@ -13,8 +13,11 @@ from tests.lab.experiments.helpers import small_spec
 
 JOINTLY = {"measure": "fine-tune", "settings": Settings(epochs=1, batch_size=256, trains="jointly"), "engine": "plain"}
 
+COLUMNS = {"measure": "EWC", "settings": Settings(epochs=1, batch_size=256, compress=2), "engine": "plain"}
+UNLIKE = {"usual": {}, "validation": {"judge_by": "validation"}, "jointly": JOINTLY, "two columns": COLUMNS}
 
-@pytest.mark.parametrize("changes", [{}, {"judge_by": "validation"}, JOINTLY], ids=["usual", "validation", "jointly"])
+
+@pytest.mark.parametrize("changes", UNLIKE.values(), ids=UNLIKE)
 def test_the_count_is_what_a_run_takes(tmp_path, changes):
     spec = small_spec(**changes)
     told = []

@@ -121,6 +121,10 @@ def test_samples_and_networks_are_counted():
     weights = 64 * 8 + 8 + 8 * 10 + 10
     anew = paper_spec("permuted-digits", "fine-tune", **SMALL, trains="anew")
     assert kept_bytes(anew).bytes == 2 * 4 * weights
+    columns = paper_spec("permuted-digits", "fine-tune", **SMALL, compress=1)
+    lateral = 8 * 100 + 100 + 100 * 10 + 10
+    assert kept_bytes(columns).bytes == 4 * (weights + lateral)
+    assert kept_bytes(paper_spec("permuted-digits", "fine-tune", **SMALL, compress=1, reinitialise=True)).bytes == 0
     jointly = paper_spec("permuted-digits", "fine-tune", **SMALL, trains="jointly")
     assert kept_bytes(jointly).bytes == 2 * sample * len(digits_dataset().train.labels)
     assert kept_bytes(paper_spec("split-digits", "fine-tune", **SMALL, holds=("projection",))).at_most

@@ -5,6 +5,8 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.distributions import Normal, kl_divergence
 
 from holdfast.errors import ConfigurationError
 from holdfast.holds import Variational
@@ -17,21 +19,58 @@ from tests.lab.training.helpers import finish, make_learner, make_model, make_sc
 SETTINGS = Settings(epochs=2, batch_size=8, learning_rate=0.01)
 
 
-def learner(own_heads, coreset=0, kept=6, settings=SETTINGS):
+def learner(own_heads, coreset=0, kept=6, settings=SETTINGS, restart=None):
     scenario = with_sizes(make_scenario(2, own_heads, torch.float64, train=35), (1, 0.6), 0)
     scenario = set_aside(scenario, kept, 0) if kept else scenario
     model = make_model(scenario).to(torch.float64)
-    hold = Variational(predictions=3, coreset=coreset)
+    hold = Variational(predictions=3, coreset=coreset, restart=restart)
     return make_learner("fine-tune", settings=settings, scenario=scenario, model=model, watch=(), holds=[hold])
+
+
+def test_every_step_of_a_run_has_the_gradient_of_the_bound_written_out(monkeypatch):
+    """In both tasks, by autograd of E[-log p] + KL/N; the KL is torch's, the prior what the task began with."""
+    run, take, priors = PlainRun(learner(own_heads=False, kept=0)), PlainRun._take_step, []
+    model, noise, steps = run.learner.model, run.learner.dropout, []
+
+    def traced(self, samples, chosen, second):
+        now = dict(model.named_parameters())
+        if len(priors) == self.task:
+            priors.append({name: p.detach() * (self.task > 0) for name, p in now.items()})  # first of variance 1
+            assert not self.optimizer.state
+        before = noise.get_state()
+        model.train()
+        bound = F.cross_entropy(model(samples.x[chosen]), samples.y[chosen])
+        for name in now.keys() - {name for name in now if name.endswith("_log_variance")}:
+            q, p = (Normal(these[name], (0.5 * these[f"{name}_log_variance"]).exp()) for these in (now, priors[-1]))
+            bound = bound + kl_divergence(q, p).sum() / len(samples)
+        expected = torch.autograd.grad(bound, list(now.values()))
+        noise.set_state(before)
+        steps.append((self.task, expected))
+        return take(self, samples, chosen, second)
+
+    def compared(optimizer, *_):
+        torch.testing.assert_close([p.grad for p in model.parameters()], list(steps[-1][1]), rtol=1e-9, atol=1e-12)
+
+    monkeypatch.setattr(PlainRun, "_take_step", traced)
+    attach = run.learner.guard.attach
+
+    def attached(optimizer):
+        attach(optimizer)
+        optimizer.register_step_pre_hook(compared)  # after the guard's own, so that its pull is there
+
+    monkeypatch.setattr(run.learner.guard, "attach", attached)
+    run._make_optimizer()
+    finish(run)
+    assert {task for task, _ in steps} == {0, 1}
 
 
 @pytest.mark.parametrize("own_heads", [False, True])
 def test_a_run_with_coresets_can_stop_and_go_on_exactly(own_heads):
-    whole = finish(PlainRun(learner(own_heads, coreset=2)))
-    stopped = PlainRun(learner(own_heads, coreset=2))
+    whole = finish(PlainRun(learner(own_heads, coreset=2, restart=-4.0)))
+    stopped = PlainRun(learner(own_heads, coreset=2, restart=-4.0))
     for _ in stopped.learn_task():
         pass
-    again = PlainRun(learner(own_heads, coreset=2))
+    again = PlainRun(learner(own_heads, coreset=2, restart=-4.0))
     again.load_state(copy.deepcopy(stopped.state()))
     finish(again)
     assert again.learner.outcome.matrix == whole.learner.outcome.matrix
@@ -40,6 +79,20 @@ def test_a_run_with_coresets_can_stop_and_go_on_exactly(own_heads):
     hold = whole.learner.posterior.hold
     assert hold.samples == 15  # of 21 in the second task, six are the coreset
     assert len(hold.prior) == (6 if own_heads else 4)
+
+
+def test_a_task_restarts_the_variances_of_what_it_trains_and_no_prior():
+    run = PlainRun(learner(own_heads=True, kept=0, restart=-4.0))
+    start = [value for n, value in run.learner.model.state_dict().items() if n.endswith("_log_variance")]
+    assert all(bool((value == -6).all()) for value in start)
+    for _ in run.learn_task():
+        pass
+    prior = {name: q.log_variance for name, q in run.learner.posterior.hold.prior.items()}
+    body, old, new = (part.state_dict() for part in (run.learner.model.body, *run.learner.model.heads))
+    narrow = [value for part in (body, new) for name, value in part.items() if name.endswith("_log_variance")]
+    assert narrow and all(bool((value == -4).all()) for value in narrow)
+    assert torch.equal(old["weight_log_variance"], prior["heads.0.weight"])
+    assert all(not bool((value == -4).any()) for value in prior.values())
 
 
 def test_tasks_with_heads_are_judged_by_weights_that_have_seen_their_own_coreset():

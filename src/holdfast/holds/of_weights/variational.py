@@ -23,7 +23,7 @@ from holdfast.tensors.sharding import is_sharded
 from holdfast.tensors.storage import at_hand, running_dtype
 from holdfast.variational.coresets import refined
 from holdfast.variational.gaussians import Gaussian, kl, kl_gradient
-from holdfast.variational.mean_field import LOG_VARIANCE, mean_field_layers
+from holdfast.variational.mean_field import LOG_VARIANCE, checked_log_variance, mean_field_layers
 from holdfast.variational.prediction import predictive
 
 _MEAN, _VARIANCE, _LEARNED = "mean/", "log_variance/", "learned/"
@@ -59,6 +59,9 @@ class Variational(Hold):
         prior_variance: :math:`\sigma_0^2`.
         predictions: over how many draws ``predict`` averages.
         coreset: how many epochs ``refined`` takes.
+        restart: the logarithm of all variances with which every task after the first begins, such as -6, as
+            ``narrow`` sets them; ``None`` for those that the last one ended with. The prior is the last posterior
+            either way. Where the last task has left wide weights, they are noise under which the next one is learned.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Variational(Hold):
         prior_variance: float = 1.0,
         predictions: int = 100,
         coreset: int = 0,
+        restart: float | None = None,
     ) -> None:
         super().__init__(strength)
         self.samples = samples
@@ -76,6 +80,7 @@ class Variational(Hold):
         self.prior_variance = float(number("prior_variance", prior_variance, fits, lambda given: given > 0))
         self.predictions = whole_number("predictions", predictions, "a whole number of at least 1", least=1)
         self.coreset = whole_number("coreset", coreset, "a whole number, 0 or more", least=0)
+        self.restart = None if restart is None else checked_log_variance("restart", restart)
         self.prior: dict[str, Gaussian] = {}
         """The last posterior, by the names of means."""
         self._learned: set[str] = set()
@@ -95,6 +100,23 @@ class Variational(Hold):
     def told(self) -> str:
         """Return what the posterior is held to."""
         return f"the KL to the last posterior of {len(self.prior)} tensors" if self.prior else "the KL to the prior"
+
+    @torch.no_grad()
+    def narrow(self, *trained: nn.Module) -> None:
+        """Let a task begin with narrow weights, where ``restart`` says so.
+
+        >>> hold.narrow(model)                            # before each task, the first too
+        >>> hold.narrow(model.body, model.heads[task])    # heads of other tasks stay as they were learned
+
+        Args:
+            trained: the parts of the model that the task trains.
+        """
+        if self.restart is None or not self.prior:
+            return
+        for part in trained:
+            for layer in mean_field_layers(part).values():
+                for q in layer.gaussians().values():
+                    q.log_variance.fill_(self.restart)
 
     def predict(self, model: nn.Module, *inputs: Any, **settings: Any) -> Tensor:
         """Return logarithms of predicted probabilities, averaged over draws; see :func:`holdfast.predictive`."""

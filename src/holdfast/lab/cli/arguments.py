@@ -44,6 +44,15 @@ RateDecay = Annotated[
         panel=_PROTOCOL,
     ),
 ]
+Compress = Annotated[
+    int | None,
+    _option(
+        "--compress",
+        help="Progress & Compress: a second network learns each task, and tells the protected one of it in so many "
+        "epochs.",
+        panel=_PROTOCOL,
+    ),
+]
 Sizes = Annotated[
     str | None,
     _option(

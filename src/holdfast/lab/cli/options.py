@@ -27,7 +27,7 @@ _STRENGTHS = {
 
 
 _AS_TYPED = (
-    *("tasks", "epochs", "later_epochs", "batch_size", "optimizer", "momentum", "rate_decay", "samples"),
+    *("tasks", "epochs", "later_epochs", "batch_size", "optimizer", "momentum", "rate_decay", "samples", "compress"),
     *("network", "precision", "engine", "anchor", "incremental", "batch_norm"),
 )
 """Options whose values are a spec's own."""

@@ -7,9 +7,12 @@ samples, old networks. What training itself needs, such as the optimiser's memor
 import math
 from typing import NamedTuple
 
+import torch
+
 from holdfast.guard import Consolidator
 from holdfast.lab.experiments import Spec
 from holdfast.lab.networks import NETWORKS, MultiHead
+from holdfast.lab.networks.active_column import ActiveColumn
 from holdfast.measures import FineTune, PathMeasure
 
 _FLOAT = 4
@@ -47,6 +50,9 @@ def kept_bytes(spec: Spec) -> Kept | None:
     if spec.settings.trains == "jointly":
         return Kept(_FLOAT * sample * _samples(spec, old))
     total, at_most = _of_measure(spec, network), False
+    if spec.settings.compress and not spec.settings.reinitialise:  # a column that goes on from where it is
+        column = ActiveColumn(network, torch.zeros(1, *shapes.input_shape))
+        total += _FLOAT * sum(parameter.numel() for parameter in column.parameters() if parameter.requires_grad)
     for hold in spec.holds:
         settings = spec.hold_settings.get(hold, {})
         if hold in ("replay", "A-GEM", "DER++"):

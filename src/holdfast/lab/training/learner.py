@@ -31,6 +31,7 @@ from holdfast.lab.training.options.bounds import check_unprotected, own_heads, t
 from holdfast.lab.training.options.halves import check_halves
 from holdfast.lab.training.options.posteriors import Posterior, variational_hold
 from holdfast.lab.training.options.precision import check_precision, computing_in
+from holdfast.lab.training.options.two_columns import Phase, TwoColumns, check_columns, phase_of
 from holdfast.lab.training.options.without_tasks import load_state as load_task_free
 from holdfast.lab.training.options.without_tasks import state_of, task_free_of
 from holdfast.lab.training.protocol import Settings
@@ -40,6 +41,7 @@ from holdfast.lab.training.telling.retention import Seen, TaskRetention, noted, 
 from holdfast.measures import Measure, PathMeasure
 from holdfast.retention import Tolerance
 from holdfast.seeding import generator_for
+from holdfast.tensors.divergence import divergence
 
 
 class Learner:
@@ -107,6 +109,8 @@ class Learner:
             )
         _check_network(model, self.scenario)
         check_unprotected(settings.trains, measure, [*map(repr, holds), *watch, *(observers or {})])
+        watching = watch.values() if isinstance(watch, Mapping) else watch
+        check_columns(settings.compress, [measure, *watching], [*map(repr, holds), *(observers or {})])
         sizes = [len(task.stored_train) for task in scenario.tasks]
         self._sizes = training_sizes(sizes, settings.trains)
         self.model = with_own_dropout(model).to(self.device)
@@ -125,6 +129,10 @@ class Learner:
         self.model.initialise(generator_for(seed, "weights", 0))
         self.dropout = generator_for(seed, "dropout", 0, device=self.device)
         give_generator(self.model, self.dropout)
+        self.columns = None
+        if settings.compress:
+            self.columns = TwoColumns(self.model, self.few_inputs(), seed=seed, reinitialise=settings.reinitialise)
+            give_generator(self.columns.active, self.dropout)
         # A head that belongs to one task is never protected; one that all share is a layer like the others.
         protect = "body.*" if scenario.heads > 1 else None
         how_strongly: dict[str, Any] = {"strength": strength}
@@ -227,7 +235,21 @@ class Learner:
 
     def task_steps(self, task: int) -> int:
         """Return how many steps a task has."""
-        return self.settings.epochs_of(task) * self.epoch_steps(task)
+        return self.settings.passes_of(task) * self.epoch_steps(task)
+
+    def phase(self, task: int, step: int) -> Phase:
+        """Return the part of a task that a step is in: all of it, or with two columns one of its two."""
+        return phase_of(step, *(epochs * self.epoch_steps(task) for epochs in self._passes(task)))
+
+    def _passes(self, task: int) -> tuple[int, int]:
+        return self.settings.epochs_of(task), self.settings.compress
+
+    def trained(self, task: int, step: int) -> nn.Module:
+        """Return the network that a step moves: the run's own, or the active column beside it."""
+        over = task == len(self.scenario)  # of which the network is left, as its last step has left it
+        if self.columns is None or over or self.phase(task, step).compresses:
+            return self.model
+        return self.columns.active
 
     def order(self, task: int, epoch: int, *, second: bool = False) -> Tensor:
         """Return the samples of each step of an epoch, or those of its second batches, ``[steps, batch_size]``.
@@ -253,7 +275,7 @@ class Learner:
 
         Where several runs train together, these are all of them.
         """
-        tasks, epochs = len(self.scenario), self.settings.epochs_of(task)
+        tasks, epochs = len(self.scenario), self.settings.passes_of(task)
         seconds = time.perf_counter() - started
         runs = (together or (self,)) if self.notes_retention else ()
         # A task that was learned is told of when the next has begun, by which more may be lost.
@@ -277,7 +299,9 @@ class Learner:
 
     def begin_task(self, task: int) -> None:
         """Draw the weights anew where the settings say so."""
-        if task and self.settings.reinitialise:
+        if self.columns is not None:
+            self.columns.begin_task(task)
+        elif task and self.settings.reinitialise:
             self.draw_ahead(task)
             drawn = self._drawn.pop(task)
             if self.guard.batch_norm == "freeze":  # statistics stay, and are no weights
@@ -285,7 +309,7 @@ class Learner:
                 drawn = {name: value for name, value in drawn.items() if name not in statistics}
             take_weights(self._redrawn, drawn)
         if self.posterior is not None:
-            self.posterior.begin_task(self._sizes[task])
+            self.posterior.begin_task(task, self._sizes[task])
         if self._tolerance is not None and task:  # an equal part for each task that can lose anything
             self.guard.tolerance = self._tolerance.nats * task / (len(self.scenario) - 1)
         for observer in self.observers.values():
@@ -363,6 +387,19 @@ class Learner:
         with self.computing():
             logits = self.model(x, self.scenario.tasks[task].head if heads is None else heads)
         return task_loss(open_outputs(logits, self.outputs(task)), y)
+
+    def step_loss(self, x: Tensor, y: Tensor, task: int, heads: int | Tensor, step: int) -> Tensor:
+        """Return what a step lowers: the task's loss, or how far the knowledge base is from the active column."""
+        if self.columns is None:
+            return self.loss(x, y, task, heads)
+        head, outputs = self.scenario.tasks[task].head, self.outputs(task)
+        if not self.phase(task, step).compresses:
+            with self.computing():
+                logits = self.columns.active(x, head)
+            return task_loss(open_outputs(logits, outputs), y)
+        with self.computing():
+            told, said = self.columns.told(x, head), self.model(x, head)
+        return divergence(open_outputs(told, outputs), open_outputs(said, outputs))
 
     def outputs(self, task: int) -> int | None:
         """Return how many outputs are open while a task is learned; ``None`` for all, where heads do not grow."""
@@ -455,11 +492,14 @@ class Learner:
             **({"retention": [noted.to_dict() for noted in self.outcome.retention]} if self.notes_retention else {}),
             **({"kept": copied(self.guard.kept.state_dict())} if self.guard.kept else {}),
             **({} if self.task_free is None else {"task_free": copied(state_of(self.task_free))}),
+            **({} if self.columns is None else {"active": copied(dict(self.columns.active.state_dict()))}),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.model.load_state_dict(state["model"])
+        if self.columns is not None:
+            self.columns.active.load_state_dict(state["active"])
         if "kept" in state:  # before the guard, whose own state leaves them out and asks for them
             self.guard.kept.load_state_dict(state["kept"])
             for task in range(len(state["matrix"])):
@@ -473,7 +513,7 @@ class Learner:
         retention = [TaskRetention.from_dict(noted) for noted in state.get("retention", ())]
         self.outcome = Outcome(list(state["untrained"]), copy.deepcopy(state["matrix"]), state["failure"], retention)
         if self.posterior is not None:  # how many samples a task has is no part of a guard's state
-            self.posterior.begin_task(self._sizes[self._at])
+            self.posterior.count(self._sizes[self._at])
         for name, observer in self.observers.items():
             observer.load_state(copied(state["observers"][name]))
 

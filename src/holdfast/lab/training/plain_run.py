@@ -89,13 +89,16 @@ class PlainRun:
     def _make_optimizer(self) -> None:
         learner = self.learner
         learner.guard.detach()
-        self.optimizer = learner.settings.make_optimizer(learner.model.parameters())
-        learner.guard.attach(self.optimizer)
+        trained = learner.trained(self.task, self.step)
+        self.optimizer = learner.settings.make_optimizer(trained.parameters())
+        if trained is learner.model:
+            learner.guard.attach(self.optimizer)
 
     def _take_step(self, samples: Samples, chosen: Tensor, second: Tensor) -> float:
         learner, task = self.learner, self.task
+        phase = learner.phase(task, self.step)
         for group in self.optimizer.param_groups if learner.settings.rate_decay != 1 else ():
-            group["lr"] = learner.settings.rate(self.step, learner.task_steps(task))
+            group["lr"] = learner.settings.rate(self.step - phase.begins, phase.steps)
         x, y = samples.x[chosen], samples.y[chosen]
         self.optimizer.zero_grad()
         # Importance is measured with the gradient of the task's loss without dropout, at the weights before the step.
@@ -109,8 +112,8 @@ class PlainRun:
         heads = learner.heads(task, chosen)
         if learner.wants_squares(self.step):
             learner.guard.observe_samples([(x, y)], forward=lambda model, inputs: model(inputs, heads))
-        learner.model.train()
-        loss = learner.loss(x, y, task, heads)
+        learner.trained(task, self.step).train()
+        loss = learner.step_loss(x, y, task, heads, self.step)
         if not bool(loss.detach().isfinite()):
             learner.outcome.failure = diverged(loss.item(), task, self.step)
             raise NotFiniteError(learner.outcome.failure)
@@ -122,6 +125,8 @@ class PlainRun:
             learner.outcome.failure = f"Task {task + 1}: {error}"
             raise NotFiniteError(learner.outcome.failure) from error
         self.step += 1
+        if learner.phase(task, self.step) != phase:  # at once, so that a state that is taken here has the right one
+            self._make_optimizer()
         if learner.task_free is not None:
             learner.task_free.step(loss, (x, y))
         return loss.item()

@@ -45,6 +45,9 @@ class Settings:
             the same factor at every step; 1 where it does not decay.
         consolidate: when what was learned is held: at the end of each of the ``"tasks"``; or, as if nobody knew those,
             after ``"plateaus"`` of the loss, or after every so many steps. See :class:`holdfast.TaskFree`.
+        compress: of Progress & Compress, how many passes over a task's samples tell the network what a second one says
+            of them, which has learned the task before; with 0 there is no second one. It is the second one that
+            ``reinitialise`` is then about. See ``training/options/two_columns.py``.
     """
 
     epochs: int = 20
@@ -59,6 +62,7 @@ class Settings:
     second_batch: SecondBatch = added("drawn")  # noqa: RUF009 (likewise)
     consolidate: Literal["tasks", "plateaus"] | int = added("tasks")
     rate_decay: float = added(1.0)
+    compress: int = added(0)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "later_epochs", "batch_size", "samples"):
@@ -77,6 +81,7 @@ class Settings:
         if self.second_batch == "halves" and self.batch_size % 2:
             raise ConfigurationError(f"batch_size={self.batch_size} in halves: expected an even number.")
         self._check_consolidate()
+        self._check_compress()
         if self.trains == "anew":  # which is what the word says, so that it is one run whichever way it is asked for
             object.__setattr__(self, "reinitialise", True)
 
@@ -94,12 +99,27 @@ class Settings:
                 "trains='sequentially'."
             )
 
+    def _check_compress(self) -> None:
+        given = self.compress
+        if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= _MOST:
+            raise ConfigurationError(f"compress={shortened(given)}: expected a number of epochs, 0 to {_MOST:,}.")
+        if given and (self.trains != "sequentially" or self.consolidate != "tasks"):
+            raise ConfigurationError(
+                f"compress={given} with trains={self.trains!r} and consolidate={self.consolidate!r}: what was learned "
+                "is told to a network that keeps it at the end of each task; expected trains='sequentially' and "
+                "consolidate='tasks', or compress=0."
+            )
+
     def epochs_of(self, task: int) -> int:
         """Return the epochs of a task, counted from 0."""
         return self.epochs if task == 0 or self.later_epochs is None else self.later_epochs
 
+    def passes_of(self, task: int) -> int:
+        """Return how often a task's samples are gone through in all, to learn them and to tell of them."""
+        return self.epochs_of(task) + self.compress
+
     def rate(self, step: int, steps: int) -> float:
-        """Return the learning rate of a step, counted from 0, in a task of so many."""
+        """Return the learning rate of a step, counted from 0, in a task, or a phase of it, of so many."""
         return self.learning_rate * math.pow(self.rate_decay, step / max(1, steps - 1))
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -27,7 +27,7 @@ class StepCounts:
         """Return the steps of all tasks; settings that do not fit the data are refused."""
         tasks = self._of_tasks(spec)
         steps = [
-            spec.settings.epochs_of(task) * steps_per_epoch(size, spec.settings.batch_size)
+            spec.settings.passes_of(task) * steps_per_epoch(size, spec.settings.batch_size)
             for task, size in enumerate(training_sizes(tasks.samples, spec.settings.trains))
         ]
         check_task_free(spec.settings, tasks.heads, spec.probes)

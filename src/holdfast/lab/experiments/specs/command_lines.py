@@ -22,6 +22,7 @@ _SETTINGS = {
     "trains": "--trains",
     "consolidate": "--consolidate",
     "rate_decay": "--rate-decay",
+    "compress": "--compress",
 }
 _FIELDS = {
     "tasks": "--tasks",

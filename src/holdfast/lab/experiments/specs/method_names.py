@@ -12,4 +12,5 @@ def method_name(spec: "Spec") -> str:
         return f"{spec.measure} {spec.settings.trains}"
     measure = spec.measure if spec.form == "diagonal" else f"{spec.form} {spec.measure}"
     measure = f"implicit {measure}" if spec.implicit else measure
+    measure = f"compressed {measure}" if spec.settings.compress else measure
     return " + ".join([measure, *spec.holds])

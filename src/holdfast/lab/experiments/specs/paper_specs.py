@@ -82,10 +82,10 @@ def paper_spec(scenario: str, measure: str = "SOS", *, seed: int = 0, **changes:
     asked = own.pop("measure_settings", {})
     leaning = leans(kept_as, own.get("anchor", "last"), gradient_term=own.get("gradient_term", False))
     folds, jointly = own.get("batch_norm") == "fold", settings.get("trains") == "jointly"
-    by_itself = settings.get("consolidate", "tasks") != "tasks"
+    by_itself, compresses = settings.get("consolidate", "tasks") != "tasks", bool(settings.get("compress"))
     held = can_hold(kept_as)
     follows = "tolerance" in others or own.get("incremental") == "class"
-    if own.get("holds") or folds or jointly or leaning or follows or not held or not seen or by_itself:
+    if own.get("holds") or folds or jointly or leaning or follows or not held or not seen or by_itself or compresses:
         own.setdefault("engine", "plain")  # the fast one has no place for them
     usual: dict[str, Any] = {
         "strength": strength,

@@ -28,6 +28,7 @@ from holdfast.lab.training.options.bounds import check_unprotected
 from holdfast.lab.training.options.halves import check_halves
 from holdfast.lab.training.options.posteriors import check_coreset, variational_hold
 from holdfast.lab.training.options.precision import Precision
+from holdfast.lab.training.options.two_columns import check_columns
 from holdfast.lab.training.protocol import Settings
 from holdfast.lab.training.telling.observer import Observer
 from holdfast.measures import MEASURES, FineTune, Measure, measure
@@ -147,6 +148,7 @@ class Spec:
             self._check_probes()
             check_unprotected(self.settings.trains, self.make_measure(), (*self.holds, *self.watch, *self.probes))
             check_halves(self.settings.second_batch, [self.make_measure(), *self.make_watched().values()])
+            check_columns(self.settings.compress, self._every_measure().values(), (*self.holds, *self.probes))
         if len(sources) > 1:
             raise ConfigurationError(
                 f"scenario={self.scenario!r}, network={self.network!r}, measure={self.measure!r}, form={self.form!r}, "
@@ -441,8 +443,8 @@ class Spec:
                 f"tolerance={self.tolerance:g} with consolidate={self.settings.consolidate!r}: what may be lost is "
                 "shared out over tasks, of whose ends it is not told. Expected consolidate='tasks', or a strength."
             )
-        grows = self.incremental == "class"
-        unlike = holds or folds or jointly or leaning or follows or by_itself or unseen or grows
+        grows, compress = self.incremental == "class", self.settings.compress
+        unlike = holds or folds or jointly or leaning or follows or by_itself or unseen or grows or compress
         if self.engine == "fast" and (unlike or not can_hold(made)):
             centre = f"anchor='mean' and gradient_term={self.gradient_term} in " if leaning else ""
             what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"{centre}the form {made}"
@@ -450,6 +452,7 @@ class Spec:
             what = f"tolerance={self.tolerance:g}" if follows else what
             what = f"consolidate={self.settings.consolidate!r}" if by_itself else what
             what = "incremental='class', a head that grows" if grows else what
+            what = f"compress={compress}, a second network" if compress else what
             what = f"{unseen[0]}, which counts steps in Python" if unseen else what
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 

@@ -183,6 +183,7 @@ def _described(spec: Spec) -> str:
     parts += [f"network {spec.network}"] * (spec.network not in (None, kind.network))
     parts += [f"{spec.form}{_said(spec.form_settings)}"] * (spec.form != "diagonal")
     parts += [f"trained {settings.trains}"] * (settings.trains != "sequentially")
+    parts += [f"compressed in {settings.compress} epochs"] * bool(settings.compress)
     parts += [f"{hold}{_said(spec.hold_settings.get(hold, {}))}" for hold in spec.holds]
     parts += [f"{spec.kept} samples a task set aside"] * bool(spec.kept)
     parts += [f"consolidated by {settings.consolidate}"] * (settings.consolidate != "tasks")

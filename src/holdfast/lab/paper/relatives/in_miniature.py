@@ -7,7 +7,14 @@ import dataclasses
 from typing import Any
 
 from holdfast.lab.paper.relatives.others import other_rows
-from holdfast.lab.paper.relatives.studies import AS_PUBLISHED, KINDS, importance_rows, kind_rows
+from holdfast.lab.paper.relatives.studies import (
+    AS_PUBLISHED,
+    COLUMNS_DIFFER,
+    COMPRESSED,
+    KINDS,
+    importance_rows,
+    kind_rows,
+)
 from holdfast.lab.paper.relatives.study import Row, Study, holding, references, strengths, with_one_seed
 
 # Strengths are the digits' own (usual_protocols.py), by domain and by class too; in one pass, and of what is in no
@@ -68,6 +75,7 @@ _ONE_PASS = Study(
         Row("SI", "SI", {"strength": 0.3}),
         Row("MAS", "MAS", {"strength": 3.0}),
         Row("online EWC", "online-EWC", {"strength": 0.01}),
+        Row("Progress & Compress", "online-EWC", {"strength": 0.03, **COMPRESSED}, differs=COLUMNS_DIFFER),
         Row("asymmetric SI", "ALASSO", {"strength": 0.5, **holding("asymmetric")}),
         Row("MAS, without tasks", "MAS", {"strength": 3.0, "measure_settings": {"average": True}, "consolidate": 70}),
         *with_one_seed(references(150, 32)),

@@ -133,6 +133,15 @@ def holding(hold: str, **settings: Any) -> dict[str, Any]:
     return {"holds": (hold,), "hold_settings": {hold: settings} if settings else {}}
 
 
+def remembering(few: int, size: int, **replay: Any) -> tuple[Row, ...]:
+    """Return what keeps so many old samples in all, and looks at ``size`` of them in a step."""
+    return (
+        Row("replay", changes=holding("replay", source=few, size=size, **replay)),
+        Row("A-GEM", changes=holding("A-GEM", source=few, size=size)),
+        Row("DER++", changes=holding("DER++", source=few, size=size)),
+    )
+
+
 def references(few: int, size: int, later_epochs: int | None = None, **settings: Settings) -> tuple[Row, ...]:
     """Return what stands beside the methods of every study.
 
@@ -144,9 +153,7 @@ def references(few: int, size: int, later_epochs: int | None = None, **settings:
     """
     jointly = {} if later_epochs is None else {"later_epochs": later_epochs}
     return (
-        Row("replay", changes=holding("replay", source=few, size=size, **settings.get("replay", {}))),
-        Row("A-GEM", changes=holding("A-GEM", source=few, size=size)),
-        Row("DER++", changes=holding("DER++", source=few, size=size)),
+        *remembering(few, size, **settings.get("replay", {})),
         Row("LwF", changes=holding("distillation", temperature=2.0, **settings.get("LwF", {}))),
         Row("GPM", changes=holding("projection", **settings.get("GPM", {}))),
         Row("joint training", changes={"trains": "jointly", **jointly}),

@@ -54,6 +54,8 @@ def _refuse_what_has_no_place(learner: Learner) -> None:
         wanted.append(f"tolerance={guard.tolerance:g}, which looks at kept inputs within a task")
     if learner.settings.trains == "jointly":
         wanted.append("trains='jointly', whose batches go through several heads")
+    if learner.columns is not None:
+        wanted.append(f"compress={learner.settings.compress}, which trains a second network")
     if learner.scenario.grows:
         wanted.append("a head that grows, of which each step has another part")
     if learner.task_free is not None:

@@ -36,7 +36,12 @@ class Posterior:
         self._model, self._tasks, self._own_heads = model, scenario.tasks, scenario.heads > 1
         self._batch_size, self._learning_rate = batch_size, learning_rate
 
-    def begin_task(self, samples: int) -> None:
+    def begin_task(self, task: int, samples: int) -> None:
+        """Let the hold begin a task of so many samples, with the head that it trains."""
+        self.count(samples)
+        self.hold.narrow(self._model.body, self._model.heads[self._tasks[task].head])
+
+    def count(self, samples: int) -> None:
         """Let the KL count once for so many samples, unless another number was given."""
         self.hold.samples = self._given or samples
 

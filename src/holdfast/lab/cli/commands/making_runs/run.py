@@ -45,6 +45,7 @@ def run(
     optimizer: arguments.Optimizer = None,
     momentum: arguments.Momentum = None,
     rate_decay: arguments.RateDecay = None,
+    compress: arguments.Compress = None,
     reinit: Annotated[
         bool | None, arguments.protocol_option("--reinit/--no-reinit", help="Draw weights anew before each task.")
     ] = None,

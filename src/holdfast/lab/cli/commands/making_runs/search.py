@@ -56,6 +56,7 @@ def search(
     optimizer: arguments.Optimizer = None,
     momentum: arguments.Momentum = None,
     rate_decay: arguments.RateDecay = None,
+    compress: arguments.Compress = None,
     samples: arguments.Samples = None,
     consolidate: arguments.Consolidate = None,
     hidden: arguments.Hidden = None,

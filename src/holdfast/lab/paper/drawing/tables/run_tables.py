@@ -60,6 +60,9 @@ KIND_COLUMNS = ("incremental", "kept", "consolidate")
 AVERAGE_COLUMNS = ("beta2", "window", "skip")
 """Further ones, where the running average of some run reaches less far than usual."""
 
+COMPRESS_COLUMNS = ("compress",)
+"""Further, where some run has a second network that tells of each task."""
+
 RATE_COLUMNS = ("learning_rate",)
 """Further, where runs have either of these, since they differ in it too."""
 
@@ -95,6 +98,8 @@ def _further_columns(specs: Sequence[Spec]) -> Iterator[tuple[tuple[str, ...], C
     kinds = any(spec.incremental or spec.kept or spec.settings.consolidate != "tasks" for spec in specs)
     if kinds:
         yield KIND_COLUMNS, _kind_cells
+    if any(spec.settings.compress for spec in specs):
+        yield COMPRESS_COLUMNS, lambda spec: [spec.settings.compress]
     averages = any(map(unusual_average, specs))
     if averages:
         yield AVERAGE_COLUMNS, _average_cells

@@ -1,9 +1,10 @@
 """The methods that the paper stands among: each where its authors ran it, its numbers beside theirs.
 
 RWalk (Chaudhry et al. 2018, arXiv 1801.10112), VCL (Nguyen et al. 2018, arXiv 1710.10628; Swaroop et al. 2019, arXiv
-1905.02099), online EWC (Schwarz et al. 2018, arXiv 1805.06370), asymmetric SI (Park et al. 2019, arXiv 1908.02984),
-task-free MAS (Aljundi et al. 2019, arXiv 1812.03596), A-GEM (Chaudhry et al. 2019, arXiv 1812.00420), GPM (Saha et al.
-2021, arXiv 2103.09762), and the three kinds of continual learning (van de Ven et al. 2022).
+1905.02099), online EWC and Progress & Compress (Schwarz et al. 2018, arXiv 1805.06370), asymmetric SI (Park et al.
+2019, arXiv 1908.02984), task-free MAS (Aljundi et al. 2019, arXiv 1812.03596), A-GEM (Chaudhry et al. 2019, arXiv
+1812.00420), GPM (Saha et al. 2021, arXiv 2103.09762), and the three kinds of continual learning (van de Ven et al.
+2022).
 """
 
 from collections.abc import Sequence
