@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.parameter import is_lazy
 
-from holdfast.adapters import Change, every_adapter, in_parts
+from holdfast.adapters import Change, every_adapter
 from holdfast.errors import ConfigurationError, OrderError, ProtectError
 from holdfast.forms import Form, Matrix
 from holdfast.guard.arguments.default_space import default_space, tell_of_unmerged
@@ -39,8 +39,6 @@ from holdfast.persample.reductions import Block, Reduction
 from holdfast.retention import KeptSets, Tolerance
 from holdfast.retention.controller import Control
 from holdfast.retention.sample_marks import SampleMarks
-from holdfast.settings import written
-from holdfast.tensors.checksums import checksum
 from holdfast.tensors.names import named_modules, named_parameters
 from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, refuse_partitioned, reshard
 from holdfast.tensors.storage import Storage
@@ -567,43 +565,6 @@ class Memory:
         self.steps.pop(name, None)
         self._largest = None
         self.version += 1
-
-    def refuse_unless_ranks_agree(self, asked: Mapping[str, object]) -> None:
-        """Raise on every rank unless all of them are at the same place of the same run, and are asked for the same."""
-        if self.ranks.size == 1:
-            return
-        facts: dict[str, object] = {
-            "the number of consolidated tasks": self.tasks,
-            "the measures": self.settings,
-            "the measure that drives the penalty": self.driver,
-            "its form": (type(self.driving.form).__name__, written(self.driving.form)),
-            "the protected parameters": {name: tuple(p.shape) for name, p in self.parameters.items()},
-            "the steps of this task": self.steps,
-            "the strength and the decay": (self.strength, self.decay),
-            "the strength as it was given": self.said_strength,
-            "where the hold is centred": (self.anchor_kind, self.gradient_term),
-            "whether the hold is implicit": self.implicit,
-            "the space": self.space,
-            "the tolerance": None if self.tolerance is None else self.tolerance.nats,
-            "the kept sets": list(self.kept),
-            "the holds": {hold.name: (hold.strength, hold.share, hold.settings()) for hold in self.holds},
-            **asked,
-        }
-        totals: dict[str, list[Tensor]] = {}
-        for ledger in self.ledgers.values():
-            for matrix in ledger.total.values():
-                totals.setdefault(matrix.block.parameters[0], []).extend(matrix.tensors().values())
-        for name, change in self.merged_anchor.items():
-            kept = [*in_parts(change).values(), *totals.get(name, ())]
-            facts[f"what is known about the merged {name!r} (by checksum)"] = checksum(kept)
-        # Each rank has its own part of a sharded tensor; all others are copies.
-        for name, parameter in self.parameters.items():
-            if not is_sharded(parameter):
-                every = (self.anchor, self.tilt, self.start, *self.running())
-                kept = [tensors[name] for tensors in every if name in tensors]
-                facts[f"the weights {name!r} (by checksum)"] = checksum([parameter])
-                facts[f"what is known about {name!r} (by checksum)"] = checksum([*kept, *totals.get(name, ())])
-        self.ranks.refuse_unless_equal(facts)
 
     def found_by_any_rank(self, found: list[T]) -> list[T]:
         """Return what all ranks have found in their parts of the parameters; without sharding, all find the same."""

@@ -15,6 +15,7 @@ from holdfast.guard.batch_norm.at_consolidation import TaskNorms, norms_of_task
 from holdfast.guard.centre.anchors import new_anchor, new_merged_anchor, new_tilt
 from holdfast.guard.consolidating.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
 from holdfast.guard.consolidating.measuring import Finding, measure_task, rehearse_task
+from holdfast.guard.distributed.same_run import refuse_unless_same_run
 from holdfast.guard.keeping.taking_inputs import tell_if_measured_from
 from holdfast.guard.ledger import TaskImportance
 from holdfast.guard.memory import Memory
@@ -77,7 +78,7 @@ def end_task(
 ) -> dict[str, TaskImportance]:
     """End a task where the weights are, and return what each measure found for it; all of it, or nothing changes."""
     memory.ranks.together(lambda: memory.refresh_for("consolidate()"))
-    memory.refuse_unless_ranks_agree({"within": within})
+    refuse_unless_same_run(memory, {"within": within})
     norms = norms_of_task(memory, batches, forward)
     memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
     with norms.folding.put_in_place(), memory.merged.put_in_place() as called, _marked(memory) as marks:
