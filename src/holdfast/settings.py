@@ -8,6 +8,7 @@ written before it: see :func:`added`, and :func:`changed` for a default that is 
 import contextlib
 import dataclasses
 import inspect
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -71,6 +72,18 @@ def written(settings: Any) -> dict[str, Any]:
         for field in dataclasses.fields(settings)
         if not (field.name in later and getattr(settings, field.name) == field.default)
     }
+
+
+def plain(what: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as a file gives them back, tuples as lists, or refuse what no file can hold."""
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(settings))
+    except TypeError as error:
+        raise ConfigurationError(
+            f"The settings of {what} are {settings}; expected numbers, strings, lists of them or None, which a "
+            f"saved state can hold ({error})."
+        ) from error
+    return found
 
 
 def added_names(kind: type) -> set[str]:

@@ -498,7 +498,7 @@ def test_another_adapter_is_as_steep_as_it_is():
     with torch.no_grad():
         layer.a.mul_(100.0)
     layer.a = nn.Parameter(layer.a.detach().clone())  # in the place of the one that was there
-    guard._memory.refresh()
+    guard.refresh()
     name = next(n for n, p in model.named_parameters() if p is layer.a)
     assert guard._memory.largest_importance[name] > 1000 * before[name]
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import ConfigurationError, HoldfastWarning
 from holdfast.forms import Form, Matrix
+from holdfast.guard.arguments.fitting_strengths import check_strengths
 from holdfast.guard.arguments.new_memory import new_memory
 from holdfast.guard.arguments.selection import Protect
 from holdfast.guard.arguments.strengths import PatternStrengths, checked_strength
@@ -36,6 +37,7 @@ from holdfast.guard.moving.weight_average import evaluated_weights
 from holdfast.guard.noticing.not_a_callback import NotACallback
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.penalties import penalty_of
+from holdfast.guard.refreshing import refresh
 from holdfast.guard.saving import state_files
 from holdfast.guard.saving.state import blank_state, from_state, to_state
 from holdfast.guard.saving.watched_state import can_be_kept
@@ -213,7 +215,7 @@ class Consolidator(NotACallback):
         c = checked_strength(value)
         if isinstance(c, dict):
             strengths = PatternStrengths(c)
-            self._memory.check_strengths(strengths)
+            check_strengths(self._memory, strengths)
             self._memory.hold_by(strengths.largest, strengths, None)
         else:
             self._memory.hold_by(c, None, None)
@@ -647,7 +649,7 @@ class Consolidator(NotACallback):
             forward: as for :meth:`consolidate`.
         """
         memory = self._memory
-        memory.ranks.together(memory.refresh)
+        memory.ranks.together(lambda: refresh(memory))
         with self._attachment.set_aside(), memory.merged.put_in_place():
             watch_only(memory, batches, forward)
 
@@ -701,7 +703,7 @@ class Consolidator(NotACallback):
         This happens by itself when an optimiser is attached, at a task's first step and at its end, and as soon as an
         attached optimiser trains a parameter that it did not train before.
         """
-        self._memory.refresh()
+        refresh(self._memory)
 
     def forget(self, *names: str) -> None:
         """Let go of parameters: drop their anchor, importance and running state.
@@ -730,7 +732,7 @@ class Consolidator(NotACallback):
     @torch.inference_mode(mode=False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state, after checking that it is whole and of this model and these measures."""
-        self._memory.refresh()
+        refresh(self._memory)
         memory = self._memory
         given = memory.said_strength if memory.strength_given else None
         from_state(memory, state)
@@ -759,7 +761,7 @@ class Consolidator(NotACallback):
             metadata: what the checkpoint's reader says about it.
             prefix: the key that :meth:`state_dict` was saved by; empty where it was saved by itself.
         """
-        self._memory.refresh()
+        refresh(self._memory)
         return blank_state(self._memory, metadata, prefix)
 
     def save(self, path: str | os.PathLike[str]) -> None:

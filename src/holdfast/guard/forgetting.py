@@ -24,4 +24,27 @@ def forget_all(memory: Memory, names: Collection[str]) -> None:
             "those any more either. Consolidate again, with data of what is to be kept."
         )
     for name in names:
-        memory.forget(name)
+        forget(memory, name)
+
+
+def forget(memory: Memory, name: str) -> None:
+    """Drop everything known about a parameter, and about the block that it is part of."""
+    for weight in [weight for weight, parts in memory.merged.parts.items() if name in parts]:
+        forget(memory, weight)
+    memory.merged_anchor.pop(name, None)
+    for kept in (memory.anchor, memory.start, *memory.running()):
+        kept.pop(name, None)
+    blocks = [matrix.block.parameters for matrix in memory.driving.held.values()]
+    for other in {name, *(n for parameters in blocks if name in parameters for n in parameters)}:
+        memory.tilt.pop(other, None)  # without its quadratic it would pull for ever
+    for ledger in memory.ledgers.values():
+        for matrices in (ledger.total, ledger.held):
+            for block in [key for key, matrix in matrices.items() if name in matrix.block.parameters]:
+                del matrices[block]
+                ledger.weights.pop(block, None)
+        if ledger.damping:  # by the mean of what is left
+            ledger.settle(ledger.total)
+    for hold in memory.holds:
+        hold.forget(name)
+    memory.steps.pop(name, None)
+    memory.version += 1

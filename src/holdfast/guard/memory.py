@@ -1,20 +1,15 @@
 """All that a Consolidator remembers, shared by the parts that read it, write it and save it."""
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-from torch.nn.parameter import is_lazy
 
-from holdfast.adapters import Change, every_adapter
-from holdfast.errors import ConfigurationError, OrderError, ProtectError
+from holdfast.adapters import Change
 from holdfast.forms import Form, Matrix
-from holdfast.guard.arguments.default_space import default_space, tell_of_unmerged
 from holdfast.guard.arguments.selection import Selection
 from holdfast.guard.arguments.strengths import USUAL, PatternStrengths
 from holdfast.guard.batch_norm.folding import FoldedTilt, Folding
@@ -27,7 +22,7 @@ from holdfast.guard.distributed.gathering import (
 )
 from holdfast.guard.distributed.own_parts import OwnParts
 from holdfast.guard.distributed.ranks import ALONE, Ranks, ddp_wrapper, ranks_of
-from holdfast.guard.distributed.sharded_matrices import as_parameters_are, refuse_unless_in_parts
+from holdfast.guard.distributed.sharded_matrices import as_parameters_are
 from holdfast.guard.ledger import Ledger, diagonal_of
 from holdfast.guard.merged_space import MergedSpace, Space
 from holdfast.guard.micro_batches.gradient_sums import Watched
@@ -39,8 +34,9 @@ from holdfast.persample.reductions import Block, Reduction
 from holdfast.retention import KeptSets, Tolerance
 from holdfast.retention.controller import Control
 from holdfast.retention.sample_marks import SampleMarks
+from holdfast.settings import plain
 from holdfast.tensors.names import named_modules, named_parameters
-from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, refuse_partitioned, reshard
+from holdfast.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, refuse_partitioned
 from holdfast.tensors.storage import Storage
 
 if TYPE_CHECKING:
@@ -167,14 +163,6 @@ class Memory:
         if self.wrapper is not None:
             self.model = self.wrapper.module
         self.find_ranks()
-        found = self.selection.find(self.model)
-        if self.space_is_open:  # first: strengths by pattern are of the names that the space has
-            self.space = default_space(self, found)
-        self.parameters = self._taken_by_forms(found)
-        self._hold_merged_in_the_gradient()
-        if self.driving.strengths is not None:
-            self.check_strengths(self.driving.strengths)
-        self.made_with = self.said_strength if self.strength_given else None
 
     def find_ranks(self) -> None:
         """Find out which processes train the model."""
@@ -264,51 +252,6 @@ class Memory:
             self.driving.strengths = strengths
             self.driving.settle(self.driving.total)
             self.version += 1
-
-    def check_strengths(self, strengths: PatternStrengths) -> None:
-        """Refuse strengths by pattern that do not fit what is protected."""
-        self._refuse_strengths_of_parts(strengths)
-        strengths.check_used(self.measured.keys() | self.frozen.keys())
-        self._check_blocks(strengths, self.parameters)
-        self.folding.check_strengths(strengths)
-
-    def _refuse_strengths_of_parts(self, strengths: PatternStrengths) -> None:
-        """Refuse a pattern of adapters' own parameters alone where the weights are held that they are merged with."""
-        for pattern in strengths.given if self.space == "merged" else ():
-            parts = [name for name in self.merged.names if fnmatchcase(name, pattern)]
-            if parts and not any(fnmatchcase(name, pattern) for name in self.measured):
-                weight = min(name for name, own in self.merged.parts.items() if min(parts) in own)
-                raise ConfigurationError(
-                    f"strength[{pattern!r}] is of adapters' own parameters, such as {min(parts)!r}, and here adapters "
-                    f"are held by their merged weights. Give a pattern that matches the names of those, such as "
-                    f"{weight!r}, or make a Consolidator with space='weights'."
-                )
-
-    def _refuse_strengths_of_merged(self, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Refuse a pattern of the weights alone that adapters change where their own parameters are held."""
-        unused = [each for each in strengths.given if not any(fnmatchcase(name, each) for name in parameters)]
-        held = {id(p) for p in parameters.values()} if unused else ()
-        for found in every_adapter(self.model, held) if unused else ():
-            if pattern := next((each for each in unused if fnmatchcase(found.weight, each)), None):
-                raise ConfigurationError(
-                    f"strength[{pattern!r}] is of weights that adapters change, such as {found.weight!r}, and here "
-                    "adapters are held by their own parameters. Give space='merged', which holds those weights, or "
-                    "a pattern of the adapters' parameters."
-                )
-
-    def _check_blocks(self, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Refuse a parameter without a strength, and a block with several."""
-        space = MergedSpace.of(self.model, parameters, self.space)
-        coordinates = space.coordinates(parameters)
-        if self.space == "weights":
-            self._refuse_strengths_of_merged(strengths, parameters)
-        for name in coordinates:
-            strengths.of(name)
-        form = self.driving.form
-        if form.elementwise or any(map(is_lazy, parameters.values())):
-            return
-        for block in space.blocks_of(form, coordinates):
-            strengths.check_together(block.parameters, f"in the form {form.name!r} one matrix holds both")
 
     @property
     def pulled_after(self) -> bool:
@@ -440,84 +383,6 @@ class Memory:
         """Let all batch norms be in the mode of the model again."""
         self.frozen_statistics.keep([], mode=self.model.training)
 
-    def refresh(self) -> None:
-        """Look at the model again: take in parameters that were added, unfrozen, replaced or moved."""
-        reshard(self.model)
-        self.find_ranks()
-        present = dict(named_parameters(self.model))
-        # What is held, or has been watched in this task, stays so when it is frozen: by default, the selection is of
-        # what can be trained at this moment.
-        kept = self.anchor.keys() | self.steps.keys()
-        found = self.selection.find(self.model, some=not kept)
-        is_open = self.space_is_open and not (self.tasks or kept or self.is_anchored) and self.watched is None
-        space = default_space(self, found) if is_open else self.space
-        self._take_in(space, {n: p for n, p in present.items() if n in found or n in kept})
-        if is_open:
-            tell_of_unmerged(self)
-        for name in [name for name in self.anchor if name not in present and self.merged.covers(name)]:
-            del self.anchor[name]  # an adapter was taken away, and its layer has another, or none that acts
-        for name, parameter in self.parameters.items():
-            anchor = self.anchor.get(name)
-            known = [tensors[name] for tensors in (self.start, *self.running()) if name in tensors]
-            if anchor is None and any(tensor.shape != parameter.shape for tensor in known):
-                self.forget(name)  # another parameter, which takes its first step of this task from here
-            elif anchor is not None and anchor.shape != parameter.shape and name in self.merged.names:
-                del self.anchor[name]  # of another rank, with the same weight to be held
-            elif anchor is not None and anchor.shape != parameter.shape:
-                raise ProtectError(
-                    f"{name!r} was consolidated with shape {tuple(anchor.shape)} and now has {tuple(parameter.shape)}. "
-                    f"Restore it, or call forget({name!r}) to let go of what was learned there."
-                )
-            self._follow(name, parameter)
-        for ledger in self.ledgers.values():
-            for matrices in (ledger.total, ledger.held):
-                self._follow_matrices(matrices, ledger)
-
-    def refresh_for(self, call: str) -> None:
-        """Look at the model again, and refuse a call while protected parameters have no numbers to be seen or held."""
-        self.refresh()
-        lazy = [name for name, parameter in self.parameters.items() if is_lazy(parameter)]
-        if lazy:
-            more = f" and {len(lazy) - 1} more" if lazy[1:] else ""
-            raise OrderError(
-                f"{call} of a model with lazy layers (such as nn.LazyLinear): {lazy[0]!r}{more} are not initialised "
-                "yet; expected protected parameters that have a shape. Run one batch through the model first."
-            )
-
-    def go_over_to(self, space: Space) -> None:
-        """Hold adapters in another space from now on, or refuse it and stay as it was: for a state that has it."""
-        self._take_in(space, self.selection.find(self.model))
-
-    def _take_in(self, space: Space, wanted: dict[str, nn.Parameter]) -> None:
-        """Protect these parameters in a space, or refuse it and stay as it was."""
-        before, self.space = self.space, space
-        try:
-            self.parameters = self._taken_by_forms(wanted)
-        except ConfigurationError:
-            self.space = before
-            raise
-        self._hold_merged_in_the_gradient()
-        self.version += 1
-
-    def _hold_merged_in_the_gradient(self) -> None:
-        """Let nobody decide that merged weights are pulled after steps: they take none of their own."""
-        if self.space == "merged" and self.implicit_is_open:
-            self.implicit = False
-
-    def _taken_by_forms(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        """Return parameters, or refuse those that a form cannot keep an importance of, long before it is measured."""
-        form = self.driving.form
-        refuse_unless_in_parts(form, dict(named_parameters(self.model)))
-        if self.space == "merged":
-            space = MergedSpace.of(self.model, parameters, self.space)
-            parameters = space.without_layers(parameters)
-            space.blocks_of(form, space.coordinates(parameters))
-        elif not any(map(is_lazy, parameters.values())):
-            form.check_model(self.model, parameters)
-        if self.driving.strengths is not None:
-            self._check_blocks(self.driving.strengths, parameters)
-        return parameters
-
     @property
     def frozen(self) -> dict[str, nn.Parameter]:
         """The parameters that, by default, only freezing has left out of the protected ones."""
@@ -543,55 +408,12 @@ class Memory:
         self.watched = None
         self.version += 1
 
-    def forget(self, name: str) -> None:
-        """Drop everything known about a parameter, and about the block that it is part of."""
-        for weight in [weight for weight, parts in self.merged.parts.items() if name in parts]:
-            self.forget(weight)
-        self.merged_anchor.pop(name, None)
-        for kept in (self.anchor, self.start, *self.running()):
-            kept.pop(name, None)
-        blocks = [matrix.block.parameters for matrix in self.driving.held.values()]
-        for other in {name, *(n for parameters in blocks if name in parameters for n in parameters)}:
-            self.tilt.pop(other, None)  # without its quadratic it would pull for ever
-        for ledger in self.ledgers.values():
-            for matrices in (ledger.total, ledger.held):
-                for block in [key for key, matrix in matrices.items() if name in matrix.block.parameters]:
-                    del matrices[block]
-                    ledger.weights.pop(block, None)
-            if ledger.damping:  # by the mean of what is left
-                ledger.settle(ledger.total)
-        for hold in self.holds:
-            hold.forget(name)
-        self.steps.pop(name, None)
-        self._largest = None
-        self.version += 1
-
     def found_by_any_rank(self, found: list[T]) -> list[T]:
         """Return what all ranks have found in their parts of the parameters; without sharding, all find the same."""
         if self.ranks.size == 1:
             return found
         sharded = any(is_sharded(p) and p.device.type == "cpu" for p in self.parameters.values())
         return [item for items in self.ranks.each(lambda: found) for item in items] if sharded else found
-
-    def _follow(self, name: str, parameter: Tensor) -> None:
-        """Move what is kept about a parameter to where it belongs now."""
-        storage = self.storage
-        resting = [self.anchor, self.tilt]
-        kinds = ((storage.resting, resting), (storage.exact, [self.start]), (storage.running, self.running()))
-        for keep, tensors in kinds:
-            for kept in tensors:
-                known = kept.get(name)
-                if known is not None and not storage.is_in_place(known, parameter):
-                    kept[name] = keep(like_parameter(known, parameter), parameter)
-
-    def _follow_matrices(self, matrices: dict[str, Matrix], ledger: Ledger) -> None:
-        """Do the same with importances, those of the diagonal spread as the parameters are."""
-        storage, once = ledger.storage, ledger.once()
-        for name, matrix in list(matrices.items()):
-            like = self.measured.get(matrix.block.parameters[0])
-            if like is None or all(storage.is_in_place(tensor, like) for tensor in matrix.tensors().values()):
-                continue
-            matrices[name] = self.resting_matrix(matrix, ledger, once)
 
     def resting_matrix(
         self,
@@ -612,15 +434,3 @@ class Memory:
     def running(self) -> list[dict[str, Tensor]]:
         """Return the running states of all measures, each by parameter."""
         return [tensors for ledger in self.ledgers.values() for tensors in ledger.running.values()]
-
-
-def plain(what: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as a file gives them back, tuples as lists, or refuse what no file can hold."""
-    try:
-        found: dict[str, Any] = json.loads(json.dumps(settings))
-    except TypeError as error:
-        raise ConfigurationError(
-            f"The settings of {what} are {settings}; expected numbers, strings, lists of them or None, which a "
-            f"saved state can hold ({error})."
-        ) from error
-    return found

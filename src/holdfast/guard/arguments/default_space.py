@@ -8,7 +8,6 @@ nothing is said, it is of adapters' own parameters.
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -16,16 +15,14 @@ from torch.nn.parameter import is_lazy
 from holdfast.adapters import every_adapter
 from holdfast.errors import ConfigurationError
 from holdfast.forms.of_layers.layers import LayerForm
+from holdfast.guard.memory import Memory
 from holdfast.guard.merged_space import MergedSpace, Space
 from holdfast.guard.noticing.telling import tell
-
-if TYPE_CHECKING:
-    from holdfast.guard.memory import Memory
 
 _TOLD = "adapters that are not held merged"
 
 
-def default_space(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> Space:
+def default_space(memory: Memory, parameters: Mapping[str, nn.Parameter]) -> Space:
     """Return the space of a guard that may have either, where these are the protected parameters."""
     if not _keeps_more_merged(memory) or any(map(is_lazy, parameters.values())):
         return "weights"
@@ -36,7 +33,7 @@ def default_space(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> S
     return "weights" if any(_names_parts(pattern, merged.parts) for pattern in _patterns(memory)) else "merged"
 
 
-def why_not_merged(memory: "Memory") -> str:
+def why_not_merged(memory: Memory) -> str:
     """Return why adapters that nobody said anything of are held by their own parameters, where one of them is why."""
     if not _might_be_merged(memory):
         return ""
@@ -47,7 +44,7 @@ def why_not_merged(memory: "Memory") -> str:
     return ""
 
 
-def tell_of_unmerged(memory: "Memory") -> None:
+def tell_of_unmerged(memory: Memory) -> None:
     """Say once which adapter is why all are held by their own parameters, where others could be held merged."""
     if _TOLD in memory.told or not _might_be_merged(memory):
         return
@@ -70,7 +67,7 @@ def tell_of_unmerged(memory: "Memory") -> None:
     )
 
 
-def _might_be_merged(memory: "Memory") -> bool:
+def _might_be_merged(memory: Memory) -> bool:
     """Whether adapters are held by their own parameters though nobody said so, and merged weights would keep more."""
     return not memory.space_given and memory.space != "merged" and _keeps_more_merged(memory)
 
@@ -80,12 +77,12 @@ def _in_short(refusal: object) -> str:
     return str(refusal).removeprefix("space='merged': ").partition(". ")[0]
 
 
-def _keeps_more_merged(memory: "Memory") -> bool:
+def _keeps_more_merged(memory: Memory) -> bool:
     """Whether a guard's form and measure are such as are known to keep more of merged weights."""
     return isinstance(memory.driving.form, LayerForm) and memory.driving.measure.needs.data
 
 
-def _merged(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> MergedSpace:
+def _merged(memory: Memory, parameters: Mapping[str, nn.Parameter]) -> MergedSpace:
     """Return a model's adapters in merged space, or refuse those that cannot be held so."""
     merged = MergedSpace.of(memory.model, parameters, "merged")
     merged.refuse_parts()
@@ -93,7 +90,7 @@ def _merged(memory: "Memory", parameters: Mapping[str, nn.Parameter]) -> MergedS
     return merged
 
 
-def _patterns(memory: "Memory") -> list[str]:
+def _patterns(memory: Memory) -> list[str]:
     """Return all patterns of names that a user has given."""
     strengths = memory.driving.strengths
     return [*memory.selection.patterns, *(strengths.given if strengths is not None else ())]

@@ -31,6 +31,7 @@ from holdfast.guard.distributed.gathering import Gather, checked_gather
 from holdfast.guard.ledger import Ledger
 from holdfast.guard.memory import AnchorKind, Memory, leans
 from holdfast.guard.merged_space import Space
+from holdfast.guard.refreshing import first_look
 from holdfast.holds import Hold
 from holdfast.measures import Measure
 from holdfast.retention import Tolerance
@@ -111,6 +112,8 @@ def new_memory(
         implicit_is_open=either,
         tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
     )
+    memory.made_with = memory.said_strength if memory.strength_given else None
+    first_look(memory)
     memory.merged.refuse_parts()
     tell_of_unmerged(memory)
     return memory

@@ -34,6 +34,7 @@ from holdfast.forms import Matrix
 from holdfast.guard.batch_norm.folding import Folding
 from holdfast.guard.consolidating.measuring import Finding
 from holdfast.guard.memory import Memory
+from holdfast.guard.refreshing import refresh
 from holdfast.holds.of_weights.quadratic import applied
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.sharding import local, wrap_local
@@ -82,7 +83,7 @@ def rebase(memory: Memory) -> None:
             "rebase() before the first consolidate(): nothing is held yet that could be counted anew. Consolidate what "
             "the model knows, with its adapters on; that counts from there."
         )
-    memory.refresh()
+    refresh(memory)
     here = new_merged_anchor(memory)
     memory.merged_anchor.update({name: here[name] for name in memory.merged_anchor if name in here})
     anchor = new_anchor(memory, None, memory.folding)

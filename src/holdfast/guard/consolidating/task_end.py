@@ -20,6 +20,7 @@ from holdfast.guard.keeping.taking_inputs import tell_if_measured_from
 from holdfast.guard.ledger import TaskImportance
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.protection import warn_of_uncalled_adapters
+from holdfast.guard.refreshing import refresh_for
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.holds.base import TaskData, states_kept
 from holdfast.persample.batches import Forward
@@ -77,7 +78,7 @@ def end_task(
     memory: Memory, attachment: Attachment, batches: Iterable[Any] | None, forward: Forward | None, within: int | None
 ) -> dict[str, TaskImportance]:
     """End a task where the weights are, and return what each measure found for it; all of it, or nothing changes."""
-    memory.ranks.together(lambda: memory.refresh_for("consolidate()"))
+    memory.ranks.together(lambda: refresh_for(memory, "consolidate()"))
     refuse_unless_same_run(memory, {"within": within})
     norms = norms_of_task(memory, batches, forward)
     memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
@@ -117,7 +118,7 @@ def rehearse_end(
     memory: Memory, attachment: Attachment, batches: Iterable[Any] | None, forward: Forward | None
 ) -> None:
     """Try the same on two samples, and let everything be as it was."""
-    memory.ranks.together(lambda: memory.refresh_for("rehearse()"))
+    memory.ranks.together(lambda: refresh_for(memory, "rehearse()"))
     with undisturbed():  # by the data; measuring keeps the states that the model draws from
         norms = norms_of_task(memory, batches, forward)
         memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))

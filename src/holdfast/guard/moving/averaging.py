@@ -13,6 +13,7 @@ from holdfast.errors import ConfigurationError, OrderError
 from holdfast.guard.memory import Memory
 from holdfast.guard.moving.averaged_adapters import AveragedAdapters, Means, said_of
 from holdfast.guard.noticing.telling import tell
+from holdfast.guard.refreshing import refresh
 from holdfast.settings import checked_share
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.sharding import local
@@ -77,7 +78,7 @@ def checked_way(memory: Memory, call: str) -> dict[str, nn.Parameter]:
             f"{call} with batch_norm='fold': the anchor is of folded weights, which a mean of weights and statistics "
             "is not. Take batch_norm='freeze', or average state dicts with holdfast.merge."
         )
-    memory.refresh()  # which refuses weights of another shape than they were consolidated with
+    refresh(memory)  # which refuses weights of another shape than they were consolidated with
     held = {name: p for name, p in memory.parameters.items() if name in memory.anchor}
     for name, parameter in held.items():
         if not is_finite(parameter):

@@ -15,6 +15,7 @@ from holdfast.guard.moving.averaged_adapters import AveragedAdapters, newcomers,
 from holdfast.guard.moving.averaging import average_with_anchor, checked_way, move_to
 from holdfast.guard.moving.weight_average import refuse_between_averages
 from holdfast.guard.noticing.telling import tell
+from holdfast.guard.refreshing import refresh
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.retention import Retention
 from holdfast.retention.controller import checked_nats
@@ -63,7 +64,7 @@ class GoingBack:
         if share is None and not to_tolerance:
             yield
             return
-        memory.refresh()
+        refresh(memory)
         before = [(parameter, parameter.detach().clone()) for parameter in memory.parameters.values()]
         seen = self.last, dict(memory.control.latest), memory.control.at
         try:

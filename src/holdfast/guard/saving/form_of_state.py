@@ -10,9 +10,9 @@ from typing import Any
 
 from holdfast.errors import ConfigurationError
 from holdfast.forms import Form, form
-from holdfast.guard.memory import Memory, plain
+from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
-from holdfast.settings import defaults_at_first
+from holdfast.settings import defaults_at_first, plain
 
 
 def take_its_form(memory: Memory, state: Mapping[str, Any]) -> None:

@@ -23,10 +23,11 @@ from holdfast.guard.arguments.strengths import PatternStrengths
 from holdfast.guard.batch_norm.frozen_statistics import with_statistics
 from holdfast.guard.distributed.ranks import ALONE
 from holdfast.guard.ledger import Ledger
-from holdfast.guard.memory import Memory, plain
+from holdfast.guard.memory import Memory
 from holdfast.guard.merged_space import Space
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.noticing.telling import tell
+from holdfast.guard.refreshing import go_over_to
 from holdfast.guard.saving.form_of_state import take_its_form, tell_of_its_form, what_to_give
 from holdfast.guard.saving.state_checks import (
     check_completeness,
@@ -40,6 +41,7 @@ from holdfast.guard.saving.watched_state import WATCHED, watched_of, watched_ten
 from holdfast.holds.base import Hold, states_kept
 from holdfast.retention import Tolerance
 from holdfast.retention.controller import Control
+from holdfast.settings import plain
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.sharding import is_sharded, like_parameter, whole
 
@@ -134,7 +136,7 @@ def _take_its_space(memory: Memory, state: Mapping[str, Any]) -> None:
     if memory.space_given or then == memory.space or then not in get_args(Space):
         return
     try:
-        memory.go_over_to(then)
+        go_over_to(memory, then)
     except ConfigurationError as error:
         raise StateError(f"The state has space={then!r}, in which this model cannot be held: {error}") from error
 

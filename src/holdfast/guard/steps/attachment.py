@@ -24,6 +24,7 @@ from holdfast.guard.noticing.protection import (
     warn_unless_anchored_is_trained,
 )
 from holdfast.guard.noticing.telling import tell
+from holdfast.guard.refreshing import refresh_for
 from holdfast.guard.steps.default_pull import Owned, decide, set_implicit
 from holdfast.guard.steps.observed import Observed, gradients_of_halves, protected_gradients, unscaled
 from holdfast.guard.steps.optimizers.accepted import check_optimizer, ids, innermost, trained_by
@@ -56,7 +57,7 @@ class Attachment:
             raise OptimizerError("attach() was given no optimiser. Give every one that trains protected parameters.")
         optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
         memory = self.memory
-        memory.refresh_for("attach()")
+        refresh_for(memory, "attach()")
         protected = {id(p): name for name, p in memory.parameters.items()}
         # An optimiser all of whose parameters are frozen for now may come along with others, not by itself.
         frozen = memory.frozen if any(_trains(optimizer, protected) for optimizer in optimizers) else {}

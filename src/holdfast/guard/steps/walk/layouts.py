@@ -7,6 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.guard.memory import Memory
+from holdfast.guard.refreshing import refresh
 from holdfast.guard.steps.optimizers.accepted import ids, trained_by
 from holdfast.guard.steps.walk.bundles import Bundle, bundles_of
 from holdfast.tensors.names import named_parameters
@@ -85,13 +86,13 @@ class Layouts:
         new = [parameter for parameter in trained_by(optimizer) if id(parameter) not in known]
         trainable = ids(parameter for parameter in new if parameter.requires_grad)
         if trainable:
-            self.memory.refresh()
+            refresh(self.memory)
             # What the selection leaves out need not be looked up at every step.
             self._passed_over |= trainable - ids(self.memory.parameters.values())
 
     def begin_task(self) -> None:
         """Look at the model again."""
-        self.memory.refresh()
+        refresh(self.memory)
         self._passed_over = set()
 
     def send_alone(self, names: set[str]) -> None:
