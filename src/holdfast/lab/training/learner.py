@@ -21,13 +21,15 @@ from holdfast.errors import ConfigurationError, HoldfastWarning
 from holdfast.forms import Form
 from holdfast.guard import Consolidator
 from holdfast.guard.memory import AnchorKind
-from holdfast.holds import Buffer, DarkExperience, Distillation, Hold
+from holdfast.holds import Buffer, Hold
 from holdfast.holds.of_batches.batch_hold import BatchHold
 from holdfast.lab.networks import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from holdfast.lab.scenarios import Samples, Scenario, open_outputs
 from holdfast.lab.training.batch_order import epoch_order, second_order, steps_per_epoch
 from holdfast.lab.training.modes import FEW, Modes, modes_of
+from holdfast.lab.training.network_calls import NetworkCalls
 from holdfast.lab.training.options.bounds import check_unprotected, own_heads, together, training_sizes
+from holdfast.lab.training.options.fitting_scenario import check_judge, check_network, check_set_aside
 from holdfast.lab.training.options.halves import check_halves
 from holdfast.lab.training.options.posteriors import Posterior, variational_hold
 from holdfast.lab.training.options.precision import check_precision, computing_in
@@ -100,14 +102,8 @@ class Learner:
         self.precision = check_precision(precision)
         self.judge_by = judge_by
         self.scenario = scenario.to(self.device)
-        if judge_by not in ("test", "validation") or any(
-            getattr(t, f"stored_{judge_by}") is None for t in scenario.tasks
-        ):
-            raise ConfigurationError(
-                f"judge_by={judge_by!r} for a scenario whose tasks have no such samples; expected 'test', or "
-                "'validation' for a scenario that was made with a validation share."
-            )
-        _check_network(model, self.scenario)
+        check_judge(judge_by, scenario)
+        check_network(model, self.scenario)
         check_unprotected(settings.trains, measure, [*map(repr, holds), *watch, *(observers or {})])
         watching = watch.values() if isinstance(watch, Mapping) else watch
         check_columns(settings.compress, [measure, *watching], [*map(repr, holds), *(observers or {})])
@@ -140,7 +136,7 @@ class Learner:
             how_strongly = {"relative_strength": relative_strength}
         if tolerance is not None:
             how_strongly = {"tolerance": tolerance}
-            _check_set_aside(tolerance, scenario)
+            check_set_aside(tolerance, scenario)
         self._tolerance = tolerance
         self.guard = Consolidator(
             self.model,
@@ -156,9 +152,10 @@ class Learner:
             batch_norm=batch_norm,
             implicit=implicit,
         )
+        self._calls = NetworkCalls(self.scenario, self.precision, self.device, lambda: self._at)
         for hold in self.guard.holds:
             if isinstance(hold, BatchHold) and hold.forward is None:
-                hold.call_by(self._through_its_head if scenario.heads > 1 else self._one_head_for(hold))
+                hold.call_by(self._calls.for_hold(hold))
         check_halves(settings.second_batch, self.guard.measures.values())
         for task, measured in itertools.product(range(len(scenario)), self.path_measures.values()):
             measured.check_task(self.task_steps(task))
@@ -358,7 +355,7 @@ class Learner:
         """Keep what was set aside of a task, with the predictions of the network that has just learned it."""
         aside = self.scenario.tasks[task].kept
         if aside is not None:
-            forward = partial(self._through_its_head, task=task)
+            forward = partial(self._calls.logits, task=task)
             self.guard.keep([(aside.x, aside.y)], name_of(task), forward=forward, samples=len(aside))
 
     def wanted_steps(self, task: int) -> list[int]:
@@ -384,22 +381,16 @@ class Learner:
 
     def loss(self, x: Tensor, y: Tensor, task: int, heads: int | Tensor | None = None) -> Tensor:
         """Return the mean cross-entropy of a batch, in the run's precision, through the task's head or others."""
-        with self.computing():
-            logits = self.model(x, self.scenario.tasks[task].head if heads is None else heads)
-        return task_loss(open_outputs(logits, self.outputs(task)), y)
+        return task_loss(self._calls.logits(self.model, x, task, heads), y)
 
     def step_loss(self, x: Tensor, y: Tensor, task: int, heads: int | Tensor, step: int) -> Tensor:
         """Return what a step lowers: the task's loss, or how far the knowledge base is from the active column."""
         if self.columns is None:
             return self.loss(x, y, task, heads)
-        head, outputs = self.scenario.tasks[task].head, self.outputs(task)
+        logits = self._calls.logits
         if not self.phase(task, step).compresses:
-            with self.computing():
-                logits = self.columns.active(x, head)
-            return task_loss(open_outputs(logits, outputs), y)
-        with self.computing():
-            told, said = self.columns.told(x, head), self.model(x, head)
-        return divergence(open_outputs(told, outputs), open_outputs(said, outputs))
+            return task_loss(logits(self.columns.active, x, task), y)
+        return divergence(logits(self.columns.told, x, task), logits(self.model, x, task))
 
     def outputs(self, task: int) -> int | None:
         """Return how many outputs are open while a task is learned; ``None`` for all, where heads do not grow."""
@@ -419,29 +410,6 @@ class Learner:
     def _at(self) -> int:
         """The task that is being learned, or has just been."""
         return min(len(self.outcome.matrix), len(self.scenario) - 1)
-
-    def _one_head_for(self, hold: BatchHold) -> Callable[[nn.Module, Tensor], Tensor]:
-        """Return how a hold calls a network with one head for all tasks, in the run's precision.
-
-        Where the head grows, old outputs are held over the classes that the old network had (LwF), as they are (DER++),
-        and samples are learned once more beside all classes so far.
-        """
-        if isinstance(hold, DarkExperience):
-            return lambda model, inputs: self._as_trained(model, inputs, None)
-        if isinstance(hold, Distillation):
-            return lambda model, inputs: self._as_trained(model, inputs, self.outputs(max(self._at - 1, 0)))
-        return lambda model, inputs: self._as_trained(model, inputs, self.outputs(self._at))
-
-    def _as_trained(self, model: nn.Module, inputs: Tensor, outputs: int | None) -> Tensor:
-        with self.computing():
-            logits: Tensor = model(inputs)
-        return open_outputs(logits, outputs)
-
-    def _through_its_head(self, model: nn.Module, inputs: Tensor, task: int) -> Tensor:
-        """The same where tasks have heads of their own."""
-        with self.computing():
-            logits: Tensor = model(inputs, self.scenario.tasks[task].head)
-        return open_outputs(logits, self.outputs(task))
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
         """Compute in the run's precision."""
@@ -503,7 +471,7 @@ class Learner:
         if "kept" in state:  # before the guard, whose own state leaves them out and asks for them
             self.guard.kept.load_state_dict(state["kept"])
             for task in range(len(state["matrix"])):
-                self.guard.kept[name_of(task)].forward = partial(self._through_its_head, task=task)
+                self.guard.kept[name_of(task)].forward = partial(self._calls.logits, task=task)
         self.guard.load_state_dict(state["guard"])
         for name, buffer in self._buffers.items():
             buffer.load_state_dict(state["buffers"][name])
@@ -553,30 +521,3 @@ def copied(state: Any) -> Any:
         case list() | tuple():
             return type(state)(copied(value) for value in state)
     return state
-
-
-def _check_set_aside(tolerance: Tolerance, scenario: Scenario) -> None:
-    if not scenario.keeps:
-        raise ConfigurationError(
-            f"tolerance={tolerance.nats:g} for a scenario that has set no samples aside to measure it on; expected "
-            "one that has, set_aside(scenario, 300, seed=0)."
-        )
-
-
-def _check_network(model: MultiHead, scenario: Scenario) -> None:
-    if not isinstance(model, MultiHead):
-        raise ConfigurationError(
-            f"The network is a {type(model).__name__}; expected a MultiHead. Wrap it: MultiHead(body, features, "
-            f"classes={scenario.classes}, heads={scenario.heads}), where body turns inputs into so many features."
-        )
-    if len(model.heads) < scenario.heads:
-        raise ConfigurationError(
-            f"A network with {len(model.heads)} heads for a scenario that needs {scenario.heads}; expected "
-            f"MultiHead(..., heads={scenario.heads})."
-        )
-    classes = min((head.out_features for head in model.heads if isinstance(head, nn.Linear)), default=scenario.classes)
-    if classes < scenario.classes:
-        raise ConfigurationError(
-            f"A network with heads of {classes} classes for a scenario of {scenario.classes}; expected "
-            f"MultiHead(..., classes={scenario.classes})."
-        )
