@@ -11,7 +11,7 @@ from benchmarks.harness import Ratio, Report
 from holdfast.lab.data.locations import Datasets
 from holdfast.lab.experiments import paper_spec
 from holdfast.lab.experiments.running.engines import start_engine
-from holdfast.tensors.products import tf32_allowed
+from holdfast.tensors.matrices.products import tf32_allowed
 
 BATCH = 2000
 

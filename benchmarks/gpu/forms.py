@@ -30,7 +30,7 @@ from holdfast.lab.training.fast import FastRuns
 from holdfast.lab.training.fast.flat_layout import FlatLayout
 from holdfast.lab.training.fast.layer_holds import MULTIPLE, LayerHolds
 from holdfast.persample.reductions import Basis
-from holdfast.tensors.products import products_in
+from holdfast.tensors.matrices.products import products_in
 
 FORMS: dict[str, dict[str, Any]] = {
     "rotated, tf32": {"form": "rotated", "form_settings": {"precision": "tf32"}},

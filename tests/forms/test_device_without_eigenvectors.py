@@ -5,7 +5,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from holdfast.forms.factors import eigenbasis
-from holdfast.tensors.decompositions import decomposed
+from holdfast.tensors.matrices.decompositions import decomposed
 
 MISSING = ("_linalg_eigh", "linalg_qr", "_linalg_svd")
 

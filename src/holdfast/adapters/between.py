@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.adapters.changes import Product, difference
-from holdfast.tensors.decompositions import decomposed
+from holdfast.tensors.matrices.decompositions import decomposed
 
 Values = Callable[[nn.Parameter], Tensor]
 """The values of an adapter's parameters at some time."""

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from holdfast.forms.of_layers.coordinates import along, back, cut, cut_basis, directions, is_thin, shares, spread
-from holdfast.tensors.blocks import along_diagonal, as_matrix, block_identity, last_side, times_blocks
-from holdfast.tensors.decompositions import decomposed, in_double
 from holdfast.tensors.finite import is_finite
-from holdfast.tensors.products import products_in
+from holdfast.tensors.matrices.blocks import along_diagonal, as_matrix, block_identity, last_side, times_blocks
+from holdfast.tensors.matrices.decompositions import decomposed, in_double
+from holdfast.tensors.matrices.products import products_in
 
 Factor = Tensor | None
 ORTHONORMAL = 1e-4

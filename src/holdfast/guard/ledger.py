@@ -15,9 +15,8 @@ from holdfast.guard.arguments.strengths import PatternStrengths, total_trace
 from holdfast.measures import Measure, PathMeasure, SampleMeasure
 from holdfast.measures.base import Finished, States
 from holdfast.tensors.in_words import amount, spread
-from holdfast.tensors.once import Once, each_as_it_is
 from holdfast.tensors.sharding import local, whole_maxima, whole_sums, wrap_local
-from holdfast.tensors.storage import Storage, at_hand, running_dtype
+from holdfast.tensors.storage import Once, Storage, at_hand, each_as_it_is, running_dtype
 
 
 @dataclass(repr=False)

@@ -20,7 +20,7 @@ from holdfast.forms import Form
 from holdfast.forms.of_layers.layers import layer_blocks
 from holdfast.holds.of_weights.merged_weights import MergedWeights
 from holdfast.persample.reductions import Block
-from holdfast.tensors.decompositions import decomposed
+from holdfast.tensors.matrices.decompositions import decomposed
 from holdfast.tensors.names import named_modules
 from holdfast.tensors.sharding import is_sharded
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.forms.factors import eigenbasis, trace_of
-from holdfast.tensors.decompositions import decomposed
+from holdfast.tensors.matrices.decompositions import decomposed
 from holdfast.tensors.storage import widest_dtype
 
 

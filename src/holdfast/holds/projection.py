@@ -22,8 +22,8 @@ from holdfast.persample.layer_inputs import ACROSS, LayerInputs, across, inputs_
 from holdfast.persample.reductions import Block, joined, taken_apart
 from holdfast.settings import choice, first_match, number, numbers_by_pattern, whole_number
 from holdfast.tensors.finite import is_finite
+from holdfast.tensors.matrices.products import products_in
 from holdfast.tensors.names import named_parameters
-from holdfast.tensors.products import products_in
 from holdfast.tensors.sharding import is_sharded
 from holdfast.tensors.storage import running_dtype
 

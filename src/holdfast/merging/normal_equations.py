@@ -22,7 +22,7 @@ from holdfast.forms.composed.conjugate_gradients import Linear, conjugate_gradie
 from holdfast.forms.factors import Factor, as_square, balanced, divided, eigenbasis, whole
 from holdfast.guard.noticing.telling import tell
 from holdfast.persample.reductions import Basis, Block, as_vector, in_shapes, joined, taken_apart
-from holdfast.tensors.decompositions import decomposed
+from holdfast.tensors.matrices.decompositions import decomposed
 
 TOLERANCE = 1e-8
 """The residual at which conjugate gradients stop, relative to the right-hand side."""

@@ -1,4 +1,7 @@
-"""Where what is kept about parameters lies, and in how many bits: by default where they lie, and no less precisely."""
+"""How what is kept about parameters is kept: where, in how many bits, and once where several tensors are equal.
+
+By default it lies where they lie, no less precisely.
+"""
 
 from dataclasses import dataclass
 
@@ -7,6 +10,11 @@ from torch import Tensor
 
 from holdfast.errors import ConfigurationError
 from holdfast.tensors.sharding import is_sharded
+
+_LEAST_DIMENSIONS = 2
+"""Of tensors that may be kept once: vectors take too little to be worth it."""
+_SEEN_FIRST = 16
+"""Numbers of such a tensor that are looked at first."""
 
 
 def running_dtype(parameter: Tensor) -> torch.dtype:
@@ -86,6 +94,30 @@ def put_back(used: Tensor, kept: Tensor) -> None:
     """Keep what was changed :func:`at_hand`."""
     if used is not kept:
         kept.copy_(used)  # waits, since the processor may read it at any time
+
+
+class Once:
+    """Gives for each tensor the first of those given so far that is equal to it, number by number."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], list[Tensor]] = {}
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return a tensor, or one that was given before and is the same."""
+        if tensor.ndim < _LEAST_DIMENSIONS or tensor.is_meta:
+            return tensor
+        few = tensor.reshape(-1)[:: max(1, tensor.numel() // _SEEN_FIRST)]  # so that all numbers are compared of few
+        known = self._known.setdefault((tensor.shape, tensor.dtype, tensor.device, *few.tolist()), [])
+        for other in known:
+            if torch.equal(tensor, other):
+                return other
+        known.append(tensor)
+        return tensor
+
+
+def each_as_it_is(tensor: Tensor) -> Tensor:
+    """Return a tensor, where equal ones are not looked for."""
+    return tensor
 
 
 def free_bytes(device: torch.device) -> int | None:

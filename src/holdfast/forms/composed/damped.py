@@ -7,7 +7,7 @@ from torch import Tensor
 
 from holdfast.forms.base import Displacement, Matrix, pulled_share
 from holdfast.forms.diagonal import DiagonalMatrix
-from holdfast.tensors.products import products_in
+from holdfast.tensors.matrices.products import products_in
 
 
 class Damped(Matrix):

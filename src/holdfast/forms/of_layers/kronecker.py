@@ -47,7 +47,7 @@ from holdfast.persample.reductions import (
     taken_apart,
 )
 from holdfast.settings import added, choice, require
-from holdfast.tensors.products import Precision, in_precision, products_in
+from holdfast.tensors.matrices.products import Precision, in_precision, products_in
 
 Sums = Literal["exact", "balanced", "nearest", "factors"]
 

@@ -16,7 +16,7 @@ from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import Block, FactorReduction, Side, Sides, sums_shape
 from holdfast.settings import added, changed, choice, require, whole_number
-from holdfast.tensors.products import Precision
+from holdfast.tensors.matrices.products import Precision
 
 DAMPING = 0.001
 """The damping that forms of layers have unless another is given. Without any, directions that no sample of a task has

@@ -43,7 +43,7 @@ from holdfast.persample.reductions import (
     taken_apart,
 )
 from holdfast.settings import choice
-from holdfast.tensors.products import Precision, in_precision, products_in
+from holdfast.tensors.matrices.products import Precision, in_precision, products_in
 
 
 class RotatedMatrix(Matrix):

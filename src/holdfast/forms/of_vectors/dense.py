@@ -19,8 +19,8 @@ from holdfast.forms.of_vectors.vectors import VectorForm, places_in
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import Block, OuterReduction, Reduction, as_vector, at_least_single, in_shapes
 from holdfast.settings import whole_number
-from holdfast.tensors.decompositions import decomposed
-from holdfast.tensors.products import products_in
+from holdfast.tensors.matrices.decompositions import decomposed
+from holdfast.tensors.matrices.products import products_in
 
 KRYLOV = 100
 """Steps of the method by which the largest eigenvalue is found; far fewer will do for most."""

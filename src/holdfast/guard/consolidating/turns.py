@@ -13,8 +13,7 @@ from holdfast.forms import Block, Form, Matrix
 from holdfast.guard.memory import Memory
 from holdfast.settings import whole_number
 from holdfast.tensors.in_words import in_bytes
-from holdfast.tensors.once import each_as_it_is
-from holdfast.tensors.storage import running_dtype
+from holdfast.tensors.storage import each_as_it_is, running_dtype
 
 
 def measuring_bytes(form: Form, block: Block, parameters: Mapping[str, Tensor]) -> int:

@@ -10,7 +10,7 @@ from holdfast.adapters import Adapter, every_adapter
 from holdfast.errors import ConfigurationError
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
-from holdfast.tensors.products import products_in
+from holdfast.tensors.matrices.products import products_in
 from holdfast.tensors.sharding import like_parameter, whole
 from holdfast.tensors.storage import at_hand, running_dtype
 

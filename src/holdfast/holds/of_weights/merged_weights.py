@@ -21,7 +21,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.forms.base import Matrix
 from holdfast.holds.base import Held, Hold
 from holdfast.persample.reductions import Block, joined, taken_apart
-from holdfast.tensors.products import products_in
+from holdfast.tensors.matrices.products import products_in
 from holdfast.tensors.storage import at_hand, running_dtype
 
 

@@ -16,7 +16,7 @@ from holdfast.errors import NotFiniteError
 from holdfast.lab.scenarios import Samples
 from holdfast.lab.training.learner import Learner
 from holdfast.lab.training.telling.progress import TELL_EVERY, Outcome, Progress, diverged
-from holdfast.tensors.products import tf32_allowed
+from holdfast.tensors.matrices.products import tf32_allowed
 
 
 class PlainRun:

@@ -19,8 +19,8 @@ from holdfast.persample.reductions.base import at_least_single
 from holdfast.persample.reductions.layer_matrix import Block, LayerReduction
 from holdfast.persample.reductions.outer_products import add_outer_, as_rows, mirror_
 from holdfast.persample.rules.base import LookedUp, Products
-from holdfast.tensors.blocks import add_outer_blocks_, block_shape
-from holdfast.tensors.products import Precision
+from holdfast.tensors.matrices.blocks import add_outer_blocks_, block_shape
+from holdfast.tensors.matrices.products import Precision
 
 Side = Literal["dense", "blocks", "lowrank", "diagonal", "identity"]
 """How much of a factor is kept: all of it, blocks along its diagonal, its largest directions, for which all of it is

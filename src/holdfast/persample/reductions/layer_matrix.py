@@ -18,7 +18,7 @@ from holdfast.persample.phi import Phi
 from holdfast.persample.reductions.base import Arrival, Reduction, at_least_single
 from holdfast.persample.reductions.diagonal import DiagonalReduction
 from holdfast.persample.rules.base import Products, tile_bytes
-from holdfast.tensors.products import Precision, products_in
+from holdfast.tensors.matrices.products import Precision, products_in
 
 
 class Block(NamedTuple):

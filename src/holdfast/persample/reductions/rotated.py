@@ -15,8 +15,8 @@ from holdfast.persample.reductions.base import at_least_single
 from holdfast.persample.reductions.layer_matrix import Block, LayerReduction
 from holdfast.persample.rules.base import LookedUp, Products, phi_of_products, tile_bytes
 from holdfast.persample.rules.embedding import phi_of_looked_up
-from holdfast.tensors.blocks import times_blocks
-from holdfast.tensors.products import Precision
+from holdfast.tensors.matrices.blocks import times_blocks
+from holdfast.tensors.matrices.products import Precision
 
 Sharing = Literal["exact", "expand"]
 """Of a layer that is used at several positions: square a sample's gradient, the sum over them, or each position's."""

@@ -15,7 +15,7 @@ from holdfast.lab.training.fast.layer_holds import MULTIPLE, LayerHolds
 from holdfast.lab.training.fast.shared_steps import can_measure
 from holdfast.lab.training.plain_run import PlainRun
 from holdfast.persample.reductions import Basis
-from holdfast.tensors.products import tf32_allowed
+from holdfast.tensors.matrices.products import tf32_allowed
 from tests.lab.training.fast.test_engine import LONG, compare, relative
 from tests.lab.training.fast.test_gradients import convolutional
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario

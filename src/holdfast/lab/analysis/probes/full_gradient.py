@@ -9,7 +9,7 @@ from holdfast.lab.analysis.whole_loss import loss_and_gradient
 from holdfast.lab.scenarios import Samples
 from holdfast.lab.training import Learner
 from holdfast.persample.isolation.isolated import isolated
-from holdfast.tensors.products import tf32_allowed
+from holdfast.tensors.matrices.products import tf32_allowed
 
 
 def full_loss(learner: Learner, task: int) -> float:

@@ -35,7 +35,7 @@ from holdfast.lab.training.fast.step_gradients import (
 from holdfast.lab.training.fast.step_update import Kept, Update
 from holdfast.lab.training.learner import Learner
 from holdfast.lab.training.telling.progress import TELL_EVERY, Outcome, Progress, diverged
-from holdfast.tensors.products import tf32_allowed
+from holdfast.tensors.matrices.products import tf32_allowed
 
 
 class FastRuns:

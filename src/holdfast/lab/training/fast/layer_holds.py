@@ -18,7 +18,7 @@ from holdfast.lab.training.fast.flat_layout import FlatLayout
 from holdfast.lab.training.fast.recording import compiled
 from holdfast.lab.training.fast.step_gradients import Gradients
 from holdfast.persample.reductions import joined, taken_apart
-from holdfast.tensors.products import Precision, products_in
+from holdfast.tensors.matrices.products import Precision, products_in
 
 MULTIPLE = 32
 """To which a GPU's matrices are padded with zeros: rows then begin on its cache lines of 128 bytes, and products, which
