@@ -39,7 +39,8 @@ from holdfast.guard.noticing.telling import tell
 from holdfast.guard.penalties import penalty_of
 from holdfast.guard.refreshing import refresh
 from holdfast.guard.saving import state_files
-from holdfast.guard.saving.state import blank_state, from_state, to_state
+from holdfast.guard.saving.blank_state import blank_state
+from holdfast.guard.saving.state import from_state, to_state
 from holdfast.guard.saving.watched_state import can_be_kept
 from holdfast.guard.steps.attachment import Attachment
 from holdfast.guard.steps.observed import Observed

@@ -1,24 +1,17 @@
 """Turning what a Consolidator remembers into a state and back, with every check made before anything changes.
 
-A state is plain values and named tensors: ``anchor/NAME``, ``start/NAME``, ``total/MEASURE/NAME`` and
-``running/MEASURE/NAME``. A measure of several running states has ``running.STATE/MEASURE/NAME``, a form of several
-tensors ``total/MEASURE/BLOCK#TENSOR``, a hold that is not centred at its anchor ``tilt/NAME``, and further holds have
-``hold/HOLD/TENSOR``. Adapters that are held by merged weights have what they added at the anchor, ``merged/WEIGHT#B``
-and ``merged/WEIGHT#A``, or ``merged/WEIGHT#D``; and what micro-batches have shown is ``watched/…``.
+A state is plain values and named tensors, of which ``state_places.py`` says what each is.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
-import torch
 from torch import Tensor, nn
 
 from holdfast.adapters import Change, in_parts, mapped, of_parts, size_of
 from holdfast.errors import ConfigurationError, StateError
-from holdfast.forms import Diagonal, Matrix
-from holdfast.guard.arguments.checked_arguments import may_be_implicit
+from holdfast.forms import Matrix
 from holdfast.guard.arguments.strengths import PatternStrengths
 from holdfast.guard.batch_norm.frozen_statistics import with_statistics
 from holdfast.guard.distributed.ranks import ALONE
@@ -28,7 +21,7 @@ from holdfast.guard.merged_space import Space
 from holdfast.guard.noticing.new_classes import HeadGradients
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.refreshing import go_over_to
-from holdfast.guard.saving.form_of_state import take_its_form, tell_of_its_form, what_to_give
+from holdfast.guard.saving.form_of_state import take_its_form, tell_of_its_form
 from holdfast.guard.saving.state_checks import (
     check_completeness,
     check_dtype,
@@ -37,41 +30,23 @@ from holdfast.guard.saving.state_checks import (
     check_values,
 )
 from holdfast.guard.saving.state_files import VERSION
+from holdfast.guard.saving.state_places import by_parameter, parameters_of, place_of, running_kinds
+from holdfast.guard.saving.state_settings import (
+    USUAL_SETTINGS,
+    beside_the_usual,
+    check_settings,
+    decided_pull,
+    followed_tolerance,
+    how_strong,
+    take_its_pull,
+)
 from holdfast.guard.saving.watched_state import WATCHED, watched_of, watched_tensors, watched_values
 from holdfast.holds.base import Hold, states_kept
-from holdfast.retention import Tolerance
-from holdfast.retention.controller import Control
-from holdfast.settings import plain
 from holdfast.tensors.finite import is_finite
 from holdfast.tensors.sharding import is_sharded, like_parameter, whole
 
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import Metadata
-
-_USUAL: dict[str, Any] = {
-    "form": Diagonal().settings(),
-    "holds": {},
-    "anchor": "last",
-    "gradient_term": False,
-    "batch_norm": None,
-    "implicit": False,
-    "space": "weights",
-}
-"""What a state is silent about."""
-
 INPUTS_FIRST, LOOKED_UP = "inputs first", "looked up"
 """How a block's weight lies: as ``[inputs, outputs]``, and that too with rows that are looked up."""
-
-
-class StatePlace(NamedTuple):
-    """What a tensor of a state is."""
-
-    kind: str
-    """Such as ``"anchor"`` or ``"total/SI"``."""
-    name: str
-    """The parameter's, the block's, or the hold's own name for it."""
-    part: str = ""
-    """Which of a form's tensors it is."""
 
 
 def to_state(memory: Memory) -> dict[str, Any]:
@@ -85,11 +60,11 @@ def to_state(memory: Memory) -> dict[str, Any]:
         "tasks": memory.tasks,
         "steps": dict(memory.steps),
         "parameters": sorted(memory.parameters),
-        **_beside_the_usual(memory),
-        **_decided(memory),
+        **beside_the_usual(memory),
+        **decided_pull(memory),
         "tensors": {},
     }
-    state |= _how_strong(memory)
+    state |= how_strong(memory)
     if averages := _averages(memory):
         state["averages"] = averages
     state |= {key: sorted(kept) for key, kept in _noted(memory).items() if kept}
@@ -98,7 +73,7 @@ def to_state(memory: Memory) -> dict[str, Any]:
     if layouts := _layouts(memory):
         state["layouts"] = layouts
     tensors = state["tensors"]
-    for kind, kept in _by_parameter(memory).items():
+    for kind, kept in by_parameter(memory).items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in kept.items()}
     for weight, change in memory.merged_anchor.items():
         tensors |= {f"merged/{weight}#{part}": tensor for part, tensor in in_parts(change).items()}
@@ -132,7 +107,7 @@ def from_state(memory: Memory, state: Mapping[str, Any]) -> None:
 
 def _take_its_space(memory: Memory, state: Mapping[str, Any]) -> None:
     """Let adapters be held as they are in the state, where this guard was not told how."""
-    then = state.get("space", _USUAL["space"])
+    then = state.get("space", USUAL_SETTINGS["space"])
     if memory.space_given or then == memory.space or then not in get_args(Space):
         return
     try:
@@ -142,8 +117,8 @@ def _take_its_space(memory: Memory, state: Mapping[str, Any]) -> None:
 
 
 def _take(memory: Memory, state: Mapping[str, Any]) -> None:
-    _check_settings(memory, state)
-    tolerance, control = _followed(memory, state)
+    check_settings(memory, state)
+    tolerance, control = followed_tolerance(memory, state)
     tensors: Mapping[str, Tensor] = state["tensors"]
     parameters = parameters_of(memory, tensors, state["parameters"])
     measured = memory.measured_of(parameters)
@@ -192,13 +167,13 @@ def _take(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.head = HeadGradients(task)
     memory.anchor, memory.start, memory.tilt = kept["anchor"], kept["start"], kept["tilt"]
     memory.merged_anchor = changes
-    _take_its_pull(memory, state)
+    take_its_pull(memory, state)
     known = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
     memory.parameters = {name: p for name, p in parameters.items() if name in known}
     for label, ledger in memory.ledgers.items():
         ledger.settle(restored[label])
         ledger.weights = dict(state.get("averages", {}).get(label, {}))
-        ledger.running = {running: kept[kind] for running, kind in _running_kinds(label, ledger).items()}
+        ledger.running = {running: kept[kind] for running, kind in running_kinds(label, ledger).items()}
     memory.version += 1
 
 
@@ -217,7 +192,7 @@ class _Tensors(NamedTuple):
 def _sorted_out(memory: Memory, parameters: dict[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> _Tensors:
     """Return what each tensor of a state is, or refuse one that does not fit the model."""
     found = _Tensors(
-        {kind: {} for kind in _by_parameter(memory)},
+        {kind: {} for kind in by_parameter(memory)},
         {f"total/{label}": {} for label in memory.ledgers},
         {f"hold/{hold.name}": {} for hold in memory.holds},
         {},
@@ -242,91 +217,11 @@ def _sorted_out(memory: Memory, parameters: dict[str, nn.Parameter], tensors: Ma
     return found
 
 
-def blank_state(memory: Memory, metadata: "Metadata", prefix: str) -> dict[str, Any]:
-    """Return a state like the one in a checkpoint of ``torch.distributed.checkpoint``, with nothing filled in yet.
-
-    That reads into tensors which are already there, of this model's layout.
-    """
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata  # noqa: PLC0415 (not in every build)
-
-    under = tuple(prefix.split(".")) if prefix else ()
-    kept = {
-        key: path[len(under) :]
-        for key, path in (metadata.planner_data or {}).items()
-        if path[: len(under)] == under and key in metadata.state_dict_metadata
-    }
-    if ("version",) not in kept.values():
-        there = ", ".join(sorted({str(path[0]) for path in (metadata.planner_data or {}).values()}))
-        raise StateError(
-            f"The checkpoint holds no state of a Consolidator under {prefix!r}; it has {there or 'nothing'}. "
-            "Give the key that guard.state_dict() was saved by as prefix."
-        )
-    tensors = [str(path[-1]) for path in kept.values() if path[0] == "tensors"]
-    parameters = parameters_of(memory, tensors)
-    # A checkpoint has no place for empty mappings, such as the settings of a hold that has none.
-    state: dict[str, Any] = {"steps": {}, "tensors": {}}
-    bare: dict[str, Any] = {hold.name: {} for hold in memory.holds if not hold.settings()}
-    if bare:
-        state["holds"] = bare
-    for key, path in kept.items():
-        stored = metadata.state_dict_metadata[key]
-        value = None
-        if isinstance(stored, TensorStorageMetadata):
-            place = place_of(memory, parameters, str(path[-1]), stored.size)
-            like, dtype = parameters.get(place.name), stored.properties.dtype
-            if like is not None and like.shape == stored.size and (place.kind == WATCHED or not place.part):
-                value = torch.empty_like(like, dtype=dtype, requires_grad=False)
-            else:
-                value = torch.empty(stored.size, dtype=dtype, device=next(iter(parameters.values())).device)
-        inner = state
-        for part in path[:-1]:
-            inner = inner.setdefault(part, {})
-        inner[path[-1]] = value
-    return state
-
-
-def parameters_of(memory: Memory, keys: Iterable[str], names: Iterable[str] = ()) -> dict[str, nn.Parameter]:
-    """Return the protected parameters, and those of a state that have been frozen since, by its tensors' keys."""
-    return memory.parameters_with({*names, *(_place(memory, key).name for key in keys)})
-
-
-def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, shape: torch.Size) -> StatePlace:
-    """Return what a tensor of a state is, or refuse one that does not fit the model."""
-    place = _place(memory, key)
-    if (
-        place.kind in ("merged", WATCHED)
-        or place.kind.startswith("hold/")
-        or (place.kind.startswith("total/") and not _ledger(memory, place).form.elementwise)
-    ):
-        return place
-    parameter = parameters.get(place.name)
-    if parameter is None or parameter.shape != shape:
-        has = "none of that name" if parameter is None else f"one of shape {tuple(parameter.shape)}"
-        advice = f"For a layer that was taken away on purpose, call forget({place.name!r}) before saving."
-        if parameter is not None and place.name in memory.merged.names:
-            advice = "It is an adapter's: a state is loaded for an adapter of the same rank that it was saved with."
-        raise StateError(
-            f"The state was made for another model: it holds a parameter {place.name!r} of shape {tuple(shape)}, and "
-            f"this model has {has}. {advice}"
-        )
-    return place
-
-
-def _place(memory: Memory, key: str) -> StatePlace:
-    kinds = [*_by_parameter(memory), *(f"total/{label}" for label in memory.ledgers)]
-    kinds += [f"hold/{hold.name}" for hold in memory.holds] + ["merged", WATCHED]
-    kind = next((kind for kind in kinds if key.startswith(f"{kind}/")), None)
-    if kind is None:
-        raise StateError(f"The state holds {key!r}, which this version does not know.")
-    place = StatePlace(kind, key[len(kind) + 1 :])
-    if kind in ("merged", WATCHED) or (kind.startswith("total/") and not _ledger(memory, place).form.elementwise):
-        block, mark, part = place.name.rpartition("#")
-        return StatePlace(kind, block, part) if mark else place
-    return place
-
-
-def _ledger(memory: Memory, place: StatePlace) -> Ledger:
-    return memory.ledgers[place.kind.partition("/")[2]]
+def _keeper(memory: Memory, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return how tensors of this kind are kept."""
+    if kind == "start":
+        return memory.storage.exact
+    return memory.storage.running if kind.startswith("running") else memory.storage.resting
 
 
 def _restored(
@@ -382,85 +277,6 @@ def _load_holds(holds: Sequence[Hold], states: Mapping[str, Mapping[str, Tensor]
                 ) from error
 
 
-def _keeper(memory: Memory, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return how tensors of this kind are kept."""
-    if kind == "start":
-        return memory.storage.exact
-    return memory.storage.running if kind.startswith("running") else memory.storage.resting
-
-
-def _by_parameter(memory: Memory) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of a memory that are shaped as parameters are, by what they are."""
-    groups = {"anchor": memory.anchor, "start": memory.start, "tilt": memory.tilt}
-    for label, ledger in memory.ledgers.items():
-        groups |= {kind: ledger.running[state] for state, kind in _running_kinds(label, ledger).items()}
-    return groups
-
-
-def _running_kinds(label: str, ledger: Ledger) -> dict[str, str]:
-    """Return what a measure's running states are called in a state: a single one needs no name of its own."""
-    states = list(ledger.measure.running)
-    return {state: f"running/{label}" if len(states) == 1 else f"running.{state}/{label}" for state in states}
-
-
-def _beside_the_usual(memory: Memory) -> dict[str, Any]:
-    """Return what a state says only where it is not as usual: the form, holds, where they are centred, batch norm."""
-    here = {
-        "form": plain("the form", memory.driving.form.settings()),
-        "holds": {hold.name: plain(hold.name, hold.settings()) for hold in memory.holds},
-        "anchor": memory.anchor_kind,
-        "gradient_term": memory.gradient_term,
-        "batch_norm": memory.batch_norm,
-        "implicit": bool(memory.implicit),
-        "space": memory.space,
-    }
-    return {what: given for what, given in here.items() if given != _USUAL[what]}
-
-
-def _decided(memory: Memory) -> dict[str, bool]:
-    """Return what optimisers have decided of the pull, where it was left to them: earlier versions' states had none."""
-    if not memory.implicit_is_open:
-        return {}
-    return {"implicit_is_open": True} | ({} if memory.implicit is None else {"implicit": memory.implicit})
-
-
-def _may_differ(memory: Memory, state: Mapping[str, Any]) -> bool:
-    """Whether a state's pull may be another than the guard's: one of the two was never told."""
-    return bool(state.get("implicit_is_open")) or _may_be_told(memory)
-
-
-def _may_be_told(memory: Memory) -> bool:
-    """Whether a guard takes its pull from a state: nobody has said so here, and both would do."""
-    may_be = may_be_implicit(memory.driving.form, memory.batch_norm, leans=memory.leans)
-    return may_be and not memory.implicit_given
-
-
-def _take_its_pull(memory: Memory, state: Mapping[str, Any]) -> None:
-    """Go on as a state was: its optimisers decided, or in the gradient for good, as in earlier versions."""
-    if _may_be_told(memory):
-        then = state.get("implicit")
-        memory.implicit_is_open = bool(then or state.get("implicit_is_open"))
-        memory.implicit = then if memory.implicit_is_open and memory.space != "merged" else False
-
-
-def _how_strong(memory: Memory) -> dict[str, Any]:
-    """Return what the strength is by, where that is more than one number."""
-    here: dict[str, Any] = {}
-    if memory.driving.strengths is not None:
-        here["strengths"] = [[pattern, c] for pattern, c in memory.driving.strengths.given.items()]
-    if memory.relative_strength is not None:
-        here["relative_strength"] = memory.relative_strength
-    if memory.made_with not in (None, memory.said_strength):  # set anew since, as by a schedule
-        here["made_with"] = memory.made_with
-    if memory.tolerance is not None:
-        here["tolerance"] = dataclasses.asdict(memory.tolerance.settled_in(memory.driving.form))
-    if marks := memory.kept.marks:
-        here["kept"] = [[name, marked] for name, marked in marks.items()]
-    if memory.control.trace:
-        here["control"] = memory.control.plain()
-    return here
-
-
 def _noted(memory: Memory) -> dict[str, frozenset[Any]]:
     """Return what was noted of the tasks so far, by which it can be told what is not held."""
     return {
@@ -480,55 +296,6 @@ def _layouts(memory: Memory) -> dict[str, str]:
     """Return which blocks lie unlike a linear layer's weight, for those who read a state without the model."""
     blocks = (matrix.block for matrix in memory.driving.total.values() if matrix.block.inputs_first)
     return {block.name: LOOKED_UP if block.looked_up else INPUTS_FIRST for block in blocks}
-
-
-def _what_else(what: str, then: object, now: object) -> str:
-    """Return what can be done about a setting that is another one in a state."""
-    if what == "form" and (given := what_to_give(then)):
-        return f": form={given}"
-    return ", or leave it out and set guard.implicit after loading" if what == "implicit" and now else ""
-
-
-def _check_settings(memory: Memory, state: Mapping[str, Any]) -> None:
-    if (state["driver"], state["measures"]) != (memory.driver, memory.settings):
-        raise StateError(
-            f"The state was made with {state['measures']}, driven by {state['driver']!r}; this Consolidator has "
-            f"{memory.settings}, driven by {memory.driver!r}. Make one with the same measures and settings."
-        )
-    here = _beside_the_usual(memory)
-    for what, usual in _USUAL.items():
-        then, now = state.get(what, usual), here.get(what, usual)
-        if then != now and not (what == "implicit" and _may_differ(memory, state)):
-            raise StateError(
-                f"The state was made with {what}={then}; this Consolidator has {what}={now}. Make one with the same"
-                f"{_what_else(what, then, now)}."
-            )
-
-
-def _followed(memory: Memory, state: Mapping[str, Any]) -> tuple[Tolerance | None, Control]:
-    """Return the tolerance of a state, and where following it was at; one that is silent leaves the guard's own."""
-    given = state.get("tolerance")
-    if given is not None and memory.tolerance is None:
-        raise StateError(
-            f"The state was made with tolerance={given['nats']:g}, and this Consolidator has a strength. Make one with "
-            "a tolerance."
-        )
-    for key, said in {"strengths": "strengths by pattern", "relative_strength": "a relative strength"}.items():
-        if memory.tolerance is not None and key in state:
-            raise StateError(
-                f"The state was made with {said}, and this Consolidator has tolerance={memory.tolerance.nats:g}. Make "
-                "one as it was made."
-            )
-    try:
-        control = Control.restored(state["control"]) if "control" in state else Control()
-        if given is not None and given["damping"] is None:  # which meant this where a state was made without saying
-            given = {**given, "damping": 0.01 if memory.driving.form.elementwise else 0.1}
-        return memory.tolerance if given is None else Tolerance(**given), control
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(
-            f"The state is damaged: what it says of its tolerance cannot be read ({type(error).__name__}: {error}). "
-            "Use another copy."
-        ) from error
 
 
 def _check_names(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
