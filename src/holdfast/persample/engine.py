@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import BatchError, HoldfastError, HoldfastWarning, ModelError, NotFiniteError
+from holdfast.persample.backward_rows import BackwardRows
 from holdfast.persample.batches import Batch, BatchReader, Forward, call_model, check_batches, describe_inputs
 from holdfast.persample.fallback import Fallback
 from holdfast.persample.isolation.isolated import isolated
@@ -128,8 +129,7 @@ class SampleAccumulator:
         self._plan_is_new = False
         self._fallback = Fallback(model, self.forward, self.reduction, self.budget)
         self._without_rule: set[str] = set()
-        self._rows_batched = True
-        self._arrivals = _Arrivals()
+        self._backward = BackwardRows()
         self._routes = SampleOrder()
         self._told = Told(None)
 
@@ -326,7 +326,7 @@ class SampleAccumulator:
 
     def _add_rows(self, outputs: Tensor, u: Tensor, sites: list[Site], together: int, *, first: bool) -> None:
         """Send rows backward and let the rules collect what arrives."""
-        arrived = self._backward(outputs, [edge for site in sites for edge in site.edges], u, together)
+        arrived = self._backward.arrived(outputs, [edge for site in sites for edge in site.edges], u, together)
         arrivals = []
         used: dict[str, list[Part]] = {}
         for site in sites:
@@ -374,60 +374,9 @@ class SampleAccumulator:
                     part.within(gradients[part.name], lead=2).add_(own)
                 self.reduction.add_gradients(gradients, lead=2)
 
-    def _backward(self, outputs: Tensor, edges: list[Any], u: Tensor, together: int) -> list[Tensor | None]:
-        """Return the gradients ``[V, ...]`` at each edge for output gradients ``u`` of ``[V, ...]``."""
-        arrived: list[Tensor | None] = [None] * len(edges)
-        first = 0
-        while first < len(u):
-            rows = u[first : first + (together if self._rows_batched else 1)]
-            try:
-                found = torch.autograd.grad(
-                    outputs,
-                    edges,
-                    rows if len(rows) > 1 else rows[0],
-                    retain_graph=True,
-                    allow_unused=True,
-                    is_grads_batched=len(rows) > 1,
-                )
-            except RuntimeError:
-                if len(rows) == 1:
-                    raise
-                # Some backward pass cannot be batched; one row at a time either works or raises its own error.
-                self._rows_batched = False
-                continue
-            blocks: list[Tensor | None] = [g if g is None or len(rows) > 1 else g.unsqueeze(0) for g in found]
-            if len(rows) == len(u):
-                return blocks
-            for place, block in enumerate(blocks):
-                if block is not None:
-                    gathered = arrived[place] = self._arrivals.rows(place, len(u), block[0])
-                    gathered[first : first + len(rows)] = block
-            first += len(rows)
-        return arrived
-
 
 def _without(parts: Mapping[str, Part], names: set[str]) -> dict[str, Part]:
     return {role: part for role, part in parts.items() if part.name not in names}
-
-
-class _Arrivals:
-    """Where the rows of a block are gathered: the same memory for every block.
-
-    On a CPU, memory of this size would be mapped anew each time, and touching new pages costs as much as the
-    arithmetic.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[int, Tensor] = {}
-
-    def rows(self, place: int, count: int, like: Tensor) -> Tensor:
-        """Return memory for ``count`` tensors like the one given, as ``[count, *like.shape]``."""
-        # The first dimension is the samples', mostly: with a sample's rows side by side they are one matrix.
-        shape = (*like.shape[:1], count, *like.shape[1:])
-        kept = self._kept.get(place)
-        if kept is None or len(kept) < shape[0] or kept.shape[1:] != shape[1:] or kept.dtype != like.dtype:
-            kept = self._kept[place] = like.new_empty(shape)
-        return kept[: shape[0]].movedim(min(1, like.ndim), 0)
 
 
 def sample_importance(
