@@ -15,6 +15,7 @@ from holdfast.holds import HOLDS, Hold, hold
 from holdfast.lab.analysis.probes.registry import make_probe
 from holdfast.lab.data import Dataset
 from holdfast.lab.experiments.specs.canonical import FrozenDict, digest_of
+from holdfast.lab.experiments.specs.fast_engine import beyond_fast
 from holdfast.lab.experiments.specs.form_settings import form_as_named
 from holdfast.lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKind, find_scenario
 from holdfast.lab.experiments.specs.source_files import is_source_digest, missing_source, told_in_a_line
@@ -22,8 +23,6 @@ from holdfast.lab.networks import NETWORKS, MultiHead
 from holdfast.lab.scenarios import Kind, Scenario, of_kind
 from holdfast.lab.scenarios.kept_samples import set_aside
 from holdfast.lab.scenarios.unlike_tasks import in_order, with_sizes
-from holdfast.lab.training.fast.layer_holds import can_hold
-from holdfast.lab.training.fast.shared_steps import can_measure
 from holdfast.lab.training.options.bounds import check_unprotected
 from holdfast.lab.training.options.halves import check_halves
 from holdfast.lab.training.options.posteriors import check_coreset, variational_hold
@@ -434,26 +433,13 @@ class Spec:
         for name in holds:
             hold(name, **self.hold_settings.get(name, {})).check(made)
         check_coreset(variational_hold(self.make_holds()), keeps=self.kept > 0)
-        folds = self.batch_norm == "fold"
-        jointly = self.settings.trains == "jointly"
-        unseen = [name for name, each in self._every_measure().items() if not can_measure(each)]
-        by_itself, follows = self.settings.consolidate != "tasks", self.tolerance is not None
-        if by_itself and follows:
+        if self.settings.consolidate != "tasks" and self.tolerance is not None:
             raise ConfigurationError(
                 f"tolerance={self.tolerance:g} with consolidate={self.settings.consolidate!r}: what may be lost is "
                 "shared out over tasks, of whose ends it is not told. Expected consolidate='tasks', or a strength."
             )
-        grows, compress = self.incremental == "class", self.settings.compress
-        unlike = holds or folds or jointly or leaning or follows or by_itself or unseen or grows or compress
-        if self.engine == "fast" and (unlike or not can_hold(made)):
-            centre = f"anchor='mean' and gradient_term={self.gradient_term} in " if leaning else ""
-            what = f"holds={holds}" if holds else "batch_norm='fold'" if folds else f"{centre}the form {made}"
-            what = "trains='jointly'" if jointly else what
-            what = f"tolerance={self.tolerance:g}" if follows else what
-            what = f"consolidate={self.settings.consolidate!r}" if by_itself else what
-            what = "incremental='class', a head that grows" if grows else what
-            what = f"compress={compress}, a second network" if compress else what
-            what = f"{unseen[0]}, which counts steps in Python" if unseen else what
+        beyond = beyond_fast(self, made, self._every_measure(), leans=leaning)
+        if self.engine == "fast" and (what := next(beyond, None)):
             raise ConfigurationError(f"engine='fast' with {what}, which it cannot do with; expected engine='plain'.")
 
     def _every_measure(self) -> dict[str, Measure]:
