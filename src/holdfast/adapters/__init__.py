@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from holdfast.adapters.base import Adapter
-from holdfast.adapters.between import Term
 from holdfast.adapters.changes import (
     Change,
     Product,
@@ -20,6 +19,7 @@ from holdfast.adapters.delta_weight import DeltaWeight
 from holdfast.adapters.dora import Dora
 from holdfast.adapters.finding import ADAPTERS, WORKING, every_adapter, find_adapters, has_adapters, trained_layers
 from holdfast.adapters.lora import Lora
+from holdfast.adapters.mean_change import Term
 from holdfast.adapters.twins import TWIN, beside, twin_of
 from holdfast.registry import registering_class
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from holdfast.adapters.between import Between, Term, Values, terms_between
 from holdfast.adapters.changes import Change
+from holdfast.adapters.mean_change import Between, Term, Values, terms_between
 
 
 class Adapter(ABC):

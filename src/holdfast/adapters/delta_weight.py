@@ -6,8 +6,8 @@ LoHa, Hyeon-Woo et al. 2021 (arXiv 2108.06098); LoKr, Yeh et al. 2023 (arXiv 230
 
 from torch import nn
 
-from holdfast.adapters.between import Term
 from holdfast.adapters.changes import Change, added
+from holdfast.adapters.mean_change import Term
 from holdfast.adapters.peft_layer import PeftLayer
 
 _BY_NAME = ("hada_w1_a", "lokr_w1", "lokr_w1_a", "lora_E", "vera_lambda_b")

@@ -7,9 +7,9 @@ to be of floating-point numbers, and without the adapter merged into it.
 
 from torch import Tensor, nn
 
-from holdfast.adapters.between import Between, Values, product_between
 from holdfast.adapters.changes import Change, Product
 from holdfast.adapters.lora import Lora
+from holdfast.adapters.mean_change import Between, Values, product_between
 from holdfast.errors import ConfigurationError
 
 

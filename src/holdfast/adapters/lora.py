@@ -6,8 +6,8 @@ bits is as any other: its weight is not looked at.
 
 from torch import nn
 
-from holdfast.adapters.between import Term
 from holdfast.adapters.changes import Change, Product, added
+from holdfast.adapters.mean_change import Term
 from holdfast.adapters.peft_layer import PeftLayer
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments import paper_spec
-from holdfast.lab.experiments.plots import panels
+from holdfast.lab.experiments.plots import run_panels
 from holdfast.lab.experiments.plots.methods import MOST, methods_of
 from holdfast.lab.experiments.plots.picture import panels_across, plot_runs
 from holdfast.lab.training.metrics import learned_later
@@ -82,7 +82,7 @@ def test_the_trade_off_is_of_what_was_learned_later_and_of_what_was_forgotten():
     runs = [learned(run(strength=c), 0.9, 0.8, 0.7, end=(lost, lost, 0.7)) for c, lost in ((1, 0.2), (10, 0.6))]
     assert learned_later(runs[0].matrix) == pytest.approx(0.75)
     axes = Figure().subplots()
-    panels.trade_off(axes, methods_of(runs), LOOKS)
+    run_panels.trade_off(axes, methods_of(runs), LOOKS)
     (line,) = [each for each in axes.lines if len(each.get_xdata()) == 2]
     assert list(line.get_xdata()) == pytest.approx([(70 + 60) / 2, (30 + 20) / 2])
     assert list(line.get_ydata()) == pytest.approx([75, 75])
@@ -92,8 +92,8 @@ def test_the_trade_off_is_of_what_was_learned_later_and_of_what_was_forgotten():
 def test_lines_over_tasks_are_means_over_seeds():
     runs = [learned(run("SI", seed=seed), 0.9, 0.8, 0.7, end=(0.2 + 0.2 * seed,) * 3) for seed in (0, 1)]
     accuracy, forgotten = Figure().subplots(2)
-    panels.accuracy_over_tasks(accuracy, methods_of(runs), LOOKS)
-    panels.forgetting_over_tasks(forgotten, methods_of(runs), LOOKS)
+    run_panels.accuracy_over_tasks(accuracy, methods_of(runs), LOOKS)
+    run_panels.forgetting_over_tasks(forgotten, methods_of(runs), LOOKS)
     assert list(accuracy.lines[0].get_ydata()) == pytest.approx([90, (30 + 80) / 2, (30 + 30 + 70) / 3])
     assert list(forgotten.lines[0].get_xdata()) == [2, 3]
     assert list(forgotten.lines[0].get_ydata()) == pytest.approx([60, (60 + 50) / 2])
@@ -103,20 +103,20 @@ def test_strengths_and_what_a_tolerance_did_are_drawn():
     runs = [run(strength=c, accuracy=c / 100) for c in (1, 10)] + [followed()]
     strength, lost, as_it_went = Figure().subplots(3)
     methods = methods_of(runs)
-    panels.strength_curves(strength, methods, LOOKS)
+    run_panels.strength_curves(strength, methods, LOOKS)
     assert list(strength.lines[0].get_xdata()) == [1, 10] and list(strength.lines[0].get_ydata()) == [1, 10]
-    panels.lost_as_it_went(lost, methods, LOOKS)
+    run_panels.lost_as_it_went(lost, methods, LOOKS)
     kl, tolerance = lost.lines
     assert list(kl.get_xdata()) == [0, 1, 2, 3, 3, 4, 5, 6]
     assert list(kl.get_ydata())[1:4] == pytest.approx([0.01, 0.02, 0.03])
     assert math.isnan(kl.get_ydata()[0]) and list(tolerance.get_ydata()) == pytest.approx([0.05] * 4 + [0.1] * 4)
-    panels.strength_as_it_went(as_it_went, methods, LOOKS)
+    run_panels.strength_as_it_went(as_it_went, methods, LOOKS)
     assert list(as_it_went.lines[0].get_ydata()) == [10, 11, 12, 13] * 2
 
 
 def test_a_matrix_has_the_tasks_that_were_learned():
     axes = Figure().subplots()
-    panels.matrix(axes, methods_of([learned(run(), 0.9, 0.8, 0.7, end=(0.2, 0.3, 0.7))])[0], LOOKS)
+    run_panels.matrix(axes, methods_of([learned(run(), 0.9, 0.8, 0.7, end=(0.2, 0.3, 0.7))])[0], LOOKS)
     assert [text.get_text() for text in axes.texts] == ["90", "20", "80", "20", "30", "70"]
 
 
@@ -164,7 +164,7 @@ def test_strengths_are_written_as_numbers_that_do_not_overlap(strengths, said):
     figure = Figure()
     axes = figure.subplots()
     methods = methods_of([run(strength=c, accuracy=0.5) for c in strengths])
-    panels.strength_curves(axes, methods, LOOKS)
+    run_panels.strength_curves(axes, methods, LOOKS)
     figure.draw_without_rendering()
     shown = [tick.label1 for tick in axes.xaxis.get_major_ticks() if tick.label1.get_text() in said]
     assert [each.get_text() for each in shown] == said

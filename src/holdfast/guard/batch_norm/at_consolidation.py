@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.errors import BatchError, ConfigurationError, ModelError
 from holdfast.forms import Matrix
 from holdfast.guard.batch_norm.folding import Folding
-from holdfast.guard.batch_norm.following import Following, find_following
+from holdfast.guard.batch_norm.followed_layers import Following, find_following
 from holdfast.guard.batch_norm.frozen_statistics import is_fresh
 from holdfast.guard.distributed.ranks import is_fully_sharded
 from holdfast.guard.memory import Memory

@@ -2,7 +2,7 @@
 
 from holdfast.persample.reductions.base import Arrival, Reduction, at_least_single
 from holdfast.persample.reductions.diagonal import DiagonalReduction
-from holdfast.persample.reductions.factors import COUNTS, FactorReduction, Side, Sides, factors_of, sums_shape
+from holdfast.persample.reductions.factor_sums import COUNTS, FactorReduction, Side, Sides, factors_of, sums_shape
 from holdfast.persample.reductions.layer_matrix import Block, joined, taken_apart
 from holdfast.persample.reductions.rotated import Basis, RotatedReduction, Sharing
 from holdfast.persample.reductions.whole_gradients import OuterReduction, ProductReduction, as_vector, in_shapes

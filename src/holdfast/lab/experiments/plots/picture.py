@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 
 from holdfast.errors import ConfigurationError
-from holdfast.lab.experiments.plots import panels
+from holdfast.lab.experiments.plots import run_panels
 from holdfast.lab.experiments.plots.methods import Method, methods_of
 from holdfast.lab.experiments.store.run_results import Result
 from holdfast.lab.report import Figure, label
@@ -18,7 +18,7 @@ from holdfast.lab.report.pictures import drawn
 from holdfast.lab.user_paths import user_path
 from holdfast.whole_files import write_whole
 
-Draw = Callable[[Axes, Sequence[Method], panels.Looks], None]
+Draw = Callable[[Axes, Sequence[Method], run_panels.Looks], None]
 ENDINGS = ("png", "pdf", "svg")
 WHAT = ("accuracy", "forgetting", "trade-off", "strength", "following", "matrix")
 """What can be drawn."""
@@ -75,23 +75,23 @@ def _possible(methods: Sequence[Method]) -> list[str]:
         found += ["forgetting", "trade-off"]
     if any(sum(bool(setting.strength) for setting in method.settings) > 1 for method in methods):
         found.append("strength")
-    if any(panels.is_traced(method.best) for method in methods):
+    if any(run_panels.is_traced(method.best) for method in methods):
         found.append("following")
     return found
 
 
 def _figure(methods: Sequence[Method], chosen: Sequence[str]) -> Figure:
     names = [method.name for method in methods]
-    looks: panels.Looks = {
+    looks: run_panels.Looks = {
         name: {"color": shade, "marker": marker}
         for (name, shade), marker in zip(told_apart(names).items(), _MARKERS, strict=False)
     }
     drawing: dict[str, list[Draw]] = {
-        "accuracy": [panels.accuracy_over_tasks],
-        "forgetting": [panels.forgetting_over_tasks],
-        "trade-off": [panels.trade_off],
-        "strength": [panels.strength_curves],
-        "following": [panels.lost_as_it_went, panels.strength_as_it_went],
+        "accuracy": [run_panels.accuracy_over_tasks],
+        "forgetting": [run_panels.forgetting_over_tasks],
+        "trade-off": [run_panels.trade_off],
+        "strength": [run_panels.strength_curves],
+        "following": [run_panels.lost_as_it_went, run_panels.strength_as_it_went],
     }
     plain = [draw for name in chosen for draw in drawing.get(name, [])]
     grids = len(methods) if "matrix" in chosen else 0
@@ -105,7 +105,7 @@ def _figure(methods: Sequence[Method], chosen: Sequence[str]) -> Figure:
         for own, place in zip(plain, places[0], strict=False):
             own(place, methods, looks)
         for method, place in zip(methods[:grids], places[1], strict=False):
-            panels.matrix(place, method, looks)
+            run_panels.matrix(place, method, looks)
         for place in [*places[0][len(plain) :], *places[1][grids:]]:
             place.set_axis_off()
         handles = [Line2D([], [], label=label(method.says), **looks[method.name]) for method in methods]
