@@ -25,6 +25,12 @@ def test_what_it_links_to_is_there():
         assert (ROOT / target).exists(), target
 
 
+def test_the_headings_that_it_links_to_are_there():
+    for target, heading in re.findall(r"\]\((?!https?:)([^)#]+)#([^)]+)\)", README):
+        titles = re.findall(r"^#+ (.*)$", (ROOT / target).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert heading in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}, heading
+
+
 def test_the_citation_is_that_of_the_file():
     said = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f'title: "{re.search(r"@software.*?title = {(.*?)}", README, flags=re.DOTALL)[1]}"' in said

@@ -28,13 +28,14 @@ MARKERS = {
 }
 DASHES = {"EWC": "--", "L2": ":", "L2 of B": ":"} | dict.fromkeys(UNGUARDED, "-.")
 SHADES = {
-    "L2": "#808080",
-    "L2 of B": "#b0a090",
+    "L2": "#1f3fd0",
+    "L2 of B": "#7c93f0",
     "shorter": "#6a8a3a",
-    "slower": "#3a6a8a",
+    "slower": "#00b3c7",
     "averaged": "#1f2328",
     "replay": "#a05a2c",
 }
+"""Of what has no colour in the laboratory, in all pictures of the study."""
 LABELS = {
     FINE_TUNE: "fine-tuning",
     "L2": "L2 to the start",

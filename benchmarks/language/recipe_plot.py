@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from benchmarks.language.frontier import Mean
+from benchmarks.language.plot import SHADES
 from benchmarks.language.recipe_report import lost, networks_of
 from benchmarks.language.recipes import Looked
 from holdfast.lab.report.colours import colour
@@ -16,10 +17,10 @@ from holdfast.whole_files import whole_file
 
 GAINS = [0.70 + 0.01 * step for step in range(31)]
 SHOWN = {
-    "fine-tuning": ("averaging alone", "#1f2328", "-."),
+    "fine-tuning": ("averaging alone", SHADES["averaged"], "-."),
     "EWC": ("EWC, averaged", colour("EWC"), "--"),
     "rotated": ("rotated EWC, averaged", colour("rotated"), "-"),
-    "English": ("old text replayed, averaged", "#a05a2c", "-."),
+    "English": ("old text replayed, averaged", SHADES["replay"], "-."),
     "own text, distilled": ("own text distilled, averaged", "#7b5cd6", "-"),
     "own text, distilled, and rotated by it": ("own text distilled + rotated EWC, averaged", "#3fae2a", "-"),
 }

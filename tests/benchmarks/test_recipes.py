@@ -7,13 +7,15 @@ import math
 import pytest
 import torch
 
-from benchmarks.language import corpus, recipe_plot, recipe_report, recipes, small_forms
+from benchmarks.language import corpus, plot, recipe_plot, recipe_report, recipes, small_forms
 from benchmarks.language.adapter_recipes import ADAPTER_RECIPES
 from benchmarks.language.recipes import OLD, RECIPES, SHARES, Looked, Recipe, Trial
 from benchmarks.language.settings import REHEARSAL
 from benchmarks.language.small_forms import STRENGTHS
 from benchmarks.language.training import Device
 from holdfast import Kronecker
+from holdfast.lab.report.colours import told_apart
+from tests.lab.report.test_colours import contrast, lab, linear
 
 TINY = recipes.study_settings(
     dataclasses.replace(
@@ -169,6 +171,16 @@ def test_forms_that_take_less_are_compared_once_all_of_their_strengths_were_trie
             lines.append(made(name, strength, [0.4 - 0.1 * i] * 2, [2.0 - 0.1 * i] * 2))
     page = small_forms.page(lines)
     assert "| rotated | 0.300 | 0.360 | 0 |" in page and "| Kronecker16 " not in page
+
+
+def test_pictures_of_the_study_have_a_colour_for_each_method_that_no_other_is_near():
+    shades = told_apart(["EWC", "SOS", "MAS", "rotated", "fine-tuning"]) | plot.SHADES
+    drawn = {label: shade for label, shade, _ in recipe_plot.SHOWN.values() if shade.startswith("#")}
+    shades |= {label: shade for label, shade in drawn.items() if shade not in plot.SHADES.values()}
+    assert len(shades) == 13
+    for a, b in itertools.combinations(shades, 2):
+        assert math.dist(lab(linear(shades[a])), lab(linear(shades[b]))) > 18, (a, b)
+    assert all(contrast(shade, "white") > 2.5 for shade in shades.values())
 
 
 def test_recipes_are_drawn(looked, tmp_path):

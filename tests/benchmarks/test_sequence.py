@@ -102,9 +102,16 @@ def test_one_half_chooses_the_try_and_the_other_is_reported():
     assert report.chosen(all_of_it, keeping)[0].trial.strength == 1.0
     assert report.chosen(all_of_it[:2], keeping) == {}  # not all tries yet
     page = report.page(all_of_it, 0.9, [Keeping(FREE, averaged=False), keeping, Keeping("averaging")])
-    assert "| kept | no | 0.400 | 0.300 | 0.000 | 0.350 | 0 |" in page
-    assert "| kept | no | 0.400 | 0.300 | 0.350 | 1.000 | 0 |" in page  # forgotten on the way
+    assert "| kept | to measure on | 0.400 | 0.300 | 0.000 | 0.350 | 0 |" in page
+    assert "| kept | to measure on | 0.400 | 0.300 | 0.350 | 1.000 | 0 |" in page  # forgotten on the way
     assert "Not run to their end: averaging." in page
+
+
+def test_a_guard_that_is_measured_on_old_text_does_not_go_for_one_that_needs_none():
+    found = {keeping.name: report.needs(keeping) for keeping in KEEPINGS}
+    assert found["own text distilled, rotated, averaged"] == found["rotated, averaged"] == "to measure on"
+    assert found["own text distilled, rotated by it, averaged"] == found["averaging"] == "no"
+    assert found["own text distilled, averaged"] == "no" and found["old text replayed, averaged"] == "while training"
 
 
 def test_recipes_have_as_many_tries_and_names_of_their_own():

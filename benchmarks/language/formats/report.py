@@ -9,7 +9,7 @@ from benchmarks.language.frontier import Mean
 from benchmarks.language.sequence.course import Went
 from benchmarks.language.sequence.keeping import KEEPINGS, Keeping
 from benchmarks.language.sequence.kinds import REPORTED
-from benchmarks.language.sequence.report import NEEDS, chosen, latest
+from benchmarks.language.sequence.report import chosen, latest, needs
 from holdfast.whole_files import write_whole
 
 
@@ -37,7 +37,8 @@ def page(went: Sequence[Went], keepings: Sequence[Keeping] = KEEPINGS) -> str:
             "last byte, written greedily; ± the standard error over seeds, each a network and two formats of its own. "
             "“Averaged”: after each lesson weights go back towards those before it, as far as "
             f"{GAIN:.0%} of what fine-tuning gets right of the new format is left. Every recipe with anything to "
-            "choose has two tries; the better one on one half of the records kept apart is read off on the other."
+            "choose has two tries; the better one on one half of the records kept apart is read off on the other. Old "
+            "text or records: whether training reads any, or the guard alone is measured on some."
         ),
         "",
         f"| recipe | old text or records | {' | '.join(header)} | seeds |",
@@ -50,7 +51,7 @@ def page(went: Sequence[Went], keepings: Sequence[Keeping] = KEEPINGS) -> str:
             cells = [_percent(Mean.over([row[place] for row in rows])) for place in range(len(header) - 1)]
             cells.append(str(Mean.over([row[-1] for row in rows])))
             seeds = ", ".join(map(str, found))
-            lines.append(f"| {keeping.name} | {NEEDS[keeping.text]} | {' | '.join(cells)} | {seeds} |")
+            lines.append(f"| {keeping.name} | {needs(keeping)} | {' | '.join(cells)} | {seeds} |")
     missing = [keeping.name for keeping in keepings if not chosen(here, keeping)]
     lines += ["", f"Not run to their end: {'; '.join(missing)}."] if missing else []
     return "\n".join(lines) + "\n"

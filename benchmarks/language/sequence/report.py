@@ -10,7 +10,12 @@ from benchmarks.language.sequence.keeping import FREE, KEEPINGS, Keeping
 from benchmarks.language.sequence.kinds import CHOOSES, REPORTED
 from holdfast.whole_files import write_whole
 
-NEEDS = {"old": "while training", "own": "no", None: "no"}
+
+def needs(keeping: Keeping) -> str:
+    """Say what a recipe needs of text from before: some in every step, some to measure its guard on, or none."""
+    if keeping.reads_old_text:
+        return "while training"
+    return "to measure on" if keeping.guard is not None and keeping.measured_on == "kind" else "no"
 
 
 def write(path: Path, went: Sequence[Went], gain: float) -> Path:
@@ -39,7 +44,8 @@ def page(went: Sequence[Went], gain: float, keepings: Sequence[Keeping] = KEEPIN
             "kept apart that chooses. So all averaged recipes have learned as much, and the last kind is as far from "
             "its best as that leaves it. Every recipe with anything to choose has two tries, those that did best where "
             "Python alone was learned; the better one, by the mean over all kinds on the half that chooses, is read "
-            "off on the other half. Old: the mean over all kinds but the last."
+            "off on the other half. Old text: whether training reads any, or the guard alone is measured on 256 pieces "
+            "of each kind. Old: the mean over all kinds but the last."
         ),
         "",
         *_table(here, keepings, kinds, forgotten=False),
@@ -111,7 +117,7 @@ def _table(went: Sequence[Went], keepings: Sequence[Keeping], kinds: Sequence[st
         rows = [_row(each, free[seed], forgotten=forgotten) for seed, each in found.items()]
         cells = [str(Mean.over([row[place] for row in rows])) for place in range(len(columns))]
         seeds = ", ".join(map(str, found))
-        lines.append(f"| {keeping.name} | {NEEDS[keeping.text]} | {' | '.join(cells)} | {seeds} |")
+        lines.append(f"| {keeping.name} | {needs(keeping)} | {' | '.join(cells)} | {seeds} |")
     missing = [keeping.name for keeping in keepings if not chosen(went, keeping)]
     return [*lines, *(["", f"Not run to their end: {'; '.join(missing)}."] if missing else [])]
 

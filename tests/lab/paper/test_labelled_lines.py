@@ -66,6 +66,13 @@ def test_a_level_is_shown_with_what_it_is():
     assert axes.get_ylim()[0] < 90
 
 
+def test_a_level_is_told_below_the_middle_where_lines_take_the_ends():
+    level = Level(90.0, "theirs", at="middle")
+    axes = drawn(over_tasks("T", {"rotated": table(98.0, 97.0)}, y_label="%", level=level))
+    (told,) = [text for text in axes.texts if text.get_text() == "theirs"]
+    assert told.get_ha() == "center" and told.xy == (0.5, 90.0) and told.xyann[1] < 0
+
+
 def test_numbers_of_samples_are_on_a_scale_of_ratios_and_a_single_point_is_named_at_itself():
     series = {
         "rotated": {1000: Estimate(96.0, 0.1, 3), 60_000: Estimate(98.0, 0.1, 3), 10_000: Estimate(97.0, 0.2, 5)},

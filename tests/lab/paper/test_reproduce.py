@@ -79,7 +79,7 @@ def test_what_is_forgotten_is_told_first(reproduced, results):
     found, folder = reproduced
     assert found.index.read_text(encoding="utf-8").index(ITEMS["forgetting"].title) > 0
     told = {row["method"]: row for row in rows(folder / "data" / "forgetting-after-all.csv")}
-    for algorithm, name in (("fine-tune", "fine-tuning"), ("rotated EWC", "rotated")):
+    for algorithm, name in (("fine-tune", "fine-tuning"), ("rotated EWC", "rotated EWC")):
         runs = results.finished(accuracy_runs(results.preset, "CIFAR", algorithm))
         for what, figure in (("forgotten", "forgetting"), ("accuracy", "average_accuracy")):
             mean = statistics.mean(100 * getattr(run, figure) for run in runs)

@@ -24,11 +24,11 @@ _FEW = 12
 
 @dataclass(frozen=True)
 class Level:
-    """A value to compare lines with, and what it is, written at the end where lines leave room."""
+    """A value to compare lines with, and what it is: told above an end or below the middle, where lines leave room."""
 
     value: float
     says: str
-    at: Literal["left", "right"] = "left"
+    at: Literal["left", "middle", "right"] = "left"
 
 
 def over_tasks(
@@ -129,13 +129,15 @@ def _limit(
 def _show_level(axes: Axes, level: Level | None) -> None:
     if level is not None:
         axes.axhline(level.value, color=ink(), linewidth=0.9, linestyle=(0, (4, 3)))
+        places = {"left": (0.01, "left", 4), "middle": (0.5, "center", -13), "right": (0.99, "right", 4)}
+        place, ha, up = places[level.at]
         axes.annotate(
             level.says,
-            ({"left": 0.01, "right": 0.99}[level.at], level.value),
-            (0, 4),
+            (place, level.value),
+            (0, up),
             xycoords=("axes fraction", "data"),
             textcoords="offset points",
-            ha=level.at,
+            ha=ha,
             bbox={"facecolor": mpl.rcParams["figure.facecolor"], "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
         )
 

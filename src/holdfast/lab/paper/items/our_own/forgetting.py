@@ -24,7 +24,7 @@ _SHOWN = {
     "fine-tune": "fine-tuning",
     "SOS": "SOS",
     "diagonal EWC": "EWC",
-    "rotated EWC": "rotated",
+    "rotated EWC": "rotated EWC",
 }
 """What is shown, by algorithm: nothing in its place first, and what keeps most last."""
 _ALGORITHMS = tuple(ALGORITHMS[name] for name in _SHOWN)

@@ -145,7 +145,8 @@ def _over_many_tasks(results: Results) -> Item:
     changes = {**stage.usual, **stage.variants["rotated, many tasks"]}
     called = {row.name: row.name.partition(" ")[0] for row in OVER_MANY_TASKS}
     theirs = KRONECKER_LAPLACE.mean
-    level = Level(theirs, f"{theirs:g}: Ritter et al. 2018 stay above") if preset.follows_the_paper else None
+    said = f"{theirs:g}: Ritter et al. 2018 stay above"
+    level = Level(theirs, said, at="middle") if preset.follows_the_paper else None
     title = f"{stage.title}, {changes['tasks']} tasks"
     panel = _lines(title, results, "P-MNIST", called, on_average_so_far, "accuracy so far, %", level=level)
     caption = _MANY_TASKS.format(
