@@ -7,6 +7,7 @@ and what has to be so before it is done.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NoReturn
 
 import torch
@@ -42,7 +43,7 @@ from holdfast.guard.steps.walk.layouts import Layout, Layouts
 from holdfast.guard.steps.walk.walking import PathMeasures
 from holdfast.holds.base import is_looked_at, refuse_spoilt_weights
 from holdfast.tensors.finite import is_finite
-from holdfast.tensors.sharding import local
+from holdfast.tensors.sharding import is_sharded, local
 
 
 class StepWatcher:
@@ -414,15 +415,18 @@ class StepWatcher:
     def _refuse_weights_that_would_spread(self, owned: Mapping[str, nn.Parameter]) -> None:
         """Refuse weights that are no numbers where a form would spread them over a block, in a pull nobody looks at.
 
-        That is one after the step, and on an accelerator, which only a task's first step waits for, also one before it.
+        That is one after the step, and on an accelerator also one before it. Only a task's first step waits for an
+        accelerator, or asks other ranks about their parts.
         """
         memory = self.memory
         if memory.driving.form.elementwise or not memory.strength or not memory.is_anchored:
             return
         first = not memory.steps and not is_capturing()
-        asked = {n: p for n, p in owned.items() if (memory.pulled_after if is_looked_at(p) else first)}
+        always = {n for n, p in owned.items() if is_looked_at(p) and not is_sharded(p)}
+        asked = {n: p for n, p in owned.items() if (memory.pulled_after if n in always else first)}
         lost = [name for name, parameter in asked.items() if not is_finite(parameter)]
-        for name in memory.found_by_any_rank(lost) if asked else ():
+        everyones = memory.ranks.each(lambda: lost) if any(map(is_sharded, asked.values())) else [lost]
+        for name in chain.from_iterable(everyones):
             raise NotFiniteError(self._lost(name, memory.steps.get(name, 0) + 1))
 
     def _lost(self, name: str, step: int) -> str:
