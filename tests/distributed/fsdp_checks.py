@@ -161,6 +161,22 @@ def fsdp_what_is_not_finite_in_one_part_stops_all(here):
     assert everyones(guard.tasks) == [0, 0]
 
 
+def fsdp_weights_that_are_no_numbers_in_one_part_are_not_spread_over_the_others(here):
+    """By a pull after the step, in coordinates of the whole layer."""
+    model = sharded(here)
+    guard = holdfast.Consolidator(model, "EWC", strength=1.0, form="rotated")
+    guard.consolidate([batch(0)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    loss(model, batch(0)).backward()
+    if here.rank == 1:
+        with torch.no_grad():
+            model[0].weight.to_local()[0, 0] = float("nan")
+    with pytest.raises(holdfast.NotFiniteError, match=r"weights '0\.weight' themselves are not finite"):
+        optimizer.step()
+    assert int(whole(model[0].weight.detach()).isnan().sum()) == 1
+
+
 def fsdp_one_file_serves_sharded_and_whole_models(here):
     path = here.folder / "sharded.safetensors"
     model = sharded(here)

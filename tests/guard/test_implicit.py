@@ -8,8 +8,12 @@ import pytest
 import schedulefree
 import torch
 from torch import nn
+from torch.nn import functional
 
 import holdfast
+from holdfast.errors import NotFiniteError
+from holdfast.guard.steps import pulls, watcher
+from holdfast.holds import base as hold_base
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 from tests.guard.sam import SAM
 
@@ -267,6 +271,39 @@ def test_no_strength_is_too_much(make, strength, dtype):
             optimizer.step()
     for name, value in weights(model).items():
         torch.testing.assert_close(value, guard.anchor[name], rtol=0, atol=1e-5)
+
+
+class Words(nn.Module):
+    """An embedding of words that not all are called for, so that a row of it may be no number without a sign."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(6, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.words(x).mean(1))
+
+
+@pytest.mark.parametrize("where", ["processor", "accelerator"])
+@pytest.mark.parametrize("form", ["rotated", "kronecker", "rotated16"])
+def test_a_weight_that_is_no_number_does_not_spread_over_its_layer(form, where, monkeypatch):
+    torch.manual_seed(0)
+    model = Words()
+    guard = holdfast.Consolidator(model, "EWC", strength=1.0, form=form, implicit=where == "processor")
+    guard.consolidate([torch.randint(0, 6, (8, 5))])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    if where == "accelerator":  # where no pull is looked at
+        for module in (pulls, watcher, hold_base):
+            monkeypatch.setattr(module, "is_looked_at", lambda tensor: False)
+    with torch.no_grad():
+        model.words.weight[5, 2] = torch.nan
+    before = copy.deepcopy(model.state_dict())
+    functional.cross_entropy(model(torch.randint(0, 5, (8, 5))), torch.randint(0, 3, (8,))).backward()
+    with pytest.raises(NotFiniteError, match=r"'words\.weight' themselves are not finite any more, at step 1"):
+        optimizer.step()
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("form", ["rotated", "kronecker", "lowrank", "dense"])

@@ -1,12 +1,15 @@
 """Layers measured in turns: the same importance, and never more sums at once than were asked for."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
 
 import holdfast
 from holdfast.errors import BatchError, ConfigurationError
-from holdfast.forms import Kronecker, Rotated
+from holdfast.forms import Kronecker, Rotated, RotatedMatrix
+from holdfast.guard.consolidating.measuring import Finding
 from holdfast.persample.engine import SampleAccumulator
 from holdfast.persample.reductions.layer_matrix import LayerReduction
 
@@ -63,6 +66,27 @@ def test_what_a_turn_has_found_is_put_to_rest_before_the_next():
     for name, matrix in turned.matrices.items():
         assert {t.dtype for t in matrix.tensors().values()} == {torch.bfloat16}
         torch.testing.assert_close(matrix.trace(), whole.matrices[name].trace(), rtol=0.02, atol=0)
+
+
+def test_what_was_measured_is_let_go_of_block_by_block_when_it_is_told(monkeypatch):
+    """In 16 bits what is kept is another: both, and a diagonal of every weight, would be as much again at the end."""
+    there, shown, diagonal = [], Finding.shown, RotatedMatrix.diagonal
+
+    def of_the_task(finding):
+        there.extend(weakref.ref(matrix.s) for matrix in finding.matrices.values() if matrix.block.is_matrix)
+        return shown(finding)
+
+    def counted(matrix):
+        alive.append(sum(each() is not None for each in there))
+        return diagonal(matrix)
+
+    alive = []
+    monkeypatch.setattr(Finding, "shown", of_the_task)
+    monkeypatch.setattr(RotatedMatrix, "diagonal", counted)
+    guard = holdfast.Consolidator(network(), "EWC", strength=1.0, form=Rotated(bits=16))
+    found = guard.consolidate(data())["EWC"]
+    assert alive[-3:] == [3, 2, 1]
+    assert list(found.importance) == list(found.forms) == [name for name, _ in guard.model.named_parameters()]
 
 
 def test_the_gradient_of_the_loss_is_of_all_layers():

@@ -1,6 +1,7 @@
 """What people give a trainer, or a guard, in the place of what is expected: each says what to give."""
 
 import pytest
+import torch
 from lightning.pytorch import Trainer as LightningTrainer
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
@@ -15,7 +16,16 @@ def test_a_guard_is_no_callback_and_says_which_is(tmp_path):
         Trainer(guard.model, TrainingArguments(tmp_path, report_to=[], use_cpu=True), callbacks=[guard])
     with pytest.raises(AttributeError, match=r"HoldfastCallback\(guard\)\], from holdfast\.integrations\.lightning"):
         LightningTrainer(callbacks=[guard], logger=False, enable_checkpointing=False, accelerator="cpu")
-    assert not hasattr(guard, "on_init_end") and not hasattr(guard, "state_key")
+    assert not any(hasattr(guard, name) for name in ("on_init_end", "on_train_begin", "state_key"))
+
+
+def test_nor_one_that_is_given_later(tmp_path):
+    guard = holdfast.Consolidator(nn.Linear(3, 2), "EWC")
+    arguments = TrainingArguments(tmp_path, max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True)
+    trainer = Trainer(guard.model, arguments, train_dataset=[{"input": torch.zeros(3)}])
+    trainer.add_callback(guard)
+    with pytest.raises(AttributeError, match=r"HoldfastCallback\(guard\)\], from holdfast\.integrations\.huggingface"):
+        trainer.train()
 
 
 def test_a_file_is_loaded_into_a_guard():

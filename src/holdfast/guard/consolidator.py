@@ -778,7 +778,10 @@ class Consolidator(NotACallback):
         self.load_state_dict(state_files.read(path))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy takes along: all but the optimisers, whose hooks are not copied with them."""
+        """Return what a copy takes along: all but the optimisers, whose hooks are not copied with them.
+
+        What a subclass has beside the guard's own goes along too.
+        """
         if self._attachment.attached():
             warnings.warn(
                 "A copy of an attached Consolidator is attached to nothing. Call attach() on the copy, with the "
@@ -786,10 +789,10 @@ class Consolidator(NotACallback):
                 HoldfastWarning,
                 stacklevel=4,
             )
-        return {"_memory": self._memory}
+        return {name: value for name, value in vars(self).items() if name not in ("_attachment", "_going_back")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._memory = state["_memory"]
+        vars(self).update(state)
         self._attachment = Attachment(self._memory)
         self._going_back = GoingBack(self._memory, self._attachment)
 

@@ -7,6 +7,7 @@ guard's file has them: they have one of their own.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from holdfast.persample.isolation.isolated import looked_at
 from holdfast.persample.isolation.kept_inputs import KeptInputs
 from holdfast.retention.predictions import Predictions, Sums, compared, kept_log_probabilities, predictions, summed_loss
 from holdfast.retention.report import SetRetention
+from holdfast.retention.sample_marks import marks_of
 from holdfast.seeding import generator_for
 from holdfast.settings import whole_number
 from holdfast.tensors.sharding import reshard
@@ -169,6 +171,11 @@ class KeptSet:
         """A few of its predictions, by which another set, or the same inputs kept with another model, is told apart."""
         rows = torch.cat([chunk.log_p[:MARKED].double() for chunk in self.chunks[:MARKED]])[:MARKED]
         return [float(value) for value in rows.max(-1).values]
+
+    @cached_property
+    def sample_marks(self) -> list[int]:
+        """A number for each of its inputs, the first ones, found once: they stay as they were kept."""
+        return marks_of(chunk.batch for chunk in self.chunks)
 
     def is_as(self, marks: Sequence[float]) -> bool:
         """Whether predictions are those that others were made of, but for what rounding and another device change."""

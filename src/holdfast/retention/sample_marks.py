@@ -1,6 +1,6 @@
 """Checksums of samples, by which it is seen whether two sets of inputs have some in common: nothing else is kept."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,16 +34,19 @@ class SampleMarks:
         """Take over another task's marks."""
         self.tasks = [*self.tasks, *others.tasks][-MOST_TASKS:]
 
-    def shared_with(self, batches: Iterable[Any]) -> tuple[int, int]:
-        """Return how many samples of some batches are marked, and how many were looked at."""
-        shared = count = 0
-        for batch in batches if any(self.tasks) else ():
-            marks = _marks(batch, MOST - count)
-            shared += sum(any(mark in task for task in self.tasks) for mark in marks)
-            count += len(marks)
-            if count >= MOST:
-                break
-        return shared, count
+    def shared_with(self, marks: Sequence[int]) -> int:
+        """Return how many samples of some marks are marked here too."""
+        return sum(any(mark in task for task in self.tasks) for mark in marks)
+
+
+def marks_of(batches: Iterable[Any]) -> list[int]:
+    """Return the marks of some batches' samples, the first ones, as many as are marked of a task."""
+    found: list[int] = []
+    for batch in batches:
+        found += _marks(batch, MOST - len(found))
+        if len(found) >= MOST:
+            break
+    return found
 
 
 def _marks(batch: Any, most: int) -> list[int]:

@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
-from holdfast.retention import sample_marks
-from holdfast.retention.sample_marks import SampleMarks
+from holdfast.retention import kept_set, sample_marks
+from holdfast.retention.sample_marks import SampleMarks, marks_of
 from holdfast.tensors.checksums import row_checksums
 from tests.guard.helpers import batch, net
 
@@ -91,11 +91,12 @@ def test_so_many_are_marked_and_of_so_many_tasks(monkeypatch):
     marks, x = SampleMarks(), torch.arange(60.0).view(30, 2)
     marks.note(x[:8])
     marks.note(x[8:])
-    assert marks.shared_with([x[:10]]) == (10, 10) and marks.shared_with([x[10:12]]) == (0, 2)
-    assert marks.shared_with([x[:6], x[6:30]]) == (10, 10)  # and no more are looked at
+    assert marks.shared_with(marks_of([x[:10]])) == 10 and marks.shared_with(marks_of([x[10:12]])) == 0
+    assert len(marks_of([x[10:12]])) == 2
+    assert marks.shared_with(marks_of([x[:6], x[6:30]])) == len(marks_of([x[:6], x[6:30]])) == 10  # and no more
     for _ in range(2):
         marks.take(SampleMarks())
-    assert marks.shared_with([x[:10]]) == (0, 0)
+    assert marks.shared_with(marks_of([x[:10]])) == 0
 
 
 def test_inputs_by_name_are_marked_without_their_labels_and_without_what_all_share():
@@ -103,8 +104,22 @@ def test_inputs_by_name_are_marked_without_their_labels_and_without_what_all_sha
     mask = torch.ones(3, 3)
     marks = SampleMarks()
     marks.note({"a": x, "mask": mask, "labels": y})
-    assert marks.shared_with([{"a": x[5:9], "mask": mask}]) == (4, 4)
-    assert marks.shared_with([{"a": x[5:9] + 1, "mask": mask}]) == (0, 4)
+    assert marks.shared_with(marks_of([{"a": x[5:9], "mask": mask}])) == 4
+    other = marks_of([{"a": x[5:9] + 1, "mask": mask}])
+    assert marks.shared_with(other) == 0 and len(other) == 4
+
+
+def test_kept_inputs_are_marked_once_however_many_tasks_follow(monkeypatch):
+    guard = holdfast.Consolidator(net(), "EWC", strength=1.0)
+    guard.keep([OLD], "old")
+    marked = []
+    monkeypatch.setattr(kept_set, "marks_of", lambda batches: marked.append(1) or marks_of(batches))
+    for seed in (1, 2):
+        guard.consolidate([batch(seed)])
+    assert len(marked) == 1
+    with pytest.warns(holdfast.HoldfastWarning, match="measured from"):
+        guard.consolidate([OLD])  # and are compared at every one
+    assert len(marked) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])

@@ -265,6 +265,23 @@ def test_a_setting_that_is_a_tuple_comes_back(tmp_path):
         other.load(tmp_path / "guard.safetensors")
 
 
+class Labelled(holdfast.Consolidator):
+    """A guard with something of a user's own."""
+
+    def __init__(self, *args, label, **options):
+        super().__init__(*args, **options)
+        self.label = label
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda guard: pickle.loads(pickle.dumps(guard))])
+def test_a_copy_of_a_subclass_has_what_is_its_own(how):
+    guard = Labelled(net(), "EWC", 2.0, label=["German"])
+    guard.consolidate([batch(0)])
+    found = how(guard)
+    assert type(found) is Labelled and found.label == ["German"] and found.strength == 2.0
+    assert found._attachment is not guard._attachment
+
+
 def test_a_setting_that_no_file_holds_is_named():
     guard = holdfast.Consolidator(net(), Weighted(factors=[torch.tensor(0.5)]))
     with pytest.raises(

@@ -1,16 +1,20 @@
 r"""Several tasks' Q, each kept as it is: :math:`Q(D) = \sum_k Q_k(D)`, exact, for as many times the memory."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from holdfast.errors import StateError
+from holdfast.errors import HoldfastWarning, StateError
 from holdfast.forms.base import Displacement, Matrix
 from holdfast.forms.composed.conjugate_gradients import MOST_STEPS, conjugate_gradients, inner
+from holdfast.tensors.storage import widest_dtype
 
 ROUNDINGS = 16
 """Of how many units of the last digit mere rounding is, at most."""
+UNSETTLED = 1e-3
+"""The residual above which it is told of."""
 
 
 class Summed(Matrix):
@@ -80,17 +84,30 @@ class Summed(Matrix):
         return self._solved(b, 1.0, damping)
 
     def _solved(self, b: Displacement, factor: float, shift: float) -> dict[str, Tensor]:
-        """Solve (factor·Q + shift) X = B to the last digits that its precision has."""
+        """Solve (factor·Q + shift) X = B in double precision: in single, X is lost where factor·λ ≫ shift."""
         if len(self.parts) == 1:
             (only,) = self.parts
             if shift == 1.0:
                 return only.shrink(b, factor)
             return only.solve(b, shift)
 
-        def apply(d: Displacement) -> dict[str, Tensor]:
-            return {n: factor * q + shift * d[n] for n, q in self.apply(d).items()}
+        wide = widest_dtype(next(iter(b.values())).device)
+        every = self.mapped(lambda tensor: tensor.to(wide))
 
-        return conjugate_gradients(apply, {name: b[name] for name in self.block.parameters}).x
+        def apply(d: Displacement) -> dict[str, Tensor]:
+            return {n: factor * q + shift * d[n] for n, q in every.apply(d).items()}
+
+        found = conjugate_gradients(apply, {name: b[name].to(wide) for name in self.block.parameters})
+        if not found.residual <= UNSETTLED:
+            warnings.warn(
+                f"The sum of {len(self.parts)} tasks' importance of {self.block.name!r} was solved to a residual of "
+                f"{found.residual:.1g} alone, in {found.steps} steps: directions of little importance are not settled, "
+                "at a strength so large or a damping so small. Give the form a larger damping=, or take another of its "
+                "sums=, which have coordinates of their own.",
+                HoldfastWarning,
+                stacklevel=2,
+            )
+        return {name: x.to(b[name].dtype) for name, x in found.x.items()}
 
     def diagonal(self) -> dict[str, Tensor]:
         """Return the sum of the diagonals."""

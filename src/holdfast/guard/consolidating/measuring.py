@@ -55,9 +55,13 @@ class Finding:
     """g, the mean gradient of the task's own loss, where the hold has a term of it."""
 
     def shown(self) -> TaskImportance:
-        """Return it as users are told."""
-        importance = {name: omega for matrix in self.matrices.values() for name, omega in matrix.diagonal().items()}
-        forms = {name: matrix.said for matrix in self.matrices.values() for name in matrix.block.parameters}
+        """Return it as users are told, and let go of each matrix once its diagonal, which is smaller, is there."""
+        importance: dict[str, Tensor] = {}
+        forms: dict[str, str] = {}
+        for block in list(self.matrices):
+            matrix = self.matrices.pop(block)
+            importance |= matrix.diagonal()
+            forms |= dict.fromkeys(matrix.block.parameters, matrix.said)
         return TaskImportance(importance, self.raw, self.samples, self.fallback, self.outputs, forms)
 
 

@@ -99,9 +99,11 @@ def _tell_if_all_give_the_same(memory: Memory, kept: KeptSet) -> None:
 
 def tell_if_measured_from(memory: Memory, kept: Iterable[KeptSet]) -> None:
     """Say once of a set that importance was measured from its inputs: it tells too little of what others lose."""
-    for each in kept:
-        shared, count = memory.measured_from.shared_with(chunk.batch for chunk in each.chunks)
-        if shared and shared >= MANY * count and TOLD not in each.told:
+    if not any(memory.measured_from.tasks):
+        return
+    for each in [each for each in kept if TOLD not in each.told]:
+        shared, count = memory.measured_from.shared_with(each.sample_marks), len(each.sample_marks)
+        if shared and shared >= MANY * count:
             each.told.add(TOLD)
             tell(measured_from(each.name, shared, count))
 

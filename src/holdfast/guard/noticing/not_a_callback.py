@@ -17,6 +17,11 @@ class NotACallback:
         raise self._missing("Hugging Face's Trainer", "huggingface")
 
     @property
+    def on_train_begin(self) -> NoReturn:
+        """What it calls first of a callback that it was given later, by ``add_callback``."""
+        raise self._missing("Hugging Face's Trainer", "huggingface")
+
+    @property
     def state_key(self) -> NoReturn:
         """What Lightning's Trainer tells callbacks apart by."""
         raise self._missing("Lightning's Trainer", "lightning")

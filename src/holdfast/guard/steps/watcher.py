@@ -7,6 +7,7 @@ and what has to be so before it is done.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NoReturn
 
 import torch
@@ -22,6 +23,7 @@ from holdfast.guard.noticing.moving_statistics import MovingStatistics
 from holdfast.guard.noticing.protection import Unheld
 from holdfast.guard.noticing.stability import Stability
 from holdfast.guard.noticing.task_share import TaskShare
+from holdfast.guard.noticing.telling import is_capturing
 from holdfast.guard.noticing.unseen_steps import UnseenSteps
 from holdfast.guard.steps.implicit_pull import ImplicitPull
 from holdfast.guard.steps.observed import Observed
@@ -39,9 +41,9 @@ from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.guard.steps.walk.bundles import Bundle, Single
 from holdfast.guard.steps.walk.layouts import Layout, Layouts
 from holdfast.guard.steps.walk.walking import PathMeasures
-from holdfast.holds.base import refuse_spoilt_weights
+from holdfast.holds.base import is_looked_at, refuse_spoilt_weights
 from holdfast.tensors.finite import is_finite
-from holdfast.tensors.sharding import local
+from holdfast.tensors.sharding import is_sharded, local
 
 
 class StepWatcher:
@@ -152,6 +154,7 @@ class StepWatcher:
         measures.check_step(owned)
         self.implicit.check(optimizer, owned, hold=hold)
         if hold:
+            self._refuse_weights_that_would_spread(owned)
             self.following.before_step(optimizer)
             self._stability.check(optimizer, owned)
             self._statistics.look()
@@ -407,12 +410,31 @@ class StepWatcher:
         """Say so if the weights themselves are no numbers any more, which no batch is to blame for."""
         for name, parameter in self.memory.parameters.items():
             if not _looks_finite(parameter.detach()):
-                raise NotFiniteError(
-                    f"The weights {name!r} themselves are not finite any more, at step {step} of this task; the "
-                    "step was not taken. Training has diverged, by a learning rate or a strength (here "
-                    f"{self.memory.said_strength}) that is too large: restore an earlier checkpoint. No batch is at "
-                    "fault."
-                )
+                raise NotFiniteError(self._lost(name, step))
+
+    def _refuse_weights_that_would_spread(self, owned: Mapping[str, nn.Parameter]) -> None:
+        """Refuse weights that are no numbers where a form would spread them over a block, in a pull nobody looks at.
+
+        That is one after the step, and on an accelerator also one before it. Only a task's first step waits for an
+        accelerator, or asks other ranks about their parts.
+        """
+        memory = self.memory
+        if memory.driving.form.elementwise or not memory.strength or not memory.is_anchored:
+            return
+        first = not memory.steps and not is_capturing()
+        always = {n for n, p in owned.items() if is_looked_at(p) and not is_sharded(p)}
+        asked = {n: p for n, p in owned.items() if (memory.pulled_after if n in always else first)}
+        lost = [name for name, parameter in asked.items() if not is_finite(parameter)]
+        everyones = memory.ranks.each(lambda: lost) if any(map(is_sharded, asked.values())) else [lost]
+        for name in chain.from_iterable(everyones):
+            raise NotFiniteError(self._lost(name, memory.steps.get(name, 0) + 1))
+
+    def _lost(self, name: str, step: int) -> str:
+        return (
+            f"The weights {name!r} themselves are not finite any more, at step {step} of this task; the step was not "
+            f"taken. Training has diverged, by a learning rate or a strength (here {self.memory.said_strength}) that "
+            "is too large: restore an earlier checkpoint. No batch is at fault."
+        )
 
 
 _TOO_STRONG = " That the strength is too much for SGD was told before, and may be why: then no batch is at fault."

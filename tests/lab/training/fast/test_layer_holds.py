@@ -107,6 +107,30 @@ def test_the_products_are_those_of_the_dense_matrix(form, multiple):
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("form", ["rotated", "kronecker"])
+def test_what_a_run_was_held_by_is_gone_when_it_takes_over_something_else(form):
+    """Nothing at all, as a run that starts anew, or Q of fewer layers."""
+    form, generator = FORMS[form], torch.Generator().manual_seed(1)
+    model = Layers().double()
+    parameters = dict(model.named_parameters())
+    layout = FlatLayout({name: p.shape for name, p in parameters.items()})
+    weights, anchor = torch.randn(2, 3, layout.width, generator=generator, dtype=torch.float64)
+    blocks = form.blocks(model, parameters)
+    holds = LayerHolds(form, blocks, layout, weights, anchor, 32)
+    matrices = {block.name: matrix_of(form, block, generator)[0] for block in blocks if block.is_matrix}
+    for run in range(3):
+        holds.take(run, matrices)
+    before = {name: pull.clone() for name, pull in holds.pulls().items()}
+    holds.take(1, {})
+    kept = {name: q for name, q in matrices.items() if "linear.weight" in q.block.parameters}
+    holds.take(2, kept)
+    still = {name for q in kept.values() for name in q.block.parameters}
+    assert still == {"linear.weight", "linear.bias"}
+    for name, pull in holds.pulls().items():
+        assert torch.equal(pull[0], before[name][0]) and not pull[1].any()
+        assert torch.equal(pull[2], before[name][2] if name in still else torch.zeros_like(pull[2]))
+
+
 def linear(seed, form, dtype=torch.float64, own_heads=True, measure="EWC", settings=SHORT, strength=None, **options):
     scenario = make_scenario(3, own_heads, dtype, train=27, seed=seed)
     return make_learner(
