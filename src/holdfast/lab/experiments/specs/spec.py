@@ -26,7 +26,7 @@ from holdfast.lab.training.fast.layer_holds import can_hold
 from holdfast.lab.training.fast.shared_steps import can_measure
 from holdfast.lab.training.options.bounds import check_unprotected
 from holdfast.lab.training.options.halves import check_halves
-from holdfast.lab.training.options.posteriors import check_coreset, variational_hold
+from holdfast.lab.training.options.posteriors import check_coreset, check_restart, variational_hold
 from holdfast.lab.training.options.precision import Precision
 from holdfast.lab.training.options.two_columns import check_columns
 from holdfast.lab.training.protocol import Settings
@@ -433,7 +433,9 @@ class Spec:
             )
         for name in holds:
             hold(name, **self.hold_settings.get(name, {})).check(made)
-        check_coreset(variational_hold(self.make_holds()), keeps=self.kept > 0)
+        distributions = variational_hold(self.make_holds())
+        check_coreset(distributions, keeps=self.kept > 0)
+        check_restart(distributions, self.settings.consolidate)
         folds = self.batch_norm == "fold"
         jointly = self.settings.trains == "jointly"
         unseen = [name for name, each in self._every_measure().items() if not can_measure(each)]
