@@ -262,7 +262,7 @@ class TestNarrowWeights:
 
     def test_a_task_that_begins_without_is_refused_and_nothing_is_moved(self):
         model = network()
-        guard, optimizer, hold = self.learned(model)
+        _, optimizer, hold = self.learned(model)
         before = [p.detach().clone() for p in model.parameters()]
         with pytest.raises(ConfigurationError, match=r"restart=-6\.1\).*expected hold\.narrow\(model\) after each"):
             step(model, optimizer, 1)
@@ -279,7 +279,7 @@ class TestNarrowWeights:
             optimizer.zero_grad()
             F.cross_entropy(model(X, head), Y % 2).backward()
             if head:
-                with pytest.raises(ConfigurationError, match="expected hold.narrow"):
+                with pytest.raises(ConfigurationError, match=r"expected hold\.narrow"):
                     optimizer.step()
                 hold.narrow(model.body, model.heads[head])
             optimizer.step()

@@ -157,7 +157,8 @@ class Variational(Hold):
         pulled, found = self._pulled(held), dict[str, Tensor]()
         if self._begins:  # once, since a closure is asked again where its step has led
             self._begins = False
-            self._check_narrow([held.trained[each.variance_name] for name, each in pulled.items() if name in self.prior])
+            known = [each.variance_name for name, each in pulled.items() if name in self.prior]
+            self._check_narrow([held.trained[name] for name in known])
         for each in pulled.values():
             by = kl_gradient(each.q, each.p)
             found |= {each.mean_name: self._weight * by.mean, each.variance_name: self._weight * by.log_variance}
