@@ -183,6 +183,8 @@ def test_what_is_no_coreset_is_refused():
     ):
         with pytest.raises(error, match=message):
             holdfast.refined(model, given)
+    with pytest.raises(ConfigurationError, match=r"loss=3: expected a function loss\(outputs, targets\)"):
+        holdfast.refined(model, [(x, Y)], loss=3)
     with pytest.raises(ConfigurationError, match="without distributions"):
         holdfast.refined(nn.Linear(4, 3).double(), [(x, Y)])
     with pytest.raises(ConfigurationError, match="all frozen"):
