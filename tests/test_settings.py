@@ -33,6 +33,12 @@ from holdfast.settings import checked_share, first_match, numbers_by_pattern
         (lambda: holdfast.SOS(beta2="0.9"), r"beta2='0\.9': expected a number from 0"),
         (lambda: holdfast.SOS(batch_size=0.5), r"batch_size=0\.5: expected a whole number of at least 1"),
         (lambda: holdfast.PosteriorPrecision(eta="x"), "eta='x': expected a number not below 0"),
+        (lambda: holdfast.OnlineEWC(normalise="no"), "normalise='no': expected True or False"),
+        (lambda: holdfast.MAS(average=1), "average=1: expected True or False"),
+        (lambda: holdfast.MAS(dominant="no"), "dominant='no': expected True or False"),
+        (lambda: holdfast.L2(growing="no"), "growing='no': expected True or False"),
+        (lambda: holdfast.SOS(normalise=0), "normalise=0: expected True or False"),
+        (lambda: holdfast.PosteriorPrecision(scaled="no"), "scaled='no': expected True or False"),
         (lambda: holdfast.PosteriorPrecision(batch_size=None), "batch_size=None: expected a whole number"),
     ],
 )

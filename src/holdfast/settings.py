@@ -118,6 +118,11 @@ def require(condition: bool, given: str, expected: str) -> None:
         raise ConfigurationError(f"{given}: expected {expected}.")
 
 
+def yes_or_no(name: str, given: object) -> None:
+    """Refuse a setting that is neither: any word is true, ``"no"`` too."""
+    require(isinstance(given, bool), f"{name}={shortened(given)}", "True or False")
+
+
 def choice(name: str, given: object, allowed: Iterable[str]) -> None:
     """Refuse a setting that is none of those that there are."""
     known = list(allowed)

@@ -146,6 +146,10 @@ def test_what_makes_no_sense_is_refused():
         holdfast.TaskFree(guard, every=1).step(0.1)
     with pytest.raises(ConfigurationError, match="expected one number for each"):
         holdfast.TaskFree(guard, every=1, losses=lambda outputs, targets: outputs.mean()).step(0.1, batch(0))
+    with pytest.raises(ConfigurationError, match=r"losses=3: expected a function losses\(outputs, targets\)"):
+        holdfast.TaskFree(guard, every=1, losses=3)
+    with pytest.raises(ConfigurationError, match="returned a float for 6 samples; expected one number for each"):
+        holdfast.TaskFree(guard, every=1, losses=lambda outputs, targets: 0.5).step(0.1, batch(0))
     assert guard.tasks == 0
     spoilt = holdfast.TaskFree(guard, every=1)
     with pytest.raises(holdfast.HoldfastError):

@@ -48,6 +48,9 @@ LAYERS = {
     "conv1d": (lambda: nn.Conv1d(2, 3, 3, stride=2), (2, 7)),
     "conv2d": (lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular", groups=2), (2, 4, 4)),
     "conv3d": (lambda: nn.Conv3d(1, 2, 2, dilation=2), (1, 4, 4, 4)),
+    "transposed 1d": (lambda: nn.ConvTranspose1d(2, 3, 3, stride=2, output_padding=1), (2, 4)),
+    "transposed 2d": (lambda: nn.ConvTranspose2d(2, 4, 2, stride=2, padding=1, groups=2, bias=False), (2, 3, 3)),
+    "transposed 3d": (lambda: nn.ConvTranspose3d(1, 2, 2, dilation=2), (1, 2, 2, 2)),
 }
 
 
@@ -82,6 +85,18 @@ def test_outputs_drawn_are_distributed_as_those_of_drawn_weights(name):
             error = (expected / count).sqrt()
             assert ((found.mean(0) - mean).abs() < 6 * error).all(), noise
             torch.testing.assert_close(found.var(0), expected[0], rtol=6 * (2 / count) ** 0.5, atol=0)
+
+
+@pytest.mark.parametrize("noise", ["outputs", "weights"])
+def test_a_transposed_convolution_has_the_size_that_is_asked_for(noise):
+    torch.manual_seed(0)
+    plain, x = nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1), torch.randn(1, 2, 4, 4)
+    expected = [plain(x), plain(x, [8, 7]), plain(x, output_size=[7, 8])]
+    layer = holdfast.mean_field(plain, log_variance=-50, noise=noise)
+    for mode in (True, False):
+        layer.train(mode)
+        for own, other in zip([layer(x), layer(x, [8, 7]), layer(x, output_size=[7, 8])], expected, strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_batch_shares_its_draw_of_weights_and_not_its_draws_of_outputs():

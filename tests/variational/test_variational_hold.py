@@ -183,6 +183,8 @@ def test_what_is_no_coreset_is_refused():
     ):
         with pytest.raises(error, match=message):
             holdfast.refined(model, given)
+    with pytest.raises(ConfigurationError, match=r"loss=3: expected a function loss\(outputs, targets\)"):
+        holdfast.refined(model, [(x, Y)], loss=3)
     with pytest.raises(ConfigurationError, match="without distributions"):
         holdfast.refined(nn.Linear(4, 3).double(), [(x, Y)])
     with pytest.raises(ConfigurationError, match="all frozen"):
@@ -226,3 +228,107 @@ def test_what_would_train_something_else_is_refused_at_the_first_step():
         guard.attach(early)
     with pytest.raises(ConfigurationError, match="made before mean_field"):
         step(model, early, 0)
+
+
+class TestNarrowWeights:
+    RESTART = -6.1  # which is no number of 32 bits
+
+    def learned(self, model, **settings):
+        guard, optimizer, hold = guarded(model, restart=self.RESTART, **settings)
+        hold.narrow(model)  # before the first task, whose variances stay as they are
+        step(model, optimizer, 0)
+        guard.consolidate()
+        return guard, optimizer, hold
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    def test_a_task_begins_with_them_and_ends_with_its_own(self, dtype):
+        model = network().to(dtype)
+        guard, optimizer, hold = guarded(model, restart=self.RESTART)
+
+        def learn(seed):
+            torch.manual_seed(seed)
+            optimizer.zero_grad()
+            F.cross_entropy(model(X.to(dtype)), Y).backward()
+            optimizer.step()
+
+        learn(0)
+        assert float(model[0].weight_log_variance.detach().float().mean()) == pytest.approx(-3, abs=0.1)
+        guard.consolidate()
+        prior = {name: q.log_variance.clone() for name, q in hold.prior.items()}
+        hold.narrow(model)
+        wanted = torch.full_like(model[0].weight_log_variance, self.RESTART)
+        assert torch.equal(model[0].weight_log_variance, wanted)
+        learn(1)
+        learn(2)
+        assert all(torch.equal(q.log_variance, prior[name]) for name, q in hold.prior.items())
+
+    def test_a_task_that_begins_without_is_refused_and_nothing_is_moved(self):
+        model = network()
+        _, optimizer, hold = self.learned(model)
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(ConfigurationError, match=r"restart=-6\.1\).*expected hold\.narrow\(model\) after each"):
+            step(model, optimizer, 1)
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        hold.narrow(model)
+        step(model, optimizer, 1)
+        step(model, optimizer, 2)
+
+    def test_a_new_head_that_is_narrow_by_itself_does_not_stand_for_what_was_learned(self):
+        torch.manual_seed(0)
+        model = holdfast.mean_field(Heads(), log_variance=self.RESTART)
+        guard, optimizer, hold = guarded(model, restart=self.RESTART)
+        for head in (0, 1):
+            optimizer.zero_grad()
+            F.cross_entropy(model(X, head), Y % 2).backward()
+            if head:
+                with pytest.raises(ConfigurationError, match=r"expected hold\.narrow"):
+                    optimizer.step()
+                hold.narrow(model.body, model.heads[head])
+            optimizer.step()
+            guard.consolidate()
+
+    def test_a_closure_is_asked_again_where_its_step_has_led(self):
+        model = network()
+        guard, _, hold = self.learned(model)
+        guard.detach()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+        guard.attach(optimizer)
+        hold.narrow(model)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(X.double()), Y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    def test_a_guard_that_goes_on_within_a_task_asks_for_nothing(self):
+        model, other = network(), network()
+        guard, optimizer, hold = self.learned(model)
+        hold.narrow(model)
+        step(model, optimizer, 1)
+        resumed, again, _ = guarded(other, restart=self.RESTART)
+        other.load_state_dict(model.state_dict())
+        resumed.load_state_dict(guard.state_dict())
+        for trained, by in ((model, optimizer), (other, again)):
+            step(trained, by, 2)
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (("body",), r"was given a str; expected the model, or parts of it"),
+            ((None,), "was given a NoneType"),
+            ((), "was given 0 parts of a model, and none has a distribution"),
+            ((nn.Linear(2, 2), nn.ReLU()), "was given 2 parts of a model, and none has a distribution"),
+        ],
+    )
+    @pytest.mark.parametrize("restart", [-6.0, None])
+    def test_what_is_no_part_of_a_model_is_refused(self, given, message, restart):
+        with pytest.raises(ConfigurationError, match=message):
+            holdfast.Variational(10, restart=restart).narrow(*given)
+
+    def test_a_part_without_distributions_may_stand_beside_one_that_has_some(self):
+        hold, model = holdfast.Variational(10, restart=-6.0), network()
+        hold.narrow(nn.Linear(2, 2), model)

@@ -10,7 +10,7 @@ import torch
 
 from holdfast.measures.base import Finished, TaskRecord
 from holdfast.measures.sampled import Fisher, with_settings
-from holdfast.settings import number
+from holdfast.settings import number, yes_or_no
 
 
 @with_settings
@@ -34,6 +34,7 @@ class OnlineEWC(Fisher):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        yes_or_no("normalise", self.normalise)
         expected = "a number from 0 to 1 (1 keeps all)"
         self._set("decay", float(number("decay", self.decay, expected, lambda gamma: 0 <= gamma <= 1)))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.phi import ABSOLUTE, SQUARE, Phi
 from holdfast.persample.scores import Labels, LikelihoodName, LogLikelihood, OutputNorm, Per, Positions, Score
-from holdfast.settings import added, require, whole_number
+from holdfast.settings import added, whole_number, yes_or_no
 
 K = TypeVar("K", bound="LikelihoodMeasure")
 
@@ -50,7 +50,7 @@ class LikelihoodMeasure(SampleMeasure):
     average: bool = added(False)
 
     def __post_init__(self) -> None:
-        require(isinstance(self.average, bool), f"average={self.average!r}", "True or False")
+        yes_or_no("average", self.average)
         self._set("samples", _sample_limit(self.samples))
         self._set("draws", whole_number("draws", self.draws, "a whole number of at least 1", least=1))
         self._set("seed", whole_number("seed", self.seed, "a whole number"))
@@ -192,7 +192,8 @@ class MAS(SampleMeasure):
     choose_when: ClassVar[str] = "No labels, one backward pass instead of one a class; regression with output='logits'."
 
     def __post_init__(self) -> None:
-        require(isinstance(self.average, bool), f"average={self.average!r}", "True or False")
+        yes_or_no("average", self.average)
+        yes_or_no("dominant", self.dominant)
         self._set("samples", _sample_limit(self.samples))
         _ = self.score  # checks the rest
 

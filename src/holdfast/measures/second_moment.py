@@ -17,7 +17,7 @@ from holdfast.measures.recurrences import (
     unbiased_alpha,
     window_rate,
 )
-from holdfast.settings import added, number, require, whole_number
+from holdfast.settings import added, number, require, whole_number, yes_or_no
 
 _USUAL_BETA2 = 0.999
 
@@ -52,6 +52,7 @@ class SecondMoment(PathMeasure):
     def __post_init__(self) -> None:
         expected = "a number from 0 up to, but not, 1"
         self._set("beta2", number("beta2", self.beta2, expected, lambda given: 0 <= given < 1))
+        yes_or_no("normalise", self.normalise)
         if self.window is not None:
             expected = "a share of a task's steps, above 0 and up to 1"
             self._set("window", number("window", self.window, expected, lambda given: 0 < given <= 1))
@@ -227,6 +228,7 @@ class PosteriorPrecision(SecondMoment):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set("batch_size", _batch_size(self.batch_size))
+        yes_or_no("scaled", self.scaled)
         if self.eta is not None:
             self._set("eta", number("eta", self.eta, "a number not below 0", lambda given: given >= 0))
 

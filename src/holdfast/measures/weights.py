@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from holdfast.measures.base import WeightMeasure
+from holdfast.settings import yes_or_no
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,9 @@ class L2(WeightMeasure):
     growing: bool = False
 
     choose_when: ClassVar[str] = "A baseline: hold all weights equally; growing, harder with every task."
+
+    def __post_init__(self) -> None:
+        yes_or_no("growing", self.growing)
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.errors import ConfigurationError, StateError
+from holdfast.errors import ConfigurationError, StateError, shortened
 from holdfast.guard import Consolidator, TaskImportance
 from holdfast.holds.of_batches.old_model import evaluated
 from holdfast.persample.batches import BatchReader, Forward, call_model
@@ -59,6 +59,11 @@ class TaskFree:
             )
         if plateaus is not None and not isinstance(plateaus, Plateaus):
             raise ConfigurationError(f"plateaus={plateaus!r}: expected Plateaus(window, mean, variance).")
+        if losses is not None and not callable(losses):
+            raise ConfigurationError(
+                f"losses={shortened(losses)}: expected a function losses(outputs, targets) that returns the loss of "
+                "each sample, [N]."
+            )
         self.guard = guard
         least = "a whole number of at least 1, or None for plateaus"
         self.every = None if every is None else whole_number("every", every, least, least=1)
@@ -123,10 +128,11 @@ class TaskFree:
             outputs = self.forward(model, read.inputs) if self.forward else call_model(model, read.inputs)
             targets = read.labels_for(outputs)
             losses = None if targets is None else self.losses(outputs, targets)
-        if losses is not None and losses.shape != (read.size,):
+        if losses is not None and (not isinstance(losses, Tensor) or losses.shape != (read.size,)):
+            shape = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
             raise ConfigurationError(
-                f"losses(outputs, targets) returned shape {tuple(losses.shape)} for {read.size} samples; expected one "
-                "number for each, as reduction='none' gives."
+                f"losses(outputs, targets) returned {shape} for {read.size} samples; expected one number for each in a "
+                "tensor, as reduction='none' gives."
             )
         return losses
 

@@ -91,6 +91,11 @@ def refined(
     """
     rounds = whole_number("epochs", epochs, "a whole number, 0 or more", least=0)
     rate = number("learning_rate", learning_rate, "a number above 0", lambda given: given > 0)
+    if not callable(loss):
+        raise ConfigurationError(
+            f"loss={shortened(loss)}: expected a function loss(outputs, targets) that returns their mean loss, such as "
+            "torch.nn.functional.cross_entropy."
+        )
     layers_of(model, "refined()")
     given = _checked(batches)
     count = sum(len(targets) for *_, targets in given)

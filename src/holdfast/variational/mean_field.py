@@ -7,8 +7,8 @@ noise of its own. In evaluation it is the layer of the means.
 """
 
 import contextlib
-from collections.abc import Iterator
-from typing import ClassVar, Literal, TypeVar, get_args
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -55,21 +55,21 @@ class MeanField(nn.Module):
             found["bias"] = Gaussian(self.bias, self.bias_log_variance)
         return found
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, *options: Any) -> Tensor:
         """Return the layer's outputs, drawn in training."""
         if not (self.training or self.always):
-            return self.mapped(input, self.weight, self.bias)
+            return self.mapped(input, self.weight, self.bias, *options)
         if self.noise == "weights":
             drawn = {name: self._drawn(g.mean, torch.exp(0.5 * g.log_variance)) for name, g in self.gaussians().items()}
-            return self.mapped(input, drawn["weight"], drawn.get("bias"))
-        mean = self.mapped(input, self.weight, self.bias)
+            return self.mapped(input, drawn["weight"], drawn.get("bias"), *options)
+        mean = self.mapped(input, self.weight, self.bias, *options)
         of_bias = None if self.bias_log_variance is None else self.bias_log_variance.exp()
-        variance = self.mapped(input.square(), self.weight_log_variance.exp(), of_bias)
+        variance = self.mapped(input.square(), self.weight_log_variance.exp(), of_bias, *options)
         # Inputs that are all 0 leave none, where a root has no slope.
         return self._drawn(mean, variance.clamp(min=torch.finfo(variance.dtype).tiny).sqrt())
 
-    def mapped(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return what the layer makes of an input with given weights."""
+    def mapped(self, input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+        """Return what the layer makes of an input with given weights, and what else it is called with."""
         raise NotImplementedError
 
     def _drawn(self, mean: Tensor, deviation: Tensor) -> Tensor:
@@ -112,9 +112,53 @@ class MeanFieldConv3d(_MeanFieldConv, nn.Conv3d):
     LAYER = nn.Conv3d
 
 
-KINDS: dict[type[nn.Module], type[MeanField]] = {
-    kind.LAYER: kind for kind in (MeanFieldLinear, MeanFieldConv1d, MeanFieldConv2d, MeanFieldConv3d)
-}
+class _MeanFieldTransposed(MeanField):
+    TRANSPOSED: ClassVar[Callable[..., Tensor]]
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Return the layer's outputs, drawn in training; of a size that may be asked for, as of torch's own layer."""
+        return super().forward(input, output_size)
+
+    def mapped(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None, output_size: list[int] | None = None
+    ) -> Tensor:
+        """Return the transposed convolution, padded as the layer's own."""
+        layer: Any = self
+        own = layer.stride, layer.padding, layer.kernel_size
+        size = len(layer.kernel_size)
+        padded = layer._output_padding(input, output_size, *own, size, layer.dilation)  # noqa: SLF001 (as torch does)
+        return type(self).TRANSPOSED(
+            input, weight, bias, layer.stride, layer.padding, padded, layer.groups, layer.dilation
+        )
+
+
+class MeanFieldConvTranspose1d(_MeanFieldTransposed, nn.ConvTranspose1d):
+    """A transposed convolution over one dimension."""
+
+    LAYER = nn.ConvTranspose1d
+    TRANSPOSED = F.conv_transpose1d
+
+
+class MeanFieldConvTranspose2d(_MeanFieldTransposed, nn.ConvTranspose2d):
+    """A transposed convolution over two dimensions."""
+
+    LAYER = nn.ConvTranspose2d
+    TRANSPOSED = F.conv_transpose2d
+
+
+class MeanFieldConvTranspose3d(_MeanFieldTransposed, nn.ConvTranspose3d):
+    """A transposed convolution over three dimensions."""
+
+    LAYER = nn.ConvTranspose3d
+    TRANSPOSED = F.conv_transpose3d
+
+
+_EVERY: tuple[type[MeanField], ...] = (
+    MeanFieldLinear,
+    *(MeanFieldConv1d, MeanFieldConv2d, MeanFieldConv3d),
+    *(MeanFieldConvTranspose1d, MeanFieldConvTranspose2d, MeanFieldConvTranspose3d),
+)
+KINDS: dict[type[nn.Module], type[MeanField]] = {kind.LAYER: kind for kind in _EVERY}
 
 
 def mean_field(model: Model, log_variance: float = -6.0, noise: Noise = "outputs") -> Model:
@@ -145,8 +189,8 @@ def mean_field(model: Model, log_variance: float = -6.0, noise: Noise = "outputs
                 "begin anew, make the model anew."
             )
         raise ConfigurationError(
-            "mean_field() found no layer to change: expected some of Linear, Conv1d, Conv2d and Conv3d that are "
-            "trained, and of no class of their own."
+            f"mean_field() found no layer to change: expected some of {', '.join(kind.__name__ for kind in KINDS)} "
+            "that are trained, and of no class of their own."
         )
     _refuse_shared(model, layers, names)
     for layer in layers:

@@ -1,16 +1,20 @@
 """Pictures of runs: which methods they have, what is drawn of them, and what is refused."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg as Canvas
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from holdfast.errors import ConfigurationError
 from holdfast.lab.experiments import paper_spec
 from holdfast.lab.experiments.plots import run_panels
 from holdfast.lab.experiments.plots.methods import MOST, methods_of
-from holdfast.lab.experiments.plots.picture import panels_across, plot_runs
+from holdfast.lab.experiments.plots.picture import _figure, legend_columns, panels_across, plot_runs
+from holdfast.lab.report.style import style
 from holdfast.lab.training.metrics import learned_later
 from holdfast.lab.training.telling.retention import TaskRetention
 from holdfast.retention import SetRetention, TracePoint
@@ -169,3 +173,34 @@ def test_strengths_are_written_as_numbers_that_do_not_overlap(strengths, said):
     shown = [tick.label1 for tick in axes.xaxis.get_major_ticks() if tick.label1.get_text() in said]
     assert [each.get_text() for each in shown] == said
     assert not any(label.get_text() for label in axes.xaxis.get_minorticklabels())
+
+
+def test_long_names_stay_within_the_picture_and_out_of_each_others_way():
+    """As those of runs that differ in much: each label of the legend whole, each title above its own panel."""
+    changes = [{"batch_norm": each, "compress": 2} for each in (None, "fold", "freeze")]
+    results = [run("online-EWC", strength=0.1, network="mlp-batch-norm", **each) for each in changes]
+    results += [
+        run("online-EWC", strength=0.1, network="mlp-batch-norm", reinitialise=True, rate_decay=0.001, **each)
+        for each in changes
+    ]
+    results.append(run("online-EWC", strength=0.1, network="mlp-torch-init", compress=2))
+    figure = _figure(methods_of(results), ["accuracy", "matrix"])
+    with style("light"):
+        canvas = Canvas(Figure(figsize=figure.size)).figure
+        figure.draw(canvas)
+        canvas.canvas.draw()
+    (legend,) = canvas.legends
+    assert len(legend.texts) == 7
+    assert max(text.get_window_extent().x1 for text in legend.texts) <= canvas.bbox.x1
+    grids = [axes for axes in canvas.axes if axes.get_xlabel() == "% on task"]
+    written = [text for axes in grids for text in axes.findobj(Text) if "online-EWC" in text.get_text()]
+    titles = [text.get_window_extent() for text in written]
+    assert len(titles) == 7 and not any(a.overlaps(b) for a, b in itertools.combinations(titles, 2))
+    assert max(title.x1 for title in titles) <= canvas.bbox.x1
+
+
+@pytest.mark.parametrize(
+    ("letters", "across", "columns"), [([5] * 4, 3, 3), ([5], 3, 1), ([5, 60], 3, 2), ([5, 60], 2, 1), ([99, 5], 2, 1)]
+)
+def test_as_many_labels_stand_beside_each_other_as_are_whole(letters, across, columns):
+    assert legend_columns(["x" * count for count in letters], across) == columns

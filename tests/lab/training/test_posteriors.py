@@ -10,6 +10,7 @@ from torch.distributions import Normal, kl_divergence
 
 from holdfast.errors import ConfigurationError
 from holdfast.holds import Variational
+from holdfast.lab.experiments import paper_spec
 from holdfast.lab.scenarios import set_aside
 from holdfast.lab.scenarios.unlike_tasks import with_sizes
 from holdfast.lab.training.plain_run import PlainRun
@@ -93,6 +94,16 @@ def test_a_task_restarts_the_variances_of_what_it_trains_and_no_prior():
     assert narrow and all(bool((value == -4).all()) for value in narrow)
     assert torch.equal(old["weight_log_variance"], prior["heads.0.weight"])
     assert all(not bool((value == -4).any()) for value in prior.values())
+
+
+def test_narrow_weights_at_beginnings_that_nobody_tells_of_are_refused():
+    settings = dataclasses.replace(SETTINGS, consolidate=3)
+    with pytest.raises(ConfigurationError, match=r"restart=-4 with consolidate=3: .*expected consolidate='tasks'"):
+        learner(own_heads=False, kept=0, settings=settings, restart=-4.0)
+    holds = {"holds": ("variational",), "hold_settings": {"variational": {"restart": -4.0}}}
+    with pytest.raises(ConfigurationError, match="restart=-4 with consolidate='plateaus'"):
+        paper_spec("permuted-digits", "fine-tune", consolidate="plateaus", **holds)
+    finish(PlainRun(learner(own_heads=False, kept=0, settings=settings)))
 
 
 def test_tasks_with_heads_are_judged_by_weights_that_have_seen_their_own_coreset():

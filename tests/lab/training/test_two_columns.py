@@ -11,6 +11,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.holds import Replay
 from holdfast.lab.experiments import Spec, Store, execute, paper_spec
 from holdfast.lab.experiments.specs.method_names import method_name
+from holdfast.lab.networks import MultiHead
 from holdfast.lab.scenarios import of_kind
 from holdfast.lab.training.fast import FastRuns
 from holdfast.lab.training.plain_run import PlainRun
@@ -200,6 +201,45 @@ def test_every_kind_of_learning_runs_with_what_else_can_be_asked_for(kind):
         model.heads[0] = torch.nn.Linear(10, scenario.classes)
     run = finish(run_of("EWC", scenario=scenario, model=model, watch=("AF",), form="rotated", precision="bf16"))
     assert len(run.outcomes[0].matrix) == 3 and run.learner.guard.tasks == 3
+
+
+def test_classes_that_are_not_there_yet_are_closed_in_both_phases():
+    """A head that grows: no step moves what belongs to classes that no task so far has, of either network."""
+    scenario = of_kind(make_scenario(), "class")
+    model = make_model(scenario, dropout=False)
+    model.heads[0] = torch.nn.Linear(10, scenario.classes)
+    run = run_of("EWC", scenario=scenario, model=model)
+    base, active = run.learner.model.heads[0], run.learner.columns.active
+    rows = [base.weight, base.bias, active.own.heads[0].weight, active.own.heads[0].bias, active.lateral[0].up.weight]
+    before = [each.detach().clone() for each in rows]
+    for task in range(3):
+        take_steps(run, 12)
+        opened = run.learner.outputs(task)
+        assert all(torch.equal(now[opened:], then[opened:]) for now, then in zip(rows, before, strict=True))
+        assert all(not torch.equal(now[:opened], then[:opened]) for now, then in zip(rows, before, strict=True))
+        run.learner.end_task(task)
+        if task < 2:
+            run.task += 1
+            run._begin_task()
+    assert scenario.classes == opened > run.learner.outputs(0)
+
+
+def test_what_is_told_is_said_without_dropout_and_looking_changes_no_statistics():
+    scenario = make_scenario(own_heads=False)
+    body = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.5))
+    run = run_of("EWC", scenario=scenario, model=MultiHead(body, 8, scenario.classes), batch_norm="freeze")
+    active = run.learner.columns.active
+    x = run.learner.samples(0).x
+    lent = copy.deepcopy(active.lent.state_dict())
+    first = active.own.body[1].running_mean.clone()
+    take_steps(run, 6)
+    assert not torch.equal(active.own.body[1].running_mean, first)  # which learns in training mode
+    assert all(torch.equal(value, lent[name]) for name, value in active.lent.state_dict().items())
+    told, learned = run.learner.columns.told(x, 0), copy.deepcopy(active.state_dict())
+    take_steps(run, 3)
+    run.learner.columns.active.train()
+    assert torch.equal(run.learner.columns.told(x, 0), told)
+    assert all(torch.equal(value, learned[name]) for name, value in active.state_dict().items())
 
 
 @pytest.mark.parametrize(

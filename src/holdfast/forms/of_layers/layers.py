@@ -15,7 +15,7 @@ from holdfast.forms.composed.summed import Summed
 from holdfast.forms.diagonal import Diagonal, DiagonalMatrix
 from holdfast.measures.base import SampleMeasure
 from holdfast.persample.reductions import Block, FactorReduction, Side, Sides, sums_shape
-from holdfast.settings import added, changed, choice, require, whole_number
+from holdfast.settings import added, changed, choice, require, whole_number, yes_or_no
 from holdfast.tensors.matrices.products import Precision
 
 DAMPING = 0.001
@@ -49,7 +49,7 @@ class LayerForm(Form):
         for name in ("largest_block", "rank"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), expected, least=1))
         require(self.bits in (16, 32), f"bits={self.bits!r}", "16 or 32")
-        require(isinstance(self.share_inputs, bool), f"share_inputs={self.share_inputs!r}", "True or False")
+        yes_or_no("share_inputs", self.share_inputs)
 
     @property
     def keeps_equal_once(self) -> bool:

@@ -91,7 +91,9 @@ class BatchHold(Hold):
 
     def _as_source(self, given: Buffer | Iterable[Any] | int) -> Source:
         if isinstance(given, int) and not isinstance(given, bool):
-            return Reservoir(given, seed=self.seed)
+            # By its own name: the holds that draw from it have a size too, which is another number.
+            many = whole_number("source", given, "how many old samples to keep, a whole number of at least 1", least=1)
+            return Reservoir(many, seed=self.seed)
         return given if isinstance(given, Buffer) else GivenBatches(given, self.seed)  # type: ignore[arg-type]
 
     def call_by(self, forward: Callable[..., Tensor]) -> None:

@@ -23,7 +23,7 @@ from holdfast.errors import BatchError, ConfigurationError, StateError
 from holdfast.holds.of_batches.batch_sources import Drawn
 from holdfast.persample.batches import Batch, check_batches, read_batch
 from holdfast.seeding import derive_seed
-from holdfast.settings import require, whole_number
+from holdfast.settings import whole_number, yes_or_no
 from holdfast.whole_files import content_digest, read_tensors, sealed, unsealed, write_tensors
 
 _KEY = "holdfast_buffer"
@@ -323,7 +323,7 @@ class Reservoir(Buffer):
     def __init__(self, size: int, *, balanced: bool = True, seed: int = 0) -> None:
         super().__init__(seed)
         self.size = whole_number("size", size, "a whole number of at least 1", least=1)
-        require(isinstance(balanced, bool), f"balanced={balanced!r}", "True or False")
+        yes_or_no("balanced", balanced)
         self.balanced = balanced
 
     def settings(self) -> dict[str, Any]:

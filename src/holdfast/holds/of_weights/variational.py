@@ -10,7 +10,7 @@ with local reparametrisation Swaroop, Nguyen, Bui and Turner 2019 (arXiv 1905.02
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +87,8 @@ class Variational(Hold):
         """What the current task has trained."""
         self._points: list[str] = []
         """What it has trained that is no distribution."""
+        self._begins = False
+        """Whether the next step is a task's first."""
 
     @property
     def samples(self) -> int | None:
@@ -108,15 +110,26 @@ class Variational(Hold):
         >>> hold.narrow(model)                            # before each task, the first too
         >>> hold.narrow(model.body, model.heads[task])    # heads of other tasks stay as they were learned
 
+        Call it once a task, and not where a run goes on within one: it would undo what the task has learned.
+
         Args:
             trained: the parts of the model that the task trains.
         """
+        if strange := [type(part).__name__ for part in trained if not isinstance(part, nn.Module)]:
+            raise ConfigurationError(
+                f"narrow() was given a {strange[0]}; expected the model, or parts of it: hold.narrow(model)."
+            )
+        layers = [layer for part in trained for layer in mean_field_layers(part).values()]
+        if not layers:
+            raise ConfigurationError(
+                f"narrow() was given {len(trained)} parts of a model, and none has a distribution; expected those that "
+                "the task trains, of a model from mean_field(model): hold.narrow(model)."
+            )
         if self.restart is None or not self.prior:
             return
-        for part in trained:
-            for layer in mean_field_layers(part).values():
-                for q in layer.gaussians().values():
-                    q.log_variance.fill_(self.restart)
+        for layer in layers:
+            for q in layer.gaussians().values():
+                q.log_variance.fill_(self.restart)
 
     def predict(self, model: nn.Module, *inputs: Any, **settings: Any) -> Tensor:
         """Return logarithms of predicted probabilities, averaged over draws; see :func:`holdfast.predictive`."""
@@ -135,9 +148,17 @@ class Variational(Hold):
         device = terms[0].device
         return self._weight * torch.stack([term.to(device) for term in terms]).sum()
 
+    def begin_task(self, held: Held) -> None:
+        """Let the first step look at where the task begins."""
+        self._begins = True
+
     def gradient(self, held: Held) -> Mapping[str, Tensor]:
         """Return its gradient by means and by logarithms of variances."""
         pulled, found = self._pulled(held), dict[str, Tensor]()
+        if self._begins:  # once, since a closure is asked again where its step has led
+            self._begins = False
+            known = [each.variance_name for name, each in pulled.items() if name in self.prior]
+            self._check_narrow([held.trained[name] for name in known])
         for each in pulled.values():
             by = kl_gradient(each.q, each.p)
             found |= {each.mean_name: self._weight * by.mean, each.variance_name: self._weight * by.log_variance}
@@ -146,6 +167,16 @@ class Variational(Hold):
             used = _used(held.trained.values())
             self._points = [n for n, p in held.trained.items() if n not in found and id(p) in used]
         return found
+
+    def _check_narrow(self, variances: Sequence[Tensor]) -> None:
+        """Refuse a task that was to begin with narrow weights, and begins with the last one's."""
+        if self.restart is None or not variances or any(bool((each == self.restart).all()) for each in variances):
+            return
+        raise ConfigurationError(
+            f"Variational(restart={self.restart:g}) and a task whose first step found the variances that the last one "
+            "has left; expected hold.narrow(model) after each consolidate(), before the next task's first forward "
+            "pass. Without it leave restart out."
+        )
 
     @property
     def _weight(self) -> float:

@@ -31,7 +31,7 @@ from holdfast.lab.training.network_calls import NetworkCalls
 from holdfast.lab.training.options.bounds import check_unprotected, own_heads, together, training_sizes
 from holdfast.lab.training.options.fitting_scenario import check_judge, check_network, check_set_aside
 from holdfast.lab.training.options.halves import check_halves
-from holdfast.lab.training.options.posteriors import Posterior, variational_hold
+from holdfast.lab.training.options.posteriors import Posterior, check_restart, variational_hold
 from holdfast.lab.training.options.precision import check_precision, computing_in
 from holdfast.lab.training.options.two_columns import Phase, TwoColumns, check_columns, phase_of
 from holdfast.lab.training.options.without_tasks import load_state as load_task_free
@@ -111,6 +111,7 @@ class Learner:
         self._sizes = training_sizes(sizes, settings.trains)
         self.model = with_own_dropout(model).to(self.device)
         own = variational_hold(holds)
+        check_restart(own, settings.consolidate)
         self.posterior = None
         if own is not None:
             self.posterior = Posterior(own, self.model, scenario, settings.batch_size, settings.learning_rate)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import textwrap
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
@@ -23,6 +24,8 @@ ENDINGS = ("png", "pdf", "svg")
 WHAT = ("accuracy", "forgetting", "trade-off", "strength", "following", "matrix")
 """What can be drawn."""
 _ACROSS, _WIDTH, _HEIGHT = (3, 2), 3.9, 3.1
+_LETTERS = 48
+"""Of a label, that stand above one panel with its marker."""
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 
 
@@ -97,6 +100,8 @@ def _figure(methods: Sequence[Method], chosen: Sequence[str]) -> Figure:
     grids = len(methods) if "matrix" in chosen else 0
     across = panels_across(len(plain), grids)
     rows = math.ceil(len(plain) / across) + math.ceil(grids / across)
+    labels = [textwrap.fill(label(method.says), _LETTERS * across, break_on_hyphens=False) for method in methods]
+    columns = legend_columns(labels, across)
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots(rows, across, squeeze=False)
@@ -108,18 +113,25 @@ def _figure(methods: Sequence[Method], chosen: Sequence[str]) -> Figure:
             run_panels.matrix(place, method, looks)
         for place in [*places[0][len(plain) :], *places[1][grids:]]:
             place.set_axis_off()
-        handles = [Line2D([], [], label=label(method.says), **looks[method.name]) for method in methods]
+        handles = [
+            Line2D([], [], label=said, **looks[method.name]) for said, method in zip(labels, methods, strict=True)
+        ]
         canvas.legend(
             handles=handles,
             loc="outside upper left",
-            ncols=min(len(handles), across),
+            ncols=columns,
             title=_title(methods),
             alignment="left",
         )
 
-    return Figure(
-        "runs", "", draw, size=(across * _WIDTH, rows * _HEIGHT + 0.3 * math.ceil(len(methods) / across) + 0.4)
-    )
+    lines = max(said.count("\n") + 1 for said in labels) * math.ceil(len(labels) / columns)
+    return Figure("runs", "", draw, size=(across * _WIDTH, rows * _HEIGHT + 0.3 * lines + 0.4))
+
+
+def legend_columns(labels: Sequence[str], across: int) -> int:
+    """Return how many labels stand beside each other, the longest of them whole, above so many panels."""
+    longest = max(len(line) for each in labels for line in each.splitlines())
+    return max(1, min(len(labels), across, across * _LETTERS // longest))
 
 
 def panels_across(plain: int, grids: int) -> int:

@@ -1,6 +1,7 @@
 """What is drawn of runs, each on axes of its own: means over seeds, with one standard error either way."""
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from holdfast.lab.training.metrics import average_accuracies, forgetting, learne
 
 Looks = Mapping[str, Mapping[str, Any]]
 """How each method is drawn, by its name: colour and marker."""
+_TITLE = 42
+"""Letters of a title that stand above one panel in a line."""
 _FEW = 12
 """Up to so many tasks, numbers stand in a matrix."""
 _TWO_DECADES = 100.0
@@ -121,7 +124,9 @@ def matrix(axes: Axes, method: Method, looks: Looks) -> None:
             axes.text(
                 j, i, f"{mean:.0f}", ha="center", va="center", fontsize=7, color="white" if mean < 60 else "black"
             )
-    axes.set_title(method.says, color=looks[method.name]["color"], fontsize=8)
+    axes.set_title(
+        textwrap.fill(method.says, _TITLE, break_on_hyphens=False), color=looks[method.name]["color"], fontsize=8
+    )
     axes.grid(visible=False)
     ticks = range(tasks) if tasks <= _FEW else range(0, tasks, max(1, tasks // 5))
     for axis in (axes.xaxis, axes.yaxis):

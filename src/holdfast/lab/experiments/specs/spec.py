@@ -25,7 +25,7 @@ from holdfast.lab.scenarios.kept_samples import set_aside
 from holdfast.lab.scenarios.unlike_tasks import in_order, with_sizes
 from holdfast.lab.training.options.bounds import check_unprotected
 from holdfast.lab.training.options.halves import check_halves
-from holdfast.lab.training.options.posteriors import check_coreset, variational_hold
+from holdfast.lab.training.options.posteriors import check_coreset, check_restart, variational_hold
 from holdfast.lab.training.options.precision import Precision
 from holdfast.lab.training.options.two_columns import check_columns
 from holdfast.lab.training.protocol import Settings
@@ -432,7 +432,9 @@ class Spec:
             )
         for name in holds:
             hold(name, **self.hold_settings.get(name, {})).check(made)
-        check_coreset(variational_hold(self.make_holds()), keeps=self.kept > 0)
+        distributions = variational_hold(self.make_holds())
+        check_coreset(distributions, keeps=self.kept > 0)
+        check_restart(distributions, self.settings.consolidate)
         if self.settings.consolidate != "tasks" and self.tolerance is not None:
             raise ConfigurationError(
                 f"tolerance={self.tolerance:g} with consolidate={self.settings.consolidate!r}: what may be lost is "

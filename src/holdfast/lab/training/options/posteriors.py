@@ -81,6 +81,15 @@ def check_coreset(hold: Variational | None, *, keeps: bool) -> None:
         )
 
 
+def check_restart(hold: Variational | None, consolidate: str | int) -> None:
+    """Refuse narrow weights at the beginnings of tasks where nobody is told of those."""
+    if hold is not None and hold.restart is not None and consolidate != "tasks":
+        raise ConfigurationError(
+            f"restart={hold.restart:g} with consolidate={consolidate!r}: every task is to begin with narrow weights, "
+            "and nobody is told where one begins; expected consolidate='tasks', or no restart."
+        )
+
+
 def variational_hold(holds: Iterable[Hold]) -> Variational | None:
     """Return the hold that lets weights be distributions, if there is one."""
     return next((hold for hold in holds if isinstance(hold, Variational)), None)

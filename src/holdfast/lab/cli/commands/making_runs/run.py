@@ -47,7 +47,11 @@ def run(
     rate_decay: arguments.RateDecay = None,
     compress: arguments.Compress = None,
     reinit: Annotated[
-        bool | None, arguments.protocol_option("--reinit/--no-reinit", help="Draw weights anew before each task.")
+        bool | None,
+        arguments.protocol_option(
+            "--reinit/--no-reinit",
+            help="Draw weights anew before each task; with --compress, those of the second network alone.",
+        ),
     ] = None,
     samples: arguments.Samples = None,
     consolidate: arguments.Consolidate = None,
