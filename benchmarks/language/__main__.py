@@ -14,11 +14,11 @@ from benchmarks.language.formats import report as format_report
 from benchmarks.language.formats import study as formats
 from benchmarks.language.frontier import points
 from benchmarks.language.large_recipes import HUGE_RECIPES, LARGE_ADAPTER_RECIPES, LARGE_RECIPES
-from benchmarks.language.pretrained import line_end, tokenizer_of
+from benchmarks.language.pretrained import line_end, tokenizer_of, unpack
 from benchmarks.language.sequence import report as sequence_report
 from benchmarks.language.sequence import study as sequence
 from benchmarks.language.sequence.keeping import FREE, KEEPINGS, Keeping
-from benchmarks.language.settings import HUGE, LARGE, PRETRAINED, REHEARSAL, TINY, Settings
+from benchmarks.language.settings import HUGE, LARGE, PRETRAINED, REHEARSAL, SHORT, TINY, Settings
 from benchmarks.language.small_forms import SMALL_RECIPES
 from benchmarks.language.training import Device
 
@@ -32,7 +32,8 @@ RECIPES = {"tiny": SMALL_RECIPES, "small": recipes.RECIPES, "large": LARGE_RECIP
 def main(arguments: list[str] | None = None) -> None:
     options = _options(arguments)
     commands = {"prepare": _prepare, "run": _run, "recipes": _recipes, "plot": _plot}
-    {**commands, "tokens": _tokens, "sequence": _sequence, "formats": _formats}[options.what](options)
+    others = {"tokens": _tokens, "unpack": _unpack, "sequence": _sequence, "formats": _formats}
+    {**commands, **others}[options.what](options)
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -50,6 +51,11 @@ def _tokens(options: argparse.Namespace) -> None:
     corpus.write(options.to, found)
     counts = {"_".join(key): f"{len(given.of(*key)) / len(text):.2f}" for key, text in found.texts.items()}
     print(f"{options.to}: {found.vocabulary} tokens, sha256 {found.digest()}; bytes a token {counts}")
+
+
+def _unpack(options: argparse.Namespace) -> None:
+    unpack(options.gguf, options.to)
+    print(options.to)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -116,15 +122,18 @@ def _known(options: argparse.Namespace) -> tuple[recipes.Recipe, ...]:
 def _flags(options: argparse.Namespace) -> str:
     """Return what the command was given besides the corpus and the adapter."""
     if options.pretrained:
-        return f"--pretrained {Path(options.pretrained).name} "
+        return f"--pretrained {Path(options.pretrained).name} " + ("--short " if options.short else "")
     return ("--forms " if options.forms else "") + ("" if options.size == "small" else f"--size {options.size} ")
 
 
 def _of_recipes(options: argparse.Namespace) -> Settings:
     """Return the settings of recipes: of networks of one size, or of another's, which learns what it knows least."""
     if not options.pretrained:
+        if options.short:
+            raise SystemExit("--short is a lesson of another's model; give --pretrained FOLDER with it.")
         return _of_size(options)
-    settings, folder = REHEARSAL if options.rehearse else PRETRAINED, options.pretrained
+    settings, folder = SHORT if options.short else PRETRAINED, options.pretrained
+    settings = REHEARSAL if options.rehearse else settings
     vocabulary = tokenizer_of(folder).get_vocab_size()
     own = {"pretrained": folder, "vocabulary": vocabulary, "start": line_end(folder), "lesson": PRETRAINED.lesson}
     return recipes.study_settings(dataclasses.replace(settings, **own))
@@ -133,7 +142,7 @@ def _of_recipes(options: argparse.Namespace) -> Settings:
 def _which(options: argparse.Namespace) -> str:
     """Return which networks are not the usual ones: others', or those of another size."""
     if getattr(options, "pretrained", None):
-        return Path(options.pretrained).name
+        return Path(options.pretrained).name + ("-short" if options.short else "")
     return "" if options.size == "small" else str(options.size)
 
 
@@ -198,10 +207,14 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     pairs.add_argument("to", type=Path, help="the file to write")
     pairs.add_argument("--pretrained", metavar="folder", help="the tokens of another's model, which lies there")
     pairs.add_argument("--vocabulary", type=int, default=HUGE.vocabulary, help="(default: %(default)s)")
+    packed = commands.add_parser("unpack", help="make such a folder from a GGUF file (needs the package gguf)")
+    packed.add_argument("gguf", type=Path)
+    packed.add_argument("to", type=Path, help="the folder to write")
     run = commands.add_parser("run", help="learn and teach; what is finished is not run again")
     cook = commands.add_parser("recipes", help="guards, old and own text, merging, and all of them together")
     cook.add_argument("--adapter", action="store_true", help="by an adapter, held by its factors and by merged weights")
     cook.add_argument("--pretrained", metavar="folder", help="another's model, which learns German, held by the best")
+    cook.add_argument("--short", action="store_true", help="with --pretrained: a lesson that a processor gets through")
     cook.add_argument("--forms", action="store_true", help="forms that take less than the rotated one")
     course = commands.add_parser("sequence", help="English, then Python, German and C: what is left of each")
     course.add_argument("--gain", type=float, default=0.9, help="what averaging leaves of a lesson (default: 0.9)")

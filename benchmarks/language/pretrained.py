@@ -2,7 +2,7 @@
 
 ``english.new_model`` makes one where the settings name a folder, and ``tokens`` puts a corpus into its tokens. The
 folder is what ``save_pretrained`` writes: a Llama and its tokenizer, such as SmolLM2's (Allal et al. 2025, arXiv
-2502.02737).
+2502.02737). ``unpack`` makes one of a GGUF file.
 """
 
 from collections.abc import Callable
@@ -42,6 +42,26 @@ def load(folder: str) -> Pretrained:
     if not (Path(folder) / "config.json").is_file():
         raise SystemExit(f"There is no model in {folder}; expected a folder that save_pretrained wrote.")
     return Pretrained(AutoModelForCausalLM.from_pretrained(folder, dtype="float32", attn_implementation="sdpa"))
+
+
+def unpack(gguf: Path, folder: Path) -> None:
+    """Write the model and the tokenizer of a GGUF file as ``save_pretrained`` does, in single precision.
+
+    Weights that are quantised there stay what they are, in 32 bits each.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM  # noqa: PLC0415 (likewise)
+
+    if not gguf.is_file():
+        raise SystemExit(f"There is no file {gguf}; expected a model in the format GGUF.")
+    packed = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    read = AutoModelForCausalLM.from_pretrained(**packed, dtype="float32")
+    # What was read from GGUF refuses to be saved, so another one takes its weights.
+    settings = {name: value for name, value in read.config.to_dict().items() if name != "quantization_config"}
+    model = LlamaForCausalLM(type(read.config).from_dict(settings))
+    model.load_state_dict(read.state_dict())
+    model.generation_config = read.generation_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**packed).save_pretrained(folder)
 
 
 def tokenizer_of(folder: str) -> "Tokenizer":

@@ -1,6 +1,6 @@
 """How large, how long and how strong: every number of the study."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.forms import Form, Kronecker, Kronecker16, Rotated, Rotated16
 
@@ -143,6 +143,9 @@ pretrained model as a card comes in minutes."""
 
 PRETRAINED = Settings(lesson="german", python_rate={"full": 1e-4, "lora": 1e-3})
 """Another's network, which knows English, and of German little."""
+
+SHORT = replace(PRETRAINED, context=128, python_steps=100, python_batch=4, windows=64)
+"""Likewise, a lesson of 51,200 tokens, which a processor gets through in minutes."""
 
 REHEARSAL = Settings(
     width=32,
