@@ -1,5 +1,7 @@
 """The KL to the last posterior as a hold, in loops of one's own."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -226,3 +228,38 @@ def test_what_would_train_something_else_is_refused_at_the_first_step():
         guard.attach(early)
     with pytest.raises(ConfigurationError, match="made before mean_field"):
         step(model, early, 0)
+
+
+def test_a_restart_that_nobody_calls_for_is_told_of_and_one_that_cannot_be_refused():
+    model = network()
+    guard, optimizer, hold = guarded(model, restart=-6.0)
+    hold.narrow(model)
+    step(model, optimizer, 0)
+    guard.consolidate()
+    with pytest.warns(HoldfastWarning, match=r"restart=-6, and a task has begun with the variances.*hold\.narrow"):
+        step(model, optimizer, 1)
+    guard.consolidate()
+    with pytest.raises(ConfigurationError, match=r"given Linear, in which no weight is a distribution"):
+        hold.narrow(nn.Linear(4, 3))
+    with pytest.raises(ConfigurationError, match=r"without restart=.*expected Variational\(restart=-6.0\)"):
+        holdfast.Variational(5).narrow(model)
+
+
+def test_a_task_that_begins_narrow_is_not_told_of():
+    model = network()
+    guard, optimizer, hold = guarded(model, restart=-6.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for task in range(3):
+            hold.narrow(model)
+            step(model, optimizer, task)
+            step(model, optimizer, 10 + task)
+            guard.consolidate()
+    assert hold.prior.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_model_that_is_consolidated_before_it_is_trained_is_told_to_have_no_posterior():
+    guard, _, hold = guarded(network())
+    with pytest.warns(HoldfastWarning, match="consolidated before any step.*around 0, and not around the weights"):
+        guard.consolidate()
+    assert not hold.prior

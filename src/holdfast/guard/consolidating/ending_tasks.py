@@ -12,7 +12,7 @@ from holdfast.errors import BatchError
 from holdfast.forms import Matrix
 from holdfast.guard.distributed.ranks import Ranks
 from holdfast.guard.memory import Memory
-from holdfast.guard.noticing.telling import tell
+from holdfast.guard.noticing.protection import tell_notices
 from holdfast.holds import Held, Hold
 from holdfast.holds.base import TaskData
 from holdfast.persample.batches import Forward, check_batches
@@ -75,10 +75,7 @@ def _tell(memory: Memory, hold: Hold, held: Held) -> None:
         ranks.together(lambda: hold.end_task(held._replace(sums=sums)))
     if sums and ranks.size > 1:
         hold.load_state(ranks.from_first(hold.state))
-    for message in hold.notices():
-        if message not in memory.told:
-            tell(message)
-            memory.told.add(message)
+    tell_notices(memory, hold)
 
 
 def _added_up(ranks: Ranks, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from holdfast.adapters import whole
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
+from holdfast.holds import Hold
 from holdfast.measures import FineTune
 
 
@@ -91,6 +92,14 @@ def warn_of_uncalled_adapters(memory: Memory, called: Collection[str]) -> None:
             "and load() what was found into a guard of this one; or give space='weights', which holds the adapters' "
             "own parameters."
         )
+
+
+def tell_notices(memory: Memory, hold: Hold) -> None:
+    """Tell what users should know of how a hold keeps, each once."""
+    for message in hold.notices():
+        if message not in memory.told:
+            tell(message)
+            memory.told.add(message)
 
 
 class Unheld:

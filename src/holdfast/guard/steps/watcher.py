@@ -19,7 +19,7 @@ from holdfast.guard.batch_norm.steady_maps import SteadyMaps
 from holdfast.guard.keeping.following import Following
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.moving_statistics import MovingStatistics
-from holdfast.guard.noticing.protection import Unheld
+from holdfast.guard.noticing.protection import Unheld, tell_notices
 from holdfast.guard.noticing.stability import Stability
 from holdfast.guard.noticing.task_share import TaskShare
 from holdfast.guard.noticing.unseen_steps import UnseenSteps
@@ -267,6 +267,7 @@ class StepWatcher:
         self.following.begin_task(optimizer)
         for each in self.memory.holds:
             each.begin_task(self.memory.held(self.memory.parameters))
+            tell_notices(self.memory, each)
 
     def _look(
         self, optimizer: Optimizer, layout: Layout, factor: float, *, held_apart: bool, closure: bool
