@@ -220,8 +220,9 @@ class Learner:
             raise
         except RuntimeError as error:
             raise ConfigurationError(
-                f"The network cannot take inputs of shape {tuple(inputs.shape)}, as the scenario has them: {error}. "
-                "Expected a body that turns them into [N, features], and MultiHead(..., features=) with that number."
+                f"The network cannot take inputs of shape {tuple(inputs.shape)}{_kind(inputs)}, as the scenario has "
+                f"them: {error}. Expected a body that turns them into [N, features], and MultiHead(..., features=) "
+                "with that number."
             ) from error
 
     def few_inputs(self) -> Tensor:
@@ -580,3 +581,10 @@ def _check_network(model: MultiHead, scenario: Scenario) -> None:
             f"A network with heads of {classes} classes for a scenario of {scenario.classes}; expected "
             f"MultiHead(..., classes={scenario.classes})."
         )
+
+
+def _kind(inputs: Tensor) -> str:
+    """Return what to do about numbers that are not of a network's usual kind."""
+    if inputs.dtype == torch.float32:
+        return ""
+    return f" and type {inputs.dtype} (the laboratory's own networks take torch.float32: x.float() in the scenario)"
