@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import holdfast
-from tests.guard.helpers import batch, loss, net, train, weights
+from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 
 
 def test_a_head_that_is_added_later_is_taken_in():
@@ -356,3 +356,10 @@ def test_forgetting_a_name_that_is_not_there_forgets_none():
     with pytest.raises(holdfast.ProtectError, match="'wieght' is not a protected parameter, so nothing was forgotten"):
         guard.forget("weight", "wieght")
     assert guard.anchor.keys() == {"weight", "bias"}
+
+
+def test_names_that_are_given_as_a_list_are_refused_with_how_to_give_them():
+    guard = consolidated(net())
+    with pytest.raises(holdfast.ProtectError, match=r"forget\(\['2.weight'\]\): expected names, one after the other"):
+        guard.forget(["2.weight"])
+    assert "2.weight" in guard.importance

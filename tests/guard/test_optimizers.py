@@ -456,3 +456,10 @@ def test_a_closure_may_return_what_it_likes(returned):
 
     optimizer.step(closure)
     assert guard.path.steps == 1
+
+
+def test_a_list_of_optimizers_is_refused_with_how_to_give_several():
+    model = net()
+    guard = holdfast.Consolidator(model, "EWC", strength=1.0)
+    with pytest.raises(holdfast.OptimizerError, match=r"given a list; .*one after the other, attach\(first, second\)"):
+        guard.attach([torch.optim.SGD(model.parameters(), lr=0.1)])

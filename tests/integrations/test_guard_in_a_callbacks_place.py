@@ -8,6 +8,8 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import holdfast
+from holdfast.integrations import huggingface, lightning
+from tests.integrations import test_lightning
 
 
 def test_a_guard_is_no_callback_and_says_which_is(tmp_path):
@@ -26,6 +28,16 @@ def test_nor_one_that_is_given_later(tmp_path):
     trainer.add_callback(guard)
     with pytest.raises(AttributeError, match=r"HoldfastCallback\(guard\)\], from holdfast\.integrations\.huggingface"):
         trainer.train()
+
+
+def test_the_callback_of_another_trainer_says_which_to_import(tmp_path):
+    guard = holdfast.Consolidator(nn.Linear(3, 2), "EWC")
+    theirs = huggingface.HoldfastCallback(guard), lightning.HoldfastCallback(guard)
+    own = test_lightning.trainer(callbacks=[theirs[0]])
+    with pytest.raises(AttributeError, match=r"Lightning's Trainer its own: from holdfast\.integrations\.lightning"):
+        own.fit(test_lightning.make_module(), test_lightning.loader(1))
+    with pytest.raises(AttributeError, match=r"Face's Trainer its own: from holdfast\.integrations\.huggingface"):
+        Trainer(guard.model, TrainingArguments(tmp_path, report_to=[], use_cpu=True), callbacks=[theirs[1]])
 
 
 def test_a_file_is_loaded_into_a_guard():

@@ -107,6 +107,17 @@ def assert_same(module, guard, net, plain, rtol=1e-5, atol=1e-7):
         torch.testing.assert_close(guard.importance[f"net.{name}"], plain.importance[name], rtol=rtol, atol=atol)
 
 
+def test_a_fit_that_trains_nothing_is_told_of():
+    """A Trainer that has reached its max_epochs does nothing in its next fit, and does not say so."""
+    module = make_module()
+    guard = holdfast.Consolidator(module, holdfast.SOS(), strength=1.0, from_scratch=True)
+    fit = trainer(max_epochs=1, callbacks=[HoldfastCallback(guard)])
+    fit.fit(module, loader(1))
+    with pytest.warns(holdfast.HoldfastWarning, match=r"fit\(\) took no step.*epoch 1 of max_epochs=1.*new Trainer"):
+        fit.fit(module, loader(2))
+    assert guard.tasks == 1
+
+
 @pytest.mark.parametrize("package", [lightning_pytorch, pytorch_lightning], ids=["lightning", "pytorch_lightning"])
 @pytest.mark.parametrize("name", MEASURES)
 def test_two_tasks_with_accumulation_and_clipping(name, package):

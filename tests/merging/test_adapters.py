@@ -109,6 +109,7 @@ def test_one_adapter_for_two_is_exact(tmp_path, kind, share):
 def test_the_base_with_an_adapter_is_the_adapter_scaled(tmp_path):
     adapted(1).save_pretrained(tmp_path / "one")
     made = merge_adapters(None, tmp_path / "one", 0.25, out=tmp_path / "scaled")
+    assert repr(made).startswith("LoraAdapter of ") and len(repr(made)) < 80
     assert made.config["r"] == 2
     scaled = peft.PeftModel.from_pretrained(base_model(), tmp_path / "scaled")
     assert_close(weights(scaled), holdfast.merge(base_model(), adapted(1), 0.25))

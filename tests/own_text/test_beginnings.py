@@ -158,3 +158,8 @@ def test_a_tokenizer_that_knows_more_than_the_model_is_told_of():
     with pytest.raises(holdfast.ConfigurationError, match="may know more tokens than the model"):
         holdfast.write_text(tiny.gpt2(), length=4, tokenizer=made, prompts=["a new"])
     assert len(holdfast.write_text(tiny.gpt2(), length=4, tokenizer=made, prompts=["a"])) == 1
+
+
+def test_the_name_of_a_tokenizer_is_none():
+    with pytest.raises(holdfast.ConfigurationError, match=r"tokenizer='gpt2': .*AutoTokenizer\.from_pretrained"):
+        holdfast.write_text(tiny.gpt2(), 2, 4, tokenizer="gpt2")

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.errors import BatchError, ConfigurationError
+import holdfast
+from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning
 from holdfast.persample.engine import SampleAccumulator, sample_importance
 from holdfast.persample.phi import ABSOLUTE, SQUARE
 from holdfast.persample.scores import LogLikelihood, OutputNorm
@@ -344,3 +345,23 @@ def test_a_dimension_that_is_not_there_is_refused():
 def test_labels_that_do_not_fit_the_named_dimension_are_refused():
     with pytest.raises(BatchError, match=r"want integer labels of shape \(1, 5\), one for each position beside dim"):
         read(Giving(3, 5), torch.zeros(4, 3, dtype=torch.long), score=LogLikelihood(class_dim=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_model_that_ends_in_a_softmax_is_told_of(dtype):
+    body, x = nn.Linear(4, 3).to(dtype), torch.randn(8, 4, dtype=dtype)
+    model = nn.Sequential(body, nn.Softmax(-1))
+    with pytest.warns(HoldfastWarning, match=r"outputs are probabilities.*expected are logits.*\.log\(\)"):
+        holdfast.Fisher().measure(model, [x])
+
+
+def test_logarithms_of_probabilities_are_logits():
+    """What the warning says to do: the importance is that of the model without its softmax."""
+    body, x = nn.Linear(4, 3).double(), torch.randn(8, 4).double()
+    ends, logs = nn.Sequential(body, nn.Softmax(-1)), nn.Sequential(body, nn.LogSoftmax(-1))
+    of_logits = holdfast.Fisher().measure(nn.Sequential(body), [x])
+    of_logs = holdfast.Fisher().measure(logs, [x])
+    said = holdfast.Fisher().measure(ends, [x], forward=lambda model, inputs: model(inputs).clamp(min=1e-30).log())
+    for name, omega in of_logits.items():
+        torch.testing.assert_close(of_logs[name], omega)
+        torch.testing.assert_close(said[name], omega)

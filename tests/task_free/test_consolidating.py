@@ -178,3 +178,16 @@ def test_a_state_of_losses_that_are_none_is_refused():
     with pytest.raises(StateError, match="not finite"):
         plateaus.load_state_dict({"losses": [float("nan")] * 2, "peak": True, "last": None})
     assert list(plateaus.losses) == []
+
+
+def test_it_says_when_it_has_consolidated_and_how_far_the_loss_is_from_a_plateau():
+    guard = holdfast.Consolidator(nn.Linear(3, 2), holdfast.L2(), strength=1.0, from_scratch=True)
+    settled = holdfast.TaskFree(guard, plateaus=holdfast.Plateaus(window=2, mean=0.3, variance=0.05))
+    assert "Plateaus(window=2, mean=0.3, variance=0.05); 0 steps seen, consolidated after none" in repr(settled)
+    for loss in (0.9, 0.7):
+        settled.step(loss)
+    assert "now at mean 0.8 and variance 0.01; 2 steps seen, consolidated after none" in repr(settled)
+    often = holdfast.TaskFree(guard, every=1)
+    for _ in range(7):
+        often.step(1.0)
+    assert repr(often) == "TaskFree: every 1 steps; 7 steps seen, consolidated after 2 earlier ones, 3, 4, 5, 6, 7"

@@ -1,5 +1,7 @@
 """The KL to the last posterior as a hold, in loops of one's own."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -329,6 +331,30 @@ class TestNarrowWeights:
         with pytest.raises(ConfigurationError, match=message):
             holdfast.Variational(10, restart=restart).narrow(*given)
 
+    def test_without_a_restart_there_is_nothing_to_narrow_to(self):
+        with pytest.raises(ConfigurationError, match=r"without restart=.*expected Variational\(restart=-6\.0\)"):
+            holdfast.Variational(5).narrow(network())
+
     def test_a_part_without_distributions_may_stand_beside_one_that_has_some(self):
         hold, model = holdfast.Variational(10, restart=-6.0), network()
         hold.narrow(nn.Linear(2, 2), model)
+
+
+def test_a_task_that_begins_narrow_is_not_told_of():
+    model = network()
+    guard, optimizer, hold = guarded(model, restart=-6.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for task in range(3):
+            hold.narrow(model)
+            step(model, optimizer, task)
+            step(model, optimizer, 10 + task)
+            guard.consolidate()
+    assert hold.prior.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_model_that_is_consolidated_before_it_is_trained_is_told_to_have_no_posterior():
+    guard, _, hold = guarded(network())
+    with pytest.warns(HoldfastWarning, match="consolidated before any step.*around 0, and not around the weights"):
+        guard.consolidate()
+    assert not hold.prior

@@ -776,6 +776,7 @@ class Consolidator(NotACallback):
         """Take over the state of a file that :meth:`save` wrote."""
         state_files.refuse_without_guard(self, path)
         self.load_state_dict(state_files.read(path))
+        self._attachment.watcher.unheld.loaded(str(path))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy takes along: all but the optimisers, whose hooks are not copied with them.

@@ -10,6 +10,10 @@ from holdfast.guard.noticing.telling import tell
 def forget_all(memory: Memory, names: Collection[str]) -> None:
     """Drop all that is known of some parameters, or refuse names that nothing is known of."""
     for name in names:
+        if not isinstance(name, str):
+            raise ProtectError(
+                f"forget({name!r}): expected names, one after the other, such as forget('head.weight', 'head.bias')."
+            )
         if not any(name in known for known in (memory.parameters, memory.anchor, memory.merged_anchor)):
             raise ProtectError(
                 f"{name!r} is not a protected parameter, so nothing was forgotten; see Consolidator.parameters for "

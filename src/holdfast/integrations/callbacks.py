@@ -31,6 +31,14 @@ def checked_guard(given: object) -> Consolidator:
     return given
 
 
+def of_another_trainer(trainer: str, module: str) -> AttributeError:
+    """Return what a trainer is told that was given the callback of another one, by the same name."""
+    return AttributeError(
+        f"This HoldfastCallback is another trainer's. Give {trainer} its own: from holdfast.integrations.{module} "
+        "import HoldfastCallback."
+    )
+
+
 class GuardInCallback:
     """The guard that a callback was given, or the one that a function given makes from the model that is trained."""
 

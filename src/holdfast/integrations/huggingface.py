@@ -6,7 +6,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 from torch.optim import Optimizer
@@ -27,6 +27,7 @@ from holdfast.integrations.callbacks import (
     explaining,
     join_processes,
     made_task_free,
+    of_another_trainer,
     refuse_endless_data,
     resume_task_free,
     sample_limits,
@@ -109,6 +110,13 @@ class HoldfastCallback(TrainerCallback):
     def guard(self) -> Consolidator:
         """The Consolidator; one that a function makes is there from the start of training on."""
         return self._source.guard
+
+    @property
+    def setup(self) -> NoReturn:
+        """What Lightning's Trainer looks up first."""
+        raise of_another_trainer("Lightning's Trainer", "lightning")
+
+    on_exception = setup  # which it looks up next, to tell of the first
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

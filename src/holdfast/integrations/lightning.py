@@ -12,10 +12,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, NoReturn
 
 from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, MissingExtraError, OrderError
 from holdfast.guard import Consolidator, TaskImportance
+from holdfast.guard.noticing.telling import tell
 from holdfast.integrations.callbacks import (
     TRAINED,
     BestWithin,
@@ -27,6 +28,7 @@ from holdfast.integrations.callbacks import (
     end_within_tolerance,
     explaining,
     join_processes,
+    of_another_trainer,
     refuse_endless_data,
     resume_task_free,
     sample_limits,
@@ -96,6 +98,7 @@ class HoldfastCallback(Callback):
         self._restored: Mapping[str, Any] | None = None
         self._only_evaluating = False
         self._waits = False
+        self._idle = False
         self._to_rehearse = False
         self._first_batch: Any = None
         self._before_validation: dict[str, Any] = {}
@@ -132,10 +135,16 @@ class HoldfastCallback(Callback):
             logger.log_metrics(statistics(self.guard), step=trainer.global_step)
         return found
 
+    @property
+    def on_init_end(self) -> NoReturn:
+        """What Hugging Face's Trainer looks up first."""
+        raise of_another_trainer("Hugging Face's Trainer", "huggingface")
+
     # What Lightning calls
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse a fit in processes that end with it, and the guard's state with them."""
+        self._idle = stage == "fit"
         # Lightning's own name for those who start such processes; their class is not public.
         kinds = {kind.__name__ for kind in type(trainer.strategy.launcher).__mro__}
         if stage == "fit" and "_MultiProcessingLauncher" in kinds:
@@ -147,8 +156,14 @@ class HoldfastCallback(Callback):
             raise ConfigurationError(_OTHER_PROCESSES)
         return super().__getstate__()
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so where Lightning has left out training, as it does without a word."""
+        if self._idle:
+            tell(_NO_TRAINING.format(epoch=trainer.current_epoch, most=trainer.max_epochs, step=trainer.global_step))
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach the fit's optimisers, which are new for every fit."""
+        self._idle = False
         guard = self._source.made_from(pl_module)
         if self._restored is not None:
             guard.load_state_dict(self._restored)
@@ -236,6 +251,7 @@ class HoldfastCallback(Callback):
         Lightning gives callbacks their states also when ``test()`` or ``validate()`` loads a checkpoint, which may be
         from before the task was consolidated.
         """
+        self._idle = False  # one of a finished fit is as it should be
         self._only_evaluating = trainer.state.fn != "fit"
         if not self._only_evaluating and self.state_key not in checkpoint.get("callbacks", {}):
             warnings.warn(
@@ -319,6 +335,11 @@ _REHEARSED = "After the first batch, Holdfast tried on two of its samples what i
 _HOW_TO_MEASURE = (
     "HoldfastCallback(guard, prepare=...) makes inputs or (inputs, targets) of a batch, forward=... calls the module "
     "with the inputs, consolidate_at_end=batches gives other data, and consolidate_at_end=False leaves it to you."
+)
+_NO_TRAINING = (
+    "fit() took no step, so that nothing was learned and no task has ended: the Trainer is at epoch {epoch} of "
+    "max_epochs={most} and step {step}, those of earlier fits among them, or has no training batches. Make a new "
+    "Trainer for each task."
 )
 _OTHER_PROCESSES = (
     "This strategy (ddp_spawn, ddp_notebook and the like) fits a copy of the module and of the guard in other "

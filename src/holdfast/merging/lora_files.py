@@ -46,6 +46,11 @@ class LoraAdapter:
     replaced: Mapping[str, Tensor]
     """Tensors of the base model that were trained as they are, by their names."""
 
+    def __repr__(self) -> str:
+        ranks = sorted({len(a) for a, _ in self.factors.values()})
+        beside = f", and {len(self.replaced)} tensors beside them" if self.replaced else ""
+        return f"LoraAdapter of {len(self.factors)} layers, rank {' and '.join(map(str, ranks))}{beside}"
+
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> "LoraAdapter":
         """Read an adapter from a folder that PEFT wrote, or say what cannot be read of it."""

@@ -92,6 +92,11 @@ def write_text(
     Returns:
         The pieces, as batches, texts and log-probabilities; ``print()`` tells how varied they are.
     """
+    if isinstance(tokenizer, str) or (tokenizer is not None and not hasattr(tokenizer, "decode")):
+        raise ConfigurationError(
+            f"tokenizer={tokenizer!r}: expected a tokenizer of Hugging Face's, such as "
+            "AutoTokenizer.from_pretrained(name), or None."
+        )
     if chat and prompts is None:
         raise ConfigurationError("chat=True without prompts: expected what users say, prompts=['…', …].")
     size = whole_number("batch_size", batch_size, "a whole number of at least 1", least=1)

@@ -30,6 +30,7 @@ from holdfast.persample.phi import Phi
 from holdfast.persample.reductions import Arrival, DiagonalReduction, Reduction, at_least_single
 from holdfast.persample.scores import OutputReading, Score, Told, problem_type
 from holdfast.persample.scores.precise_outputs import precise_outputs
+from holdfast.persample.scores.softmax import are_probabilities
 from holdfast.persample.tracing.parameter_uses import Use
 from holdfast.persample.tracing.parameter_views import Part, disjoint
 from holdfast.persample.tracing.reading_plan import Plan, Site, check_independent, make_plan, plan_for_one, record
@@ -301,6 +302,8 @@ class SampleAccumulator:
         if labels is not None and not self._chooses_outputs:
             score.check_labels(outputs, labels, self.phi)
         if score.softmax:
+            if not self.samples:
+                _warn_of_probabilities(next(score.logits(outputs)))
             precise = precise_outputs(self.model, self.forward, batch.inputs, outputs, score)
         rows = score.rows(precise, labels, self.phi, self.generator)
         step = plan.rows_within(self.budget, batch.size)
@@ -422,6 +425,18 @@ def _explaining(batch: Batch) -> Iterator[None]:
             "DataLoader gives them; forward=lambda model, inputs: ... says how the model is called with the inputs."
         )
         raise
+
+
+def _warn_of_probabilities(logits: Tensor) -> None:
+    """Warn of a model that ends in a softmax, of whose outputs another one would be taken."""
+    if are_probabilities(logits):
+        warnings.warn(
+            "The model's outputs are probabilities, which add up to 1 for each sample, and expected are logits, whose "
+            "softmax is taken here: another model is measured, whose logits these are. Return logits, or say how "
+            "they come out of it: forward=lambda model, inputs: model(inputs).clamp(min=1e-30).log().",
+            HoldfastWarning,
+            stacklevel=1,  # from one place, so that it is shown once
+        )
 
 
 def _measurable(model: nn.Module) -> dict[str, nn.Parameter]:

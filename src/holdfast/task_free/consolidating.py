@@ -76,6 +76,12 @@ class TaskFree:
         self.consolidated: list[int] = []
         """After how many of them it has consolidated."""
 
+    def __repr__(self) -> str:
+        when = f"every {self.every} steps" if self.every is not None else repr(self.plateaus)
+        after = ", ".join(map(str, self.consolidated[-5:])) if self.consolidated else "none"
+        earlier = f"{len(self.consolidated) - 5} earlier ones, " if self.consolidated[5:] else ""
+        return f"TaskFree: {when}; {self.steps} steps seen, consolidated after {earlier}{after}"
+
     def step(self, loss: Tensor | float, batch: Any = None) -> dict[str, TaskImportance] | None:
         """Tell of a step that was taken, and consolidate if it is time to.
 

@@ -31,6 +31,18 @@ class Plateaus:
         self.last: tuple[float, float] | None = None
         """The mean and the standard deviation of the last plateau."""
 
+    def __repr__(self) -> str:
+        asked = f"Plateaus(window={self.window}, mean={self.mean:g}, variance={self.variance:g})"
+        if len(self.losses) < self.window:
+            return asked
+        mean, variance = self._moments()
+        waiting = "" if self.peak else ", and no peak since the last plateau"
+        return f"{asked}, now at mean {mean:.3g} and variance {variance:.3g}{waiting}"
+
+    def _moments(self) -> tuple[float, float]:
+        mean = math.fsum(self.losses) / self.window
+        return mean, math.fsum((each - mean) ** 2 for each in self.losses) / self.window
+
     def is_reached(self, loss: float) -> bool:
         """Take a step's loss in, and return whether a plateau that counts is reached by it."""
         if not math.isfinite(loss):
@@ -41,8 +53,7 @@ class Plateaus:
         self.losses.append(loss)
         if len(self.losses) < self.window:
             return False
-        mean = math.fsum(self.losses) / self.window
-        variance = math.fsum((each - mean) ** 2 for each in self.losses) / self.window
+        mean, variance = self._moments()
         if self.last is not None and mean > self.last[0] + self.last[1]:
             self.peak = True
         if not self.peak or mean >= self.mean or variance >= self.variance:

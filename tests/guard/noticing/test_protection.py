@@ -1,5 +1,7 @@
 """Protection that is not there is told at the first step, and what is meant to be so is not."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -90,6 +92,37 @@ def test_it_is_told_after_a_state_was_loaded_too(tmp_path):
     again.attach(optimizer := torch.optim.Adam(thawed.parameters()))
     with pytest.warns(holdfast.HoldfastWarning, match="Frozen until"):
         train(thawed, optimizer)
+
+
+def test_a_state_whose_model_was_not_loaded_is_told_of_at_the_first_step(tmp_path):
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=0.5)
+    guard.consolidate([batch(9)])
+    guard.save(tmp_path / "guard")
+    other = copy.deepcopy(model)
+    other[0].reset_parameters()
+    again = holdfast.Consolidator(other, holdfast.Fisher())
+    again.load(tmp_path / "guard")
+    again.attach(optimizer := torch.optim.Adam(other.parameters()))
+    with pytest.warns(holdfast.HoldfastWarning, match=r"weights are \d+ % away .*guard' was saved with.*checkpoint"):
+        train(other, optimizer)
+    train(other, optimizer)  # once
+    again.load(tmp_path / "guard")
+    other.load_state_dict(model.state_dict())  # in whichever order
+    train(other, optimizer)
+
+
+def test_a_state_of_the_middle_of_a_task_is_not_compared(tmp_path):
+    model = net()
+    guard, optimizer = attached(model, holdfast.SOS(), strength=1.0, from_scratch=True)
+    train(model, optimizer)
+    guard.consolidate()
+    train(model, optimizer)
+    guard.save(tmp_path / "guard")
+    guard.load(tmp_path / "guard")
+    train(model, optimizer)
+    guard.consolidate()
+    train(model, optimizer)
 
 
 def test_a_measure_along_the_path_knows_nothing_of_what_was_frozen():

@@ -317,3 +317,9 @@ def test_a_copy_is_attached_to_nothing_and_says_so(how):
     first, second = guard.consolidate()["SOS"], guard_2.consolidate()["SOS"]
     for name, importance in first.importance.items():
         assert torch.equal(importance, second.importance[name])
+
+
+def test_the_weights_of_a_model_are_no_state():
+    guard = holdfast.Consolidator(net(), "EWC", strength=1.0)
+    with pytest.raises(holdfast.StateError, match=r"'0.weight' in it is no state.*for model\.load_state_dict\(\)"):
+        guard.load_state_dict(guard.model.state_dict())

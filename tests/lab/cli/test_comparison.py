@@ -49,6 +49,18 @@ def test_measures_may_differ_in_settings_as_a_matter_of_course():
     assert all(set(key) == {"scenario", "measure", "strength"} for key in keys([result("SI"), result("EWC")]))
 
 
+def test_what_protects_runs_beside_their_measure_is_named_where_they_do_not_differ_in_it_too():
+    """A table that says fine-tune of a run with a hold would be of another method."""
+    runs = [result("fine-tune", seed, holds=("replay",)) for seed in range(2)]
+    (line,) = compare(runs)
+    assert line.key["holds"] and "form" not in line.key and "compress" not in line.key
+    out = io.StringIO()
+    print_comparison([line], Console(file=out, width=120))
+    assert "holds" in out.getvalue() and "replay" in out.getvalue()
+    assert keys([result("EWC", form="rotated")])[0]["form"] == "rotated"
+    assert keys([result("online-EWC", compress=2)])[0]["compress"] == 2
+
+
 def test_everything_else_in_which_runs_of_a_scenario_differ_is_named():
     """Also what would not be needed to tell the lines apart: the measure alone would do that here."""
     found = keys([result("SI", reinitialise=True), result("fine-tune", epochs=2)])

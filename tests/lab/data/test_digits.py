@@ -41,3 +41,7 @@ def test_scenarios_are_made_of_them():
     assert permuted(digits_dataset(), 3).input_shape == (64,)
     halves = split(digits_dataset(), 2, flat=True)
     assert (len(halves), halves.heads, halves.classes) == (5, 5, 2)
+
+
+def test_a_data_set_is_printed_without_its_pixels():
+    assert "train=Images(pixels=(1438, 1, 8, 8), labels=(1438,), classes=10)" in repr(digits_dataset())

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast.adapters import whole
 from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.other_weights import warn_of_other_weights
 from holdfast.guard.noticing.telling import tell
 from holdfast.measures import FineTune
 
@@ -99,14 +100,22 @@ class Unheld:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self._told: set[str] = set()
+        self._file: str | None = None
+        """What the state was loaded from, if no step was taken since."""
+
+    def loaded(self, file: str) -> None:
+        """Look at the next step whether the model has the weights that belong to a file, where those are known."""
+        self._file = None if self.memory.steps else file
 
     def begin_task(self) -> None:
         """Look anew, whatever was told about the last task."""
-        memory = self.memory
-        self._told = set()
+        memory, file = self.memory, self._file
+        self._told, self._file = set(), None
         if memory.strength and memory.is_anchored:
             warn_of_gone(memory)
             warn_of_fresh_adapters(memory)
+            if file is not None:
+                warn_of_other_weights(memory, file)
 
     def look(self, owned: Mapping[str, nn.Parameter]) -> None:
         """Look at the parameters that an attached optimiser is about to move, and is asked to hold."""

@@ -28,11 +28,20 @@ _ROUNDING = 1e-3
 """How far below 0 rounding may take a diagonal of a matrix, against its largest element."""
 
 
+def _no_state(given: object) -> StateError:
+    """Return what to say of something else than a state."""
+    some = f" with {next(iter(given))!r} in it" if isinstance(given, Mapping) and given else ""
+    return StateError(
+        f"A {type(given).__name__}{some} is no state of a Consolidator; expected what state_dict() gave. A model's own "
+        "weights are for model.load_state_dict()."
+    )
+
+
 def check_values(state: Mapping[str, Any]) -> None:
     """Refuse a state whose values are not of the types and ranges that a Consolidator writes."""
-    if not isinstance(state, Mapping):
-        raise StateError(f"A {type(state).__name__} is no state of a Consolidator; expected what state_dict() gave.")
-    version = state.get("version")
+    if not isinstance(state, Mapping) or "version" not in state:
+        raise _no_state(state)
+    version = state["version"]
     if type(version) is not int or version not in READABLE:
         raise StateError(
             f"The state has version {version!r}; this holdfast reads version {' and '.join(map(str, READABLE))}. Use "

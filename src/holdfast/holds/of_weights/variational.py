@@ -89,6 +89,8 @@ class Variational(Hold):
         """What it has trained that is no distribution."""
         self._begins = False
         """Whether the next step is a task's first."""
+        self._untrained = False
+        """Whether a task ended before anything was trained."""
 
     @property
     def samples(self) -> int | None:
@@ -105,7 +107,7 @@ class Variational(Hold):
 
     @torch.no_grad()
     def narrow(self, *trained: nn.Module) -> None:
-        """Let a task begin with narrow weights, where ``restart`` says so.
+        """Let a task begin with variances of ``restart``; the first one, which has no prior to go by, as it is.
 
         >>> hold.narrow(model)                            # before each task, the first too
         >>> hold.narrow(model.body, model.heads[task])    # heads of other tasks stay as they were learned
@@ -125,9 +127,12 @@ class Variational(Hold):
                 f"narrow() was given {len(trained)} parts of a model, and none has a distribution; expected those that "
                 "the task trains, of a model from mean_field(model): hold.narrow(model)."
             )
-        if self.restart is None or not self.prior:
-            return
-        for layer in layers:
+        if self.restart is None:
+            raise ConfigurationError(
+                "narrow() of a hold without restart=, the logarithm of the variances to begin with; expected "
+                "Variational(restart=-6.0)."
+            )
+        for layer in layers if self.prior else []:
             for q in layer.gaussians().values():
                 q.log_variance.fill_(self.restart)
 
@@ -191,15 +196,12 @@ class Variational(Hold):
     def _pulled(self, held: Held) -> dict[str, _Pulled]:
         """Return every weight that this step trains, by the name that its mean has in the model."""
         names = {id(parameter): name for name, parameter in held.trained.items()}
-        layers = mean_field_layers(held.model)
-        if not layers:
+        every = _gaussians(held.model)
+        if not every:
             raise ConfigurationError(
                 f"The hold {self.name!r} for a model whose weights are numbers, not distributions; expected "
                 "holdfast.mean_field(model) before the guard and the optimiser are made."
             )
-        every = {
-            f"{path}.{own}".lstrip("."): q for path, layer in layers.items() for own, q in layer.gaussians().items()
-        }
         for place, q in every.items():
             if is_sharded(q.mean):
                 raise ConfigurationError(
@@ -232,23 +234,29 @@ class Variational(Hold):
 
     def end_task(self, held: Held) -> None:
         """Let the posterior be the prior from now on, of all that has been trained."""
-        for path, layer in mean_field_layers(held.model).items():
-            for own, q in layer.gaussians().items():
-                name = f"{path}.{own}".lstrip(".")
-                if name in self._learned or name in self.prior:
-                    self.prior[name] = Gaussian(*(part.detach().clone() for part in q))
+        self._untrained = not self._learned and not self.prior
+        for name, q in _gaussians(held.model).items():
+            if name in self._learned or name in self.prior:
+                self.prior[name] = Gaussian(*(part.detach().clone() for part in q))
         self._learned = set()
 
     def notices(self) -> list[str]:
-        """Say which weights are no distributions, and so not held."""
-        if not self._points:
-            return []
-        others = f" and {len(self._points) - 1} more" * (len(self._points) > 1)
-        said = (
-            f"{self._points[0]!r}{others} were trained as numbers, not as distributions, so that this hold does not "
-            "keep them. Freeze them after the first task, or hold them by a measure beside it."
-        )
-        return [said]
+        """Say which weights are no distributions, and so not held, and where there is no posterior."""
+        said = []
+        if self._points:
+            others = f" and {len(self._points) - 1} more" * (len(self._points) > 1)
+            said.append(
+                f"{self._points[0]!r}{others} were trained as numbers, not as distributions, so that this hold does "
+                "not keep them. Freeze them after the first task, or hold them by a measure beside it."
+            )
+        if self._untrained:
+            said.append(
+                f"A task was consolidated before any step, so that the hold {self.name!r} knows no posterior: the "
+                f"first prior holds on, with variance {self.prior_variance:g} around 0, and not around the weights as "
+                "they are. To keep what a model knows already, train it on data of that with this hold before it is "
+                "consolidated: variances are learned in training alone."
+            )
+        return said
 
     def forget(self, name: str) -> None:
         """Let go of a parameter."""
@@ -271,6 +279,12 @@ class Variational(Hold):
         means = {key.removeprefix(_MEAN): tensor for key, tensor in state.items() if key.startswith(_MEAN)}
         self.prior = {name: Gaussian(mean, state[f"{_VARIANCE}{name}"]) for name, mean in means.items()}
         self._learned = {key.removeprefix(_LEARNED) for key in state if key.startswith(_LEARNED)}
+
+
+def _gaussians(model: nn.Module) -> dict[str, Gaussian]:
+    """Return all weights of a model that are distributions, by the names of their means."""
+    layers = mean_field_layers(model).items()
+    return {f"{path}.{own}".lstrip("."): q for path, layer in layers for own, q in layer.gaussians().items()}
 
 
 def _used(parameters: Iterable[Tensor]) -> set[int]:

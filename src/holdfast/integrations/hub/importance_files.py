@@ -7,7 +7,6 @@ buffers, such as batch norms' statistics, a few numbers each go along, by which 
 """
 
 import json
-import math
 import os
 import tempfile
 from collections.abc import Collection, Mapping
@@ -21,6 +20,7 @@ from holdfast.errors import ConfigurationError, OrderError, StateError, shortene
 from holdfast.guard import Consolidator
 from holdfast.guard.batch_norm.frozen_statistics import is_fresh, with_statistics
 from holdfast.guard.distributed.ranks import ALONE, Ranks
+from holdfast.guard.noticing.other_weights import ELSEWHERE, distance, in_words
 from holdfast.guard.noticing.telling import tell
 from holdfast.guard.saving import state_files
 from holdfast.integrations.hub.buffer_marks import buffer_marks, other_buffers
@@ -28,15 +28,11 @@ from holdfast.integrations.hub.card import card, is_own
 from holdfast.integrations.hub.repositories import downloaded, has_card_of_others, library, refusals_told
 from holdfast.integrations.hub.settings_files import form_of, measure_of, read_settings
 from holdfast.tensors.names import named_parameters
-from holdfast.tensors.sharding import like_parameter, local
-from holdfast.tensors.storage import widest_dtype
 from holdfast.whole_files import write_whole
 
 TENSORS, SETTINGS, CARD = "importance.safetensors", "holdfast.json", "README.md"
 CARRIED = ("version", "decay", "tasks", "parameters", "left_frozen", "averages", "frozen_norms", "layouts")
 """What goes along of a guard's state, beside its importance and its anchor."""
-ELSEWHERE = 0.01
-"""How far from its anchor, by the length of both, a model may be before it is taken for another one."""
 
 
 def save_pretrained(
@@ -207,7 +203,7 @@ def _taken(guard: Consolidator, measured_from: str, base_model: str | None) -> t
 
 def _buffers(guard: Consolidator) -> dict[str, Any]:
     """Return by what the buffers are known again, unless the model was trained since, and has others by now."""
-    marks = buffer_marks(guard.model) if _distance(guard) <= ELSEWHERE else {}
+    marks = buffer_marks(guard.model) if distance(guard.parameters, guard.anchor) <= ELSEWHERE else {}
     return {"buffers": marks} if marks else {}
 
 
@@ -301,15 +297,12 @@ def _refuse_others(state: Mapping[str, Any], path: Path) -> None:
 
 def _tell_of_another_place(guard: Consolidator, source: object, marks: object) -> None:
     """Say so if a model is not where its importance was measured: its weights, or its buffers."""
-    share = 100 * _distance(guard)
-    if not share <= 100 * ELSEWHERE:
-        away = f"{share:.2g} % away" if share < 10 else f"{share:,.0f} % away"
-        if not math.isfinite(share):
-            away = "away, from 0," if share == math.inf else "not finite, and away"
+    away = distance(guard.parameters, guard.anchor)
+    if not away <= ELSEWHERE:
         tell(
-            f"The model's weights are {away} from those that {str(source)!r} was measured at: it was trained since, or "
-            "is another one. They are held to the weights of then, which the file has. Load the weights that it was "
-            "measured at before training."
+            f"The model's weights are {in_words(away)} from those that {str(source)!r} was measured at: it was trained "
+            "since, or is another one. They are held to the weights of then, which the file has. Load the weights that "
+            "it was measured at before training."
         )
     elif others := other_buffers(guard.model, marks):
         tell(
@@ -317,18 +310,3 @@ def _tell_of_another_place(guard: Consolidator, source: object, marks: object) -
             f"was where {str(source)!r} was measured, so the importance is that of another network. Load the whole "
             "state_dict() that it was measured with, buffers and all."
         )
-
-
-@torch.no_grad()
-def _distance(guard: Consolidator) -> float:
-    """Return how far a model's weights are from the anchor, by the length of that; NaN where they are not finite."""
-    moved = size = 0.0
-    for name, parameter in guard.parameters.items():
-        if name in guard.anchor:
-            wide = widest_dtype(parameter.device)
-            anchor = local(like_parameter(guard.anchor[name], parameter)).to(wide)
-            moved += float((local(parameter).to(wide) - anchor).square().sum())
-            size += float(anchor.square().sum())
-    if not moved < math.inf:
-        return math.nan
-    return (moved / size) ** 0.5 if size else (math.inf if moved else 0.0)

@@ -24,6 +24,9 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return f"Images(pixels={tuple(self.pixels.shape)}, labels={tuple(self.labels.shape)}, classes={self.classes})"
+
 
 @dataclass(frozen=True)
 class Dataset:

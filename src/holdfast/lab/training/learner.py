@@ -29,7 +29,7 @@ from holdfast.lab.training.batch_order import epoch_order, second_order, steps_p
 from holdfast.lab.training.modes import FEW, Modes, modes_of
 from holdfast.lab.training.network_calls import NetworkCalls
 from holdfast.lab.training.options.bounds import check_unprotected, own_heads, together, training_sizes
-from holdfast.lab.training.options.fitting_scenario import check_judge, check_network, check_set_aside
+from holdfast.lab.training.options.fitting_scenario import check_judge, check_network, check_set_aside, unusual_type
 from holdfast.lab.training.options.halves import check_halves
 from holdfast.lab.training.options.posteriors import Posterior, check_restart, variational_hold
 from holdfast.lab.training.options.precision import check_precision, computing_in
@@ -218,8 +218,9 @@ class Learner:
             raise
         except RuntimeError as error:
             raise ConfigurationError(
-                f"The network cannot take inputs of shape {tuple(inputs.shape)}, as the scenario has them: {error}. "
-                "Expected a body that turns them into [N, features], and MultiHead(..., features=) with that number."
+                f"The network cannot take inputs of shape {tuple(inputs.shape)}{unusual_type(inputs)}, as the scenario "
+                f"has them: {error}. Expected a body that turns them into [N, features], and MultiHead(..., features=) "
+                "with that number."
             ) from error
 
     def few_inputs(self) -> Tensor:

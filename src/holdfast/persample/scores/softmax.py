@@ -21,6 +21,13 @@ def widened(logits: Tensor) -> Tensor:
     return logits.to(widest_dtype(logits.device))
 
 
+def are_probabilities(logits: Tensor) -> bool:
+    """Whether what is given as logits ``[M, C]`` of several classes has had a softmax already, by its first rows."""
+    some = logits[:64].detach().float()
+    close = 1e-3 if torch.finfo(logits.dtype).eps < 1e-4 else 2e-2
+    return bool(some.shape[-1] > 1 and (some >= 0).all() and ((some.sum(-1) - 1).abs() < close).all())
+
+
 class Softmax:
     """The probabilities ``q`` of some logits, and their complements, each to full relative precision."""
 

@@ -70,9 +70,11 @@ def check_optimizer(
 ) -> None:
     """Refuse what cannot be observed, or trains none of the protected parameters nor of the frozen ones given."""
     if not isinstance(optimizer, Optimizer):
+        several = isinstance(optimizer, list | tuple | dict)
+        instead = "For a wrapper, attach the optimiser inside it"
+        instead = "Give several one after the other, attach(first, second)" if several else instead
         raise OptimizerError(
-            f"attach() was given a {type(optimizer).__name__}; expected a torch.optim.Optimizer. For a wrapper, attach "
-            "the optimiser inside it."
+            f"attach() was given a {type(optimizer).__name__}; expected a torch.optim.Optimizer. {instead}."
         )
     if isinstance(optimizer, SparseAdam):
         raise OptimizerError("SparseAdam takes sparse gradients only, and a penalty is dense. Use Adam.")

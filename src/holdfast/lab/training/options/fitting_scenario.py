@@ -1,6 +1,7 @@
 """Whether what a run is given fits its scenario: the network, a tolerance, and the samples that it is judged by."""
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from holdfast.errors import ConfigurationError
 from holdfast.lab.networks import MultiHead
@@ -44,3 +45,10 @@ def check_set_aside(tolerance: Tolerance, scenario: Scenario) -> None:
             f"tolerance={tolerance.nats:g} for a scenario that has set no samples aside to measure it on; expected "
             "one that has, set_aside(scenario, 300, seed=0)."
         )
+
+
+def unusual_type(inputs: Tensor) -> str:
+    """Return what to do about inputs that are not of the type that networks usually take."""
+    if inputs.dtype == torch.float32:
+        return ""
+    return f" and type {inputs.dtype} (the laboratory's own networks take torch.float32: x.float() in the scenario)"

@@ -39,7 +39,8 @@ class Posterior:
     def begin_task(self, task: int, samples: int) -> None:
         """Let the hold begin a task of so many samples, with the head that it trains."""
         self.count(samples)
-        self.hold.narrow(self._model.body, self._model.heads[self._tasks[task].head])
+        if self.hold.restart is not None:
+            self.hold.narrow(self._model.body, self._model.heads[self._tasks[task].head])
 
     def count(self, samples: int) -> None:
         """Let the KL count once for so many samples, unless another number was given."""

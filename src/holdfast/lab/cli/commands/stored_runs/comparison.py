@@ -22,6 +22,8 @@ from holdfast.lab.experiments.store.listing.rows import Row
 from holdfast.registry import find_name
 
 _ALWAYS = ("scenario", "measure", "strength")
+_METHOD = {"form": "diagonal", "holds": (), "compress": 0, "trains": "sequentially", "implicit": False}
+"""What protects a run beside its measure, each with what it is where nobody says so."""
 _JUDGE = "judge_by"
 _FIGURES = ("runs", "accuracy %", "forgetting %", "time each")
 
@@ -71,7 +73,8 @@ def compare(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Line]:
     known = dict.fromkeys(["seed", *(name for setting in settings for name in setting)])
     chosen = [find_name("field of a run", name, known) for name in by if finished]
     if not chosen:
-        chosen = [*_ALWAYS, *(name for name in differing(settings) if name not in _ALWAYS)]
+        said = [name for name in _METHOD if any(_is_said(name, setting.get(name)) for setting in settings)]
+        chosen = [*dict.fromkeys([*_ALWAYS, *said, *differing(settings)])]
     kinds = {id(setting): (tuple(setting.get(name) for name in chosen), setting[_JUDGE]) for setting in settings}
     seed = chosen.index("seed") if "seed" in chosen else None
     runs = _same_runs(settings)
@@ -86,6 +89,11 @@ def compare(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Line]:
         Line(dict(zip(chosen, key, strict=True)), judge, tuple(found.values()))
         for (key, judge), found in groups.items()
     ]
+
+
+def _is_said(name: str, value: Any) -> bool:
+    """Whether a field says that a run is protected by more than its measure."""
+    return name in _METHOD and bool(value) and value != _METHOD[name]
 
 
 def pooled_fields(lines: Iterable[Line]) -> list[str]:
@@ -149,7 +157,8 @@ def _fitting(lines: Sequence[Line], scenario: str | None, title: str, console: C
     """Return a table with a column for each field, or where that is too wide, one in which all are named."""
     keys = [name for name in lines[0].key if scenario is None or name != "scenario"]
     if scenario is not None:  # runs of another scenario may differ in more
-        keys = [name for name in keys if name in _ALWAYS or len({line.key[name] for line in lines}) > 1]
+        told = {name: {line.key[name] for line in lines} for name in keys}
+        keys = [n for n in keys if n in _ALWAYS or len(told[n]) > 1 or any(_is_said(n, value) for value in told[n])]
     ordered = sorted(lines, key=lambda line: -statistics.fmean(line.figures("average_accuracy")))
     lost = any(line.lost for line in lines)
     names = (*_FIGURES[:-1], *(["nats lost"] if lost else []), _FIGURES[-1])
