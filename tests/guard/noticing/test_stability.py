@@ -269,5 +269,7 @@ def test_it_is_told_with_a_closure_and_where_a_rate_has_warmed_up(how):
     assert len(told) == 1
 
 
-def test_an_implicit_hold_leaves_adam_its_step():
-    left_for_a_second_task(1e8, implicit=True)
+def test_an_implicit_hold_leaves_adam_its_step_and_undoes_it():
+    with pytest.warns(holdfast.HoldfastWarning, match="the pull after the step leaves") as told:
+        left_for_a_second_task(1e8, implicit=True)
+    assert len(told) == 1

@@ -72,7 +72,9 @@ class TaskShare:
             return
         held_by = {name for matrix in memory.driving.held.values() for name in matrix.block.parameters}
         grads = {name: p.grad for name, p in owned.items() if name in held_by or name in memory.held_elsewhere}
-        self._noted = {n: _some(g) for n, g in grads.items() if g is not None and not g.is_sparse and local(g).numel()}
+        self._noted = {
+            n: some_of(g) for n, g in grads.items() if g is not None and not g.is_sparse and local(g).numel()
+        }
 
     def look(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
         """Look at what the optimiser gets in its place, and say if that has been the pull's for some steps."""
@@ -104,15 +106,15 @@ class TaskShare:
             tell(told + (_IMPLICIT if may_be_told_implicit(self.memory, optimizer) else "."))
 
 
-def _some(gradient: Tensor) -> Tensor:
-    """Return some elements of a gradient, spread evenly, and in full precision."""
-    own = local(gradient.detach()).reshape(-1)
+def some_of(tensor: Tensor) -> Tensor:
+    """Return some elements of a gradient or of weights, spread evenly, and in full precision."""
+    own = local(tensor.detach()).reshape(-1)
     return own[:: (own.numel() // ELEMENTS) | 1].to(torch.promote_types(own.dtype, torch.float32), copy=True)
 
 
 def _parts(task: Tensor, handed: Tensor | None) -> Tensor:
     """Return, of a parameter, what is left for the task of a step and what there would be without a hold."""
-    pull = torch.zeros_like(task) if handed is None else _some(handed) - task
+    pull = torch.zeros_like(task) if handed is None else some_of(handed) - task
     left = task.square() / torch.hypot(task, pull).clamp(min=torch.finfo(task.dtype).tiny)
     elements = 1 if handed is None else local(handed).numel() / task.numel()
     return torch.stack([left.sum(), task.abs().sum()]).double().mul(elements)

@@ -22,6 +22,7 @@ from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.moving_statistics import MovingStatistics
 from holdfast.guard.noticing.protection import Unheld
 from holdfast.guard.noticing.stability import Stability
+from holdfast.guard.noticing.standstill import Standstill
 from holdfast.guard.noticing.task_share import TaskShare
 from holdfast.guard.noticing.telling import is_capturing
 from holdfast.guard.noticing.unseen_steps import UnseenSteps
@@ -62,6 +63,7 @@ class StepWatcher:
         self.following = Following(memory, self.calls)
         self._stability = Stability(memory)
         self._task_share = TaskShare(memory)
+        self._standstill = Standstill(memory)
         self._statistics = MovingStatistics(memory)
         self._overwriters = Overwriters()
         self._forget_step()
@@ -319,7 +321,9 @@ class StepWatcher:
         owned = self.layouts.owned(optimizer) if layout is None else layout.owned
         if hold and stepping:
             if self.memory.pulled_after:
+                self._standstill.before_pull(owned)
                 self.implicit.pull(optimizer, stepping, owned)
+                self._standstill.after_pull(optimizer, owned)
             for each in self.memory.holds:
                 each.after_step(self.memory.held(owned))
                 refuse_spoilt_weights(each, owned)
