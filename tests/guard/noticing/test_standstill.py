@@ -54,11 +54,15 @@ def test_what_is_left_is_what_the_formula_leaves():
     guard.consolidate([torch.ones(1, 1, dtype=torch.float64)])  # ω = p(1 - p) = 1/4 for both
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
-    with pytest.warns(holdfast.HoldfastWarning, match=rf"leaves {100 / (1 + 2 * 0.1 * 1e4 / 4):.2g} %"):
+
+    def train():
         for _ in range(STEPS):
             optimizer.zero_grad()
             model(torch.ones(1, 1, dtype=torch.float64))[0, 0].backward()
             optimizer.step()
+
+    with pytest.warns(holdfast.HoldfastWarning, match=rf"leaves {100 / (1 + 2 * 0.1 * 1e4 / 4):.2g} %"):
+        train()
 
 
 def test_a_rate_that_warms_up_is_looked_at_when_it_has():

@@ -67,7 +67,7 @@ class Standstill:
 
 _TOO_STRONG = (
     "strength={c:g} is far too much for this task: of all that lies between the weights and where they are held, "
-    "{kind}'s step included, the pull after the step leaves {left:.2g} %, and expected are {least:g} % or more. Nothing "
-    "diverges, and next to nothing is learned. Take a smaller strength, {less:g} to begin with, or "
+    "{kind}'s step included, the pull after the step leaves {left:.2g} %, and expected are {least:g} % or more. "
+    "Nothing diverges, and next to nothing is learned. Take a smaller strength, {less:g} to begin with, or "
     "Consolidator(..., tolerance=), which finds one."
 )
