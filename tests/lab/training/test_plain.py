@@ -9,6 +9,7 @@ import holdfast
 from holdfast.errors import ConfigurationError, NotFiniteError
 from holdfast.lab.networks import mlp
 from holdfast.lab.training.batch_order import epoch_order, second_order, steps_per_epoch
+from holdfast.lab.training.fast import FastRuns
 from holdfast.lab.training.plain_run import PlainRun
 from holdfast.lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner, make_scenario
@@ -136,3 +137,13 @@ def test_orders_cover_an_epoch_and_differ():
 def test_settings_that_make_no_sense(wrong):
     with pytest.raises(ConfigurationError):
         Settings(**wrong)
+
+
+@pytest.mark.parametrize("engine", [PlainRun, lambda learner: FastRuns([learner])])
+def test_samples_that_are_no_numbers_are_to_blame_and_not_the_rate(engine):
+    scenario = make_scenario()
+    for row in (3, 5):
+        scenario.tasks[0].train.x[row, 2] = float("nan")
+    learner = make_learner("SI", scenario=scenario, watch=())
+    with pytest.raises(NotFiniteError, match=r"task 1: 2 of its 28 training samples have NaN or infinity"):
+        finish(engine(learner))

@@ -115,7 +115,7 @@ class PlainRun:
         learner.trained(task, self.step).train()
         loss = learner.step_loss(x, y, task, heads, self.step)
         if not bool(loss.detach().isfinite()):
-            learner.outcome.failure = diverged(loss.item(), task, self.step)
+            learner.outcome.failure = diverged(loss.item(), task, self.step, samples.x)
             raise NotFiniteError(learner.outcome.failure)
         loss.backward()
         try:

@@ -454,7 +454,9 @@ class FastRuns:
         for learner, own in zip(self.learners, losses, strict=True):
             wrong = next((i for i, loss in enumerate(own) if not math.isfinite(loss)), None)
             if wrong is not None and learner.outcome.failure is None:
-                learner.outcome.failure = diverged(own[wrong], self.task, self.step + wrong)
+                learner.outcome.failure = diverged(
+                    own[wrong], self.task, self.step + wrong, learner.samples(self.task).x
+                )
         self._stop_if_all_failed()
         return tuple(own[-1] for own in losses)
 

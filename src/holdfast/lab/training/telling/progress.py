@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from holdfast.lab.training.telling.retention import Seen, TaskRetention
 
 TELL_EVERY = 1.0
@@ -76,9 +78,13 @@ class Engine(Protocol):
         """Go on from a state."""
 
 
-def diverged(loss: float, task: int, step: int) -> str:
-    """Return why a run failed whose loss is no number any more; task and step are counted from 0."""
-    return (
-        f"The loss is {loss} at step {step + 1} of task {task + 1}: training has diverged. Try a smaller learning rate "
-        "or strength."
-    )
+def diverged(loss: float, task: int, step: int, inputs: Tensor) -> str:
+    """Return why a run failed whose loss is no number any more; task and step are counted from 0.
+
+    The inputs are those of all training samples of the task, which may be to blame.
+    """
+    where = f"The loss is {loss} at step {step + 1} of task {task + 1}: "
+    spoilt = int((~inputs.isfinite()).flatten(1).any(1).sum())
+    if spoilt:
+        return f"{where}{spoilt} of its {len(inputs)} training samples have NaN or infinity in them. Leave them out."
+    return f"{where}training has diverged. Try a smaller learning rate or strength."
