@@ -72,7 +72,8 @@ def test_importance_for_others(tmp_path, monkeypatch, capsys):
 
 
 def test_safe_at_any_strength():
-    scope = run_page("guides/safe-at-any-strength.md")
+    with pytest.warns(holdfast.HoldfastWarning, match="is far too much for this task"):
+        scope = run_page("guides/safe-at-any-strength.md")
     assert scope["guard"].implicit and scope["guard"].penalty().isfinite()
 
 

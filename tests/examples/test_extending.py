@@ -171,6 +171,7 @@ def test_agreement_is_what_its_formula_says(tmp_path):
         torch.testing.assert_close(guard.importance[name], share / largest)
 
 
+@pytest.mark.filterwarnings("ignore:The model's weights are .* away from those that:holdfast.HoldfastWarning")
 @pytest.mark.parametrize("closure", [False, True])
 def test_the_hold_to_the_start_pulls_as_its_formula_says(tmp_path, closure):
     module = loaded(HOLD)

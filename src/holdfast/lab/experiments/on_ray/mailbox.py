@@ -1,5 +1,6 @@
 """What workers and the process that waits for them tell each other."""
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,8 @@ from holdfast.lab.experiments.on_ray.connection import ray
 from holdfast.lab.experiments.on_ray.parcel import Parcel
 from holdfast.lab.experiments.running.events import Event
 
+_TRIES = 4
+"""How often a message is brought to a mailbox that Ray cannot reach for a moment."""
 _START_SECONDS = 120
 """How long a mailbox may take to answer. One that Ray cannot start any more would be waited for without end."""
 
@@ -21,6 +24,8 @@ class Message:
     parcel: Parcel
     """What is new in the worker's store; what the event tells of is among it."""
     event: Event | None = None
+    number: int = 0
+    """Of the attempt's messages, by which one that is brought again is known."""
 
 
 class Mailbox:
@@ -28,11 +33,15 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
+        self._latest: dict[int, int] = {}
+        """The last message of each attempt, by its number."""
         self._stopping = False
 
     def post(self, message: Message) -> bool:
-        """Leave a message; return whether there was a request to stop."""
-        self._messages.append(message)
+        """Leave a message, unless it is there; return whether there was a request to stop."""
+        if message.number > self._latest.get(message.attempt, -1):
+            self._messages.append(message)
+            self._latest[message.attempt] = message.number
         return self._stopping
 
     def take(self) -> list[Message]:
@@ -42,11 +51,22 @@ class Mailbox:
 
     def clear(self) -> None:
         """Be as new."""
-        self._messages, self._stopping = [], False
+        self._messages, self._latest, self._stopping = [], {}, False
 
     def ask_to_stop(self) -> None:
         """Let workers hear that they should save and stop."""
         self._stopping = True
+
+
+def post(mailbox: Any, message: Message) -> bool:
+    """Bring a message to a mailbox; return whether there was a request to stop.
+
+    One that Ray cannot reach for a moment may have the message or not, so it is brought again.
+    """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(ray.exceptions.ActorUnavailableError):
+            return bool(ray.get(mailbox.post.remote(message)))
+    return bool(ray.get(mailbox.post.remote(message)))
 
 
 def empty_mailbox() -> Any:

@@ -8,6 +8,7 @@ results and failures at once, checkpoints every two minutes and at the end.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import threading
 from collections import deque
@@ -23,7 +24,7 @@ import torch
 
 from holdfast.errors import ClusterError, ConfigurationError, HoldfastError
 from holdfast.lab.experiments.on_ray.connection import cluster_errors, connected, ray
-from holdfast.lab.experiments.on_ray.mailbox import Message, empty_mailbox
+from holdfast.lab.experiments.on_ray.mailbox import Message, empty_mailbox, post
 from holdfast.lab.experiments.on_ray.parcel import Parcel, pack
 from holdfast.lab.experiments.on_ray.worker import Work, check, run_group
 from holdfast.lab.experiments.running.bookkeeping import Bookkeeping, Summary
@@ -314,7 +315,7 @@ def _run_and_post(
     attempt: int, specs: Sequence[Spec], parcel: Parcel, work: Work, mailbox: Any
 ) -> HoldfastError | None:
     try:
-        return run_group(attempt, specs, parcel, work, lambda message: bool(ray.get(mailbox.post.remote(message))))
+        return run_group(attempt, specs, parcel, work, functools.partial(post, mailbox))
     except ray.exceptions.RayActorError as error:  # returned, since Ray prints what is raised and not asked for
         return ClusterError(str(error))
 

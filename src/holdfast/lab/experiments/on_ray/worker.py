@@ -1,6 +1,7 @@
 """What a worker of a Ray cluster does: runs that train together, by the local executor, in a store of its own."""
 
 import dataclasses
+import itertools
 import os
 import platform
 import time
@@ -101,6 +102,7 @@ class _Reporter:
         self.stopping = False
         self._attempt, self._store, self._post = attempt, store, post
         self._changes = Changes(store)
+        self._numbers = itertools.count()
         self._checkpoint_seconds = checkpoint_seconds
         self._last_checkpoint = time.monotonic()
 
@@ -114,7 +116,7 @@ class _Reporter:
         parcel = self._changes.parcel(checkpoints=checkpoints)
         if parcel.has_checkpoint:
             self._last_checkpoint = time.monotonic()
-        self.stopping |= self._post(Message(self._attempt, parcel, event))
+        self.stopping |= self._post(Message(self._attempt, parcel, event, next(self._numbers)))
 
 
 def _with_node(error: HoldfastError) -> HoldfastError:
