@@ -1,5 +1,8 @@
 """Another's language model goes through the study of recipes: its tokens, own text, an adapter, and what is told."""
 
+import json
+
+import gguf
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -94,3 +97,62 @@ def test_a_folder_without_a_model_is_told_of(tmp_path, given):
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     with pytest.raises(SystemExit, match="byte-level"):
         tokens.encoded_for(given, words)
+
+
+def packed(folder, path):
+    """Write the model of a folder as a GGUF file, its rotary weights in the order that the format has them in."""
+    model, tokenizer = LlamaForCausalLM.from_pretrained(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    config, writer = model.config, gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    learned = json.loads(tokenizer.to_str())["model"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(sorted(learned["vocab"], key=learned["vocab"].get))
+    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in learned["merges"]])
+    for number, add in enumerate((writer.add_unk_token_id, writer.add_bos_token_id, writer.add_eos_token_id)):
+        add(number)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name != "lm_head.weight":  # which the embedding is
+            if "q_proj" in name or "k_proj" in name:
+                tensor = tensor.unflatten(0, (config.num_attention_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+            writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_is_unpacked_into_the_model_and_the_tokens_that_it_has(folder, tmp_path, capsys):
+    packed(folder, tmp_path / "small.gguf")
+    command.main(["unpack", str(tmp_path / "small.gguf"), str(tmp_path / "unpacked")])
+    assert capsys.readouterr().out.endswith("unpacked\n")
+    found, plain = (LlamaForCausalLM.from_pretrained(each) for each in (tmp_path / "unpacked", folder))
+    text = torch.randint(0, 200, (2, 7))
+    torch.testing.assert_close(found(input_ids=text).logits, plain(input_ids=text).logits)
+    one, other = (
+        pretrained.tokenizer_of(str(each)).encode(TEXTS["german"]) for each in (tmp_path / "unpacked", folder)
+    )
+    assert one.ids == other.ids
+    with pytest.raises(SystemExit, match="no file .*; expected a model in the format GGUF"):
+        command.main(["unpack", str(tmp_path / "none.gguf"), str(tmp_path / "other")])
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_short_lesson_is_another_study_and_of_anothers_model(given, folder, tmp_path):
+    corpus.write(tmp_path / "bytes.npz", given)
+    command.main(["tokens", str(tmp_path / "bytes.npz"), str(tmp_path / "tokens.npz"), "--pretrained", str(folder)])
+    where = [str(tmp_path / "tokens.npz"), "--results", str(tmp_path), "--work", str(tmp_path / "work")]
+    asked = ["--pretrained", str(folder), "--short", "--adapter", "--rehearse", "--only", "Kronecker, merged weights"]
+    command.main(["recipes", *where, *asked])
+    page = (tmp_path / "adapter-recipes-small-llama-short.md").read_text()
+    assert "--pretrained small-llama --short CORPUS" in page
+    with pytest.raises(SystemExit, match="--short is a lesson of another's model; give --pretrained"):
+        command.main(["recipes", *where, "--short"])
