@@ -157,6 +157,7 @@ _A_GEM_PROTOCOL = Study(
             Row("RWalk", "RWalk-batch", differs="totals as the paper has them, its code adds more", tried=_RWALK),
             Row("EWC", "EWC", {"learning_rate": 0.03}, differs="importance is not scaled to 1", tried=_EWC_ONCE),
             Row("SI", "SI", tried=_SI_ONCE),
+            Row("SI, held after steps", "SI", {"implicit": True}, seeds=1, tried=_SI_ONCE),
             Row("MAS", "MAS", differs="importance is not scaled to 1", tried=_MAS_ONCE),
             Row("RWalk, of samples", "RWalk", {"engine": "fast"}, seeds=1, tried=_RWALK),
             Row("online EWC", "online-EWC", seeds=1, tried=_ONLINE_ONCE),
