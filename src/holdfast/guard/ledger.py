@@ -186,6 +186,11 @@ class Ledger:
         return self._clamped(self.total) if self.strengths is not None or self.damping else self.held
 
     @property
+    def held_names(self) -> set[str]:
+        """The parameters that some block holds."""
+        return {name for matrix in self.held.values() for name in matrix.block.parameters}
+
+    @property
     def added_to(self) -> Mapping[str, Matrix]:
         """Q of the tasks so far, to which the next one's will be added: of a measure that replaces it, none."""
         return {} if self.measure.total == "replace" else self.total

@@ -119,7 +119,7 @@ def _held(memory: Memory) -> list[str]:
     if memory.holds and (not memory.strength or isinstance(memory.driving.measure, FineTune)):
         return [f"holds no weight to its place; protects {amount(protected.values())}"]  # others do the keeping
     verb = "holds" if memory.strength else "at strength 0 does not hold"
-    with_importance = {name for matrix in memory.driving.held.values() for name in matrix.block.parameters}
+    with_importance = memory.driving.held_names
     with_importance |= {n for weight, parts in memory.merged.parts.items() if weight in with_importance for n in parts}
     anchored = memory.anchor.keys() | memory.merged.names  # an adapter's may be of another rank by now
     known = {name: p for name, p in protected.items() if name in anchored and name in with_importance}

@@ -15,6 +15,7 @@ from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.task_share import LATER, LEAST, STEPS, some_of
 from holdfast.guard.noticing.telling import is_capturing, tell
 from holdfast.tensors.sharding import like_parameter, local
+from holdfast.tensors.storage import widest_dtype
 
 
 class Standstill:
@@ -55,14 +56,14 @@ class Standstill:
     @torch.no_grad()
     def _distance(self, owned: Mapping[str, nn.Parameter]) -> Tensor:
         """Return the sum of |θ − θ*| over some elements of all that is held."""
-        memory, total = self.memory, torch.zeros((), dtype=torch.float64)
-        held = {name for matrix in memory.driving.held.values() for name in matrix.block.parameters}
-        for name in held & owned.keys() & memory.anchor.keys():
+        anchor, terms = self.memory.anchor, []
+        for name in self.memory.driving.held_names & owned.keys() & anchor.keys():
             own = local(owned[name])
             if own.numel():
-                here, there = some_of(own), some_of(local(like_parameter(memory.anchor[name], owned[name])))
-                total += (here - there.to(here.device)).abs().mean().double().cpu() * own.numel()
-        return total
+                here, there = some_of(own), some_of(like_parameter(anchor[name], owned[name]))
+                apart = (here - there.to(here.device)).abs().mean()
+                terms.append(apart.to(widest_dtype(own.device)) * own.numel())
+        return torch.stack([term.to(terms[0].device) for term in terms]).sum() if terms else torch.zeros(())
 
 
 _TOO_STRONG = (

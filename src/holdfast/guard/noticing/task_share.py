@@ -23,6 +23,7 @@ from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.stability import may_be_told_implicit, sgd_groups
 from holdfast.guard.noticing.telling import is_capturing, tell
 from holdfast.tensors.sharding import local
+from holdfast.tensors.storage import widest_dtype
 
 STEPS = 8
 """Steps of a task that are looked at: the first, from weights that are where they are held."""
@@ -70,7 +71,7 @@ class TaskShare:
         self._step = step = max((memory.steps.get(name, 0) for name in owned), default=0) - counted
         if (STEPS <= step < LATER - STEPS) or step >= LATER or is_capturing() or sgd_groups(optimizer):
             return
-        held_by = {name for matrix in memory.driving.held.values() for name in matrix.block.parameters}
+        held_by = memory.driving.held_names
         grads = {name: p.grad for name, p in owned.items() if name in held_by or name in memory.held_elsewhere}
         self._noted = {
             n: some_of(g) for n, g in grads.items() if g is not None and not g.is_sparse and local(g).numel()
@@ -117,7 +118,7 @@ def _parts(task: Tensor, handed: Tensor | None) -> Tensor:
     pull = torch.zeros_like(task) if handed is None else some_of(handed) - task
     left = task.square() / torch.hypot(task, pull).clamp(min=torch.finfo(task.dtype).tiny)
     elements = 1 if handed is None else local(handed).numel() / task.numel()
-    return torch.stack([left.sum(), task.abs().sum()]).double().mul(elements)
+    return torch.stack([left.sum(), task.abs().sum()]).to(widest_dtype(task.device)).mul(elements)
 
 
 _TOO_STRONG = (

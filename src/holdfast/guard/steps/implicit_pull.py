@@ -47,7 +47,7 @@ class ImplicitPull:
         """
         if not hold or not self.memory.pulled_after:
             return
-        held = {name for matrix in self.memory.driving.held.values() for name in matrix.block.parameters}
+        held = self.memory.driving.held_names
         for bundle in bundles:
             for i, (name, parameter) in enumerate(zip(bundle.names, bundle.parameters, strict=True)):
                 if name in held and parameter.grad is None:
