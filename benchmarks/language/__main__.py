@@ -135,8 +135,9 @@ def _of_recipes(options: argparse.Namespace) -> Settings:
     settings, folder = SHORT if options.short else PRETRAINED, options.pretrained
     settings = REHEARSAL if options.rehearse else settings
     vocabulary = tokenizer_of(folder).get_vocab_size()
-    own = {"pretrained": folder, "vocabulary": vocabulary, "start": line_end(folder), "lesson": PRETRAINED.lesson}
-    return recipes.study_settings(dataclasses.replace(settings, **own))
+    own = {"pretrained": folder, "vocabulary": vocabulary, "start": line_end(folder)}
+    kept = {"lesson": PRETRAINED.lesson, "read": PRETRAINED.read}
+    return recipes.study_settings(dataclasses.replace(settings, **own, **kept))
 
 
 def _which(options: argparse.Namespace) -> str:

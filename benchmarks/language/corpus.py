@@ -34,6 +34,11 @@ class Corpus:
 
     def of(self, language: str, part: str) -> Tensor:
         """Return a language's text, as bytes or tokens."""
+        if (language, part) not in self.texts:
+            raise SystemExit(
+                f"The corpus has no {language}. One with English, Python, German and C is made by: "
+                "python -m benchmarks.language prepare --sequence CORPUS"
+            )
         return self.texts[language, part]
 
     def digest(self) -> str:

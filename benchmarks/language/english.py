@@ -218,6 +218,8 @@ def kind_of(settings: Settings) -> str:
         del kept["pretrained"]
     if settings.vocabulary == BYTES:  # as it was when there was no other
         del kept["vocabulary"]
+    if settings.read == Settings().read:  # likewise
+        del kept["read"]
     looked = {way: [name for name in MEASURES if name in names] for way, names in settings.compared.items()}
     if looked != {way: list(MEASURES) for way in WAYS}:  # as it was when the first networks were named
         kept["looked"] = looked

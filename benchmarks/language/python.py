@@ -11,7 +11,7 @@ from benchmarks.language import training
 from benchmarks.language.corpus import LANGUAGES, Corpus
 from benchmarks.language.english import Taught, weights_of
 from benchmarks.language.settings import UNGUARDED, Settings
-from benchmarks.language.training import Device, batches, bits_per_byte
+from benchmarks.language.training import Device, batches, bits_per_byte, spread
 
 FINE_TUNE = "fine-tune"
 
@@ -114,6 +114,8 @@ def _batches(lesson: Lesson, settings: Settings, corpus: Corpus) -> Iterator[Ten
 
 def _losses(settings: Settings, corpus: Corpus, device: Device, taught: Taught) -> list[float]:
     return [
-        bits_per_byte(device, taught.model, corpus.of(language, "validation"), settings.windows, settings.context)
+        bits_per_byte(
+            device, taught.model, spread(corpus.of(language, "validation"), settings.windows, settings.context)
+        )
         for language in LANGUAGES
     ]

@@ -1,4 +1,4 @@
-"""What the recipes come to: English lost at equal gain, chosen on one half of the English and read off on the other."""
+"""What the recipes come to: old text lost at equal gain, chosen on one half of it and read off on the other."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from benchmarks.language.corpus import corpora
 from benchmarks.language.frontier import Mean, lost_at
 from benchmarks.language.recipes import PIECES, RECIPES, SHARES, Looked, Recipe, Trial, gained
+from benchmarks.language.settings import OWN
 from holdfast.whole_files import write_whole
 
 GAINS = (0.90, 0.95)
@@ -38,11 +39,11 @@ def page(looked: Sequence[Looked], recipes: Sequence[Recipe] = RECIPES, flags: s
         *(f"- {key}: {value}" for key, value in where.items()),
         "",
         (
-            f"English lost in bits a byte where {lesson} has so much of what fine-tuning gains, ± the standard error "
-            f"over seeds, each of which has {_of_a_seed(flags)} of its own. Every recipe with anything to choose has "
-            f"{tries} trials, "
+            f"{old_of(looked)} lost in bits a byte where {lesson} has so much of what fine-tuning gains, ± the standard "
+            f"error over seeds, each of which has {_of_a_seed(flags)} of its own. Every recipe with anything to choose "
+            f"has {tries} trials, "
             f"and each trained network is averaged with the one before at {shares}. Which trial is best is "
-            "chosen on one half of the English kept apart and read off on the other, both ways round, and the two are "
+            f"chosen on one half of {_apart(looked)} and read off on the other, both ways round, and the two are "
             "averaged. “–”: trials do not lie on both sides of that gain. Own text is what the model "
             f"wrote before it learned {lesson}, {PIECES} pieces; English is as many pieces of {_english(flags)}; "
             "distilled, the model's outputs then are the target. A rotated guard is measured on 256 pieces. Each table "
@@ -61,8 +62,20 @@ def page(looked: Sequence[Looked], recipes: Sequence[Recipe] = RECIPES, flags: s
 
 def lesson_of(looked: Sequence[Looked]) -> str:
     """Return what was learned after English."""
-    _, lesson = looked[0].before
+    *_, lesson = looked[-1].before
     return str(lesson).capitalize()
+
+
+def old_of(looked: Sequence[Looked]) -> str:
+    """Return the old text of which the loss is told."""
+    old, *_ = looked[-1].before
+    return str(old).capitalize()
+
+
+def _apart(looked: Sequence[Looked]) -> str:
+    if old_of(looked) == OWN.capitalize():
+        return "own text that was written for this alone, where the loss rises by the divergence KL(before ‖ after),"
+    return "the English kept apart"
 
 
 def _of_a_seed(flags: str) -> str:
@@ -127,7 +140,13 @@ def _gained(found: Looked, share: str) -> float:
 
 
 def _lost(found: Looked, share: str, half: int) -> float:
-    return found.after[share]["english"][half] - found.before["english"][half]
+    old, *_ = found.before
+    return rise(found, share, old, half)
+
+
+def rise(found: Looked, share: str, text: str, half: int) -> float:
+    """Return what a network has lost of a text."""
+    return found.after[share][text][half] - found.before[text][half]
 
 
 def networks_of(looked: Sequence[Looked], name: str, recipes: Sequence[Recipe] = RECIPES) -> list[str]:
@@ -216,16 +235,19 @@ def _said(seeds: Sequence[int]) -> str:
 def _trials(here: Sequence[Looked], recipes: Sequence[Recipe]) -> list[str]:
     """Return a table of what was trained, before any averaging, on all of the text."""
     free = {found.network: _gained(found, TRAINED) for found in here if found.trial.recipe == RECIPES[0].name}
-    lines = [
-        f"| recipe | s | old text | {lesson_of(here)}, of fine-tuning's | English lost | seeds |",
-        "|---|---|---|---|---|---|",
-    ]
+    *read, _ = here[-1].before
+    heads = "recipe", "s", "old text", f"{lesson_of(here)}, of fine-tuning's"
+    columns = [*heads, *(f"{text.capitalize()} lost" for text in read), "seeds"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     known = [recipe for recipe in recipes if recipe.merged_by is None]
     for trial in dict.fromkeys(trial for recipe in known for trials in recipe.searches() for trial in trials):
         mine = [found for found in here if found.trial == trial and found.network in free]
         if mine:
             share = Mean.over([_gained(found, TRAINED) / free[found.network] for found in mine])
-            gone = Mean.over([sum(_lost(found, TRAINED, half) for half in HALVES) / len(HALVES) for found in mine])
-            cells = (trial.recipe, f"{trial.strength:g}", f"{trial.old:g}", share, gone, len(mine))
+            gone = [
+                Mean.over([sum(rise(found, TRAINED, text, half) for half in HALVES) / len(HALVES) for found in mine])
+                for text in read
+            ]
+            cells = (trial.recipe, f"{trial.strength:g}", f"{trial.old:g}", share, *gone, len(mine))
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines

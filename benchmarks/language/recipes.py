@@ -20,10 +20,11 @@ from benchmarks.language.english import Taught, is_learned, learn_english, new_g
 from benchmarks.language.lines import add
 from benchmarks.language.lines import read as read_lines
 from benchmarks.language.pretrained import Pretrained
-from benchmarks.language.settings import SMALLER, Settings
-from benchmarks.language.training import Device, batches, bits_per_byte, teach
+from benchmarks.language.settings import OWN, SMALLER, Settings
+from benchmarks.language.training import Device, batches, bits_per_byte, spread, teach
 from holdfast import Consolidator, Fisher, Form, Hold, Kronecker
 from holdfast.forms import Matrix
+from holdfast.seeding import derive_seed
 
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Of the trained weights in the average with those before."""
@@ -125,6 +126,7 @@ class Looked:
     seed: int
     network: str
     before: dict[str, list[float]]
+    """By what is read: that of which the loss is told first, and the lesson last."""
     after: dict[str, dict[str, list[float]]]
     """By the share of the trained weights."""
     seconds: float
@@ -145,7 +147,7 @@ class Looked:
 
 def gained(before: dict[str, list[float]], after: dict[str, list[float]]) -> float:
     """Return what was learned of the lesson, on all of its text kept apart: where to look is no recipe's choice."""
-    _, lesson = before
+    *_, lesson = before
     pairs = list(zip(before[lesson], after[lesson], strict=True))
     return sum(then - now for then, now in pairs) / len(pairs)
 
@@ -157,11 +159,11 @@ class Kitchen:
         self, settings: Settings, corpus: Corpus, device: Device, seed: int, folder: Path, way: str = "full"
     ) -> None:
         self.settings, self.corpus, self.device, self.seed, self.folder = settings, corpus, device, seed, folder
-        self.way, self.read = way, corpus.digest()
+        self.way, self.digest = way, corpus.digest()
         self.taught: Taught = start_python(settings, device, seed, folder, way)
-        self.languages = "english", settings.lesson
         self._guard: tuple[tuple[Any, ...], Consolidator] | None = None
         self._tuned: dict[str, Tensor] | None = None
+        self._halves = {text: self._apart(text) for text in (*settings.read, settings.lesson)}
         self.before = self.losses()
 
     @property
@@ -169,38 +171,45 @@ class Kitchen:
         return self.taught.model
 
     def losses(self) -> dict[str, list[float]]:
-        """Return the losses of the model as it is, on both halves of each language's text."""
-        found = {}
-        for language in self.languages:
-            halves = self.corpus.of(language, "validation").tensor_split(2)
-            windows = max(1, self.settings.windows // 2)
-            model, context = self.taught.model, self.settings.context
-            found[language] = [
-                bits_per_byte(self.device, model, half, windows, context, self.corpus.lengths) for half in halves
-            ]
-        return found
+        """Return the losses of the model as it is, on both halves of each text."""
+        return {
+            text: [bits_per_byte(self.device, self.taught.model, half, self.corpus.lengths) for half in halves]
+            for text, halves in self._halves.items()
+        }
+
+    def _apart(self, text: str) -> list[Tensor]:
+        """Return pieces of a text that nothing learns from, in two halves."""
+        settings = self.settings
+        if text == OWN:
+            written = self._own(settings.windows, derive_seed(self.seed, "read"), "read")
+            pieces = torch.stack([piece.tokens for piece in written.pieces]).to(self.device.device)
+            return list(pieces.tensor_split(2))
+        halves = self.corpus.of(text, "validation").tensor_split(2)
+        return [spread(half, max(1, settings.windows // 2), settings.context) for half in halves]
 
     def pairs(self, text: str, size: int) -> list[tuple[Tensor, Tensor]]:
         """Return batches of English, or of the model's own text, with the bytes that come next."""
         if text == "own":
-            return [_pair(batch) for batch in self._own().batches(size)]
+            pieces = min(PIECES, 8 * self.settings.measured)
+            return [_pair(batch) for batch in self._own(pieces, self.seed, "text").batches(size)]
         pieces = self._pieces(text, PIECES, "old", size)
         return [(piece[:, :-1], piece[:, 1:]) for piece in pieces]
 
-    def _own(self) -> holdfast.OwnText:
+    def _own(self, pieces: int, seed: int, purpose: str) -> holdfast.OwnText:
+        """Return what the model writes before the lesson."""
         self.taught.restart()
         with torch.autocast(self.device.device.type, torch.bfloat16, enabled=self.device.on_gpu):
             return holdfast.write_text(
                 # which by itself has a cache of what it has read
                 self.model.model if isinstance(self.model, Pretrained) else self.model,
-                min(PIECES, 8 * self.settings.measured),
+                pieces,
                 self.settings.context - 1,  # and the byte that it begins with
                 start=self.settings.start,
                 end=None,
-                seed=self.seed,
-                batch_size=256,
+                seed=seed,
+                batch_size=PIECES,
                 # With an adapter the model is another to whoever reads the folder, though it writes the same.
-                store=self.folder / ("own-text" if self.way == "full" else f"own-text-{self.way}"),
+                store=self.folder / f"own-{purpose}{'' if self.way == 'full' else f'-{self.way}'}",
             )
 
     def _pieces(self, language: str, pieces: int, purpose: str, size: int = 64) -> Iterator[Tensor]:
@@ -279,7 +288,7 @@ class Kitchen:
                 break
         self.device.synchronise()
         seconds = time.perf_counter() - began
-        where = self.device.name, self.read
+        where = self.device.name, self.digest
         return Looked(trial, self.seed, self.taught.network, self.before, after, seconds, *where)
 
     def _go_between(self, trained: dict[str, Tensor], share: float, by: Any) -> None:
@@ -293,7 +302,8 @@ class Kitchen:
     def _forms_of_both(self, form: Form | str, trained: dict[str, Tensor]) -> list[Mapping[str, Matrix]]:
         """Return what each network weighs its weights with, on its own language."""
         found = []
-        for language, weights in zip(self.languages, (self.taught.start, trained), strict=True):
+        languages = "english", self.settings.lesson
+        for language, weights in zip(languages, (self.taught.start, trained), strict=True):
             self.model.load_state_dict(weights)
             guard = Consolidator(self.model, Fisher(self.settings.measured, labels="sampled"), form=form)
             guard.consolidate([piece[:, :-1] for piece in self._pieces(language, self.settings.measured, "measured")])

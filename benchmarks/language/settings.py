@@ -73,6 +73,9 @@ class Settings:
     """The token that own text begins with: a line's end."""
     lesson: str = "python"
     """What is taught after English."""
+    read: tuple[str, ...] = ("english",)
+    """What is read before and after the lesson, in the order of worth: what a recipe loses is told of the first. Own
+    text is what the model wrote before, other pieces than those that keep it."""
 
     english_steps: int = 2500
     english_batch: int = 64
@@ -141,8 +144,19 @@ HUGE = Settings(
 """110 million weights over tokens of some four bytes, which read every English text about six times: as near to a
 pretrained model as a card comes in minutes."""
 
-PRETRAINED = Settings(lesson="german", python_rate={"full": 1e-4, "lora": 1e-3})
-"""Another's network, which knows English, and of German little."""
+OWN = "own text"
+PRETRAINED = Settings(
+    lesson="german",
+    read=(OWN, "english", "python"),
+    python_steps=100,
+    python_batch=16,
+    python_rate={"full": 1e-4, "lora": 1e-3},
+)
+"""Another's network, which knows English, and of German little.
+
+No text at hand is what it learned from. Its own is drawn from what it was, so that the loss there rises by the mean of
+log p_before − log p_after: the divergence KL(before ‖ after), which a tolerance counts.
+"""
 
 SHORT = replace(PRETRAINED, context=128, python_steps=100, python_batch=4, windows=64)
 """Likewise, a lesson of 51,200 tokens, which a processor gets through in minutes."""

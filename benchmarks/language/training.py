@@ -115,31 +115,28 @@ def batches(text: Tensor, steps: int, size: int, context: int, *purpose: str | i
         yield _windows(text, chosen, context)
 
 
+def spread(text: Tensor, windows: int, context: int) -> Tensor:
+    """Return pieces that are spread evenly over a text, ``[windows, context + 1]``."""
+    starts = torch.linspace(0, len(text) - context - 1, windows, dtype=torch.float64).long().to(text.device)
+    return _windows(text, starts, context)
+
+
 @torch.no_grad()
-def bits_per_byte(
-    device: Device, model: GPT | Pretrained, text: Tensor, windows: int, context: int, lengths: Tensor | None = None
-) -> float:
-    """Return the mean loss over pieces that are spread evenly over a text.
+def bits_per_byte(device: Device, model: GPT | Pretrained, pieces: Tensor, lengths: Tensor | None = None) -> float:
+    """Return the mean loss of predicting each byte of pieces from those before it.
 
     Args:
         device: where the model runs.
         model: what predicts.
-        text: bytes, or other tokens.
-        windows: how many pieces.
-        context: how long they are.
+        pieces: bytes, or other tokens, ``[N, T + 1]``.
         lengths: how many bytes each kind of token stands for; one unless it is given.
     """
-    starts = torch.linspace(0, len(text) - context - 1, windows, dtype=torch.float64).long().to(text.device)
     model.eval()
-    losses, counts = [], []
-    for chosen in starts.split(EVALUATED_TOGETHER):
-        pieces = _windows(text, chosen, context)
-        losses.append(device.loss(model, pieces) * len(chosen))
-        if lengths is not None:
-            counts.append(lengths[pieces[:, 1:]].sum())
+    losses = [device.loss(model, some) * len(some) for some in pieces.split(EVALUATED_TOGETHER)]
     model.train()
-    bits = float(torch.stack(losses).sum()) / windows / math.log(2)
-    return bits if lengths is None else bits * windows * context / int(torch.stack(counts).sum())
+    following = pieces[:, 1:]
+    bits = float(torch.stack(losses).sum()) / len(pieces) / math.log(2)
+    return bits if lengths is None else bits * following.numel() / int(lengths[following].sum())
 
 
 def _windows(text: Tensor, starts: Tensor, context: int) -> Tensor:

@@ -19,7 +19,7 @@ from benchmarks.language.lora import adapt
 from benchmarks.language.python import FINE_TUNE, Learned, Lesson
 from benchmarks.language.settings import ADAPTER_MEASURES, FORMS, MEASURES, Settings
 from benchmarks.language.sources import Source
-from benchmarks.language.training import Device, batches, bits_per_byte, schedule
+from benchmarks.language.training import Device, batches, bits_per_byte, schedule, spread
 from holdfast.forms import DiagonalMatrix, Rotated, RotatedMatrix
 from holdfast.persample.reductions import joined
 from holdfast.seeding import generator_for
@@ -286,7 +286,7 @@ def test_each_byte_is_predicted_from_those_before():
 def test_losses_are_bits_a_byte_over_the_whole_text(cpu):
     model = GPT(16, 1, 2, 8)
     torch.nn.init.zeros_(model.logits.weight)
-    assert bits_per_byte(cpu, model, torch.arange(200, dtype=torch.uint8), 5, 8) == pytest.approx(8.0)
+    assert bits_per_byte(cpu, model, spread(torch.arange(200, dtype=torch.uint8), 5, 8)) == pytest.approx(8.0)
 
 
 def test_the_rate_rises_and_falls_to_nothing(cpu):

@@ -1,6 +1,8 @@
 """Another's language model goes through the study of recipes: its tokens, own text, an adapter, and what is told."""
 
 import json
+import math
+from dataclasses import replace
 
 import gguf
 import pytest
@@ -10,11 +12,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.language import __main__ as command
 from benchmarks.language import corpus, pretrained, recipes, tokens
+from benchmarks.language.english import learn_english
 from benchmarks.language.lora import Adapted, adapt
+from benchmarks.language.settings import PRETRAINED, REHEARSAL
+from benchmarks.language.training import Device
+from holdfast import OwnText
 
 TEXTS = {
     "english": "The quick brown fox jumps over the lazy dog, and nobody minds.\n",
     "german": "Der schnelle Fuchs springt über den faulen Hund, und niemand grämt sich.\n",
+    "python": "def fox(dog: str) -> bool:\n    return len(dog) < 3  # lazy\n",
 }
 
 
@@ -77,15 +84,39 @@ def test_the_command_teaches_it_german(adapter, given, folder, tmp_path, capsys)
     lines = tmp_path / ("adapter-recipes-small-llama.jsonl" if adapter else "recipes-small-llama.jsonl")
     looked = recipes.read(lines)
     assert {found.trial.recipe for found in looked} == {"fine-tuning", *asked}
-    assert all(list(found.before) == ["english", "german"] for found in looked)
+    assert all(list(found.before) == ["own text", "english", "python", "german"] for found in looked)
     assert len({found.network for found in looked}) == 1
     page = lines.with_suffix(".md").read_text()
-    assert "English and then German" in page and "of the corpus; " in page and "--pretrained small-llama" in page
+    told = "English and then German", "of the corpus; ", "--pretrained small-llama", "KL(before ‖ after)"
+    assert all(words in page for words in (*told, "Own text lost in bits a byte"))
+    assert "| Own text lost | English lost | Python lost | seeds |" in page
     assert "German -" in capsys.readouterr().out  # it learns
     command.main(["recipes", str(tmp_path / "tokens.npz"), *where, *flags])
     assert len(lines.read_text().splitlines()) == len(looked)  # nothing twice
     command.main(["recipes", str(tmp_path / "tokens.npz"), *where, *flags, "--seeds", "7"])
     assert len({found.network for found in recipes.read(lines)}) == 2  # which the batches of a seed tell apart
+
+
+def test_what_is_lost_is_told_of_own_text_that_nothing_learns_from(given, folder, tmp_path):
+    encoded = tokens.encoded_for(given, pretrained.tokenizer_of(str(folder)))
+    own = {"pretrained": str(folder), "vocabulary": encoded.vocabulary, "start": pretrained.line_end(str(folder))}
+    settings = replace(REHEARSAL, **own, lesson="german", read=PRETRAINED.read, compared={"full": ()})
+    cpu = Device(torch.device("cpu"))
+    learn_english(settings, encoded, cpu, 3, tmp_path)
+    kitchen = recipes.Kitchen(settings, encoded, cpu, 3, tmp_path)
+    read, kept = OwnText.load(tmp_path / "own-read"), kitchen.pairs("own", 64)
+    assert len(read) == settings.windows
+    kept_rows = {tuple(row.tolist()) for tokens_, _ in kept for row in tokens_}
+    assert not kept_rows & {tuple(piece.tokens[:-1].tolist()) for piece in read.pieces}
+    for half, bits in zip((read.pieces[:8], read.pieces[8:]), kitchen.before["own text"], strict=True):
+        nats = -sum(float(piece.log_probabilities.sum()) for piece in half)
+        length = sum(int(encoded.lengths[piece.written].sum()) for piece in half)
+        assert bits == pytest.approx(nats / math.log(2) / length, rel=1e-4)
+
+
+def test_a_corpus_without_a_text_is_told_of(given):
+    with pytest.raises(SystemExit, match=r"The corpus has no c\. One with English, Python, German and C is made by"):
+        given.of("c", "train")
 
 
 def test_a_folder_without_a_model_is_told_of(tmp_path, given):

@@ -49,7 +49,7 @@ def test_losses_are_shared_out_over_the_bytes_that_tokens_stand_for():
     torch.manual_seed(0)
     model = GPT(16, 1, 2, context, found.vocabulary)
     window = text[: context + 1].long()
-    bits = bits_per_byte(Device(torch.device("cpu")), model, window, 1, context, found.lengths)
+    bits = bits_per_byte(Device(torch.device("cpu")), model, window[None], found.lengths)
     with torch.no_grad():
         nats = cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum")
     assert bits == pytest.approx(nats.item() / math.log(2) / int(found.lengths[window[1:]].sum()), rel=1e-6)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from benchmarks.language.gpt import GPT
-from benchmarks.language.training import Device, batches, bits_per_byte
+from benchmarks.language.training import Device, batches, bits_per_byte, spread
 
 CHOOSES, REPORTED = 0, 1
 """The halves of what is kept apart: one to choose by, and one whose numbers are told."""
@@ -37,7 +37,8 @@ class Text(Kind):
 
     def __init__(self, name: str, context: int, train: Tensor, apart: Tensor, windows: int) -> None:
         super().__init__(name, context)
-        self.train, self.halves, self.windows = train, apart.tensor_split(2), max(1, windows // 2)
+        self.train = train
+        self.halves = [spread(half, max(1, windows // 2), context) for half in apart.tensor_split(2)]
 
     def batches(self, steps: int, size: int, *purpose: str | int) -> Iterator[Tensor]:
         """Yield pieces from anywhere in the text."""
@@ -45,4 +46,4 @@ class Text(Kind):
 
     def wrong(self, device: Device, model: GPT) -> list[float]:
         """Return bits a byte."""
-        return [bits_per_byte(device, model, half, self.windows, self.context) for half in self.halves]
+        return [bits_per_byte(device, model, half) for half in self.halves]
