@@ -40,8 +40,8 @@ def page(looked: Sequence[Looked], recipes: Sequence[Recipe] = RECIPES, flags: s
         "",
         (
             f"{old_of(looked)} lost in bits a byte where {lesson} has so much of what fine-tuning gains, ± the "
-            f"standard error over seeds, each of which has {_of_a_seed(flags)} of its own. Every recipe with anything to choose "
-            f"has {tries} trials, "
+            f"standard error over seeds, each of which has {_of_a_seed(flags)} of its own. Every recipe with anything "
+            f"to choose has {tries} trials, "
             f"and each trained network is averaged with the one before at {shares}. Which trial is best is "
             f"chosen on one half of {_apart(looked)} and read off on the other, both ways round, and the two are "
             "averaged. “–”: trials do not lie on both sides of that gain. Own text is what the model "
