@@ -2,9 +2,21 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+
+class OfANetwork(Protocol):
+    """What was found of one network."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def network(self) -> str: ...
+
+
+Found = TypeVar("Found", bound=OfANetwork)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -18,6 +30,24 @@ def read(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             print(f"{path}: left out what is no whole line: {line[:60]!r}", flush=True)
     return found
+
+
+def studies(found: Sequence[Found]) -> list[list[Found]]:
+    """Return what was found of each seed's latest network, then of those before: one that had to be trained again is
+    another, though it has the same seed."""
+    networks: dict[int, list[str]] = {}
+    for each in found:
+        if each.network not in networks.setdefault(each.seed, []):
+            networks[each.seed].append(each.network)
+    most = max(map(len, networks.values()), default=0)
+    latest = [{names[-1 - back] for names in networks.values() if back < len(names)} for back in range(most)]
+    return [[each for each in found if each.network in chosen] for chosen in latest]
+
+
+def named_networks(found: Sequence[Found]) -> str:
+    """Name the networks of a study."""
+    named = {each.seed: each.network.rpartition("-")[2] for each in found}
+    return "networks " + ", ".join(f"{network} of seed {seed}" for seed, network in sorted(named.items()))
 
 
 def add(path: Path, found: Mapping[str, Any]) -> None:

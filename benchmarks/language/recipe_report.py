@@ -5,6 +5,7 @@ from pathlib import Path
 
 from benchmarks.language.corpus import corpora
 from benchmarks.language.frontier import Mean, lost_at
+from benchmarks.language.lines import named_networks, studies
 from benchmarks.language.recipes import PIECES, RECIPES, SHARES, Looked, Recipe, Trial, gained
 from benchmarks.language.settings import OWN
 from holdfast.whole_files import write_whole
@@ -88,24 +89,12 @@ def _english(flags: str) -> str:
     return "the corpus" if "--pretrained" in flags else "what it learned from"
 
 
-def studies(looked: Sequence[Looked]) -> list[list[Looked]]:
-    """Return what was seen of each seed's latest network, then of those before: one of two alike in seed is another."""
-    networks: dict[int, list[str]] = {}
-    for found in looked:
-        if found.network not in networks.setdefault(found.seed, []):
-            networks[found.seed].append(found.network)
-    most = max(map(len, networks.values()), default=0)
-    latest = [{each[-1 - back] for each in networks.values() if back < len(each)} for back in range(most)]
-    return [[found for found in looked if found.network in chosen] for chosen in latest]
-
-
 def _heading(here: Sequence[Looked], what: str, *, several: bool) -> list[str]:
     """Return a heading that tells studies apart, where there are several."""
     if not several:
         return ["", f"## {what}"] if what else []
-    named = {found.seed: found.network.rpartition("-")[2] for found in here}
-    which = "Networks " + ", ".join(f"{network} of seed {seed}" for seed, network in sorted(named.items()))
-    return ["", f"## {what}{': ' if what else ''}{which.lower() if what else which}"]
+    which = named_networks(here)
+    return ["", f"## {what}: {which}" if what else f"## {which.capitalize()}"]
 
 
 def lost(looked: Sequence[Looked], network: str, name: str, gain: float, *, averaged: bool) -> float | None:

@@ -150,6 +150,7 @@ PRETRAINED = Settings(
     read=(OWN, "english", "python"),
     python_steps=100,
     python_batch=16,
+    windows=128,
     python_rate={"full": 1e-4, "lora": 1e-3},
 )
 """Another's network, which knows English, and of German little.

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.language import corpus, plot, recipe_plot, recipe_report, recipes, small_forms
 from benchmarks.language.adapter_recipes import ADAPTER_RECIPES
+from benchmarks.language.lines import studies
 from benchmarks.language.recipes import OLD, RECIPES, SHARES, Looked, Recipe, Trial
 from benchmarks.language.settings import REHEARSAL
 from benchmarks.language.small_forms import STRENGTHS
@@ -154,7 +155,7 @@ def test_networks_of_one_seed_are_never_mixed():
     second = [made("fine-tuning", 0.0, [1.0, 1.0], [1.0, 1.0], "new")]
     second += [made("rotated", s, [0.2, 0.2], [1.0, 1.0], "new") for s in (1e-3, 3e-3)]
     some = (Recipe("fine-tuning"), Recipe("rotated", (1e-3, 3e-3), guard="rotated", earlier=(0.1, 0.2)))
-    assert recipe_report.studies([*first, *second]) == [second, first]
+    assert studies([*first, *second]) == [second, first]
     assert recipe_report.networks_of([*first, *second], "rotated", some) == ["old", "new"]
     page = recipe_report.page([*first, *second], some)
     tables = page.split("Seeds 0:")[1:]

@@ -6,10 +6,11 @@ from pathlib import Path
 from benchmarks.language.corpus import corpora
 from benchmarks.language.formats.study import GAIN
 from benchmarks.language.frontier import Mean
+from benchmarks.language.lines import studies
 from benchmarks.language.sequence.course import Went
 from benchmarks.language.sequence.keeping import KEEPINGS, Keeping
 from benchmarks.language.sequence.kinds import REPORTED
-from benchmarks.language.sequence.report import chosen, latest, needs
+from benchmarks.language.sequence.report import chosen, needs
 from holdfast.whole_files import write_whole
 
 
@@ -21,7 +22,7 @@ def write(path: Path, went: Sequence[Went]) -> Path:
 
 def page(went: Sequence[Went], keepings: Sequence[Keeping] = KEEPINGS) -> str:
     """Return the page."""
-    here = latest(went)
+    here, *_ = studies(went)
     header = ("first, just learned", "**first, after the second**", "second", "English lost, bits a byte")
     lines = [
         "# An invented format, overwritten by another",

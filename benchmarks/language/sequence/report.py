@@ -5,6 +5,7 @@ from pathlib import Path
 
 from benchmarks.language.corpus import corpora
 from benchmarks.language.frontier import Mean
+from benchmarks.language.lines import named_networks, studies
 from benchmarks.language.sequence.course import Went
 from benchmarks.language.sequence.keeping import FREE, KEEPINGS, Keeping
 from benchmarks.language.sequence.kinds import CHOOSES, REPORTED
@@ -26,15 +27,16 @@ def write(path: Path, went: Sequence[Went], gain: float) -> Path:
 
 def page(went: Sequence[Went], gain: float, keepings: Sequence[Keeping] = KEEPINGS) -> str:
     """Return the page of all courses with one gain."""
-    here = [each for each in latest(went) if each.gain in (gain, 1.0)]
+    every = studies([each for each in went if each.gain in (gain, 1.0)])
+    here, *earlier = every
     kinds = list(here[0].before)
     order = " → ".join(map(str.capitalize, kinds))
     lines = [
         f"# One kind of text after another: {order}",
         "",
         "- command: python -m benchmarks.language sequence CORPUS",
-        f"- machine: {'; '.join(sorted({each.machine for each in here}))}",
-        f"- corpus: {corpora(here)}",
+        f"- machine: {'; '.join(sorted({each.machine for each in went}))}",
+        f"- corpus: {corpora(went)}",
         "",
         (
             "How many bits a byte each kind is worse after all lessons than at its best: English before the first "
@@ -45,29 +47,25 @@ def page(went: Sequence[Went], gain: float, keepings: Sequence[Keeping] = KEEPIN
             "its best as that leaves it. Every recipe with anything to choose has two tries, those that did best where "
             "Python alone was learned; the better one, by the mean over all kinds on the half that chooses, is read "
             "off on the other half. Old text: whether training reads any, or the guard alone is measured on 256 pieces "
-            "of each kind. Old: the mean over all kinds but the last."
+            "of each kind. Old: the mean over all kinds but the last. Forgotten on the way: less what each recipe "
+            "itself had wrong of a kind when it had just learned it. Learned: how much of what fine-tuning learns each "
+            "lesson left, the mean over lessons."
         ),
-        "",
-        *_table(here, keepings, kinds, forgotten=False),
-        "",
-        (
-            "## Forgotten on the way\n\nLess what each recipe itself had wrong of a kind when it had just "
-            "learned it. Learned: how much of what fine-tuning learns each lesson left, the mean over lessons."
-        ),
-        "",
-        *_table(here, keepings, kinds, forgotten=True),
-        "",
-        "## Every course",
-        "",
-        *_courses(here, kinds),
+        *_of_networks(here, keepings, kinds),
     ]
+    for others in earlier:
+        lines += ["", f"# Before, {named_networks(others)}", *_of_networks(others, keepings, kinds)]
     return "\n".join(lines) + "\n"
 
 
-def latest(went: Sequence[Went]) -> list[Went]:
-    """Return the courses of each seed's latest network: one that had to learn English again is another network."""
-    networks = {each.seed: each.network for each in went}
-    return [each for each in went if each.network == networks[each.seed]]
+def _of_networks(here: Sequence[Went], keepings: Sequence[Keeping], kinds: Sequence[str]) -> list[str]:
+    """Return the tables of a study, which has a network for each seed."""
+    tables = {
+        "What is left after all": _table(here, keepings, kinds, forgotten=False),
+        "Forgotten on the way": _table(here, keepings, kinds, forgotten=True),
+        "Every course": _courses(here, kinds),
+    }
+    return [line for title, table in tables.items() for line in ("", f"## {title}", "", *table)]
 
 
 def chosen(went: Sequence[Went], keeping: Keeping) -> dict[int, Went]:
