@@ -358,8 +358,33 @@ def test_forgetting_a_name_that_is_not_there_forgets_none():
     assert guard.anchor.keys() == {"weight", "bias"}
 
 
+def test_parameters_are_forgotten_by_the_patterns_that_protect_takes():
+    guard = consolidated(net())
+    guard.forget("2.*")
+    assert guard.anchor.keys() == guard.importance.keys() == {"0.weight", "0.bias"}
+    guard.forget("*.weight", "0.weight")
+    assert guard.anchor.keys() == guard.importance.keys() == {"0.bias"}
+
+
+def test_a_pattern_that_matches_nothing_forgets_nothing_and_says_what_would():
+    guard = consolidated(net())
+    with pytest.raises(holdfast.ProtectError, match=r"'3\.\*' matches no protected parameter, so nothing was"):
+        guard.forget("2.*", "3.*")
+    with pytest.raises(holdfast.ProtectError, match=r"'2' is not a protected parameter.*Did you mean '2\.\*'"):
+        guard.forget("2")
+    assert guard.anchor.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_name_with_brackets_is_forgotten_by_itself():
+    model = nn.ParameterDict({"a[b]": nn.Parameter(torch.ones(2)), "ab": nn.Parameter(torch.ones(2))})
+    guard = holdfast.Consolidator(model, "L2", 1.0)
+    guard.consolidate()
+    guard.forget("a[b]")
+    assert guard.anchor.keys() == {"ab"}
+
+
 def test_names_that_are_given_as_a_list_are_refused_with_how_to_give_them():
     guard = consolidated(net())
-    with pytest.raises(holdfast.ProtectError, match=r"forget\(\['2.weight'\]\): expected names, one after the other"):
+    with pytest.raises(holdfast.ProtectError, match=r"forget\(\['2.weight'\]\): expected names or patterns, one after"):
         guard.forget(["2.weight"])
     assert "2.weight" in guard.importance
