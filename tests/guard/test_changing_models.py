@@ -130,6 +130,42 @@ def test_a_module_that_is_replaced_by_one_of_the_same_shape_is_followed(implicit
     torch.testing.assert_close(model[0].weight, before - pulled * (before - guard.anchor["0.weight"]))
 
 
+def test_the_penalty_is_of_the_layers_that_the_model_has_now():
+    """Whoever adds it to a loss takes no step at which the guard would look at the model again."""
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.5)
+    guard.consolidate()
+    model[2] = nn.Linear(5, 3).double()
+    value = guard.penalty()
+    away = [(p - guard.anchor[name]).square().sum() for name, p in model.named_parameters()]
+    torch.testing.assert_close(value, 0.5 * sum(away))
+    value.backward()
+    assert float(model[2].weight.grad.abs().sum()) > 0
+    del model[2]
+    assert float(guard.penalty().detach()) == 0
+    del model[0]
+    assert float(guard.penalty().detach()) == 0
+    guard.refresh()
+    assert float(guard.penalty().detach()) == 0
+
+
+@pytest.mark.parametrize("space", ["weights", "merged"])
+@pytest.mark.parametrize("form", ["diagonal", "kronecker"])
+def test_the_penalty_has_nothing_of_an_adapter_that_was_unloaded(space, form):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"], init_lora_weights=False)
+    model = peft.get_peft_model(net(), config)
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, space=space, form=form)
+    guard.consolidate([batch(1)])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora" in name:
+                parameter.add_(0.3)
+    assert float(guard.penalty().detach()) > 0
+    model.unload()
+    assert float(guard.penalty().detach()) == 0
+
+
 def test_a_module_that_is_replaced_by_one_of_another_shape_within_its_first_task_starts_anew():
     model = net()
     guard = holdfast.Consolidator(model, holdfast.SI(), watch=["SOS"])
