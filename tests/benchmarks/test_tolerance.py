@@ -62,6 +62,7 @@ def test_ratios_are_of_what_old_data_lost_and_a_page_has_all_of_them():
 
 
 @pytest.mark.filterwarnings("ignore:. of 4 inputs of the kept set")  # texts of a few letters may be alike by chance
+@pytest.mark.filterwarnings("ignore:The set 'kept' has 4 samples")
 def test_text_of_each_kind_stands_in(text):
     size = text_stand_ins.REHEARSAL
     rows = list(text_stand_ins.rows(corpus.load(text), size))

@@ -63,6 +63,18 @@ def fsdp_layers_that_are_one_group_are_measured_without_the_others(here):
         torch.testing.assert_close(whole(value), expected[name])
 
 
+def fsdp_a_model_that_is_sharded_after_its_first_task_has_the_same_layers(here):
+    """Its parameters are other objects, and none of them is one that was put in another's place."""
+    model = net()
+    guard = holdfast.Consolidator(model, "L2", 0.5)
+    guard.consolidate()
+    sharded(here, model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard.attach(optimizer)
+    loss(model, batch(here.rank)).backward()
+    optimizer.step()
+
+
 def fsdp_the_penalty_is_that_of_all_parts(here):
     model = sharded(here)
     guard, _ = run(model, here.rank, here.size)

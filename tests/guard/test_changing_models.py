@@ -124,9 +124,46 @@ def test_a_module_that_is_replaced_by_one_of_the_same_shape_is_followed(implicit
     guard.attach(optimizer)
     before = model[0].weight.detach().clone()
     (0 * loss(model, batch(0))).backward()
-    optimizer.step()
+    with pytest.warns(holdfast.HoldfastWarning, match="has other parameters than those that were consolidated"):
+        optimizer.step()
     pulled = 0.1 / 1.1 if guard.implicit else 0.1
     torch.testing.assert_close(model[0].weight, before - pulled * (before - guard.anchor["0.weight"]))
+
+
+def test_the_penalty_is_of_the_layers_that_the_model_has_now():
+    """Whoever adds it to a loss takes no step at which the guard would look at the model again."""
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.5)
+    guard.consolidate()
+    model[2] = nn.Linear(5, 3).double()
+    value = guard.penalty()
+    away = [(p - guard.anchor[name]).square().sum() for name, p in model.named_parameters()]
+    torch.testing.assert_close(value, 0.5 * sum(away))
+    value.backward()
+    assert float(model[2].weight.grad.abs().sum()) > 0
+    del model[2]
+    assert float(guard.penalty().detach()) == 0
+    del model[0]
+    assert float(guard.penalty().detach()) == 0
+    guard.refresh()
+    assert float(guard.penalty().detach()) == 0
+
+
+@pytest.mark.parametrize("space", ["weights", "merged"])
+@pytest.mark.parametrize("form", ["diagonal", "kronecker"])
+def test_the_penalty_has_nothing_of_an_adapter_that_was_unloaded(space, form):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"], init_lora_weights=False)
+    model = peft.get_peft_model(net(), config)
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, space=space, form=form)
+    guard.consolidate([batch(1)])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora" in name:
+                parameter.add_(0.3)
+    assert float(guard.penalty().detach()) > 0
+    model.unload()
+    assert float(guard.penalty().detach()) == 0
 
 
 def test_a_module_that_is_replaced_by_one_of_another_shape_within_its_first_task_starts_anew():
@@ -358,8 +395,33 @@ def test_forgetting_a_name_that_is_not_there_forgets_none():
     assert guard.anchor.keys() == {"weight", "bias"}
 
 
+def test_parameters_are_forgotten_by_the_patterns_that_protect_takes():
+    guard = consolidated(net())
+    guard.forget("2.*")
+    assert guard.anchor.keys() == guard.importance.keys() == {"0.weight", "0.bias"}
+    guard.forget("*.weight", "0.weight")
+    assert guard.anchor.keys() == guard.importance.keys() == {"0.bias"}
+
+
+def test_a_pattern_that_matches_nothing_forgets_nothing_and_says_what_would():
+    guard = consolidated(net())
+    with pytest.raises(holdfast.ProtectError, match=r"'3\.\*' matches no protected parameter, so nothing was"):
+        guard.forget("2.*", "3.*")
+    with pytest.raises(holdfast.ProtectError, match=r"'2' is not a protected parameter.*Did you mean '2\.\*'"):
+        guard.forget("2")
+    assert guard.anchor.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_name_with_brackets_is_forgotten_by_itself():
+    model = nn.ParameterDict({"a[b]": nn.Parameter(torch.ones(2)), "ab": nn.Parameter(torch.ones(2))})
+    guard = holdfast.Consolidator(model, "L2", 1.0)
+    guard.consolidate()
+    guard.forget("a[b]")
+    assert guard.anchor.keys() == {"ab"}
+
+
 def test_names_that_are_given_as_a_list_are_refused_with_how_to_give_them():
     guard = consolidated(net())
-    with pytest.raises(holdfast.ProtectError, match=r"forget\(\['2.weight'\]\): expected names, one after the other"):
+    with pytest.raises(holdfast.ProtectError, match=r"forget\(\['2.weight'\]\): expected names or patterns, one after"):
         guard.forget(["2.weight"])
     assert "2.weight" in guard.importance

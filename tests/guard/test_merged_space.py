@@ -364,7 +364,7 @@ def test_strengths_by_pattern_are_of_the_weights():
 def test_a_tolerance_is_met_by_going_back():
     model, inputs = network()
     guard = Consolidator(fresh(model), Fisher(), tolerance=1e-3, form="kronecker", space="merged")
-    guard.keep([inputs + 0.1])
+    guard.keep([inputs + 0.1, inputs + 0.2])
     guard.consolidate([inputs])
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
     guard.attach(optimizer)

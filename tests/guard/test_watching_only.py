@@ -248,7 +248,7 @@ def moved_back(guard, why, first):
 def test_what_was_watched_is_not_moved_by_consolidate_itself():
     model, parts = net(), [batch(0), batch(1)]
     guard = holdfast.Consolidator(model, "EWC-empirical", tolerance=0.02)
-    guard.keep([batch(2)[0]])
+    guard.keep([batch(2, 16)[0]])
     guard.consolidate(parts)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     guard.attach(optimizer)

@@ -267,7 +267,7 @@ def test_an_accelerators_trackers_and_tensorboard_see_it(tmp_path):
     model, optimizer, loader = accelerator.prepare(model, optimizer, data)
     guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=Tolerance(0.01, every=1))
     guard.consolidate([test_accelerate.data().tensors])
-    guard.keep([test_accelerate.data(8).tensors[0] + 1], "old")
+    guard.keep([test_accelerate.data(16).tensors[0] + 1], "old")
     prepare_guard(accelerator, guard, optimizer)
     test_accelerate.epoch(accelerator, model, optimizer, loader)
     log_guard(accelerator, guard, step=4)

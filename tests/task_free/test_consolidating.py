@@ -132,6 +132,34 @@ def test_it_goes_on_where_it_was():
         again.load_state_dict({"steps": 1})
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"steps": -3},
+        {"steps": 2.5},
+        {"steps": "5"},
+        {"steps": 4},
+        {"consolidated": [-1, 5]},
+        {"consolidated": [5, 3]},
+        {"consolidated": [6]},
+        {"consolidated": "12"},
+        {"consolidated": [1.5]},
+        {"plateaus": {"losses": [], "peak": "False", "last": None}},
+        {"plateaus": {"losses": [], "peak": False, "last": [0.1, -0.1]}},
+        {"plateaus": {"losses": [], "peak": False, "last": [0.1, 0.1, 0.1]}},
+    ],
+    ids=str,
+)
+def test_a_state_that_cannot_be_is_refused_and_changes_nothing(changed):
+    guard = holdfast.Consolidator(network(), "L2", 1.0, from_scratch=True)
+    task_free = holdfast.TaskFree(guard)
+    good = {"steps": 5, "consolidated": [3, 5, 5], "plateaus": {"losses": [0.5], "peak": False, "last": [0.1, 0.0]}}
+    task_free.load_state_dict(good)
+    with pytest.raises(StateError, match=r"(no|This) state of (TaskFree|Plateaus)"):
+        task_free.load_state_dict(good | changed)
+    assert task_free.state_dict() == good
+
+
 def test_what_makes_no_sense_is_refused():
     guard = holdfast.Consolidator(network(), "MAS", 1.0)
     with pytest.raises(ConfigurationError, match="expected a Consolidator"):

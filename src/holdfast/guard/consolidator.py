@@ -709,8 +709,15 @@ class Consolidator(NotACallback):
     def forget(self, *names: str) -> None:
         """Let go of parameters: drop their anchor, importance and running state.
 
+        >>> guard.forget("head.weight", "head.bias")
+        >>> guard.forget("head.*")
+
         In a form that has one matrix for several parameters, that lets go of the others' importance too, with a
         warning.
+
+        Args:
+            names: of parameters, as in :attr:`parameters`, or glob patterns of them, as for ``protect``; each has to
+                match one at least, or nothing is forgotten at all.
         """
         forget_all(self._memory, names)
 

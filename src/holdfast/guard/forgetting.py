@@ -1,24 +1,18 @@
 """Letting go of parameters on purpose, and saying what else goes with them."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from holdfast.errors import ProtectError
+from holdfast.guard.arguments.selection import close_to
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.telling import tell
 
 
-def forget_all(memory: Memory, names: Collection[str]) -> None:
-    """Drop all that is known of some parameters, or refuse names that nothing is known of."""
-    for name in names:
-        if not isinstance(name, str):
-            raise ProtectError(
-                f"forget({name!r}): expected names, one after the other, such as forget('head.weight', 'head.bias')."
-            )
-        if not any(name in known for known in (memory.parameters, memory.anchor, memory.merged_anchor)):
-            raise ProtectError(
-                f"{name!r} is not a protected parameter, so nothing was forgotten; see Consolidator.parameters for "
-                "those."
-            )
+def forget_all(memory: Memory, patterns: Sequence[str]) -> None:
+    """Drop all that is known of some parameters, or refuse names and patterns that nothing is known of."""
+    known = list({**memory.parameters, **memory.anchor, **memory.merged_anchor})
+    names = list(dict.fromkeys(name for pattern in patterns for name in _matching(pattern, known)))
     blocks = [matrix.block.parameters for matrix in memory.driving.measured.values()]
     others = [n for block in blocks if not set(names).isdisjoint(block) for n in block if n not in names]
     if others:
@@ -29,6 +23,21 @@ def forget_all(memory: Memory, names: Collection[str]) -> None:
         )
     for name in names:
         forget(memory, name)
+
+
+def _matching(pattern: str, known: list[str]) -> list[str]:
+    """Return the parameters that a name or a pattern stands for, or refuse one that stands for none."""
+    if not isinstance(pattern, str):
+        raise ProtectError(
+            f"forget({pattern!r}): expected names or patterns, one after the other, such as forget('head.weight', "
+            "'head.bias') or forget('head.*')."
+        )
+    if pattern in known:  # first: a name may have brackets of its own
+        return [pattern]
+    if found := [name for name in known if fnmatchcase(name, pattern)]:
+        return found
+    what = "matches no" if set(pattern) & set("*?[") else "is not a"
+    raise ProtectError(f"{pattern!r} {what} protected parameter, so nothing was forgotten. {close_to(pattern, known)}")
 
 
 def forget(memory: Memory, name: str) -> None:
@@ -51,4 +60,5 @@ def forget(memory: Memory, name: str) -> None:
     for hold in memory.holds:
         hold.forget(name)
     memory.steps.pop(name, None)
+    memory.replaced.discard(name)
     memory.version += 1

@@ -42,7 +42,10 @@ def refresh(memory: Memory) -> None:
     found = memory.selection.find(memory.model, some=not kept)
     is_open = memory.space_is_open and not (memory.tasks or kept or memory.is_anchored) and memory.watched is None
     space = default_space(memory, found) if is_open else memory.space
+    before = memory.parameters
     _take_in(memory, space, {n: p for n, p in present.items() if n in found or n in kept})
+    if not memory.steps:
+        memory.replaced |= {n for n, p in memory.parameters.items() if n in memory.anchor and before.get(n) is not p}
     if is_open:
         tell_of_unmerged(memory)
     for name in [name for name in memory.anchor if name not in present and memory.merged.covers(name)]:

@@ -1,6 +1,8 @@
 """What a training loop tells at every step, so that a guard consolidates without being told where tasks end."""
 
+import operator
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -168,11 +170,17 @@ class TaskFree:
         """Go on from there; samples come with the steps that follow."""
         try:
             steps, consolidated, plateaus = (
-                int(state["steps"]),
-                list(map(int, state["consolidated"])),
+                operator.index(state["steps"]),
+                list(map(operator.index, state["consolidated"])),
                 state["plateaus"],
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"This is no state of TaskFree ({type(error).__name__}: {error}).") from error
+        if any(later < earlier for earlier, later in pairwise([0, *consolidated, steps])):
+            raise StateError(
+                f"This state of TaskFree has seen {steps} steps, and has consolidated after {shortened(consolidated)}; "
+                "expected numbers from 0 to that of its steps, none before an earlier one. It is damaged, or was "
+                "changed by hand: use another copy."
+            )
         self.plateaus.load_state_dict(plateaus)
         self.steps, self.consolidated = steps, consolidated

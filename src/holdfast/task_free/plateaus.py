@@ -68,10 +68,16 @@ class Plateaus:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         try:
-            losses, peak, last = [float(each) for each in state["losses"]], bool(state["peak"]), state["last"]
-            found = None if last is None else (float(last[0]), float(last[1]))
+            losses, peak, last = [float(each) for each in state["losses"]], state["peak"], state["last"]
+            mean, deviation = (0.0, 0.0) if last is None else map(float, last)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise StateError(f"This is no state of Plateaus ({type(error).__name__}: {error}).") from error
-        if not all(math.isfinite(each) for each in (*losses, *(found or ()))):
-            raise StateError(f"This state of Plateaus has losses that are not finite: {losses}, {found}.")
+        if not all(map(math.isfinite, (*losses, mean, deviation))):
+            raise StateError(f"This state of Plateaus has losses that are not finite: {losses}, {last}.")
+        if deviation < 0 or not isinstance(peak, bool):
+            raise StateError(
+                f"This state of Plateaus has peak={peak!r} and a last plateau of mean and standard deviation {last}; "
+                "expected True or False, and a deviation of 0 or more. It is damaged: use another copy."
+            )
+        found = None if last is None else (mean, deviation)
         self.losses, self.peak, self.last = deque(losses, maxlen=self.window), peak, found

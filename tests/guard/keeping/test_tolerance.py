@@ -11,6 +11,7 @@ import torch
 import holdfast
 from holdfast import Tolerance
 from holdfast.guard.keeping.following import part_of
+from holdfast.guard.keeping.taking_inputs import FEW
 from tests.guard.helpers import batch, loss, net, weights
 
 KEPT = [batch(20, 40)]
@@ -679,7 +680,7 @@ def test_a_task_that_was_taken_in_is_diagnosed_as_it_was_before():
 def test_a_first_task_that_nothing_held_is_told_of():
     model = net()
     guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.001, from_scratch=True)
-    guard.keep([batch(5)], "old")
+    guard.keep([batch(5, 16)], "old")
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 50)
@@ -700,7 +701,7 @@ def test_what_a_state_was_saved_with_is_not_kept_anew_in_the_middle_of_its_task(
     with pytest.raises(holdfast.OrderError, match="what a half-trained model says"):
         again.keep([batch(5)], "old")
     again.kept.drop("old")
-    again.keep([batch(5)], "old")  # asked for
+    again.keep([batch(5, 16)], "old")  # asked for
 
 
 @pytest.mark.parametrize(("form", "share"), [("diagonal", 0.001), ("rotated", 0.1), ("kronecker", 0.1)])
@@ -739,7 +740,8 @@ def test_going_back_says_how_sure_it_is():
 def test_going_back_tells_of_the_set_that_is_least_sure():
     model = net()
     guard = guarded(model, tolerance=0.05)
-    guard.keep(KEPT[0][0][12:16], "few")
+    with pytest.warns(holdfast.HoldfastWarning, match="The set 'few' has 4 samples"):
+        guard.keep(KEPT[0][0][12:16], "few")
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 20)
@@ -761,6 +763,18 @@ def test_a_single_kept_sample_is_told_of():
     with pytest.warns(holdfast.HoldfastWarning, match="The kept set 'old' is a single sample, which tells nothing"):
         assert not guard.pull_back().is_sure
     holdfast.Consolidator(net(), holdfast.Fisher(), 1.0).keep([tuple(part[:1] for part in batch(5))])  # nothing is met
+
+
+@pytest.mark.parametrize("count", [3, FEW - 1])
+def test_so_few_kept_samples_that_their_spread_says_nothing_are_told_of(count):
+    guard = holdfast.Consolidator(net(), holdfast.Fisher(), tolerance=0.05)
+    guard.consolidate([batch(0)])
+    told = rf"The set 'old' has {count} samples, and the tolerance is met on those alone.*Keep a few hundred"
+    with pytest.warns(holdfast.HoldfastWarning, match=told):
+        guard.keep([batch(5, count)], "old")
+    assert guard.kept["old"].samples == count
+    guard.keep([batch(6, FEW)], "enough")
+    holdfast.Consolidator(net(), holdfast.Fisher(), 1.0).keep([batch(5, count)])  # nothing is met
 
 
 def test_a_strength_that_sgd_bears_no_more_of_is_told_of_once():

@@ -216,7 +216,7 @@ def test_a_strength_that_is_set_later_is_looked_at_then():
 def test_a_tolerance_that_has_nothing_to_follow_yet_is_named():
     model = net()
     guard, optimizer = attached(model, holdfast.Fisher(), tolerance=0.05)
-    guard.keep([batch(0)[0]])
+    guard.keep([batch(0, 16)[0]])
     loss(model, batch(0)).backward()
     with pytest.warns(holdfast.HoldfastWarning, match=r"so tolerance=0\.05 has nothing to pull at"):
         optimizer.step()
@@ -275,7 +275,7 @@ def test_and_of_a_penalty_that_goes_into_the_loss():
 )
 def test_whoever_has_said_it_is_told_nothing(given):
     model, guard, optimizer = held("EWC", **given)
-    guard.keep([batch(3)[0]])
+    guard.keep([batch(3, 16)[0]])
     train(model, optimizer)
     guard.penalty()
 

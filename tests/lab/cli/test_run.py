@@ -81,6 +81,14 @@ def test_by_class_it_is_said_what_importance_alone_cannot_do(run):
     assert word not in beside.stderr + by_domain.stderr
 
 
+def test_what_is_advised_by_class_is_not_refused_with_a_second_network(run):
+    two = ["split-digits", "-m", "EWC", "--incremental", "class", "--compress", "1"]
+    shown = run(*two)
+    assert shown.exit_code == 0, shown.stderr
+    assert "--hold replay in the place of --compress keeps samples of old ones" in shown.stderr
+    assert run(*two, "--hold", "replay").exit_code != 0
+
+
 @pytest.mark.parametrize("trains", ["jointly", "anew"])
 def test_bounds_are_runs_too(run, tmp_path, trains):
     shown = run("split-digits", "-m", "fine-tune", "--trains", trains)

@@ -70,7 +70,9 @@ class Selection:
             if matching or (self.predicate is not None and self.predicate(name, parameter)):
                 found.add(id(parameter))
         if unmatched:
-            self._refuse(min(unmatched), [name for name, _ in every])
+            pattern = min(unmatched)
+            hint = close_to(pattern, [name for name, _ in every])
+            raise ProtectError(f"protect={pattern!r} matches no parameter of the model. {hint}")
         strangers = [parameter for parameter in self.chosen if id(parameter) not in first_name]
         if strangers:
             raise ProtectError(
@@ -100,19 +102,18 @@ class Selection:
         """Whether a buffer lies among what is protected, as far as patterns say."""
         return not self.patterns or any(fnmatchcase(buffer, pattern) for pattern in self.patterns)
 
-    def _refuse(self, pattern: str, names: list[str]) -> None:
-        close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
-        hint = f"Did you mean {_listing(close)}?" if close else f"The parameters are {_listing(names)}."
-        module, anywhere = f"{pattern}.*", f"*{pattern.strip('*')}*"
-        if any(fnmatchcase(name, module) for name in names):
-            hint = f"Did you mean {module!r}, all parameters of that module?"
-        elif matching := [name for name in names if fnmatchcase(name, anywhere)]:
-            hint = (
-                f"A pattern has to match the whole name. Did you mean {anywhere!r}, which matches {_listing(matching)}?"
-            )
-        elif not close and (alike := difflib.get_close_matches(pattern.strip("*."), _parts(names), n=1)):
-            hint = f"Did you mean '*{alike[0]}*', which is part of some names?"
-        raise ProtectError(f"protect={pattern!r} matches no parameter of the model. {hint}")
+
+def close_to(pattern: str, names: list[str]) -> str:
+    """Return what a pattern that matches none of these names may have been meant for."""
+    close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
+    module, anywhere = f"{pattern}.*", f"*{pattern.strip('*')}*"
+    if any(fnmatchcase(name, module) for name in names):
+        return f"Did you mean {module!r}, all parameters of that module?"
+    if matching := [name for name in names if fnmatchcase(name, anywhere)]:
+        return f"A pattern has to match the whole name. Did you mean {anywhere!r}, which matches {_listing(matching)}?"
+    if not close and (alike := difflib.get_close_matches(pattern.strip("*."), _parts(names), n=1)):
+        return f"Did you mean '*{alike[0]}*', which is part of some names?"
+    return f"Did you mean {_listing(close)}?" if close else f"The parameters are {_listing(names)}."
 
 
 def _is_trainable(_: str, parameter: nn.Parameter) -> bool:

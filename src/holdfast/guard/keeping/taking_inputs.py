@@ -20,6 +20,12 @@ from holdfast.tensors.sharding import is_sharded
 MANY = 0.1
 """The part of a set that was measured from, from which it is told: a few may be alike by chance."""
 TOLD = "measured from"
+FEW = 10
+"""The samples below which a set is told to be too small for a tolerance.
+
+What others of its kind have lost is told by the standard error of those that are kept, and that is itself off by
+1/√(2(n − 1)) of it: by half for three samples, by a quarter for ten. Of fewer nobody can say how little they tell.
+"""
 
 
 def keep_inputs(
@@ -74,11 +80,18 @@ def _tell_unless_before_training(memory: Memory, name: str) -> None:
 
 
 def _tell_unless_several(memory: Memory, kept: KeptSet) -> None:
-    """Say so where a tolerance would be met on one sample: how far others of its kind are from it, nobody could say."""
-    if memory.tolerance is not None and sum(memory.ranks.each(lambda: kept.samples)) == 1:
+    """Say so where a tolerance would be met on so few samples that nobody could say how far others are from them."""
+    count = FEW if memory.tolerance is None else sum(memory.ranks.each(lambda: kept.samples))
+    if count == 1:
         tell(
             f"The set {kept.name!r} has one sample, and the tolerance is met on that alone: it tells nothing of "
             "others of its kind, however many tokens it has. Keep a few hundred, or a long text in pieces."
+        )
+    elif count < FEW:
+        tell(
+            f"The set {kept.name!r} has {count} samples, and the tolerance is met on those alone: others of their kind "
+            f"may lose far more or less, and of fewer than {FEW} the standard error says little of how much. Keep a "
+            "few hundred, or a long text in pieces."
         )
 
 

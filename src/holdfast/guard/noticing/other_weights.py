@@ -1,4 +1,7 @@
-"""Noticing a model that is not where its anchor is, though nothing has trained it since: one of other weights."""
+"""Noticing weights that are not where their anchor is, though nothing has trained them since.
+
+They are another model's, or those of a layer that was put in another's place.
+"""
 
 import math
 from collections.abc import Mapping
@@ -13,6 +16,15 @@ from holdfast.tensors.storage import widest_dtype
 
 ELSEWHERE = 0.01
 """How far from its anchor, by the length of both, a model may be before it is taken for another one."""
+
+ANEW = 0.5
+"""How far from its anchor, by the length of that, a parameter may be before it is taken for one that was drawn anew.
+
+Weights that have nothing to do with the anchor, or are all 0, are its whole length away or further. A layer that was
+wrapped, sharded, converted or loaded is where it was, and one of another checkpoint of the same training is near.
+"""
+SHOWN = 4
+"""So many of them are named."""
 
 
 @torch.no_grad()
@@ -50,3 +62,35 @@ def warn_of_other_weights(memory: Memory, file: str) -> None:
             "Load the model's own checkpoint of then too: a guard's file has none. If they were drawn anew, merged or "
             "averaged on purpose, pay no heed."
         )
+
+
+def warn_of_replaced_layers(memory: Memory) -> None:
+    """Warn of held parameters in whose place the model has others since they were consolidated, far from the anchor."""
+    others, memory.replaced = memory.replaced, set()
+    # What is held as part of something else has an anchor that is none of its own, and so has a mean of solutions.
+    others -= set(memory.held_elsewhere)
+    if not others or (memory.anchor_kind == "mean" and not memory.leans):
+        return
+    away = {n: distance({n: p}, memory.anchor) for n, p in memory.parameters.items() if n in others}
+    far = [name for name, share in away.items() if share > ANEW and _pulls_at(memory, name)]
+    if far:
+        most = max(far, key=lambda name: away[name])
+        tell(_REPLACED.format(names=_listed(far), away=in_words(away[most]), most=most))
+
+
+def _pulls_at(memory: Memory, name: str) -> bool:
+    """Whether there is any importance that holds a parameter."""
+    matrices = [matrix for matrix in memory.driving.held.values() if name in matrix.block.parameters]
+    return any(bool(local(tensor).any()) for matrix in matrices for tensor in matrix.tensors().values())
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if names[SHOWN:] else "")
+
+
+_REPLACED = (
+    "The model has other parameters than those that were consolidated as {names}, and they are pulled to what those "
+    "were ({most!r} is {away} from there). If a layer was put in another's place to learn anew, such as a head, call "
+    "guard.forget() with these names before training, or leave them out of protect. If it has learned something, "
+    "consolidate before it is trained further. If it is to become what the old one was, pay no heed."
+)

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast.adapters import whole
 from holdfast.guard.memory import Memory
-from holdfast.guard.noticing.other_weights import warn_of_other_weights
+from holdfast.guard.noticing.other_weights import warn_of_other_weights, warn_of_replaced_layers
 from holdfast.guard.noticing.telling import tell
 from holdfast.measures import FineTune
 
@@ -114,6 +114,7 @@ class Unheld:
         if memory.strength and memory.is_anchored:
             warn_of_gone(memory)
             warn_of_fresh_adapters(memory)
+            warn_of_replaced_layers(memory)
             if file is not None:
                 warn_of_other_weights(memory, file)
 

@@ -83,7 +83,7 @@ def penalty_value(
     blocks = {name: matrix for matrix in importance.values() for name in matrix.block.parameters}
     matrices = {id(blocks[name]): blocks[name] for name in parameters if name in blocks}
     terms = [_term(matrix, parameters, anchor) for matrix in matrices.values()]
-    device = next(iter(parameters.values())).device
+    device = next((parameter.device for parameter in parameters.values()), torch.device("cpu"))
     if not terms:
         return torch.zeros((), device=device)
     # Parameters may lie on several devices; the few sums meet on the first one's.

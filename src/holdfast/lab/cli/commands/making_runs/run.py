@@ -127,7 +127,8 @@ def run(
             **beside.fields,
         },
     )
-    forewarn(incremental, [spec.measure for spec in specs], specs[0].holds)
+    compresses = bool(specs[0].settings.compress)
+    forewarn(incremental, [spec.measure for spec in specs], specs[0].holds, compress=compresses)
     place = Store(store)
     with session(
         as_json=as_json,

@@ -116,7 +116,7 @@ def search(
             "measure_settings": settings_of_measures(beside.left, [measure], [])[measure],
         }
     )
-    forewarn(incremental, [measure], beside.fields.get("holds", ()))
+    forewarn(incremental, [measure], beside.fields.get("holds", ()), compress=bool(compress))
     place = Store(store)
     with session(
         as_json=as_json,
