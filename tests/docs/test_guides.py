@@ -28,6 +28,11 @@ def test_ones_own_loop(tmp_path, monkeypatch):
     assert scope["guard"].tasks == 2
     assert scope["ewc"].tasks == 2
     assert not any(name.startswith("heads") for name in scope["ewc"].importance)
+
+
+def test_another_gradient():
+    scope = run_page("guides/another-gradient.md")
+    assert scope["watched"].tasks == 1
     assert min(omega.sum() for omega in scope["halved"].importance.values()) > 0
 
 

@@ -60,5 +60,5 @@ def forget(memory: Memory, name: str) -> None:
     for hold in memory.holds:
         hold.forget(name)
     memory.steps.pop(name, None)
-    memory.replaced.discard(name)
+    memory.replaced -= {name}
     memory.version += 1

@@ -113,7 +113,7 @@ class Memory:
     """How many steps each parameter has taken in the current task; those during which it was frozen are none."""
     from_scratch: bool = False
     """Whether the first task is known to begin from nothing, so that nothing has to be held in it."""
-    replaced: set[str] = field(default_factory=set)
+    replaced: frozenset[str] = frozenset()
     """The held parameters in whose place the model has others since the last consolidation, as found before a step."""
     left_frozen: frozenset[str] = frozenset()
     """The parameters that were left out of the last consolidation because they were frozen."""

@@ -66,9 +66,8 @@ def warn_of_other_weights(memory: Memory, file: str) -> None:
 
 def warn_of_replaced_layers(memory: Memory) -> None:
     """Warn of held parameters in whose place the model has others since they were consolidated, far from the anchor."""
-    others, memory.replaced = memory.replaced, set()
     # What is held as part of something else has an anchor that is none of its own, and so has a mean of solutions.
-    others -= set(memory.held_elsewhere)
+    others, memory.replaced = memory.replaced - set(memory.held_elsewhere), frozenset()
     if not others or (memory.anchor_kind == "mean" and not memory.leans):
         return
     away = {n: distance({n: p}, memory.anchor) for n, p in memory.parameters.items() if n in others}
