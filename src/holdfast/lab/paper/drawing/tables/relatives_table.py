@@ -25,7 +25,7 @@ def relatives_table(results: Results, study: Study) -> Table:
     compared = any(row.reported for row in study.rows)
     searched = any(row.tried for row in study.rows)
     rows = [
-        (*_row(results, study, row), *(_said(row),) * searched, *_beside(results, study, row) * compared)
+        (*_row(results, study, row), *(said(row),) * searched, *_beside(results, study, row) * compared)
         for row in study.rows
     ]
     said = f"{study.title}. Average accuracy over all tasks after the last, and how far accuracies fell, in per cent."
@@ -81,20 +81,33 @@ def _row(results: Results, study: Study, row: Row) -> tuple[Cell, ...]:
     return (row.name, measured(ours), measured(forgotten), seconds, len(found))
 
 
-def _said(row: Row) -> str | None:
-    """Return what was chosen for a method, and of how many tries."""
+def said(row: Row) -> str | None:
+    """Return what was chosen for a method, and of how many tries: of strengths also whether none beyond was tried."""
     if not row.tried:
         return None
     if row.chosen is None:
         return f"not yet, of {len(row.tried)}"
-    return f"{in_words(row.tried, row.chosen)}, of {len(row.tried)}"
+    return f"{in_words(row.tried, row.chosen)}, {_where(row.tried, row.chosen)}of {len(row.tried)}"
+
+
+def _where(tried: Sequence[Settings], chosen: Settings) -> str:
+    """Say whether the only number in which tries differ is the first or the last of them, in order of size."""
+    differing = _differing(tried)
+    if len(differing) > 1:
+        return ""
+    sizes, mine = [_flat(each)[differing[0]] for each in tried], _flat(chosen)[differing[0]]
+    return "the largest " if mine == max(sizes) else "the smallest " if mine == min(sizes) else ""
 
 
 def in_words(tried: Sequence[Settings], chosen: Settings) -> str:
     """Return what one try has that others have not."""
-    flat = [_flat(each) for each in tried]
-    differing = [name for name in flat[0] if len({each[name] for each in flat}) > 1]
+    differing = _differing(tried)
     return ", ".join(f"{name} {_flat(chosen)[name]:g}" for name in differing)
+
+
+def _differing(tried: Sequence[Settings]) -> list[str]:
+    flat = [_flat(each) for each in tried]
+    return [name for name in flat[0] if len({each[name] for each in flat}) > 1]
 
 
 def _flat(settings: Settings) -> dict[str, Any]:
