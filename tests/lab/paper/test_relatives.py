@@ -11,7 +11,7 @@ from holdfast.lab.experiments import Store, execute
 from holdfast.lab.paper import PRESETS, items_named, reproduce
 from holdfast.lab.paper.claims import check
 from holdfast.lab.paper.claims.our_own.relatives import CLAIMS
-from holdfast.lab.paper.drawing.tables.relatives_table import left_to_run, relatives_table, said, verdict
+from holdfast.lab.paper.drawing.tables.relatives_table import choice_of, left_to_run, relatives_table, verdict
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.relatives import Reported, Row, Study
 from holdfast.lab.paper.relatives.narrowing import some_of
@@ -134,13 +134,13 @@ def test_what_is_tried_is_judged_on_validation_data_and_then_run(tmp_path):
 def test_what_was_chosen_is_told_with_where_it_lies_among_the_tries():
     def of(strength):
         row = Row("EWC", "EWC", tried=strengths(1.0, 10.0, 100.0))
-        return said(dataclasses.replace(row, chosen={"strength": strength}))
+        return choice_of(dataclasses.replace(row, chosen={"strength": strength}))
 
     told = [of(each) for each in (1.0, 10.0, 100.0)]
     assert told == ["strength 1, the smallest of 3", "strength 10, of 3", "strength 100, the largest of 3"]
     pairs = tuple({"hold_settings": {"DER++": {"alpha": a, "beta": a}}} for a in (0.1, 1.0))
     both = dataclasses.replace(Row("DER++", tried=pairs), chosen=pairs[1])
-    assert said(both) == "alpha 1, beta 1, of 2"
+    assert choice_of(both) == "alpha 1, beta 1, of 2"
 
 
 def test_a_part_of_the_studies_has_the_same_runs():

@@ -25,7 +25,7 @@ def relatives_table(results: Results, study: Study) -> Table:
     compared = any(row.reported for row in study.rows)
     searched = any(row.tried for row in study.rows)
     rows = [
-        (*_row(results, study, row), *(said(row),) * searched, *_beside(results, study, row) * compared)
+        (*_row(results, study, row), *(choice_of(row),) * searched, *_beside(results, study, row) * compared)
         for row in study.rows
     ]
     said = f"{study.title}. Average accuracy over all tasks after the last, and how far accuracies fell, in per cent."
@@ -81,7 +81,7 @@ def _row(results: Results, study: Study, row: Row) -> tuple[Cell, ...]:
     return (row.name, measured(ours), measured(forgotten), seconds, len(found))
 
 
-def said(row: Row) -> str | None:
+def choice_of(row: Row) -> str | None:
     """Return what was chosen for a method, and of how many tries: of strengths also whether none beyond was tried."""
     if not row.tried:
         return None
