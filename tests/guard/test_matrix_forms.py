@@ -1,6 +1,7 @@
 """Guards with a form of whole layers: everything that a guard with a diagonal can do."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -238,6 +239,25 @@ def test_running_states_are_counted(measure):
         optimizer.step()
     states = [t for tensors in guard.path.running[next(iter(guard.measures))].values() for t in tensors.values()]
     assert guard.cost().measuring == sum(t.nbytes for t in [*states, *guard.path.start.values()])
+
+
+@pytest.mark.parametrize("form", ["kronecker", "kronecker16"])
+@pytest.mark.parametrize("implicit", [False, True])
+def test_nothing_of_a_layers_size_is_kept_beside_kronecker_factors(form, implicit):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(37, 53), nn.ReLU(), nn.Linear(53, 4))
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.5, form=form, implicit=implicit)
+    batch = torch.randn(16, 37), torch.randint(0, 4, (16,))
+    guard.consolidate([batch])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01) if implicit else torch.optim.Adam(model.parameters())
+    guard.attach(optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+    gc.collect()
+    joined = 53, 38  # weights and biases, as the factors have them
+    assert not [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and tuple(t.shape) == joined]
 
 
 def test_stability_is_judged_by_the_largest_eigenvalue():

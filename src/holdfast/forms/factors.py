@@ -102,6 +102,28 @@ def eigenbasis(factor: KeptFactor, size: int | None = None) -> tuple[Factor, Fac
     return vectors.contiguous(), values.clamp(min=0)
 
 
+def largest_of(factor: KeptFactor, like: Tensor) -> Tensor:
+    """Return the largest eigenvalue of a factor, without its eigenvectors.
+
+    Args:
+        factor: the factor.
+        like: a tensor of the type and place of a factor that is 1.
+    """
+    if factor is None:
+        return like.new_ones(())
+    if isinstance(factor, Spectrum) or factor.ndim == 1:
+        return (factor.values if isinstance(factor, Spectrum) else factor).amax()
+    factor = factor.to(torch.promote_types(factor.dtype, torch.float32))
+    try:
+        values: Tensor = decomposed(torch.linalg.eigvalsh, factor)
+        found = is_finite(values)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        found = False
+    if not found:  # as for all of them
+        (values,) = in_double(lambda wide: (torch.linalg.eigvalsh(wide),), factor)
+    return values.amax().clamp(min=0)
+
+
 def _is_orthonormal(vectors: Tensor) -> bool:
     """Whether vectors are orthonormal up to rounding.
 

@@ -27,6 +27,7 @@ from holdfast.forms.factors import (
     diagonal_of,
     divided,
     eigenbasis,
+    largest_of,
     thin,
     times,
     trace_of,
@@ -117,20 +118,25 @@ class KroneckerMatrix(Matrix):
         return self._in_basis(b, partial(divided, damping=damping))
 
     def _in_basis(self, d: Displacement, change: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
-        return self._turned.changed(d, change)
+        return self.in_coordinates().changed(d, change)
 
     def in_coordinates(self) -> RotatedMatrix:
-        """Return the same along pairs of eigenvectors, where its eigenvalues are the products of both factors'."""
-        return self._turned
+        """Return the same along pairs of eigenvectors, where its eigenvalues are the products of both factors'.
 
-    @cached_property
-    def _turned(self) -> RotatedMatrix:
-        (u_g, l_g), (u_a, l_a) = (eigenbasis(f, n) for f, n in zip((self.g, self.a), self.block.size, strict=True))
+        Those are as many as the layer has weights, so that they are made anew each time, and the two decompositions
+        alone are kept.
+        """
+        (u_g, l_g), (u_a, l_a) = self._spectra
         like = next(value for value in (l_g, l_a) if value is not None)
         ones = (
             like.new_ones(size) if own is None else own for own, size in zip((l_g, l_a), self.block.size, strict=True)
         )
         return RotatedMatrix(self.block, torch.outer(*ones), Basis(u_g, u_a), Basis(l_g, l_a))
+
+    @cached_property
+    def _spectra(self) -> tuple[tuple[Factor, Factor], ...]:
+        """The eigenvectors and eigenvalues of both factors."""
+        return tuple(eigenbasis(f, n) for f, n in zip((self.g, self.a), self.block.size, strict=True))
 
     def plus(self, earlier: Matrix, decay: float) -> "KroneckerMatrix":
         """Return one product for both, scaled to the sum of their traces."""
@@ -173,7 +179,8 @@ class KroneckerMatrix(Matrix):
 
     def largest_eigenvalue(self) -> Tensor:
         """Return the product of both largest ones."""
-        return self._turned.largest_eigenvalue()
+        like = next(iter(self.tensors().values()))
+        return largest_of(self.g, like) * largest_of(self.a, like)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the factors that are not 1, or their spectra."""
