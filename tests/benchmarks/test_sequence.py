@@ -107,6 +107,15 @@ def test_one_half_chooses_the_try_and_the_other_is_reported():
     assert "Not run to their end: averaging." in page
 
 
+def test_networks_that_were_trained_again_have_tables_of_their_own():
+    earlier = went(FREE, 0.0, [(1.5, 1.5), (1.6, 1.6), (2.0, 2.0)])
+    later = dataclasses.replace(went(FREE, 0.0, [(1.7, 1.7), (1.8, 1.8), (2.0, 2.0)]), network="kind-another")
+    page = report.page([earlier, later], 0.9, [Keeping(FREE, averaged=False)])
+    latest, before = page.split("# Before, networks network of seed 0\n")
+    assert "| fine-tuning | no | 0.700 | 0.800 |" in latest and "| fine-tuning | no | 0.500 | 0.600 |" not in latest
+    assert "| fine-tuning | no | 0.500 | 0.600 |" in before and "0.700" not in before
+
+
 def test_a_guard_that_is_measured_on_old_text_does_not_go_for_one_that_needs_none():
     found = {keeping.name: report.needs(keeping) for keeping in KEEPINGS}
     assert found["own text distilled, rotated, averaged"] == found["rotated, averaged"] == "to measure on"
