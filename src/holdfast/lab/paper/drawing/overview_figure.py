@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from holdfast.lab.analysis.repetitions import Estimate
 from holdfast.lab.paper.kept_bytes import Kept
@@ -95,8 +95,9 @@ def _draw(axes: Axes, lines: Sequence[Standing], quantity: _Quantity) -> None:
     if quantity.logarithmic:
         axes.set_xscale("log")
         low, high = axes.get_xlim()
-        if high < 10 * low:  # where a logarithm's own numbers, of one decade, would stand in each other's way
-            axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        if high < 100 * low:  # where a logarithm has at most two numbers of its own
+            axes.xaxis.set_major_locator(MaxNLocator(3) if high < 8 * low else LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(quantity.title)
