@@ -16,6 +16,11 @@ def test_a_near_miss_is_suggested():
         find_name("measure", "fisher", NAMES)
 
 
+def test_a_name_that_is_a_word_of_what_was_given_is_suggested_first():
+    with pytest.raises(ConfigurationError, match=r"'sos_fisher'. Did you mean 'SOS'\?"):
+        find_name("measure", "sos_fisher", NAMES)
+
+
 def test_without_a_near_name_all_are_listed():
     with pytest.raises(ConfigurationError, match=r"'xyz'. There are SI, SOS, MAS-logits, sqrtFisher\."):
         find_name("measure", "xyz", NAMES)

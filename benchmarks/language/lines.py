@@ -45,9 +45,9 @@ def studies(found: Sequence[Found]) -> list[list[Found]]:
 
 
 def named_networks(found: Sequence[Found]) -> str:
-    """Name the networks of a study."""
+    """Name the networks of a study, each with its seed."""
     named = {each.seed: each.network.rpartition("-")[2] for each in found}
-    return "networks " + ", ".join(f"{network} of seed {seed}" for seed, network in sorted(named.items()))
+    return ", ".join(f"{network} of seed {seed}" for seed, network in sorted(named.items()))
 
 
 def add(path: Path, found: Mapping[str, Any]) -> None:

@@ -47,7 +47,7 @@ def page(looked: Sequence[Looked], recipes: Sequence[Recipe] = RECIPES, flags: s
             f"chosen on one half of {_apart(looked)} and read off on the other, both ways round, and the two are "
             "averaged. “–”: trials do not lie on both sides of that gain. Own text is what the model "
             f"wrote before it learned {lesson}, {PIECES} pieces; English is as many pieces of {_english(flags)}; "
-            "distilled, the model's outputs then are the target. A rotated guard is measured on 256 pieces. Each table "
+            "distilled, the model's outputs then are the target. A guard is measured on 256 pieces. Each table "
             "is of networks of its own, and has their fine-tuning, whose average is averaging alone."
         ),
     ]
@@ -93,7 +93,7 @@ def _heading(here: Sequence[Looked], what: str, *, several: bool) -> list[str]:
     """Return a heading that tells studies apart, where there are several."""
     if not several:
         return ["", f"## {what}"] if what else []
-    which = named_networks(here)
+    which = f"networks {named_networks(here)}"
     return ["", f"## {what}: {which}" if what else f"## {which.capitalize()}"]
 
 

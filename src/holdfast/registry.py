@@ -10,6 +10,7 @@ after another, or two versions of one, and a run that was made from a file finds
 
 import contextlib
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ T = TypeVar("T")
 K = TypeVar("K", bound=type)
 Given = TypeVar("Given")
 
+_WORDS = re.compile(r"[\W_]+")
 _OWN = ("measure", "form", "hold", "network", "scenario")
 """The kinds that a file can register."""
 
@@ -212,10 +214,11 @@ def find_name(kind: str, given: str, names: Iterable[str]) -> str:
     if found is not None:
         return found
     near = [known[name] for name in difflib.get_close_matches(simplified(given), known, n=3)]
+    near = [name for name in names if name.casefold() in _WORDS.split(given.casefold())] or near
     guess = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     there = f"There are {', '.join(names)}" if names else "None is registered"
-    own = " One of your own is known once its file is loaded: --with FILE on the command line." * (kind in _OWN)
-    raise ConfigurationError(f"No {kind} is called {shortened(given)}.{guess} {there}.{own}")
+    own = " One of your own is known once its file is loaded: import it, or --with FILE on the command line."
+    raise ConfigurationError(f"No {kind} is called {shortened(given)}.{guess} {there}.{own * (kind in _OWN)}")
 
 
 def simplified(name: str) -> str:

@@ -111,7 +111,7 @@ def test_networks_that_were_trained_again_have_tables_of_their_own():
     earlier = went(FREE, 0.0, [(1.5, 1.5), (1.6, 1.6), (2.0, 2.0)])
     later = dataclasses.replace(went(FREE, 0.0, [(1.7, 1.7), (1.8, 1.8), (2.0, 2.0)]), network="kind-another")
     page = report.page([earlier, later], 0.9, [Keeping(FREE, averaged=False)])
-    latest, before = page.split("# Before, networks network of seed 0\n")
+    latest, before = page.split("# Other networks, before these: network of seed 0\n")
     assert "| fine-tuning | no | 0.700 | 0.800 |" in latest and "| fine-tuning | no | 0.500 | 0.600 |" not in latest
     assert "| fine-tuning | no | 0.500 | 0.600 |" in before and "0.700" not in before
 

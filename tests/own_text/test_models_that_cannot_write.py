@@ -46,6 +46,7 @@ class Pooled(nn.Module):
         (classifier(), "cannot generate"),
         (t5(), "an encoder and a decoder"),
         (Both(), "looks ahead"),
+        (nn.Linear(4, 3), r"Linear cannot read a token \(RuntimeError: .*logits \[N, T, V\]"),
         (Pooled(), r"returned \(1, 6\).*\[N, T, V\]"),
         (nn.Embedding(6, 4, device="meta"), "without values"),
         ("gpt2", "type str"),

@@ -45,7 +45,7 @@ class Returns(nn.Module):
         ),
         ([(X, torch.rand(3))], "true", BatchError, r"type torch.float32.*integer labels without"),
         ([(X, Y[:2])], "true", BatchError, "3 inputs but 2 targets"),
-        ([(X, [0, 1, 1])], "true", BatchError, "Targets of type list; expected a tensor"),
+        ([(X, [0, 1, 1])], "true", BatchError, "Targets of type list; expected a tensor .* torch.as_tensor"),
         ([(X, torch.tensor(1))], "true", BatchError, "expected a tensor with one entry a sample"),
         ([X[:0]], "exact", BatchError, "A batch of 0 samples"),
         ([(X[:0], Y[:0])], "true", BatchError, "A batch of 0 samples"),

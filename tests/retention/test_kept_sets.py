@@ -412,3 +412,9 @@ def test_what_is_too_large_to_square_has_no_error():
     found = compared(old, torch.eye(4, 3, dtype=torch.float64) * 1e200, None)
     assert found.mean_kl > 1e199
     assert found.error is None
+
+
+def test_a_name_in_the_place_of_the_batches_is_told_of_without_printing_them():
+    guard = holdfast.Consolidator(net(), holdfast.Fisher(), 0.5)
+    with pytest.raises(holdfast.ConfigurationError, match=r"name= of type list; .*guard\.keep\(batches, 'a name'\)"):
+        guard.keep("old", [batch(0)])

@@ -54,7 +54,11 @@ def page(went: Sequence[Went], gain: float, keepings: Sequence[Keeping] = KEEPIN
         *_of_networks(here, keepings, kinds),
     ]
     for others in earlier:
-        lines += ["", f"# Before, {named_networks(others)}", *_of_networks(others, keepings, kinds)]
+        lines += [
+            "",
+            f"# Other networks, before these: {named_networks(others)}",
+            *_of_networks(others, keepings, kinds),
+        ]
     return "\n".join(lines) + "\n"
 
 

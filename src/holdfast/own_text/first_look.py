@@ -16,7 +16,16 @@ _LOOKED_AT = 12
 
 def vocabulary_of(writer: Writer) -> int:
     """Return how many tokens a model's logits are over; token 0 is one that every model can read."""
-    logits = writer.logits(torch.zeros(1, 1, dtype=torch.long, device=writer.device))
+    try:
+        logits = writer.logits(torch.zeros(1, 1, dtype=torch.long, device=writer.device))
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise ModelError(
+            f"{type(writer.model).__name__} cannot read a token ({type(error).__name__}: {error}); expected a causal "
+            "language model, which takes whole numbers [N, T] and returns logits [N, T, V] of the tokens that come "
+            "next. forward= says how one is called that takes more."
+        ) from error
     return logits.shape[-1]
 
 

@@ -283,5 +283,8 @@ def _parts(batch: Any) -> tuple[Any, Tensor | None]:
             )
         inputs, targets = batch[0], batch[1] if len(batch) == 2 else None
     if targets is not None and (not isinstance(targets, Tensor) or targets.ndim == 0):
-        raise BatchError(f"Targets of type {type(targets).__name__}; expected a tensor with one entry a sample.")
+        raise BatchError(
+            f"Targets of type {type(targets).__name__}; expected a tensor with one entry a sample. torch.as_tensor "
+            "makes one of an array or a list, of the inputs too."
+        )
     return inputs, targets

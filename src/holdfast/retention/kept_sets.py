@@ -47,7 +47,12 @@ class KeptSets(Mapping[str, KeptSet]):
         if name is None:
             taken = self._sets.keys() | self.expected.keys()
             return next(n for n in (f"set {k}" for k in itertools.count(1)) if n not in taken)
-        if not isinstance(name, str) or not name or "/" in name:
+        if not isinstance(name, str):
+            raise ConfigurationError(
+                f"name= of type {type(name).__name__}; expected a text, by which the set is reported. What is kept "
+                "comes first: guard.keep(batches, 'a name')."
+            )
+        if not name or "/" in name:
             raise ConfigurationError(f"name={name!r}: expected a text without '/', by which the set is reported.")
         if name in self._sets:
             raise ConfigurationError(

@@ -54,7 +54,7 @@ def warn_unless_anchored_is_trained(memory: Memory, owned: Collection[int]) -> N
         f"{anchored[0]!r}), which are left out, or no longer in the model under their names: as long "
         "as that is so, the penalty holds nothing back. A guard of a base model does not hold an adapter, through "
         "which the network changes all the same: make the guard from the adapted model, after get_peft_model, "
-        "with space='merged', and consolidate it with proxy data."
+        "with form='kronecker', which holds what the adapter adds to the weights, and consolidate it with proxy data."
     )
 
 
