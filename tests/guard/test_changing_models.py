@@ -136,7 +136,8 @@ def test_the_penalty_is_of_the_layers_that_the_model_has_now():
     guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.5)
     guard.consolidate()
     model[2] = nn.Linear(5, 3).double()
-    value = guard.penalty()
+    with pytest.warns(holdfast.HoldfastWarning, match="has other parameters than those that were consolidated"):
+        value = guard.penalty()
     away = [(p - guard.anchor[name]).square().sum() for name, p in model.named_parameters()]
     torch.testing.assert_close(value, 0.5 * sum(away))
     value.backward()
@@ -149,9 +150,28 @@ def test_the_penalty_is_of_the_layers_that_the_model_has_now():
     assert float(guard.penalty().detach()) == 0
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_penalty_refuses_a_layer_of_another_shape(in_place):
+    """It was of the old layer, in silence, or failed at some sum."""
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.5)
+    guard.consolidate()
+    wide = nn.Linear(5, 4).double()
+    if in_place:  # as transformers' resize_token_embeddings does
+        model[2].weight.data, model[2].bias.data = wide.weight.data, wide.bias.data
+    else:
+        model[2] = wide
+    with pytest.raises(holdfast.ProtectError, match=r"'2\.weight' was consolidated with shape \(3, 5\) and now has"):
+        guard.penalty()
+    guard.forget("2.*")
+    assert float(guard.penalty().detach()) == 0
+
+
+@pytest.mark.parametrize("looked_before", [False, True])
+@pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("space", ["weights", "merged"])
 @pytest.mark.parametrize("form", ["diagonal", "kronecker"])
-def test_the_penalty_has_nothing_of_an_adapter_that_was_unloaded(space, form):
+def test_the_penalty_has_nothing_of_an_adapter_that_was_unloaded(space, form, anew, looked_before):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"], init_lora_weights=False)
     model = peft.get_peft_model(net(), config)
@@ -161,8 +181,11 @@ def test_the_penalty_has_nothing_of_an_adapter_that_was_unloaded(space, form):
         for name, parameter in model.named_parameters():
             if "lora" in name:
                 parameter.add_(0.3)
-    assert float(guard.penalty().detach()) > 0
-    model.unload()
+    if looked_before:
+        assert float(guard.penalty().detach()) > 0
+    base = model.unload()
+    if anew:
+        peft.get_peft_model(base, config, adapter_name="other")
     assert float(guard.penalty().detach()) == 0
 
 

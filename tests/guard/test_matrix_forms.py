@@ -260,6 +260,21 @@ def test_nothing_of_a_layers_size_is_kept_beside_kronecker_factors(form, implici
     assert not [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and tuple(t.shape) == joined]
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
+@pytest.mark.parametrize("form", ["kronecker", "kronecker16", "rotated"])
+@pytest.mark.parametrize("implicit", [False, True])
+def test_a_layer_without_outputs_is_held_by_nothing(form, implicit):
+    model = nn.ModuleDict({"some": nn.Linear(4, 3), "none": nn.Linear(4, 0)})
+    forward = lambda model, x: torch.cat([model["some"](x), model["none"](x)], 1)  # noqa: E731
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.5, form=form, implicit=implicit)
+    guard.consolidate([(torch.randn(8, 4), torch.arange(8) % 3)], forward=forward)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    forward(model, torch.randn(8, 4)).square().sum().backward()
+    optimizer.step()
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
 def test_stability_is_judged_by_the_largest_eigenvalue():
     model = network()
     guard = holdfast.Consolidator(model, "EWC", 1.0, form="rotated", implicit=False)

@@ -1,11 +1,14 @@
 """The penalty's value: what the guard's own hold and those beside it make of the weights, to be differentiated."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
+from holdfast.adapters import has_adapters
 from holdfast.errors import ConfigurationError
 from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.other_weights import warn_of_replaced_in_the_penalty
+from holdfast.guard.refreshing import refuse_another_shape
 from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.holds import Hold
 from holdfast.holds.of_weights.merged_weights import MergedWeights
@@ -18,9 +21,10 @@ def penalty_of(memory: Memory, calls: TrainingCalls, *, batches: bool) -> Tensor
     """Return the penalty, with the losses of holds that run the model only if ``batches``."""
     refuse_partitioned(memory.parameters.items())
     parameters = _in_the_model(memory)
+    warn_of_replaced_in_the_penalty(memory, parameters)
     coordinates = memory.folding.coordinates(parameters)
     value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
-    for hold in memory.beside_the_quadratic:
+    for hold in _beside_the_quadratic(memory):
         if hold.runs_model and not batches:
             continue
         acting = _without_unloaded(memory, parameters) if isinstance(hold, MergedWeights) else hold
@@ -34,14 +38,26 @@ def _in_the_model(memory: Memory) -> dict[str, nn.Parameter]:
 
     It is looked at again at a task's first step only, and layers may have been replaced, or adapters unloaded, since.
     """
-    here = dict(named_parameters(memory.model, remove_duplicate=False))
+    here, held = dict(named_parameters(memory.model, remove_duplicate=False)), memory.driving.held_names
     found: dict[str, nn.Parameter] = {}
     for name, known in memory.parameters.items():
         now = here.get(name)
-        if now is not None:  # of a shard, what is gathered for a forward pass may be in its place
-            same = now.shape == known.shape and not (is_sharded(known) or is_sharded(now))
-            found[name] = now if same else known
+        if now is None:
+            continue
+        if is_sharded(known) or is_sharded(now):  # what is gathered for a forward pass may be in its place
+            found[name] = known
+            continue
+        if name in held and name in memory.anchor:
+            refuse_another_shape(name, memory.anchor[name], now)
+        found[name] = now
     return found
+
+
+def _beside_the_quadratic(memory: Memory) -> Sequence[Hold]:
+    """Return what pulls beside the quadratic hold; where all adapters are gone, nothing of merged weights."""
+    known = {id(parameter) for parameter in memory.parameters.values()}
+    gone = memory.space == "merged" and not has_adapters(memory.model, known)
+    return memory.holds if gone else memory.beside_the_quadratic
 
 
 def _without_unloaded(memory: Memory, parameters: Mapping[str, nn.Parameter]) -> MergedWeights:

@@ -57,15 +57,21 @@ def refresh(memory: Memory) -> None:
             forget(memory, name)  # another parameter, which takes its first step of this task from here
         elif anchor is not None and anchor.shape != parameter.shape and name in memory.merged.names:
             del memory.anchor[name]  # of another rank, with the same weight to be held
-        elif anchor is not None and anchor.shape != parameter.shape:
-            raise ProtectError(
-                f"{name!r} was consolidated with shape {tuple(anchor.shape)} and now has {tuple(parameter.shape)}. "
-                f"Restore it, or call forget({name!r}) to let go of what was learned there."
-            )
+        elif anchor is not None:
+            refuse_another_shape(name, anchor, parameter)
         _follow(memory, name, parameter)
     for ledger in memory.ledgers.values():
         for matrices in (ledger.total, ledger.held):
             _follow_matrices(memory, matrices, ledger)
+
+
+def refuse_another_shape(name: str, anchor: Tensor, parameter: Tensor) -> None:
+    """Refuse a parameter that cannot be held to its anchor."""
+    if anchor.shape != parameter.shape:
+        raise ProtectError(
+            f"{name!r} was consolidated with shape {tuple(anchor.shape)} and now has {tuple(parameter.shape)}. "
+            f"Restore it, or call forget({name!r}) to let go of what was learned there."
+        )
 
 
 def refresh_for(memory: Memory, call: str) -> None:

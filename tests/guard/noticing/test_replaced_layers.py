@@ -219,3 +219,68 @@ def test_another_adapter_of_the_same_name_is_told_of():
     model.set_adapter("default")
     with pytest.warns(holdfast.HoldfastWarning, match=r"has other parameters .*lora_A\.default\.weight"):
         go_on(model, guard)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_it_is_told_once_to_those_who_add_the_penalty_to_their_loss(attached):
+    """They take no step that the guard would hold, and perhaps none that it sees."""
+    model = net()
+    guard = after_a_task(model)
+    model[2] = another(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    if attached:
+        guard.attach(optimizer, hold=False)
+
+    def by_hand():
+        optimizer.zero_grad()
+        guard.penalty().backward()
+        optimizer.step()
+
+    with pytest.warns(holdfast.HoldfastWarning, match=TOLD):
+        by_hand()
+    by_hand()  # it is not told again
+    guard.consolidate([batch(9)])
+    model[2] = another(model)
+    for parameter in model[2].parameters():
+        parameter.data.neg_()
+    with pytest.warns(holdfast.HoldfastWarning, match=TOLD):
+        guard.penalty()
+
+
+def test_the_penalty_tells_nothing_of_copies_and_of_calls_with_other_numbers():
+    model = net()
+    guard = after_a_task(model)
+    model[2] = copy.deepcopy(model[2])
+    guard.penalty()
+    call = Penalised(model, guard)
+    others = {name: 2 * p.detach() for name, p in call.named_parameters()}
+    doubled = torch.func.functional_call(call, others, ())
+    torch.testing.assert_close(doubled, guard.penalty() + penalty_at(guard, 2))
+
+
+class Penalised(nn.Module):
+    def __init__(self, model, guard):
+        super().__init__()
+        self.model = model
+        self.guard = guard
+
+    def forward(self):
+        return self.guard.penalty()
+
+
+def penalty_at(guard, factor):
+    anchor, importance = guard.anchor, guard.importance
+    return 0.5 * sum((importance[n] * ((factor - 1) * anchor[n]).square()).sum() for n in anchor)
+
+
+def test_a_small_head_that_is_another_than_a_files_is_told_of(tmp_path):
+    """Beside a large model it is nothing: all weights together are where they were."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    model[0].weight.data.mul_(1000)
+    after_a_task(model).save(tmp_path / "guard.safetensors")
+    model[2] = another(model)
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.5)
+    guard.load(tmp_path / "guard.safetensors")
+    with pytest.warns(holdfast.HoldfastWarning, match=TOLD) as told:
+        go_on(model, guard)
+    assert len(told) == 1

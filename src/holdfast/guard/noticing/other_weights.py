@@ -51,7 +51,10 @@ def in_words(away: float) -> str:
 
 
 def warn_of_other_weights(memory: Memory, file: str) -> None:
-    """Warn if a state was loaded that was saved at the end of a task, and the model is not where it was then."""
+    """Warn if a state was loaded that was saved at the end of a task, and the model is not where it was then.
+
+    Where all of it together is, a single layer may yet be another one: a head is little beside a large model.
+    """
     # A mean of solutions is where no model was, and what is folded is held as the map that it is part of.
     if memory.anchor_kind != "last" or memory.folding.pairs:
         return
@@ -62,15 +65,41 @@ def warn_of_other_weights(memory: Memory, file: str) -> None:
             "Load the model's own checkpoint of then too: a guard's file has none. If they were drawn anew, merged or "
             "averaged on purpose, pay no heed."
         )
+    else:
+        _tell_of_replaced(memory, {n: p for n, p in memory.parameters.items() if n in memory.anchor})
 
 
 def warn_of_replaced_layers(memory: Memory) -> None:
     """Warn of held parameters in whose place the model has others since they were consolidated, far from the anchor."""
+    others, memory.replaced = memory.replaced - memory.told_of, frozenset()
+    _tell_of_replaced(memory, {n: p for n, p in memory.parameters.items() if n in others})
+
+
+def warn_of_replaced_in_the_penalty(memory: Memory, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Warn of the same before a penalty is added to a loss by hand, where there may be no step to look at.
+
+    Args:
+        memory: what the guard knows.
+        parameters: the protected parameters as the model has them now.
+    """
+    if memory.steps or not memory.strength:
+        return
+    if memory.replaced:
+        warn_of_replaced_layers(memory)
+    here = ((name, now) for name, now in parameters.items() if now is not memory.parameters[name])
+    # Beside parameters there are what a function is called with in their place, for a while.
+    new = {n: p for n, p in here if n in memory.anchor and n not in memory.told_of and isinstance(p, nn.Parameter)}
+    memory.told_of |= new.keys()
+    _tell_of_replaced(memory, new)
+
+
+def _tell_of_replaced(memory: Memory, others: Mapping[str, nn.Parameter]) -> None:
+    """Say which of these parameters are pulled to what others were."""
     # What is held as part of something else has an anchor that is none of its own, and so has a mean of solutions.
-    others, memory.replaced = memory.replaced - set(memory.held_elsewhere), frozenset()
     if not others or (memory.anchor_kind == "mean" and not memory.leans):
         return
-    away = {n: distance({n: p}, memory.anchor) for n, p in memory.parameters.items() if n in others}
+    held = memory.driving.held_names - set(memory.folding.names)
+    away = {n: distance({n: p}, memory.anchor) for n, p in others.items() if n in held}
     far = [name for name, share in away.items() if share > ANEW and _pulls_at(memory, name)]
     if far:
         most = max(far, key=lambda name: away[name])
