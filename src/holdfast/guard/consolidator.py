@@ -23,12 +23,12 @@ from holdfast.guard.consolidating.turns import checked_bytes
 from holdfast.guard.costs import Costs, costs_of
 from holdfast.guard.distributed.gathering import Gather
 from holdfast.guard.distributed.rank_gradients import CommHook
-from holdfast.guard.forgetting import forget_all
 from holdfast.guard.keeping.following import predicted
 from holdfast.guard.keeping.looking import look
 from holdfast.guard.keeping.other_models import tell_of_another_model
 from holdfast.guard.keeping.taking_inputs import keep_inputs, tell_unless_binding
 from holdfast.guard.ledger import PathRecord, TaskImportance, diagonal_of
+from holdfast.guard.letting_go import forget_all
 from holdfast.guard.memory import AnchorKind
 from holdfast.guard.merged_space import Space
 from holdfast.guard.micro_batches.watching_only import watch_only

@@ -12,8 +12,8 @@ from holdfast.forms import Matrix
 from holdfast.guard.arguments.default_space import default_space, tell_of_unmerged
 from holdfast.guard.arguments.fitting_strengths import check_blocks, check_strengths
 from holdfast.guard.distributed.sharded_matrices import refuse_unless_in_parts
-from holdfast.guard.forgetting import forget
 from holdfast.guard.ledger import Ledger
+from holdfast.guard.letting_go import forget
 from holdfast.guard.memory import Memory
 from holdfast.guard.merged_space import MergedSpace, Space
 from holdfast.tensors.names import named_parameters
