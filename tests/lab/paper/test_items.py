@@ -4,6 +4,8 @@ import shutil
 from collections import Counter
 
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure as Canvas
 
 from holdfast.lab.experiments import Store
 from holdfast.lab.paper import ITEMS, PRESETS
@@ -12,7 +14,8 @@ from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.needed_runs import MANY_SAMPLES, accuracy_runs, correlation_runs
 from holdfast.lab.paper.presets import PAPER
 from holdfast.lab.paper.published import ACCURACIES
-from holdfast.lab.report import Figure, Report, Section, Table, Text
+from holdfast.lab.report import Figure, Report, Section, Table, Text, colour, ink
+from holdfast.lab.report.style import style
 
 
 def test_table_1_has_the_papers_130_runs_and_seven_more_of_mas_which_a_test_compares():
@@ -70,6 +73,16 @@ def test_with_results_it_shows_numbers(item, results):
     assert not any("Not measured yet" in each.text for each in drawn if isinstance(each, Text))
     assert shown and all(isinstance(table, Table) and table.rows for table in shown)
     Report("All", Text("Names are unique."), (Section(item.title, tuple(drawn)),), shown[0].__class__("p", "", (), ()))
+
+
+@pytest.mark.slow
+def test_the_full_gradient_has_the_colour_that_it_has_beside_measures(results):
+    (figure,) = ITEMS["gradient-noise"].draw(results)
+    with style("light"):
+        canvas = Canvas()
+        figure.draw(canvas)
+        drawn = {points.get_label(): to_hex(points.get_facecolor()[0]) for points in canvas.axes[0].collections}
+        assert drawn == {"noise": to_hex(ink()), "full gradient": to_hex(colour("full gradient"))}
 
 
 @pytest.mark.slow

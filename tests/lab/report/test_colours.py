@@ -71,6 +71,11 @@ def test_a_variant_has_the_colour_of_its_measure_and_a_stranger_none():
     assert colour("nobody") == colour("nothing") not in {colour("SI"), colour("SOS")}
 
 
+@pytest.mark.parametrize("name", sorted({name for names in SHOWN_TOGETHER for name in names}))
+def test_a_name_as_the_paper_writes_it_has_the_same_colour(name):
+    assert colour(label(name)) == colour(name)
+
+
 def test_names_as_the_paper_writes_them():
     assert label("sqrtFisher") == "√Fisher"
     assert label("SI(2048)") == "SI(2048)"

@@ -9,7 +9,7 @@ from holdfast.lab.paper.drawing.panels import Panel, figure_of, panel_or_reason
 from holdfast.lab.paper.findings import Results
 from holdfast.lab.paper.item import PaperItem
 from holdfast.lab.paper.needed_runs import noise_runs
-from holdfast.lab.report import Item, colour
+from holdfast.lab.report import Item, colour, ink
 
 RATIOS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 _SHOWN_POINTS = 240
@@ -37,8 +37,8 @@ def _through_training(results: Results) -> Panel:
     every = max(1, len(seen["step"]) // _SHOWN_POINTS)
 
     def show(axes: Axes) -> None:
-        for name, legend, style in (("noise", "noise", "SI"), ("full", "full gradient", "SIU")):
-            axes.scatter(seen["step"][::every], seen[name][::every], s=6, color=colour(style), label=legend)
+        for name, legend, shade in (("noise", "noise", ink()), ("full", "full gradient", colour("full gradient"))):
+            axes.scatter(seen["step"][::every], seen[name][::every], s=6, color=shade, label=legend)
         axes.set_yscale("log")
         axes.set_xlabel("step")
         axes.set_ylabel("squared norm")
@@ -57,7 +57,7 @@ def _shares(results: Results) -> Panel:
     shares = shares_at_least(ratios, RATIOS)
 
     def show(axes: Axes) -> None:
-        axes.plot(RATIOS, shares, marker="o", color=colour("SI"))
+        axes.plot(RATIOS, shares, marker="o", color=ink())
         axes.set_xscale("log")
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("ratio of noise to full gradient")
