@@ -42,7 +42,8 @@ def test_it_has_nothing_of_an_adapter_that_was_unloaded(space, form, looked_befo
     if looked_before:
         assert float(guard.penalty().detach()) > 0
     model.unload()
-    with pytest.warns(holdfast.HoldfastWarning, match=r"The model no longer has .*lora_A\.default\.weight"):
+    told = {"weights": r"The model no longer has .*lora_A\.default\.weight", "merged": "has no adapter any more"}
+    with pytest.warns(holdfast.HoldfastWarning, match=told[space]):
         assert float(guard.penalty().detach()) == 0
     assert float(guard.penalty().detach()) == 0
 
@@ -79,4 +80,17 @@ def test_one_that_adds_nothing_in_anothers_place_is_told_of():
     with pytest.warns(holdfast.HoldfastWarning, match=r"The adapters add nothing to .*call guard\.rebase\(\)"):
         assert float(guard.penalty().detach()) > 0
     guard.rebase()
+    assert float(guard.penalty().detach()) == 0
+
+
+def test_forgetting_a_part_of_an_adapter_lets_go_of_the_weight_that_it_changes_and_says_so():
+    _, guard, _ = adapted("merged", "kronecker", names=("default", "other"))
+    name = "base_model.model.0.lora_B.other.weight"
+    with pytest.warns(holdfast.HoldfastWarning, match=r"in one matrix with '.*lora_A.*' and 2 other parameters"):
+        guard.forget(name)
+    assert float(guard.penalty().detach()) == 0
+    _, guard, _ = adapted("merged", "kronecker", names=("default", "other"))
+    guard.forget("*.lora_?.*")  # all of it
+    _, guard, _ = adapted("merged", "kronecker")
+    guard.forget(LAYER)
     assert float(guard.penalty().detach()) == 0

@@ -8,7 +8,11 @@ from holdfast.adapters import has_adapters
 from holdfast.errors import ConfigurationError
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.other_weights import warn_of_replaced_in_the_penalty
-from holdfast.guard.noticing.protection import warn_of_fresh_adapters, warn_of_gone_in_the_penalty
+from holdfast.guard.noticing.protection import (
+    warn_of_fresh_adapters,
+    warn_of_gone_in_the_penalty,
+    warn_of_unloaded_adapters,
+)
 from holdfast.guard.refreshing import refresh, refuse_another_shape
 from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.holds import Hold
@@ -61,6 +65,7 @@ def _beside_the_quadratic(memory: Memory) -> Sequence[Hold]:
     """
     if memory.merged_anchor and not _has_its_adapters(memory):
         if not has_adapters(memory.model, {id(parameter) for parameter in memory.model.parameters()}):
+            warn_of_unloaded_adapters(memory)
             return memory.holds
         refresh(memory)
         warn_of_fresh_adapters(memory)

@@ -85,6 +85,18 @@ def _tell_of_gone(gone: Sequence[str]) -> None:
         )
 
 
+def warn_of_unloaded_adapters(memory: Memory) -> None:
+    """Warn once of merged weights that were consolidated, in a model that has no adapter any more."""
+    if memory.strength and not memory.told_of >= memory.anchor.keys():
+        memory.told_of |= memory.anchor.keys()
+        tell(
+            f"The model has no adapter any more that could hold {_and_others(sorted(memory.merged_anchor))} where "
+            "they were when they were consolidated, so the penalty has nothing of them. If adapters were merged into "
+            "the weights for good, put the next ones on (get_peft_model) and call guard.rebase(); to train the weights "
+            "themselves, make a guard from the model as it is now, and consolidate it with data."
+        )
+
+
 def warn_of_fresh_adapters(memory: Memory) -> None:
     """Warn if adapters add nothing to weights, and did when they were consolidated."""
     then = {name for name, change in memory.merged_anchor.items() if bool(whole(change).any())}
