@@ -261,18 +261,27 @@ def test_nothing_of_a_layers_size_is_kept_beside_kronecker_factors(form, implici
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
-@pytest.mark.parametrize("form", ["kronecker", "kronecker16", "rotated"])
+@pytest.mark.parametrize("form", ["kronecker", "kronecker16", "rotated", "rotated16"])
 @pytest.mark.parametrize("implicit", [False, True])
-def test_a_layer_without_outputs_is_held_by_nothing(form, implicit):
-    model = nn.ModuleDict({"some": nn.Linear(4, 3), "none": nn.Linear(4, 0)})
-    forward = lambda model, x: torch.cat([model["some"](x), model["none"](x)], 1)  # noqa: E731
+def test_layers_without_outputs_or_inputs_are_no_matrices(form, implicit, tmp_path):
+    model = nn.ModuleDict({"some": nn.Linear(4, 3), "no outputs": nn.Linear(4, 0), "no inputs": nn.Linear(0, 2)})
+    parts = {"some": slice(4), "no outputs": slice(4), "no inputs": slice(0)}
+    forward = lambda model, x: torch.cat([model[name](x[:, part]) for name, part in parts.items()], 1)  # noqa: E731
     guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.5, form=form, implicit=implicit)
+    told = guard.cost().kept
     guard.consolidate([(torch.randn(8, 4), torch.arange(8) % 3)], forward=forward)
+    assert guard.matrices.keys() == {"some.weight", *(n for n in guard.parameters if n[:2] == "no")}
+    assert guard.cost().kept == told
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     forward(model, torch.randn(8, 4)).square().sum().backward()
     optimizer.step()
     assert all(bool(p.isfinite().all()) for p in model.parameters())
+    guard.save(tmp_path / "guard.safetensors")
+    again = holdfast.Consolidator(model, holdfast.Fisher(), 0.5, form=form, implicit=implicit)
+    again.load(tmp_path / "guard.safetensors")
+    assert torch.equal(again.penalty(), guard.penalty())
+    assert float(again.penalty().detach()) > 0
 
 
 def test_stability_is_judged_by_the_largest_eigenvalue():

@@ -394,7 +394,8 @@ def test_what_is_forgotten_is_not_held():
     model, inputs = network()
     guard = Consolidator(model, Fisher(), space="merged")
     guard.consolidate([inputs])
-    guard.forget("0.a", "2.layer.weight")
+    with pytest.warns(holdfast.HoldfastWarning, match=r"in one matrix with '0\.b', so that nothing holds"):
+        guard.forget("0.a", "2.layer.weight")
     assert list(guard.importance) == ["4.layer.weight"]
     moved(model)
     factors = [model[0].a, model[2].b, model[4].a]

@@ -111,8 +111,6 @@ def largest_of(factor: KeptFactor, like: Tensor) -> Tensor:
     """
     if factor is None:
         return like.new_ones(())
-    if not (factor.values if isinstance(factor, Spectrum) else factor).numel():
-        return like.new_zeros(())  # of a layer without inputs or outputs
     if isinstance(factor, Spectrum) or factor.ndim == 1:
         return (factor.values if isinstance(factor, Spectrum) else factor).amax()
     factor = factor.to(torch.promote_types(factor.dtype, torch.float32))

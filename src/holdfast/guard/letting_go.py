@@ -13,7 +13,9 @@ def forget_all(memory: Memory, patterns: Sequence[str]) -> None:
     """Drop all that is known of some parameters, or refuse names and patterns that nothing is known of."""
     known = list({**memory.parameters, **memory.anchor, **memory.merged_anchor})
     names = list(dict.fromkeys(name for pattern in patterns for name in _matching(pattern, known)))
-    blocks = [matrix.block.parameters for matrix in memory.driving.measured.values()]
+    measured = memory.driving.measured
+    blocks = [matrix.block.parameters for matrix in measured.values()]
+    blocks += [tuple(parts) for weight, parts in memory.merged.parts.items() if weight in measured]
     others = [n for block in blocks if not set(names).isdisjoint(block) for n in block if n not in names]
     if others:
         more = f" and {len(others) - 1} other parameter{'s' if others[2:] else ''}" if others[1:] else ""

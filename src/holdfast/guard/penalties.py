@@ -8,10 +8,14 @@ from holdfast.adapters import has_adapters
 from holdfast.errors import ConfigurationError
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.other_weights import warn_of_replaced_in_the_penalty
-from holdfast.guard.refreshing import refuse_another_shape
+from holdfast.guard.noticing.protection import (
+    warn_of_fresh_adapters,
+    warn_of_gone_in_the_penalty,
+    warn_of_unloaded_adapters,
+)
+from holdfast.guard.refreshing import refresh, refuse_another_shape
 from holdfast.guard.steps.training_calls import TrainingCalls
 from holdfast.holds import Hold
-from holdfast.holds.of_weights.merged_weights import MergedWeights
 from holdfast.holds.of_weights.quadratic import penalty_value
 from holdfast.tensors.names import named_parameters
 from holdfast.tensors.sharding import is_sharded, refuse_partitioned
@@ -20,15 +24,15 @@ from holdfast.tensors.sharding import is_sharded, refuse_partitioned
 def penalty_of(memory: Memory, calls: TrainingCalls, *, batches: bool) -> Tensor:
     """Return the penalty, with the losses of holds that run the model only if ``batches``."""
     refuse_partitioned(memory.parameters.items())
-    parameters = _in_the_model(memory)
+    holds, parameters = _beside_the_quadratic(memory), _in_the_model(memory)
     warn_of_replaced_in_the_penalty(memory, parameters)
+    warn_of_gone_in_the_penalty(memory, parameters)
     coordinates = memory.folding.coordinates(parameters)
     value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
-    for hold in _beside_the_quadratic(memory):
+    for hold in holds:
         if hold.runs_model and not batches:
             continue
-        acting = _without_unloaded(memory, parameters) if isinstance(hold, MergedWeights) else hold
-        own = _value_of(acting, memory, parameters, calls)
+        own = _value_of(hold, memory, parameters, calls)
         value = value if own is None else value + own.to(value.device)
     return value
 
@@ -54,20 +58,25 @@ def _in_the_model(memory: Memory) -> dict[str, nn.Parameter]:
 
 
 def _beside_the_quadratic(memory: Memory) -> Sequence[Hold]:
-    """Return what pulls beside the quadratic hold; where all adapters are gone, nothing of merged weights."""
-    known = {id(parameter) for parameter in memory.parameters.values()}
-    gone = memory.space == "merged" and not has_adapters(memory.model, known)
-    return memory.holds if gone else memory.beside_the_quadratic
+    """Return what pulls beside the quadratic hold; of merged weights, by the adapters that the model has now.
+
+    Others may have come in their place since, of whose steps the guard may see none: what it would do at the first of
+    them is done here.
+    """
+    if memory.merged_anchor and not _has_its_adapters(memory):
+        if not has_adapters(memory.model, {id(parameter) for parameter in memory.model.parameters()}):
+            warn_of_unloaded_adapters(memory)
+            return memory.holds
+        refresh(memory)
+        warn_of_fresh_adapters(memory)
+    return memory.beside_the_quadratic
 
 
-def _without_unloaded(memory: Memory, parameters: Mapping[str, nn.Parameter]) -> MergedWeights:
-    """Return the hold of merged weights, of the adapters alone that are still there."""
-    there = {
-        weight
-        for weight, parts in memory.merged.parts.items()
-        if all(parameters.get(name) is memory.parameters[name] for name in parts)
-    }
-    return memory.merged.hold({weight: change for weight, change in memory.merged_anchor.items() if weight in there})
+def _has_its_adapters(memory: Memory) -> bool:
+    """Whether protected parameters are those of the model, or what it is called with in their place for a while."""
+    here = dict(named_parameters(memory.model, remove_duplicate=False))
+    now = ((here.get(name), known) for name, known in memory.parameters.items())
+    return all(p is known or (p is not None and not isinstance(p, nn.Parameter)) for p, known in now)
 
 
 def _value_of(

@@ -168,13 +168,13 @@ class LayerForm(Form):
 
 
 def layer_blocks(model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
-    """Return which parameters make a matrix: every weight, with its bias where that is given too."""
+    """Return which parameters make a matrix: every weight with elements, with its bias where that is given too."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     found: dict[str, Block] = {}
     for module in model.modules():
         own = {name: p for name, p in module.named_parameters(recurse=False) if id(p) in names}
         for name, weight in own.items():
-            if weight.ndim < 2 or names[id(weight)] in found:
+            if weight.ndim < 2 or not weight.numel() or names[id(weight)] in found:
                 continue
             inputs_first = _lies_inputs_first(module, name, weight)
             bias = own.get(name.replace("weight", "bias")) if "weight" in name else None

@@ -60,12 +60,40 @@ def warn_unless_anchored_is_trained(memory: Memory, owned: Collection[int]) -> N
 
 def warn_of_gone(memory: Memory) -> None:
     """Warn of parameters that were consolidated, and that the model no longer has by their names."""
-    gone = [name for name in memory.anchor if name not in memory.parameters]
+    _tell_of_gone([name for name in memory.anchor if name not in memory.parameters])
+
+
+def warn_of_gone_in_the_penalty(memory: Memory, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Warn of those once before a penalty is added to a loss by hand, where there may be no step to look at.
+
+    Args:
+        memory: what the guard knows.
+        parameters: the protected parameters that the model has now.
+    """
+    if memory.strength and not memory.steps:
+        gone = [name for name in memory.anchor if name not in parameters and name not in memory.told_of]
+        memory.told_of |= frozenset(gone)
+        _tell_of_gone(gone)
+
+
+def _tell_of_gone(gone: Sequence[str]) -> None:
     if gone:
         tell(
             f"The model no longer has {_and_others(gone)} under that name, so what was consolidated there is not held. "
             "If a layer was wrapped or renamed, make a guard from the model as it is now, and consolidate it with "
             "data; if it was taken away on purpose, call forget(name)."
+        )
+
+
+def warn_of_unloaded_adapters(memory: Memory) -> None:
+    """Warn once of merged weights that were consolidated, in a model that has no adapter any more."""
+    if memory.strength and not memory.told_of >= memory.anchor.keys():
+        memory.told_of |= memory.anchor.keys()
+        tell(
+            f"The model has no adapter any more that could hold {_and_others(sorted(memory.merged_anchor))} where "
+            "they were when they were consolidated, so the penalty has nothing of them. If adapters were merged into "
+            "the weights for good, put the next ones on (get_peft_model) and call guard.rebase(); to train the weights "
+            "themselves, make a guard from the model as it is now, and consolidate it with data."
         )
 
 

@@ -109,7 +109,9 @@ def check_importance(label: str, ledger: Ledger, matrices: Mapping[str, Matrix])
             continue
         for inner, omega in matrix.diagonal().items():
             own = local(omega)
-            least = float(own.min()) if own.numel() else 0.0
+            if not own.numel():
+                continue
+            least = float(own.min())
             if least < (0 if ledger.form.elementwise else -_ROUNDING * float(own.abs().max())):
                 raise StateError(
                     f"The state is damaged: {label} has an importance of {least:g} for a weight of {inner!r}; expected "
