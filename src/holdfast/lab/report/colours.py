@@ -31,7 +31,7 @@ _COLOURS: dict[str, dict[Scheme, str]] = {
     "fine-tuning": {"light": "#9a9a9a", "dark": "#5e6064"},
 }
 _GREY = "#808080"
-_SYNONYMS = {"fine": "fine-tuning", "kronecker": "Kronecker"}
+_SYNONYMS = {"fine": "fine-tuning", "kronecker": "Kronecker", "√Fisher": "sqrtFisher"}
 """How the names of measures and forms begin that have a colour by another name."""
 _OTHERS = ("#117733", "#cc4f00", "#443399", "#c08400", "#45a3dc", "#75751f", "#b0508a", "#00875f", "#222222", "#0072b2")
 """For what has no colour of its own, or one that is too near another's, on white."""
