@@ -10,7 +10,7 @@ from holdfast.lab.experiments import Store, execute, paper_spec
 from holdfast.lab.experiments.running.engines import make_learner
 from holdfast.lab.paper import ITEMS, PRESETS
 from holdfast.lab.paper.algorithms import ALGORITHMS
-from holdfast.lab.paper.drawing.overview_figure import overview_figure
+from holdfast.lab.paper.drawing.overview_figure import LONGEST, overview_figure
 from holdfast.lab.paper.drawing.tables.overview_table import (
     every_line,
     item_of,
@@ -48,6 +48,11 @@ def test_what_has_runs_is_in_the_table_and_everything_else_is_listed(tmp_path):
         methods = [tick.get_text() for tick in axes.get_yticklabels()]
         shown = [point for line in axes.get_lines() for point in line.get_xdata()]
         assert len(methods) == len(shown) and shown == sorted(shown)  # the most accurate at the top
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_no_name_is_broken_into_lines_that_would_reach_into_the_next_ones(preset):
+    assert max(len(line.method) for line in every_line(preset)) <= LONGEST
 
 
 def test_the_item_that_is_named_for_a_line_makes_its_runs():

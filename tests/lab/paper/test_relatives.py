@@ -42,6 +42,13 @@ def test_ours_stand_beside_theirs_with_a_verdict(made):
     assert cells["VCL"]["reported"] is None and cells["VCL"]["accuracy"].mean > 0
 
 
+def test_only_somebodys_protocol_can_differ_from_ours(made):
+    study = dataclasses.replace(made.preset.relatives[0], source="Somebody", differs="One run.")
+    assert "Ours differs: One run." in relatives_table(made, study).caption
+    own = relatives_table(made, dataclasses.replace(study, source="")).caption
+    assert "One run." in own and "differs" not in own
+
+
 def test_a_verdict_counts_a_point_or_two_errors():
     reported = Reported(90.0, "a table")
     assert verdict(Estimate(89.1, math.nan, 1), reported) == "as reported"

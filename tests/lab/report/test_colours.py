@@ -67,6 +67,7 @@ def test_everything_stands_out_from_its_background(scheme):
 def test_a_variant_has_the_colour_of_its_measure_and_a_stranger_none():
     assert colour("SI(2048)") == colour("SI, all tasks") == colour("SI:other") == colour("SI") != colour("SIU")
     assert colour("MAS-logits") == colour("MAS") != colour("MASX")
+    assert colour(label("sqrtFisher")) == colour("sqrtFisher") != colour("nobody")
     assert colour("rotated EWC, few samples") == colour("rotated") != colour("Kronecker")
     assert colour("nobody") == colour("nothing") not in {colour("SI"), colour("SOS")}
 

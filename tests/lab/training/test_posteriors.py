@@ -11,7 +11,8 @@ from torch.distributions import Normal, kl_divergence
 from holdfast.errors import ConfigurationError
 from holdfast.holds import Variational
 from holdfast.lab.experiments import paper_spec
-from holdfast.lab.scenarios import set_aside
+from holdfast.lab.networks import mlp
+from holdfast.lab.scenarios import of_kind, set_aside
 from holdfast.lab.scenarios.unlike_tasks import with_sizes
 from holdfast.lab.training.plain_run import PlainRun
 from holdfast.lab.training.protocol import Settings
@@ -114,6 +115,21 @@ def test_tasks_with_heads_are_judged_by_weights_that_have_seen_their_own_coreset
     assert unseen is None and seen is not None
     moved = [name for name, value in run.learner.model.named_parameters() if not torch.equal(seen[name], value)]
     assert "heads.0.weight" in moved and "heads.1.weight" not in moved
+
+
+def test_closed_outputs_have_no_part_in_predictions_or_coresets():
+    scenario = set_aside(of_kind(make_scenario(2, own_heads=False, dtype=torch.float64, train=35), "class"), 6, 0)
+    model = mlp(6, (10,), scenario.classes).to(torch.float64)
+    hold = Variational(predictions=3, coreset=2)
+    run = PlainRun(make_learner("fine-tune", settings=SETTINGS, scenario=scenario, model=model, watch=(), holds=[hold]))
+    for _ in run.learn_task():
+        pass
+    posterior, x = run.learner.posterior, scenario.tasks[0].test.x
+    predicted = posterior.scores(x, 0, None, outputs=3).exp()
+    torch.testing.assert_close(predicted[:, :3].sum(1), torch.ones(len(x), dtype=torch.float64), rtol=0, atol=1e-12)
+    seen, now = posterior.weights(1, outputs=3)[0]["heads.0.weight"], model.heads[0].weight
+    assert torch.equal(seen[3:], now[3:]) and not torch.equal(seen[:3], now[:3])
+    assert model(x, 0)[:, 3:].min() > -1e3  # open again
 
 
 def test_coresets_of_tasks_to_come_are_not_looked_at_however_often_was_consolidated(monkeypatch):

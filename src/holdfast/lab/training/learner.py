@@ -444,8 +444,8 @@ class Learner:
         if posterior is None:
             return lambda x, task: open_outputs(self.model(x, tasks[task].head), outputs)
         with self.computing():
-            weights = posterior.weights(learned)
-        return lambda x, task: open_outputs(posterior.scores(x, tasks[task].head, weights[task]), outputs)
+            weights = posterior.weights(learned, outputs)
+        return lambda x, task: posterior.scores(x, tasks[task].head, weights[task], outputs)
 
     def state(self) -> dict[str, Any]:
         """Return everything about the run but its optimiser, the samples in holds' buffers too."""

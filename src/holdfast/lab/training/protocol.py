@@ -128,4 +128,8 @@ class Settings:
             return torch.optim.Adam(parameters, lr=self.learning_rate, fused=True)
         if self.optimizer == "adamw":
             return torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=WEIGHT_DECAY, fused=True)
-        return torch.optim.SGD(parameters, lr=self.learning_rate, momentum=self.momentum, fused=True)
+        optimizer = torch.optim.SGD(parameters, lr=self.learning_rate, momentum=self.momentum, fused=True)
+        if self.momentum:  # without them torch fails at a head whose first gradient comes later than others'
+            for parameter in optimizer.param_groups[0]["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return optimizer

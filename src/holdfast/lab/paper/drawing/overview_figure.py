@@ -24,8 +24,8 @@ _PER_LINE = 0.17
 """Inches of height that a method takes."""
 _AROUND = 0.9
 """Inches that a row of panels has beside its lines, for its title and its axes' words."""
-_WIDEST = 26
-"""Characters of a method's name in a line."""
+LONGEST = 46
+"""Characters of a method's name that stand in one line: what is longer is broken, and may reach into the next one's."""
 
 
 class Standing(NamedTuple):
@@ -74,7 +74,7 @@ def overview_figure(standings: Sequence[Standing]) -> Figure | Text:
         for row, lines in zip(grid, ordered, strict=True):
             for axes, quantity in zip(row, _QUANTITIES, strict=True):
                 _draw(axes, lines, quantity)
-            names = [textwrap.fill(each.method, _WIDEST) for each in lines]
+            names = [textwrap.fill(each.method, LONGEST) for each in lines]
             row[0].set_yticks(range(len(lines)), names, fontsize=5.5, linespacing=0.8)
             row[0].set_title(lines[0].benchmark, loc="left")
 

@@ -1,13 +1,14 @@
 """Runs whose weights are distributions: what the hold "variational" asks of a network, of a task and of predictions."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from holdfast.errors import ConfigurationError
 from holdfast.holds import Hold, Variational
 from holdfast.lab.networks import MultiHead
-from holdfast.lab.scenarios import Scenario, Task
+from holdfast.lab.scenarios import Scenario, Task, open_outputs
 from holdfast.variational import mean_field, mean_field_layers
 
 Weights = Mapping[str, Tensor]
@@ -46,22 +47,33 @@ class Posterior:
         """Let the KL count once for so many samples, unless another number was given."""
         self.hold.samples = self._given or samples
 
-    def weights(self, learned: int) -> list[Weights | None]:
+    def weights(self, learned: int, outputs: int | None = None) -> list[Weights | None]:
         """Return what each task is judged with: the network's own weights, or those that have seen coresets too.
 
-        With one head for all, they see the coresets of all tasks that have been learned; with a head each, a task is
-        judged by weights that have seen its own.
+        With one head for all, they see the coresets of all tasks that have been learned, over its first ``outputs`` if
+        it grows; with a head each, a task is judged by weights that have seen its own.
         """
         found: list[Weights | None] = [None] * len(self._tasks)
         if not self.hold.coreset or not learned:
             return found
         if not self._own_heads:
-            return [self._refined(self._tasks[:learned])] * len(self._tasks)
+            with self._open(outputs):
+                return [self._refined(self._tasks[:learned])] * len(self._tasks)
         return [self._refined([task]) for task in self._tasks[:learned]] + found[learned:]
 
-    def scores(self, x: Tensor, head: int, weights: Weights | None) -> Tensor:
-        """Return predicted probabilities, as logarithms."""
-        return self.hold.predict(self._model, x, head, weights=weights)
+    def scores(self, x: Tensor, head: int, weights: Weights | None, outputs: int | None = None) -> Tensor:
+        """Return predicted probabilities, as logarithms; of the first ``outputs`` classes, where a head grows."""
+        with self._open(outputs):  # in every draw: a mean of softmaxes over more classes is another one
+            return self.hold.predict(self._model, x, head, weights=weights)
+
+    @contextlib.contextmanager
+    def _open(self, outputs: int | None) -> Iterator[None]:
+        """Let the network have no other outputs for a while."""
+        handle = self._model.register_forward_hook(lambda _, __, logits: open_outputs(logits, outputs))
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _refined(self, tasks: Sequence[Task]) -> Weights:
         batches = []

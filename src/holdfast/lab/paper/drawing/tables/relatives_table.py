@@ -30,7 +30,7 @@ def relatives_table(results: Results, study: Study) -> Table:
     ]
     said = f"{study.title}. Average accuracy over all tasks after the last, and how far accuracies fell, in per cent."
     said += f" Protocol: {study.source}." * bool(study.source)
-    said += f" Ours differs: {study.differs}" * bool(study.differs)
+    said += f" {'Ours differs: ' * bool(study.source)}{study.differs}" * bool(study.differs)
     if compared:
         said += (
             f" As reported means within {_NEAR:g} point or two standard errors of ours. Numbers that are remembered "
