@@ -21,6 +21,7 @@ from holdfast.guard.keeping.following import Following
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.moving_statistics import MovingStatistics
 from holdfast.guard.noticing.protection import Unheld
+from holdfast.guard.noticing.runaway import Runaway
 from holdfast.guard.noticing.stability import Stability
 from holdfast.guard.noticing.standstill import Standstill
 from holdfast.guard.noticing.task_share import TaskShare
@@ -64,6 +65,7 @@ class StepWatcher:
         self._stability = Stability(memory)
         self._task_share = TaskShare(memory)
         self._standstill = Standstill(memory)
+        self._runaway = Runaway(memory, self._stability)
         self._statistics = MovingStatistics(memory)
         self._overwriters = Overwriters()
         self._forget_step()
@@ -159,6 +161,7 @@ class StepWatcher:
             self._refuse_weights_that_would_spread(owned)
             self.following.before_step(optimizer)
             self._stability.check(optimizer, owned)
+            self._runaway.look(optimizer, owned)
             self._statistics.look()
             memory.head.look(memory.model, memory.labels if memory.strength and not memory.holds else ())
         if beginning is not None and beginning.has_gradients and not measures.observed.gradient:
@@ -407,7 +410,7 @@ class StepWatcher:
         """Refuse a step whose gradient is no number, with whatever may be the reason."""
         step = self.memory.steps.get(name, 0) + 1
         self._refuse_lost_weights(step)
-        reason = _TOO_STRONG if self._stability.has_told else ""
+        reason = _TOO_STRONG if self._stability.has_told else self._runaway.reason(self.memory.parameters)
         raise NotFiniteError(_SPOILT.format(name=name, step=step) + reason)
 
     def _refuse_lost_weights(self, step: int) -> None:
