@@ -60,6 +60,18 @@ def test_training_that_goes_well_is_not(kind):
     assert 0 < times(guard) < 10
 
 
+def test_weights_that_go_as_far_without_a_pull_are_not():
+    model = net()
+    guard = holdfast.Consolidator(model, "fine-tune", 1.0)
+    guard.consolidate()
+    guard.attach(optimizer := Plain(model.parameters(), lr=1.0))
+    for _ in range(20):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 100.0)
+        optimizer.step()
+    assert times(guard) > 1000
+
+
 def test_a_gradient_that_is_no_number_since_weights_have_run_away_blames_no_batch():
     model = net()
     guard = holdfast.Consolidator(model, holdfast.Fisher(), 1.0)

@@ -15,6 +15,7 @@ from holdfast.guard.noticing.distances import times_away
 from holdfast.guard.noticing.stability import Stability
 from holdfast.guard.noticing.task_share import STEPS
 from holdfast.guard.noticing.telling import is_capturing, tell
+from holdfast.measures import FineTune
 
 FAR = 100.0
 """Times their own size. Training that goes well ends within a few."""
@@ -34,12 +35,12 @@ class Runaway:
         memory = self.memory
         if memory.implicit or not memory.strength or self._told == memory.strength or is_capturing():
             return
-        if self._stability.has_told:
+        if self._stability.has_told or isinstance(memory.driving.measure, FineTune):
             return
         steps = max((memory.steps.get(name, 0) for name in owned), default=0)
         if steps < STEPS or steps & (steps - 1):  # few are looked at, since an accelerator waits for that
             return
-        if (far := times_away(self.memory, owned)) > FAR:
+        if (far := times_away(memory, owned)) > FAR:
             self._told = c = memory.strength
             tell(_RUN_AWAY.format(c=c, kind=type(optimizer).__name__, steps=steps, far=far))
 

@@ -161,7 +161,6 @@ class StepWatcher:
             self._refuse_weights_that_would_spread(owned)
             self.following.before_step(optimizer)
             self._stability.check(optimizer, owned)
-            self._runaway.look(optimizer, owned)
             self._statistics.look()
             memory.head.look(memory.model, memory.labels if memory.strength and not memory.holds else ())
         if beginning is not None and beginning.has_gradients and not measures.observed.gradient:
@@ -170,6 +169,7 @@ class StepWatcher:
         hold = hold and not closure
         if hold:
             self.before_step(owned)
+            self._runaway.look(optimizer, owned)  # an optimiser with a closure sees the penalty's value, and goes by it
             self._task_share.note(optimizer, owned)
         self._carry_over(hold=hold)
         strength = 2 * memory.strength * scaling.factor if hold and not memory.implicit else 0.0
