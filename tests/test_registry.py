@@ -1,5 +1,6 @@
 import pytest
 
+import holdfast
 from holdfast.errors import ConfigurationError
 from holdfast.registry import Registry, find_name, is_loaded, loaded_again, loading, names_in, names_of
 
@@ -104,3 +105,10 @@ def test_while_a_file_is_loaded_it_knows_its_own_names_alone(toys):
         toys.register("top", "of the third")
         assert toys["top"] == "of the third"
     assert toys["top"] == "of the third"
+
+
+def test_a_measures_name_that_is_no_class_says_how_it_is_given():
+    with pytest.raises(AttributeError, match=r"no attribute 'EWC': it is a name, Consolidator\(model, .EWC.\)"):
+        holdfast.EWC  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute .nothing.$"):
+        holdfast.nothing  # noqa: B018

@@ -32,7 +32,9 @@ class _Package(ModuleType):
         try:
             return vars(self)[name]
         except KeyError:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+            named = self.measures().get(name)  # names of the literature, which are given as texts
+            why = "" if named is None else f": it is a name, Consolidator(model, {name!r}), of a {type(named).__name__}"
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}") from None
 
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *self.__all__})

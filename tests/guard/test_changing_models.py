@@ -324,6 +324,17 @@ def test_lazy_layers_are_refused_until_a_batch_has_run_through_them():
     assert guard.path.steps == 3
 
 
+def test_weights_without_values_are_refused_until_they_are_loaded():
+    model, loaded = net(), net()
+    model[2].to("meta")
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0)
+    for call in (guard.consolidate, guard.rehearse):
+        with pytest.raises(holdfast.OrderError, match=r"\(\).*'2.weight' on the device 'meta'.*Load all"):
+            call([batch(0)])
+    model.load_state_dict(loaded.state_dict(), assign=True)
+    guard.consolidate([batch(0)])
+
+
 def test_those_that_are_not_protected_are_nobodys_affair():
     model = nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.Linear(5, 3)).double()
     guard = holdfast.Consolidator(model, holdfast.SOS(), strength=1.0, protect="2.*", from_scratch=True)

@@ -240,6 +240,7 @@ class Consolidator(NotACallback):
                 f"tolerance={value!r} for a Consolidator that was made with a strength. Make one with a tolerance."
             )
         self._memory.tolerance = dataclasses.replace(self._memory.tolerance, nats=value)
+        self._memory.strength_given = True
         tell_unless_binding(self._memory, self._memory.kept.values())
 
     @property
@@ -750,7 +751,8 @@ class Consolidator(NotACallback):
         memory.made_with = made or memory.made_with
         if given not in (None, memory.said_strength, made):
             memory.made_with = memory.said_strength
-            tell(_OTHER_STRENGTH.format(given=given, then=memory.said_strength))
+            kind = "strength" if memory.tolerance is None else "tolerance"
+            tell(_OTHER_STRENGTH.format(given=given, then=memory.said_strength, kind=kind))
         if memory.is_anchored:  # importance of others comes without the strength that a relative one is to find
             memory.strength = found_strength(memory, memory.driving.total, memory.folding.silent)
         self._attachment.watcher.measures.observed = Observed()
@@ -807,5 +809,5 @@ class Consolidator(NotACallback):
 
 _OTHER_STRENGTH = (
     "This guard was made with {given}, and the state that it has taken over has {then}, which holds from now on. If "
-    "that is meant, make the guard with {then}, or with none; if not, set guard.strength after loading."
+    "that is meant, make the guard with {then}; if not, set guard.{kind} after loading."
 )

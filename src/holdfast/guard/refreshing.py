@@ -84,6 +84,12 @@ def refresh_for(memory: Memory, call: str) -> None:
             f"{call} of a model with lazy layers (such as nn.LazyLinear): {lazy[0]!r}{more} are not initialised "
             "yet; expected protected parameters that have a shape. Run one batch through the model first."
         )
+    if empty := next((name for name, parameter in memory.parameters.items() if parameter.is_meta), None):
+        raise OrderError(
+            f"{call} of a model with {empty!r} on the device 'meta', where tensors have no values: it was made without "
+            "its weights, or a loader has put some of them elsewhere (device_map= with offloading). Load all of them "
+            "onto a device first."
+        )
 
 
 def go_over_to(memory: Memory, space: Space) -> None:

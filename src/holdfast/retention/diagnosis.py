@@ -31,7 +31,7 @@ _ANEW = (
 )
 _CHANGED = (
     "weights were changed since the last task ended, as by a head that was initialised anew, or what is not protected "
-    "has changed"
+    "has changed, such as running statistics of batch norms"
 )
 _OF_ANOTHER = "the set, which came from a file, was kept with another model"
 _UNSURE = (

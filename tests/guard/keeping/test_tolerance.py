@@ -553,7 +553,7 @@ def test_a_set_of_other_predictions_than_a_state_was_saved_with_is_refused():
 
 def test_a_state_brings_how_its_tolerance_is_followed_and_no_strengths_beside_one():
     guard = guarded(net(), tolerance=Tolerance(0.05, every=2, damping=1.0, aim=2.0))
-    again = holdfast.Consolidator(net(), holdfast.Fisher(), tolerance=0.3)
+    again = holdfast.Consolidator(net(), holdfast.Fisher(), tolerance=0.05)
     again.kept.add(guard.kept["old"])
     again.load_state_dict(guard.state_dict())
     assert torch.equal(held(again)["0.weight"], held(guard)["0.weight"])
@@ -562,6 +562,20 @@ def test_a_state_brings_how_its_tolerance_is_followed_and_no_strengths_beside_on
         other.consolidate([batch(9)])
         with pytest.raises(holdfast.StateError, match=r"The state was made with .* has tolerance=0.05"):
             again.load_state_dict(other.state_dict())
+
+
+def test_a_state_that_brings_another_tolerance_says_so():
+    guard = guarded(net(), tolerance=0.5, kept=[])
+    for given in (0.5, Tolerance(0.5, start=0.03)):  # a warning would be an error here
+        guarded(net(), tolerance=given, kept=[]).load_state_dict(guard.state_dict())
+    strict = guarded(net(), tolerance=0.05, kept=[])
+    said = r"made with tolerance=0\.05, and the state .* has tolerance=0\.5.* set guard\.tolerance"
+    with pytest.warns(holdfast.HoldfastWarning, match=said):
+        strict.load_state_dict(guard.state_dict())
+    assert strict.tolerance == 0.5
+    strict.load_state_dict(guard.state_dict())  # which changes nothing any more
+    strict.tolerance = 0.1  # as for one task after another
+    guarded(net(), tolerance=0.5, kept=[]).load_state_dict(strict.state_dict())
 
 
 def test_a_guard_says_what_is_kept_and_lost():

@@ -100,7 +100,7 @@ def new_memory(
         anchor_kind=anchor,
         gradient_term=gradient_term,
         relative_strength=relative,
-        strength_given=strength is not None or relative_strength is not None,
+        strength_given=any(each is not None for each in (strength, relative_strength, tolerance)),
         space=allowed or "weights",
         space_given=space is not None,
         space_is_open=allowed is None,

@@ -7,15 +7,13 @@ balance that is nearly all of it. Where next to nothing is left, each step is un
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from holdfast.guard.memory import Memory
-from holdfast.guard.noticing.task_share import LATER, LEAST, STEPS, some_of
+from holdfast.guard.noticing.distances import how_far
+from holdfast.guard.noticing.task_share import LATER, LEAST, STEPS
 from holdfast.guard.noticing.telling import is_capturing, tell
-from holdfast.tensors.sharding import like_parameter, local
-from holdfast.tensors.storage import widest_dtype
 
 
 class Standstill:
@@ -39,31 +37,19 @@ class Standstill:
         if step not in (STEPS, LATER) or memory.tolerance is not None or memory.tilt or is_capturing():
             return
         if memory.strength and self._told != memory.strength:
-            self._before = self._distance(owned)
+            self._before = how_far(self.memory, owned)[0]
 
     def after_pull(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
         """Look at what the pull has left of it, and say if that is next to nothing."""
         before, self._before = self._before, None
         if before is None:
             return
-        left = float(self._distance(owned) / before)
+        left = float(how_far(self.memory, owned)[0] / before)
         if left < LEAST:  # not where nothing has moved at all, which is 0 / 0
             self._told = c = self.memory.strength
             tell(
                 _TOO_STRONG.format(c=c, less=c / 100, kind=type(optimizer).__name__, left=100 * left, least=100 * LEAST)
             )
-
-    @torch.no_grad()
-    def _distance(self, owned: Mapping[str, nn.Parameter]) -> Tensor:
-        """Return the sum of |θ − θ*| over some elements of all that is held."""
-        anchor, terms = self.memory.anchor, []
-        for name in self.memory.driving.held_names & owned.keys() & anchor.keys():
-            own = local(owned[name])
-            if own.numel():
-                here, there = some_of(own), some_of(like_parameter(anchor[name], owned[name]))
-                apart = (here - there.to(here.device)).abs().mean()
-                terms.append(apart.to(widest_dtype(own.device)) * own.numel())
-        return torch.stack([term.to(terms[0].device) for term in terms]).sum() if terms else torch.zeros(())
 
 
 _TOO_STRONG = (

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.distances import some_of, times_away
 from holdfast.guard.noticing.stability import may_be_told_implicit, sgd_groups
 from holdfast.guard.noticing.telling import is_capturing, tell
 from holdfast.tensors.sharding import local
@@ -34,8 +35,8 @@ NEAR = 0.5
 """What a first step has left for the task where weights begin near the anchor."""
 LEAST = 0.02
 """What has to be left of a step, or it is told. A study of text still learns at strengths that leave 6 %."""
-ELEMENTS = 4096
-"""Elements of each parameter that are looked at."""
+SWING = 1.0
+"""Times their own size: weights that are farther away than that do not just swing around their anchor."""
 
 
 @dataclass
@@ -95,22 +96,17 @@ class TaskShare:
             account.left, account.whole = left * 0, whole * 0
         account.left, account.whole = account.left + left, account.whole + whole
         if step in (STEPS - 1, LATER - 1):
-            self._decide(optimizer, account, step + 1)
+            self._decide(optimizer, owned, account, step + 1)
 
-    def _decide(self, optimizer: Optimizer, account: _Account, steps: int) -> None:
+    def _decide(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter], account: _Account, steps: int) -> None:
         near = float(account.first) >= NEAR
         share = float(account.left / account.whole)
         # From afar the first steps go back to the anchor; and while a rate warms up, nothing has gone anywhere yet.
-        if (near or steps == LATER) and share < LEAST:
+        # Where nothing is divided by the gradient's size they swing ever farther, which is told of in ``runaway.py``.
+        if (near or steps == LATER) and share < LEAST and times_away(self.memory, owned) < SWING:
             self._told = c = self.memory.strength
             told = _TOO_STRONG.format(c=c, less=c / 100, kind=type(optimizer).__name__, share=share, least=LEAST)
             tell(told + (_IMPLICIT if may_be_told_implicit(self.memory, optimizer) else "."))
-
-
-def some_of(tensor: Tensor) -> Tensor:
-    """Return some elements of a gradient or of weights, spread evenly, and in full precision."""
-    own = local(tensor.detach()).reshape(-1)
-    return own[:: (own.numel() // ELEMENTS) | 1].to(torch.promote_types(own.dtype, torch.float32), copy=True)
 
 
 def _parts(task: Tensor, handed: Tensor | None) -> Tensor:

@@ -21,6 +21,7 @@ from holdfast.guard.keeping.following import Following
 from holdfast.guard.memory import Memory
 from holdfast.guard.noticing.moving_statistics import MovingStatistics
 from holdfast.guard.noticing.protection import Unheld
+from holdfast.guard.noticing.runaway import Runaway
 from holdfast.guard.noticing.stability import Stability
 from holdfast.guard.noticing.standstill import Standstill
 from holdfast.guard.noticing.task_share import TaskShare
@@ -64,6 +65,7 @@ class StepWatcher:
         self._stability = Stability(memory)
         self._task_share = TaskShare(memory)
         self._standstill = Standstill(memory)
+        self._runaway = Runaway(memory, self._stability)
         self._statistics = MovingStatistics(memory)
         self._overwriters = Overwriters()
         self._forget_step()
@@ -167,6 +169,7 @@ class StepWatcher:
         hold = hold and not closure
         if hold:
             self.before_step(owned)
+            self._runaway.look(optimizer, owned)  # an optimiser with a closure sees the penalty's value, and goes by it
             self._task_share.note(optimizer, owned)
         self._carry_over(hold=hold)
         strength = 2 * memory.strength * scaling.factor if hold and not memory.implicit else 0.0
@@ -407,7 +410,7 @@ class StepWatcher:
         """Refuse a step whose gradient is no number, with whatever may be the reason."""
         step = self.memory.steps.get(name, 0) + 1
         self._refuse_lost_weights(step)
-        reason = _TOO_STRONG if self._stability.has_told else ""
+        reason = _TOO_STRONG if self._stability.has_told else self._runaway.reason(self.memory.parameters)
         raise NotFiniteError(_SPOILT.format(name=name, step=step) + reason)
 
     def _refuse_lost_weights(self, step: int) -> None:

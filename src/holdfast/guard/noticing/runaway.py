@@ -1,0 +1,62 @@
+r"""Noticing weights that are far beyond any place where they are held, whatever the optimiser.
+
+What torch's SGD bears is known beforehand (``stability.py``), and what divides by the size of the gradient bears any
+strength. Of others, such as ASGD, a schedule-free SGD or an optimiser of one's own, nothing is known until weights have
+been thrown past their anchor by more at every step for a while.
+"""
+
+from collections.abc import Mapping
+
+from torch import nn
+from torch.optim import Optimizer
+
+from holdfast.guard.memory import Memory
+from holdfast.guard.noticing.distances import times_away
+from holdfast.guard.noticing.stability import Stability
+from holdfast.guard.noticing.task_share import STEPS
+from holdfast.guard.noticing.telling import is_capturing, tell
+from holdfast.measures import FineTune
+
+FAR = 100.0
+"""Times their own size. Training that goes well ends within a few."""
+
+
+class Runaway:
+    """Compares how far weights are from their anchor with how large they are there, at each doubling of the steps."""
+
+    def __init__(self, memory: Memory, stability: Stability) -> None:
+        self.memory = memory
+        self._stability = stability
+        self._told: float | None = None
+        """The strength that was told of."""
+
+    def look(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
+        """Say if weights have run away by now, with a hold in the gradient."""
+        memory = self.memory
+        if memory.implicit or not memory.strength or self._told == memory.strength or is_capturing():
+            return
+        if self._stability.has_told or isinstance(memory.driving.measure, FineTune):
+            return
+        steps = max((memory.steps.get(name, 0) for name in owned), default=0)
+        if steps < STEPS or steps & (steps - 1):  # few are looked at, since an accelerator waits for that
+            return
+        if (far := times_away(memory, owned)) > FAR:
+            self._told = c = memory.strength
+            tell(_RUN_AWAY.format(c=c, kind=type(optimizer).__name__, steps=steps, far=far))
+
+    def reason(self, owned: Mapping[str, nn.Parameter]) -> str:
+        """Return what to add to the message of a step whose gradient is no number, where weights have run away."""
+        far = times_away(self.memory, owned)
+        return _MAY_BE_WHY.format(far=far) if far > FAR and self.memory.strength else ""
+
+
+_RUN_AWAY = (
+    "After {steps} steps of this task weights are {far:.3g} times their own size away from where they are held: with "
+    "{kind}, strength={c:g} or the learning rate is too much, and a pull that overshoots by more at every step ends in "
+    "weights that are infinite. Take a smaller one. With torch's SGD, after whose steps a guard holds by default, and "
+    "with Adam no strength diverges."
+)
+_MAY_BE_WHY = (
+    " Weights are {far:.3g} times their own size away from where they are held: a strength or a learning rate that is "
+    "too large may be why, and then no batch is at fault."
+)

@@ -1,0 +1,88 @@
+"""Weights that a pull throws ever farther past their anchor are told of, with optimisers that nothing is known of."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from tests.guard.helpers import batch, loss, net
+
+
+class Plain(torch.optim.Optimizer):
+    """Gradient descent of one's own."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(group["lr"] * parameter.grad)
+
+
+def trained(kind, strength, steps, lr=0.1, **settings):
+    """A guard whose model has learned something else, in so many steps."""
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength, **settings)
+    guard.consolidate([batch(9)])
+    optimizer = kind(model.parameters(), lr=lr)
+    guard.attach(optimizer)
+    for seed in range(steps):
+        optimizer.zero_grad()
+        loss(model, batch(seed)).backward()
+        optimizer.step()
+    return guard
+
+
+def times(guard):
+    """How far weights are from their anchor, in their own size there."""
+    apart = sum((p.detach() - guard.anchor[n]).abs().sum() for n, p in guard.parameters.items())
+    return float(apart / sum(anchor.abs().sum() for anchor in guard.anchor.values()))
+
+
+@pytest.mark.parametrize("kind", [Plain, torch.optim.ASGD])
+@pytest.mark.parametrize("form", ["diagonal", "rotated"])
+def test_weights_that_run_away_are_told_of_once_with_how_far(kind, form):
+    # The look is before a step, at the weights that eight steps have left.
+    with pytest.warns(holdfast.HoldfastWarning, match=f"After 8 steps .* with {kind.__name__}, strength=3000") as told:
+        trained(kind, 3e3, 20, form=form)
+    assert len(told) == 1
+    far = float(re.search(r"weights are (\S+) times", str(told[0].message))[1])
+    assert far == pytest.approx(times(trained(kind, 3e3, 8, form=form)), rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [Plain, torch.optim.ASGD, torch.optim.Adam])
+def test_training_that_goes_well_is_not(kind):
+    guard = trained(kind, 1.0, 40)  # a warning would be an error here
+    assert 0 < times(guard) < 10
+
+
+def test_weights_that_go_as_far_without_a_pull_are_not():
+    model = net()
+    guard = holdfast.Consolidator(model, "fine-tune", 1.0)
+    guard.consolidate()
+    guard.attach(optimizer := Plain(model.parameters(), lr=1.0))
+    for _ in range(20):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 100.0)
+        optimizer.step()
+    assert times(guard) > 1000
+
+
+def test_a_gradient_that_is_no_number_since_weights_have_run_away_blames_no_batch():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), 1.0)
+    guard.consolidate([batch(9)])
+    optimizer = Plain(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    loss(model, batch(0)).backward()
+    first = next(model.parameters())
+    first.grad.fill_(float("nan"))
+    with pytest.raises(holdfast.NotFiniteError, match=r"go on without it\.$"):  # it may well be the batch
+        optimizer.step()
+    nn.init.constant_(first, 1e30)
+    with pytest.raises(holdfast.NotFiniteError, match=r"Weights are \S+ times their own size away .* no batch is at"):
+        optimizer.step()
