@@ -37,7 +37,9 @@ class _Package(ModuleType):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}") from None
 
     def __dir__(self) -> list[str]:
-        return sorted({*vars(self), *self.__all__})
+        # Not what this file imports: what somebody looks for is here, and folders that were loaded.
+        loaded = (name for name in vars(self) if name.startswith("__") or f"{__name__}.{name}" in sys.modules)
+        return sorted({*loaded, *self.__all__})
 
     @property
     def measures(self) -> Any:

@@ -587,7 +587,7 @@ def test_what_cannot_be_is_refused(options, match):
 def test_a_guard_that_was_saved_goes_on_exactly(tmp_path):
     model = net()
     guard = consolidated(model, strength=C, watch=["SI"], implicit=True)
-    assert guard.implicit and "strength 0.7, implicit" in repr(guard)
+    assert guard.implicit and "strength 0.7, pulling after steps" in repr(guard)
     guard.attach(optimizer := torch.optim.Adam(model.parameters(), lr=0.01))
     train(model, optimizer)
     guard.save(tmp_path / "guard")

@@ -202,7 +202,7 @@ def test_reading_and_setting():
     moved(model, 0)
     of_five = guard.penalty().item()
     guard.strength = 3
-    assert guard.strength == 3.0 and "strength 3, implicit if it holds SGD\n" in str(guard)
+    assert guard.strength == 3.0 and "strength 3, pulling after steps if they are SGD's\n" in str(guard)
     plain = sum((o * (p - guard.anchor[n]) ** 2).sum() for (n, p), o in _pairs(model, guard))
     torch.testing.assert_close(guard.penalty(), 3 * plain, **CLOSE)
     guard.strength = BY_PATTERN

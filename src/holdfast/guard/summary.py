@@ -59,9 +59,10 @@ def _when_it_pulls(memory: Memory, held_back: Owned) -> str:
     if isinstance(memory.driving.measure, FineTune):
         return ""  # which has no importance to pull by
     if memory.implicit or not memory.implicit_is_open or memory.space == "merged":
-        return ", implicit" if memory.implicit else ""
+        return ", pulling after steps" if memory.implicit else ""
     why = why_explicit(memory, held_back)
-    return ", implicit if it holds SGD" if memory.implicit is None and not why else f", explicit {why}".rstrip()
+    open_yet = memory.implicit is None and not why
+    return ", pulling after steps if they are SGD's" if open_yet else f", pulling in the gradient {why}".rstrip()
 
 
 def _adapters(memory: Memory) -> str:

@@ -144,6 +144,15 @@ def test_a_folder_that_is_missing_is_named(saved, tmp_path):
         guard.save(tmp_path / "nowhere" / "guard.safetensors")
 
 
+def test_a_folder_in_a_files_place_is_named_and_stays_empty(saved, tmp_path):
+    guard, _ = saved
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(holdfast.StateError, match="is a folder, so no state was written; expected the path of a file"):
+        guard.save(folder)
+    assert not any(folder.iterdir())
+
+
 def rewritten(path, tmp_path, change):
     """Return a file with other content and a checksum that fits it, as if it had been saved so."""
     tensors = load_file(path)

@@ -86,6 +86,12 @@ def progress(*specs, learned=False, losses=()):
     return RunProgress(specs, Progress(0, 2, 10, 22, 1, 1.0, losses, learned), outcomes)
 
 
+def test_a_single_task_is_one_task():
+    console = terminal()
+    Lines(console, clock=lambda: 0.0)(RunStarted(small_spec(seed=0, tasks=1), resumed=False, side_by_side=1, steps=22))
+    assert console.file.getvalue() == "SI seed 0 starts, 22 steps in 1 task\n"
+
+
 def test_lines_are_printed_for_tasks_alone():
     console = terminal()
     lines = Lines(console, clock=lambda: 0.0)

@@ -93,6 +93,7 @@ from holdfast import *
 assert callable(holdfast.measures) and holdfast.measures is measures
 assert holdfast.Consolidator is Consolidator and holdfast.errors.HoldfastError is HoldfastError
 assert set(holdfast.__all__) <= set(dir(holdfast))
+assert not {"Any", "ModuleType", "importlib", "sys"} & set(dir(holdfast)) and "errors" in dir(holdfast)
 assert not hasattr(holdfast, "nosuch")
 from holdfast.persample.batches import _known_conventions
 assert _known_conventions()

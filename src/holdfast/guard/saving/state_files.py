@@ -46,6 +46,11 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) 
                     f"There is no folder {str(folder)!r}, so no state was written to {str(path)!r}. Make the folder "
                     "first."
                 )
+            if Path(path).is_dir():
+                raise StateError(
+                    f"{str(path)!r} is a folder, so no state was written; expected the path of a file, such as "
+                    f"{str(Path(path) / 'guard.safetensors')!r}."
+                )
             here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
             write_tensors(path, here, {_KEY: sealed(rest, here)})
 

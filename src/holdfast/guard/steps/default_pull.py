@@ -48,7 +48,7 @@ def why_explicit(memory: Memory, held: Owned) -> str:
         for optimizer, owned in held.items():
             check_reach(optimizer, form)
             if not is_sgd(optimizer):  # as a diagonal, where it could be either
-                return f"with {type(optimizer).__name__}, with which neither keeps more"
+                return f"with {type(optimizer).__name__}"
             if blocks:
                 check_blocks(optimizer, form, blocks, owned)
     except OptimizerError as error:

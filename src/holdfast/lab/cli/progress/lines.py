@@ -75,7 +75,8 @@ class Lines(Display):
                 self._print(f"{self._label(event.specs)}: {_where(event, course)}", "")
         elif isinstance(event, RunStarted) and not event.resumed:
             beside = f", {event.side_by_side} runs side by side" if event.side_by_side > 1 else ""
-            said = f"starts, {event.steps:,} steps in {event.spec.tasks} tasks{beside}"
+            tasks = "1 task" if event.spec.tasks == 1 else f"{event.spec.tasks} tasks"
+            said = f"starts, {event.steps:,} steps in {tasks}{beside}"
             self._print(f"{self._label([event.spec])} {said}", "dim")
         elif (line := line_of(event, self._label)) is not None:
             self._print(*line)
