@@ -11,7 +11,7 @@ from torch import Tensor
 import holdfast
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.gpt import GPT
-from benchmarks.language.training import Device, batches, bits_per_byte, schedule
+from benchmarks.language.training import Device, batches, bits_per_byte, schedule, spread
 from benchmarks.tolerance.digit_stand_ins import FOLLOWED
 
 Batches = Sequence[Tensor | tuple[Tensor, Tensor]]
@@ -135,22 +135,16 @@ def one(
     guard.keep(kept, "kept")
     old = corpus.of("english", "validation")
     judge = holdfast.Consolidator(model, "fine-tune")
-    judge.keep([_spread(old[len(old) // 2 :], size)], "fresh", samples=size.judged)
+    judge.keep([spread(old[len(old) // 2 :], size.judged, size.context)[:, :-1]], "fresh", samples=size.judged)
     text = corpus.of("python", "train")
     _train(model, text, size, device, size.python_steps, 1e-3, seed, "python", guard)
     ended = judge.retention().kl
     guard.pull_back()
     python = corpus.of("python", "validation")
-    bits = bits_per_byte(device, model, python[len(python) // 2 :], size.judged, size.context)
+    bits = bits_per_byte(device, model, spread(python[len(python) // 2 :], size.judged, size.context))
     return {
         "lost of kept": guard.retention().kl,
         "lost of old": judge.retention().kl,
         "lost before going back": ended,
         "new": bits,
     }
-
-
-def _spread(text: Tensor, size: Size) -> Tensor:
-    """Return pieces that are spread evenly over a text."""
-    starts = torch.linspace(0, len(text) - size.context - 1, size.judged, dtype=torch.float64).long()
-    return text[starts[:, None] + torch.arange(size.context)].long()

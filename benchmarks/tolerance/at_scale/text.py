@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmarks.language.corpus import LANGUAGES, Corpus
 from benchmarks.language.english import DECAY, new_model
-from benchmarks.language.training import Device, batches, bits_per_byte, schedule
+from benchmarks.language.training import Device, batches, bits_per_byte, schedule, spread
 from benchmarks.tolerance.at_scale.held import Judged, Old
 from benchmarks.tolerance.at_scale.trials import Setting
 from holdfast.whole_files import read_tensors, write_tensors
@@ -64,10 +64,8 @@ class Text:
     def judged(self) -> Judged:
         """Return the losses on text kept apart, of English and of Python, in bits a byte."""
         parts = [self.corpus.of(language, "validation") for language in LANGUAGES]
-        losses = [
-            bits_per_byte(self.device, self.model, part, self.sizes.windows, self.sizes.context) for part in parts
-        ]
-        return Judged(*losses)
+        pieces = [spread(part, self.sizes.windows, self.sizes.context) for part in parts]
+        return Judged(*(bits_per_byte(self.device, self.model, each) for each in pieces))
 
     def _train(self, optimizer: torch.optim.Optimizer, text: Tensor, steps: int, batch: int, purpose: str) -> None:
         rates = schedule(optimizer, steps)
