@@ -143,13 +143,32 @@ def test_the_penalty_is_of_the_layers_that_the_model_has_now():
     value.backward()
     assert float(model[2].weight.grad.abs().sum()) > 0
     del model[2]
-    assert float(guard.penalty().detach()) == 0
+    with pytest.warns(holdfast.HoldfastWarning, match=r"no longer has '2\.weight' and 1 other protected parameter "):
+        assert float(guard.penalty().detach()) == 0
     del model[0]
     with pytest.warns(holdfast.HoldfastWarning, match=r"no longer has '0\.weight' and 1 other protected parameter "):
         assert float(guard.penalty().detach()) == 0
     assert float(guard.penalty().detach()) == 0  # it is not told again
     guard.refresh()
     assert float(guard.penalty().detach()) == 0
+
+
+def test_what_is_gone_is_told_of_once_in_a_task_and_another_in_its_place_too():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=0.5)
+    guard.consolidate([batch(0)])
+    del model[2]
+    with pytest.warns(holdfast.HoldfastWarning, match=r"no longer has '2\.weight'"):
+        guard.penalty()
+    model.append(nn.Linear(5, 3).double())
+    with pytest.warns(holdfast.HoldfastWarning, match="has other parameters than those that were consolidated"):
+        guard.penalty()
+    del model[2]
+    with pytest.warns(holdfast.HoldfastWarning, match=r"no longer has '2\.weight'"):
+        guard.penalty()
+    guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))  # a warning would be an error here
+    model(batch(0)[0]).sum().backward()
+    optimizer.step()
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -116,7 +116,9 @@ class Memory:
     replaced: frozenset[str] = frozenset()
     """The held parameters in whose place the model has others since the last consolidation, as found before a step."""
     told_of: frozenset[str] = frozenset()
-    """Those, and what is gone, that were told of before a penalty was added to a loss, without a step to look at."""
+    """Those of them that were told of before a penalty was added to a loss, without any step to look at."""
+    told_gone: frozenset[str] = frozenset()
+    """What is held and was told to be gone from the model, in this task."""
     left_frozen: frozenset[str] = frozenset()
     """The parameters that were left out of the last consolidation because they were frozen."""
     labels: frozenset[int] = frozenset()

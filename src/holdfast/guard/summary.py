@@ -59,7 +59,7 @@ def _when_it_pulls(memory: Memory, held_back: Owned) -> str:
     if isinstance(memory.driving.measure, FineTune):
         return ""  # which has no importance to pull by
     if memory.implicit or not memory.implicit_is_open or memory.space == "merged":
-        return ", pulling after steps" if memory.implicit else ""
+        return ", pulling after steps" if memory.implicit else ", pulling in the gradient"
     why = why_explicit(memory, held_back)
     open_yet = memory.implicit is None and not why
     return ", pulling after steps if they are SGD's" if open_yet else f", pulling in the gradient {why}".rstrip()

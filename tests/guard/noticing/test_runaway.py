@@ -72,6 +72,51 @@ def test_weights_that_go_as_far_without_a_pull_are_not():
     assert times(guard) > 1000
 
 
+class Scaled(nn.Module):
+    """A layer beside a small scale."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.full((4,), scale))
+
+    def forward(self, x):
+        return self.layer(x.float() * self.scale)
+
+
+@pytest.mark.parametrize("kind", [Plain, torch.optim.Adam])
+def test_nor_are_weights_that_were_small_where_they_are_held(kind):
+    """A scale that has hardly been trained, at 1e-6, ends a thousand times its size away where nothing overshoots."""
+    model = Scaled(1e-6)
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), 1.0, protect="scale")
+    guard.consolidate([batch(9)])
+    guard.attach(optimizer := kind(model.parameters(), lr=0.1))
+    for seed in range(40):
+        optimizer.zero_grad()
+        loss(model, batch(seed)).backward()
+        optimizer.step()
+    assert times(guard) > 1000
+
+
+def test_two_optimisers_are_looked_at_each_by_itself():
+    model = net()
+    guard = holdfast.Consolidator(model, holdfast.Fisher(), 3e3)
+    guard.consolidate([batch(9)])
+    first, *others = model.parameters()
+    optimizers = [Plain([first], lr=0.1), Plain(others, lr=0.1)]
+    guard.attach(*optimizers)
+
+    def train():
+        for seed in range(9):
+            model.zero_grad()
+            loss(model, batch(seed)).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    with pytest.warns(holdfast.HoldfastWarning, match="After 8 steps"):
+        train()
+
+
 def test_a_gradient_that_is_no_number_since_weights_have_run_away_blames_no_batch():
     model = net()
     guard = holdfast.Consolidator(model, holdfast.Fisher(), 1.0)

@@ -241,6 +241,28 @@ def test_a_hold_that_leaves_adam_no_step_for_the_task_is_told_once(form):
     left_for_a_second_task(1e8, form, steps=STEPS - 1)
 
 
+def test_it_is_told_of_layers_that_are_held_as_maps_with_their_batch_norms():
+    """These are elsewhere than their weights: with large inputs the map is small."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
+    x, y = 100 * torch.randn(64, 6, dtype=torch.float64), torch.randint(0, 3, (64,))
+    for _ in range(100):
+        model(x)
+    guard = holdfast.Consolidator(model.eval(), holdfast.Fisher(), 1e8, batch_norm="fold", protect=["0.*", "1.*"])
+    guard.consolidate([(x, y)])
+    guard.attach(optimizer := torch.optim.Adam(model.parameters(), lr=1e-3))
+
+    def step():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x.flip(1)), y.flip(0)).backward()
+        optimizer.step()
+
+    for _ in range(STEPS - 1):
+        step()
+    with pytest.warns(holdfast.HoldfastWarning, match="far too much"):
+        step()
+
+
 @pytest.mark.parametrize("how", ["closure", "warmup"])
 def test_it_is_told_with_a_closure_and_where_a_rate_has_warmed_up(how):
     torch.manual_seed(0)

@@ -66,7 +66,7 @@ class TaskEnd:
         memory.anchor.update(self.anchor)
         memory.tilt.update(self.tilt)
         memory.merged_anchor.update(self.merged_anchor)
-        memory.replaced = memory.told_of = frozenset()
+        memory.replaced = memory.told_of = memory.told_gone = frozenset()
         memory.frozen_norms, memory.folded_norms = self.norms.frozen, self.norms.folded
         memory.left_frozen = frozenset(memory.frozen) | _unseen_by_measure(memory)
         labels = memory.labels.union(*(finding.labels for finding in self.found.values()))

@@ -1,6 +1,6 @@
 """How far weights are from where they are held, by some of their elements."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +20,24 @@ def some_of(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def displacements(memory: Memory, owned: Mapping[str, nn.Parameter]) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield of each tensor that is held some of θ − θ*, the same elements of θ*, and how many it has in all."""
+    # In the coordinates that they are held in: a layer's anchor may be of the map that a batch norm makes of it.
+    coordinates, anchor = memory.folding.coordinates(owned), memory.anchor
+    held = memory.driving.held_names
+    for name, here in coordinates.items():
+        if name in held and name in anchor and (own := local(here)).numel():
+            there = some_of(like_parameter(anchor[name], here)).to(own.device)
+            yield some_of(own) - there, there, own.numel()
+
+
+@torch.no_grad()
 def how_far(memory: Memory, owned: Mapping[str, nn.Parameter]) -> Tensor:
     """Return the sums of |θ − θ*| and of |θ*|, over all that is held."""
-    anchor, terms = memory.anchor, []
-    for name in memory.driving.held_names & owned.keys() & anchor.keys():
-        own = local(owned[name])
-        if own.numel():
-            here, there = some_of(own), some_of(like_parameter(anchor[name], owned[name])).to(own.device)
-            sizes = torch.stack([(here - there).abs().mean(), there.abs().mean()])
-            terms.append(sizes.to(widest_dtype(own.device)) * own.numel())
+    terms = [
+        torch.stack([apart.abs().mean(), there.abs().mean()]).to(widest_dtype(apart.device)) * elements
+        for apart, there, elements in displacements(memory, owned)
+    ]
     return torch.stack([term.to(terms[0].device) for term in terms]).sum(0) if terms else torch.zeros(2)
 
 

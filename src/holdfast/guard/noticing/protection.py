@@ -60,7 +60,7 @@ def warn_unless_anchored_is_trained(memory: Memory, owned: Collection[int]) -> N
 
 def warn_of_gone(memory: Memory) -> None:
     """Warn of parameters that were consolidated, and that the model no longer has by their names."""
-    _tell_of_gone([name for name in memory.anchor if name not in memory.parameters])
+    _tell_of_gone(memory, memory.parameters)
 
 
 def warn_of_gone_in_the_penalty(memory: Memory, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -71,12 +71,12 @@ def warn_of_gone_in_the_penalty(memory: Memory, parameters: Mapping[str, nn.Para
         parameters: the protected parameters that the model has now.
     """
     if memory.strength and not memory.steps:
-        gone = [name for name in memory.anchor if name not in parameters and name not in memory.told_of]
-        memory.told_of |= frozenset(gone)
-        _tell_of_gone(gone)
+        _tell_of_gone(memory, parameters)
 
 
-def _tell_of_gone(gone: Sequence[str]) -> None:
+def _tell_of_gone(memory: Memory, present: Mapping[str, nn.Parameter]) -> None:
+    gone = [name for name in memory.anchor if name not in present and name not in memory.told_gone]
+    memory.told_gone = (memory.told_gone - present.keys()) | frozenset(gone)  # what has come back may go again
     if gone:
         tell(
             f"The model no longer has {_and_others(gone)} under that name, so what was consolidated there is not held. "
@@ -87,8 +87,8 @@ def _tell_of_gone(gone: Sequence[str]) -> None:
 
 def warn_of_unloaded_adapters(memory: Memory) -> None:
     """Warn once of merged weights that were consolidated, in a model that has no adapter any more."""
-    if memory.strength and not memory.told_of >= memory.anchor.keys():
-        memory.told_of |= memory.anchor.keys()
+    if memory.strength and not memory.told_gone >= memory.merged_anchor.keys():
+        memory.told_gone |= memory.anchor.keys() | memory.merged_anchor.keys()
         tell(
             f"The model has no adapter any more that could hold {_and_others(sorted(memory.merged_anchor))} where "
             "they were when they were consolidated, so the penalty has nothing of them. If adapters were merged into "

@@ -6,29 +6,37 @@ been thrown past their anchor by more at every step for a while.
 """
 
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from holdfast.guard.memory import Memory
-from holdfast.guard.noticing.distances import times_away
+from holdfast.guard.noticing.distances import displacements, times_away
 from holdfast.guard.noticing.stability import Stability
 from holdfast.guard.noticing.task_share import STEPS
 from holdfast.guard.noticing.telling import is_capturing, tell
 from holdfast.measures import FineTune
+from holdfast.tensors.storage import widest_dtype
 
 FAR = 100.0
 """Times their own size. Training that goes well ends within a few."""
 
 
 class Runaway:
-    """Compares how far weights are from their anchor with how large they are there, at each doubling of the steps."""
+    """Looks at each doubling of the steps how far weights are from their anchor, and how the last step got there.
+
+    Far from a small anchor, such as a layer scale that has hardly been trained, training that goes well ends too. A
+    pull that is too much throws weights from one side of the anchor to the other, and farther.
+    """
 
     def __init__(self, memory: Memory, stability: Stability) -> None:
         self.memory = memory
         self._stability = stability
         self._told: float | None = None
         """The strength that was told of."""
+        self._before: WeakKeyDictionary[Optimizer, list[Tensor]] = WeakKeyDictionary()
+        """Some of θ − θ*, a step before a look, where that is far."""
 
     def look(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
         """Say if weights have run away by now, with a hold in the gradient."""
@@ -38,9 +46,11 @@ class Runaway:
         if self._stability.has_told or isinstance(memory.driving.measure, FineTune):
             return
         steps = max((memory.steps.get(name, 0) for name in owned), default=0)
-        if steps < STEPS or steps & (steps - 1):  # few are looked at, since an accelerator waits for that
-            return
-        if (far := times_away(memory, owned)) > FAR:
+        before = self._before.pop(optimizer, None)
+        if steps >= STEPS - 1 and not (steps + 1) & steps:  # few are looked at, since an accelerator waits for that
+            if times_away(memory, owned) > FAR:
+                self._before[optimizer] = _places(memory, owned)
+        elif before and (far := times_away(memory, owned)) > FAR and _is_thrown_across(memory, owned, before):
             self._told = c = memory.strength
             tell(_RUN_AWAY.format(c=c, kind=type(optimizer).__name__, steps=steps, far=far))
 
@@ -48,6 +58,18 @@ class Runaway:
         """Return what to add to the message of a step whose gradient is no number, where weights have run away."""
         far = times_away(self.memory, owned)
         return _MAY_BE_WHY.format(far=far) if far > FAR and self.memory.strength else ""
+
+
+def _places(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[Tensor]:
+    return [apart.to(widest_dtype(apart.device)) for apart, *_ in displacements(memory, owned)]
+
+
+def _is_thrown_across(memory: Memory, owned: Mapping[str, nn.Parameter], before: list[Tensor]) -> bool:
+    """Whether a step has led to the other side of the anchor, and farther away."""
+    now = _places(memory, owned)
+    if [apart.shape for apart in now] != [apart.shape for apart in before]:
+        return False
+    return sum(float((here * then + then.square()).sum()) for here, then in zip(now, before, strict=True)) < 0
 
 
 _RUN_AWAY = (

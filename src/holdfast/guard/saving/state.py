@@ -167,7 +167,7 @@ def _take(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.head = HeadGradients(task)
     memory.anchor, memory.start, memory.tilt = kept["anchor"], kept["start"], kept["tilt"]
     memory.merged_anchor = changes
-    memory.replaced = memory.told_of = frozenset()  # a state does not know of which objects it is
+    memory.replaced = memory.told_of = memory.told_gone = frozenset()  # a state does not know of which objects it is
     take_its_pull(memory, state)
     known = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
     memory.parameters = {name: p for name, p in parameters.items() if name in known}
