@@ -1,5 +1,7 @@
 """One table and one figure over everything."""
 
+import itertools
+
 import pytest
 from matplotlib.figure import Figure as Canvas
 
@@ -53,6 +55,12 @@ def test_what_has_runs_is_in_the_table_and_everything_else_is_listed(tmp_path):
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_no_name_is_broken_into_lines_that_would_reach_into_the_next_ones(preset):
     assert max(len(line.method) for line in every_line(preset)) <= LONGEST
+
+
+def test_lines_of_one_benchmark_stand_side_by_side():
+    lines = [line.benchmark for line in every_line(PRESETS["paper"])]
+    assert [benchmark for benchmark, _ in itertools.groupby(lines)] == list(dict.fromkeys(lines))
+    assert "GPM" in {line.method for line in every_line(PRESETS["paper"]) if line.benchmark == "P-MNIST"}
 
 
 def test_the_item_that_is_named_for_a_line_makes_its_runs():

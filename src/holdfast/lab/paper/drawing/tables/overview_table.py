@@ -91,7 +91,8 @@ def every_line(preset: Preset) -> list[Line]:
         lines += [
             Line(study.title, row.name, study.runs(row), command_for(preset.name, study, row)) for row in study.rows
         ]
-    return lines
+    benchmarks = list(dict.fromkeys(line.benchmark for line in lines))  # of which relatives may have more lines
+    return sorted(lines, key=lambda line: benchmarks.index(line.benchmark))
 
 
 def standings(results: Results) -> list[Standing]:
