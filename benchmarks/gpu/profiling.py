@@ -11,7 +11,7 @@ LINES = 30
 
 def kernel_table(engine: FastRuns) -> list[str]:
     """Return a table of the kernels of one step of all runs; the steps are taken after training, and spoil it."""
-    recording = engine._recording
+    recording = engine._recordings.get(False)  # of steps as most are, without samples' own gradients
     if recording is None:
         return ["| (no GPU) |"]
     engine._clock.set(0, 0)
