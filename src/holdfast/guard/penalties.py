@@ -24,7 +24,8 @@ from holdfast.tensors.sharding import is_sharded, refuse_partitioned
 def penalty_of(memory: Memory, calls: TrainingCalls, *, batches: bool) -> Tensor:
     """Return the penalty, with the losses of holds that run the model only if ``batches``."""
     refuse_partitioned(memory.parameters.items())
-    holds, parameters = _beside_the_quadratic(memory), _in_the_model(memory)
+    here = dict(named_parameters(memory.model, remove_duplicate=False))
+    holds, parameters = _beside_the_quadratic(memory, here), _in_the_model(memory, here)
     warn_of_replaced_in_the_penalty(memory, parameters)
     warn_of_gone_in_the_penalty(memory, parameters)
     coordinates = memory.folding.coordinates(parameters)
@@ -37,12 +38,12 @@ def penalty_of(memory: Memory, calls: TrainingCalls, *, batches: bool) -> Tensor
     return value
 
 
-def _in_the_model(memory: Memory) -> dict[str, nn.Parameter]:
-    """Return the protected parameters as the model has them now.
+def _in_the_model(memory: Memory, here: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return the protected parameters as the model has them now, of all that it has here.
 
     It is looked at again at a task's first step only, and layers may have been replaced, or adapters unloaded, since.
     """
-    here, held = dict(named_parameters(memory.model, remove_duplicate=False)), memory.driving.held_names
+    held = memory.driving.held_names
     found: dict[str, nn.Parameter] = {}
     for name, known in memory.parameters.items():
         now = here.get(name)
@@ -57,14 +58,14 @@ def _in_the_model(memory: Memory) -> dict[str, nn.Parameter]:
     return found
 
 
-def _beside_the_quadratic(memory: Memory) -> Sequence[Hold]:
+def _beside_the_quadratic(memory: Memory, here: Mapping[str, nn.Parameter]) -> Sequence[Hold]:
     """Return what pulls beside the quadratic hold; of merged weights, by the adapters that the model has now.
 
     Others may have come in their place since, of whose steps the guard may see none: what it would do at the first of
     them is done here.
     """
-    if memory.merged_anchor and not _has_its_adapters(memory):
-        if not has_adapters(memory.model, {id(parameter) for parameter in memory.model.parameters()}):
+    if memory.merged_anchor and not _has_its_adapters(memory, here):
+        if not has_adapters(memory.model, {id(parameter) for parameter in here.values()}):
             warn_of_unloaded_adapters(memory)
             return memory.holds
         refresh(memory)
@@ -72,9 +73,8 @@ def _beside_the_quadratic(memory: Memory) -> Sequence[Hold]:
     return memory.beside_the_quadratic
 
 
-def _has_its_adapters(memory: Memory) -> bool:
+def _has_its_adapters(memory: Memory, here: Mapping[str, nn.Parameter]) -> bool:
     """Whether protected parameters are those of the model, or what it is called with in their place for a while."""
-    here = dict(named_parameters(memory.model, remove_duplicate=False))
     now = ((here.get(name), known) for name, known in memory.parameters.items())
     return all(p is known or (p is not None and not isinstance(p, nn.Parameter)) for p, known in now)
 
