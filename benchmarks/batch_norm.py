@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from anchorhold.lab.analysis.repetitions import estimate
+from anchorhold.lab.experiments import Spec, Store, execute, paper_spec
+from anchorhold.lab.paper.tried_settings import best_tried
 from benchmarks.undamped import unsaid
-from holdfast.lab.analysis.repetitions import estimate
-from holdfast.lab.experiments import Spec, Store, execute, paper_spec
-from holdfast.lab.paper.tried_settings import best_tried
 
 TREATED = {"as it comes": None, "freeze": "freeze", "fold": "fold"}
 STRENGTHS = {"diagonal": (10.0, 50.0, 200.0, 1000.0, 5000.0), "rotated": (2.0, 10.0, 50.0, 200.0, 1000.0)}

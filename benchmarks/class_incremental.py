@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import holdfast
-from holdfast.lab.data.digits import load_digits
+import anchorhold
+from anchorhold.lab.data.digits import load_digits
 
 OLD, NEW = range(5), range(5, 10)
 STEPS, BATCH, RATE = 400, 64, 1e-3
@@ -111,11 +111,11 @@ def accuracies(model: nn.Module, samples: tuple[Tensor, Tensor], way: Way) -> tu
 
 def run(way: Way, measure: str, strength: float, seed: int) -> dict[str, tuple[float, float]]:
     """Learn both tasks, and return accuracies on validation and test data."""
-    warnings.simplefilter("ignore", holdfast.HoldfastWarning)  # which says what this table shows
+    warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)  # which says what this table shows
     data = Split(seed)
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
-    guard = holdfast.Consolidator(model, measure, strength, from_scratch=True)
+    guard = anchorhold.Guard(model, measure, strength, from_scratch=True)
     first, second = of(OLD, data.train), of(NEW, data.train)
     for number, task in enumerate((first, second)):
         optimizer = torch.optim.Adam(model.parameters(), lr=RATE)

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import holdfast
+import anchorhold
 
 PROCESSES = 4
 WIDTH, LAYERS, BATCH, CLASSES = 128, 4, 16, 10
@@ -75,14 +75,14 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
 
 GUARDS: dict[str, Callable[[], dict[str, Any]]] = {
     "no guard": dict,
-    "diagonal (SI, EWC, SOS, …)": lambda: {"measure": holdfast.Fisher(labels="true"), "strength": 1.0},
-    "rotated": lambda: {"measure": holdfast.Fisher(labels="true"), "strength": 1.0, "form": "rotated"},
-    "kronecker": lambda: {"measure": holdfast.Fisher(labels="true"), "strength": 1.0, "form": "kronecker"},
-    "replay": lambda: {"measure": "fine-tune", "strength": 0.0, "holds": [holdfast.Replay([batch(7)], share=0.5)]},
-    "distillation": lambda: {"measure": "fine-tune", "strength": 0.0, "holds": [holdfast.Distillation([batch(7)])]},
+    "diagonal (SI, EWC, SOS, …)": lambda: {"measure": anchorhold.Fisher(labels="true"), "strength": 1.0},
+    "rotated": lambda: {"measure": anchorhold.Fisher(labels="true"), "strength": 1.0, "form": "rotated"},
+    "kronecker": lambda: {"measure": anchorhold.Fisher(labels="true"), "strength": 1.0, "form": "kronecker"},
+    "replay": lambda: {"measure": "fine-tune", "strength": 0.0, "holds": [anchorhold.Replay([batch(7)], share=0.5)]},
+    "distillation": lambda: {"measure": "fine-tune", "strength": 0.0, "holds": [anchorhold.Distillation([batch(7)])]},
     "tolerance, at a look": lambda: {
-        "measure": holdfast.Fisher(labels="true"),
-        "tolerance": holdfast.Tolerance(1.0, every=1),
+        "measure": anchorhold.Fisher(labels="true"),
+        "tolerance": anchorhold.Tolerance(1.0, every=1),
     },
 }
 
@@ -92,7 +92,7 @@ def counted(make: Callable[[], nn.Module], options: dict[str, Any]) -> tuple[int
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if options:
-        guard = holdfast.Consolidator(model, **options, implicit=False)
+        guard = anchorhold.Guard(model, **options, implicit=False)
         guard.consolidate([batch(5)])
         if "tolerance" in options:
             guard.keep([batch(6)], "old")

@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import holdfast
+import anchorhold
+from anchorhold.forms.base import Displacement, Matrix
+from anchorhold.forms.composed.conjugate_gradients import conjugate_gradients
 from benchmarks.harness import write_rows
 from benchmarks.rotated_path import BATCH, RATE, STEPS, WIDTH, Data
-from holdfast.forms.base import Displacement, Matrix
-from holdfast.forms.composed.conjugate_gradients import conjugate_gradients
 
 COMMAND = "python -m benchmarks.conjugate_steps"
 TASKS = 3
@@ -44,7 +44,7 @@ def run(products: int, strength: float, seed: int) -> dict[str, Any]:
     sizes = (data.train[0].shape[1], WIDTH, WIDTH, 10)
     layers = [nn.Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(sizes)]
     model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
-    guard = holdfast.Consolidator(model, "EWC", relative_strength=strength, form="rotated", from_scratch=True)
+    guard = anchorhold.Guard(model, "EWC", relative_strength=strength, form="rotated", from_scratch=True)
     left: list[float] = []
     started = time.process_time()
     for task, permutation in enumerate(data.permutations[:TASKS]):
@@ -70,7 +70,7 @@ def run(products: int, strength: float, seed: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def pull(guard: holdfast.Consolidator, optimizer: torch.optim.Optimizer, products: int) -> float:
+def pull(guard: anchorhold.Guard, optimizer: torch.optim.Optimizer, products: int) -> float:
     """Pull all layers back after a step, and return the largest share of an equation that is not solved."""
     assert isinstance(guard.strength, float)
     unsolved = 0.0
@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", holdfast.HoldfastWarning)  # of steps that nothing holds: they are pulled here
+    warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)  # of steps that nothing holds: they are pulled here
     rows: list[dict[str, Any]] = []
     for products in PRODUCTS:
         for strength in STRENGTHS:

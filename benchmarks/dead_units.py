@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, relu
 
+from anchorhold.lab.data.images import Dataset, scaled
+from anchorhold.lab.data.locations import load
+from anchorhold.lab.networks import mlp
 from benchmarks.harness import surroundings
-from holdfast.lab.data.images import Dataset, scaled
-from holdfast.lab.data.locations import load
-from holdfast.lab.networks import mlp
 
 Average = Literal["β₂ = 0.999", "β₂ = 0.97", "tied", "skip", "√Fisher"]
 Weights = list[Tensor]
@@ -327,7 +327,7 @@ def main() -> None:
     """Run all cases, and write what was seen."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dead_units", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
-    parser.add_argument("--data-dir", type=Path, help="the folder of data sets (default: as holdfast finds it)")
+    parser.add_argument("--data-dir", type=Path, help="the folder of data sets (default: as anchorhold finds it)")
     parser.add_argument("--hidden", type=int, default=300, help="units of each hidden layer (default: %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """Kronecker factors and diagonals in their eigenbases by other libraries: curvlinops and kronfluence.
 
-Both are asked for what holdfast finds: [W b] of a layer as one matrix, convolutions by *expand*, single precision.
+Both are asked for what anchorhold finds: [W b] of a layer as one matrix, convolutions by *expand*, single precision.
 """
 
 import copy
@@ -57,7 +57,7 @@ class Eigen(NamedTuple):
 
 @contextmanager
 def _eigenvectors_as_ours() -> Iterator[None]:
-    """Take eigenvectors in double where single precision fails to converge, as holdfast does, instead of giving up."""
+    """Take eigenvectors in double where single precision fails to converge, as anchorhold does, instead of giving up."""
     eigh = torch.linalg.eigh
 
     def converging(matrix: Tensor) -> Eigen:

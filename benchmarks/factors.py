@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anchorhold import Fisher, Guard
+from anchorhold.forms import KroneckerMatrix, Matrix
+from anchorhold.persample.reductions import Basis, RotatedReduction
 from benchmarks import networks
 from benchmarks.factor_peers import Data, Factors, Turned, by_curvlinops, by_kronfluence
 from benchmarks.harness import Ratio, Report, interleaved
 from benchmarks.undamped import undamped
-from holdfast import Consolidator, Fisher
-from holdfast.forms import KroneckerMatrix, Matrix
-from holdfast.persample.reductions import Basis, RotatedReduction
 
 LABELS = {"exact": "all labels", "sampled": "one drawn label"}
 PEERS: dict[str, Callable[..., Callable[[], Any]]] = {"curvlinops": by_curvlinops, "kronfluence": by_kronfluence}
@@ -49,8 +49,8 @@ def run(quick: bool) -> Iterator[Report]:
 NOTES = [
     "Inputs are random pixels, weights as initialised; dropout is off; single precision throughout.",
     (
-        "holdfast is timed by its passes over the data and the eigenvectors between them, which is what the others do, "
-        'and by Consolidator(...).consolidate(batches) with form="kronecker" and form="rotated", which takes an anchor '
+        "anchorhold is timed by its passes over the data and the eigenvectors between them, which is what the others do, "
+        'and by Guard(...).consolidate(batches) with form="kronecker" and form="rotated", which takes an anchor '
         "and the importance's diagonal besides. curvlinops is timed by its operators' compute_kronecker_factors and "
         "compute_eigenvalue_correction, kronfluence by its functions for covariances, eigenvectors and Λ, and no files."
     ),
@@ -90,12 +90,12 @@ def by_passes(data: Data, batch: int, labels: str, *, rotated: bool) -> Callable
     return measure
 
 
-def by_guard(data: Data, batch: int, labels: str, *, rotated: bool) -> Callable[[], Consolidator]:
+def by_guard(data: Data, batch: int, labels: str, *, rotated: bool) -> Callable[[], Guard]:
     """Return a guard that has consolidated the data."""
     batches = data.batches(batch)
 
-    def measure() -> Consolidator:
-        guard = Consolidator(data.model, Fisher(labels=labels), form=undamped(NAMES[rotated]), from_scratch=True)
+    def measure() -> Guard:
+        guard = Guard(data.model, Fisher(labels=labels), form=undamped(NAMES[rotated]), from_scratch=True)
         guard.consolidate(batches)
         return guard
 
@@ -117,7 +117,7 @@ def _measure(
     for labels, said in LABELS.items():
         able = {name: peer for name, peer in PEERS.items() if labels == "sampled" or name != "kronfluence"}
         cases = {}
-        for name, library in {"holdfast": by_passes, "holdfast, consolidate()": by_guard, **able}.items():
+        for name, library in {"anchorhold": by_passes, "anchorhold, consolidate()": by_guard, **able}.items():
             case = f"{name}: {what} of {network} on {len(data.images)} samples, {said}"
             tried = {batch: _seconds(library(data, batch, labels, rotated=rotated)) for batch in batches}
             sizes[case] = [f"{batch}: {seconds:.3g}" for batch, seconds in tried.items()]
@@ -125,7 +125,7 @@ def _measure(
         report.seconds |= interleaved(cases, repeats)
         ours, guard, *theirs = cases
         for name, case in zip(able, theirs, strict=True):
-            ratio = f"{what} of {network}, {said}: holdfast / {name}"
+            ratio = f"{what} of {network}, {said}: anchorhold / {name}"
             report.ratio(f"{ratio} (must)", ours, case, 1.0)
             report.ratio(f"{ratio} (aim)", ours, case, 0.5)
             report.ratio(f"{what} of {network}, {said}: consolidate() / {name}", guard, case)

@@ -10,22 +10,22 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from anchorhold.lab.experiments import Store
+from anchorhold.lab.paper import PRESETS, run_nothing
+from anchorhold.lab.paper.algorithms import ALGORITHMS
+from anchorhold.lab.paper.drawing.kept_accuracy import on_average_so_far
+from anchorhold.lab.paper.drawing.labelled_lines import over_tasks
+from anchorhold.lab.paper.drawing.task_columns import Table
+from anchorhold.lab.paper.findings import Results
+from anchorhold.lab.paper.searched_strengths import find_strengths
+from anchorhold.lab.report.colours import colour
+from anchorhold.lab.report.style import style
+from anchorhold.whole_files import whole_file
 from benchmarks.language import recipes
 from benchmarks.language.frontier import Mean
 from benchmarks.language.recipe_plot import SHOWN
 from benchmarks.language.recipe_report import lost, networks_of
 from benchmarks.language.recipes import Looked
-from holdfast.lab.experiments import Store
-from holdfast.lab.paper import PRESETS, run_nothing
-from holdfast.lab.paper.algorithms import ALGORITHMS
-from holdfast.lab.paper.drawing.kept_accuracy import on_average_so_far
-from holdfast.lab.paper.drawing.labelled_lines import over_tasks
-from holdfast.lab.paper.drawing.task_columns import Table
-from holdfast.lab.paper.findings import Results
-from holdfast.lab.paper.searched_strengths import find_strengths
-from holdfast.lab.report.colours import colour
-from holdfast.lab.report.style import style
-from holdfast.whole_files import whole_file
 
 GAIN = 0.95
 """Where recipes are compared: so much of the Python that fine-tuning learns."""

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
-import holdfast
+import anchorhold
 from benchmarks import networks
 from benchmarks.harness import Report, interleaved
 
@@ -97,9 +97,9 @@ def cases_of(problem: Problem) -> dict[str, Callable[[], object]]:
     """Return a step without a hold, one with each, and what each hold needs at least."""
     drawn = len(problem.inputs) // EIGHTH
     holds = {
-        "Replay": holdfast.Replay(len(problem.inputs), share=1 / EIGHTH, size=drawn),
-        "Distillation": holdfast.Distillation(len(problem.inputs), size=drawn),
-        "DER++": holdfast.DarkExperience(len(problem.inputs), size=drawn),
+        "Replay": anchorhold.Replay(len(problem.inputs), share=1 / EIGHTH, size=drawn),
+        "Distillation": anchorhold.Distillation(len(problem.inputs), size=drawn),
+        "DER++": anchorhold.DarkExperience(len(problem.inputs), size=drawn),
     }
     cases: dict[str, Callable[[], object]] = {PLAIN: Loop(problem, None).step}
     cases |= {name: Loop(problem, hold).step for name, hold in holds.items()}
@@ -126,12 +126,12 @@ def floor(problem: Problem, drawn: int, passes: int, forwards: int) -> Callable[
 class Loop:
     """A plain training loop in its second task."""
 
-    def __init__(self, problem: Problem, hold: holdfast.Hold | None) -> None:
+    def __init__(self, problem: Problem, hold: anchorhold.Hold | None) -> None:
         self.problem = problem
         self.model = problem.make().train()
         self.optimizer = optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
         if hold is not None:
-            self.guard = holdfast.Consolidator(self.model, "fine-tune", 0.0, holds=[hold])
+            self.guard = anchorhold.Guard(self.model, "fine-tune", 0.0, holds=[hold])
             self.guard.consolidate([(problem.inputs, problem.labels)])
             self.guard.attach(self.optimizer)
 

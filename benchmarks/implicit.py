@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
+from anchorhold.lab.experiments import SCENARIOS, Spec, Store, execute, paper_spec
 from benchmarks.harness import interleaved
 from benchmarks.undamped import undamped, unsaid
-from holdfast.lab.experiments import SCENARIOS, Spec, Store, execute, paper_spec
 
 OPTIMISERS: dict[str, dict[str, Any]] = {
     "SGD": {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.3},
@@ -207,7 +207,7 @@ def _stepping(kind: Any, form: str, implicit: bool, sides: tuple[int, ...]) -> A
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     model = nn.Sequential(*layers[:-1])
     x, y = torch.randn(64, sides[0]), torch.randint(sides[-1], (64,))
-    guard = holdfast.Consolidator(model, "EWC", 1e-3, form=undamped(form), implicit=implicit)
+    guard = anchorhold.Guard(model, "EWC", 1e-3, form=undamped(form), implicit=implicit)
     guard.consolidate([x])
     optimizer = kind(model.parameters())
     guard.attach(optimizer)
@@ -328,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--forms", nargs="+", choices=STRENGTHS, default=list(STRENGTHS), help="these alone (all)")
     parser.add_argument("--rates", action="store_true", help="search SGD's learning rates too, beside what was found")
     options = parser.parse_args(arguments)
-    warnings.simplefilter("ignore", holdfast.HoldfastWarning)  # strengths that are too much are what is looked at
+    warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)  # strengths that are too much are what is looked at
     store, run = Store(options.store), partial(execute, data_dir=options.data_dir, device=options.device)
     changes = QUICK if options.quick else {}
     name = "implicit" if options.scenario == "permuted-digits" else f"implicit-{options.scenario}"

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.phi import ABSOLUTE, SQUARE
+from anchorhold.persample.scores import LogLikelihood, OutputNorm
 from benchmarks import networks, peers
 from benchmarks.harness import Ratio, Report, disagreement, interleaved
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import ABSOLUTE, SQUARE
-from holdfast.persample.scores import LogLikelihood, OutputNorm
 
 
 def run(quick: bool) -> Iterator[Report]:
@@ -32,9 +32,9 @@ def run(quick: bool) -> Iterator[Report]:
 
 
 LOOP = "batch-1 loop over all labels"
-FISHER = "holdfast Fisher"
-AF = "holdfast AF"
-MAS = "holdfast MAS"
+FISHER = "anchorhold Fisher"
+AF = "anchorhold AF"
+MAS = "anchorhold MAS"
 
 
 def _measure(

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
+from anchorhold.lab.data.locations import load
+from anchorhold.lab.experiments import Spec, paper_spec
+from anchorhold.lab.experiments.running.engines import make_learner
+from anchorhold.lab.training.plain_run import PlainRun
 from benchmarks.harness import surroundings
-from holdfast.lab.data.locations import load
-from holdfast.lab.experiments import Spec, paper_spec
-from holdfast.lab.experiments.running.engines import make_learner
-from holdfast.lab.training.plain_run import PlainRun
 
 NETWORKS = {"mlp": "Glorot's, biases of 0.1", "mlp-torch-init": "torch's"}
 EPOCHS, SEEDS = 21, (0, 1)
@@ -84,7 +84,7 @@ def main() -> None:
     """Run both networks in both ways, and write what came out."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kept_optimiser", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
-    parser.add_argument("--data-dir", type=Path, help="the folder of data sets (default: as holdfast finds it)")
+    parser.add_argument("--data-dir", type=Path, help="the folder of data sets (default: as anchorhold finds it)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     datasets, rows = {"MNIST": load("MNIST", options.data_dir)}, []

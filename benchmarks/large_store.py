@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from anchorhold.lab.experiments.specs.canonical import digest_of
+from anchorhold.lab.experiments.store.listing.index import FILE
+from anchorhold.lab.experiments.store.listing.stamps import stamps
 from benchmarks.harness import Ratio, Report
-from holdfast.lab.experiments.specs.canonical import digest_of
-from holdfast.lab.experiments.store.listing.index import FILE
-from holdfast.lab.experiments.store.listing.stamps import stamps
 
 RUNS = 20_000
 PUBLISHED = Path(__file__).parents[1] / "results" / "paper" / "store" / "runs"
@@ -46,11 +46,11 @@ def run(quick: bool) -> Iterator[Report]:
         )
         for command in ("list", "compare"):
             (folder / FILE).unlink(missing_ok=True)
-            note(report, processor, f"runs {command}, no index", lambda c=command: holdfast(c, folder))
+            note(report, processor, f"runs {command}, no index", lambda c=command: anchorhold(c, folder))
             for _ in range(repeats):
-                note(report, processor, f"runs {command}", lambda c=command: holdfast(c, folder))
+                note(report, processor, f"runs {command}", lambda c=command: anchorhold(c, folder))
         make_runs(folder, 50, first=RUNS)
-        note(report, processor, "runs list, 50 new results", lambda: holdfast("list", folder))
+        note(report, processor, "runs list, 50 new results", lambda: anchorhold("list", folder))
     for command in ("list", "compare"):
         case = f"runs {command}"
         report.ratios.append(Ratio(f"{case}, seconds", report.median(case), 2.0, unit=" s"))
@@ -83,8 +83,8 @@ def settle(folder: Path) -> None:
     time.sleep(max(0.0, newest / 1e9 + 3 - time.time()))
 
 
-def holdfast(command: str, folder: Path) -> None:
-    words = [sys.executable, "-m", "holdfast", "runs", command, "--store", str(folder)]
+def anchorhold(command: str, folder: Path) -> None:
+    words = [sys.executable, "-m", "anchorhold", "runs", command, "--store", str(folder)]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-import holdfast
+import anchorhold
+from anchorhold.errors import DataError
+from anchorhold.lab.analysis import make_probe
+from anchorhold.lab.data.images import Dataset
+from anchorhold.lab.data.locations import Datasets
+from anchorhold.lab.networks import mlp
+from anchorhold.lab.scenarios import permuted
+from anchorhold.lab.training import Learner, PlainRun, Settings
 from benchmarks.harness import surroundings
-from holdfast.errors import DataError
-from holdfast.lab.analysis import make_probe
-from holdfast.lab.data.images import Dataset
-from holdfast.lab.data.locations import Datasets
-from holdfast.lab.networks import mlp
-from holdfast.lab.scenarios import permuted
-from holdfast.lab.training import Learner, PlainRun, Settings
 
 TASKS, TOLERANCE = 2, 1e-4
 MEASURES = ("SI", "SIU", "SIB")
@@ -100,11 +100,11 @@ def observed(case: Case, data: Dataset, seed: int) -> list[dict[str, Any]]:
     learner = Learner(
         scenario,
         mlp(scenario.input_shape[0], case.hidden, scenario.classes),
-        holdfast.SI(),
+        anchorhold.SI(),
         case.strength,
         case.settings,
         seed=seed,
-        watch=(holdfast.SIU(), holdfast.SIB()),
+        watch=(anchorhold.SIU(), anchorhold.SIB()),
         observers=dict(make_probe(text, seed=seed) for text in (f"lca:{TOLERANCE:g}", "importances")),
     )
     run, started = PlainRun(learner), time.perf_counter()
@@ -204,7 +204,7 @@ def page(rows: list[dict[str, Any]], where: dict[str, str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lca", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
-    parser.add_argument("--data-dir", type=Path, help="the folder of data sets (default: as holdfast finds it)")
+    parser.add_argument("--data-dir", type=Path, help="the folder of data sets (default: as anchorhold finds it)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     datasets, rows = Datasets(options.data_dir), []

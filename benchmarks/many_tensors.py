@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn, optim
 
-import holdfast
+import anchorhold
 from benchmarks.harness import Report, interleaved
 
 PLAIN = "unprotected"
@@ -79,7 +79,7 @@ class Steps:
         self.gradients = [torch.randn(setting.shape) for _ in range(setting.count)]
         self.guard = None
         if measure != PLAIN:  # with the hold in the gradient, as with the other optimisers
-            self.guard = holdfast.Consolidator(self.parameters, measure, strength=1.0, implicit=False)
+            self.guard = anchorhold.Guard(self.parameters, measure, strength=1.0, implicit=False)
         if self.guard is not None:
             self.guard.attach(self.optimizer)
         for parameter in self.parameters:

@@ -4,10 +4,10 @@ import re
 import sys
 from pathlib import Path
 
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.phi import SQUARE
+from anchorhold.persample.scores import LogLikelihood
 from benchmarks import networks
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import SQUARE
-from holdfast.persample.scores import LogLikelihood
 
 STATUS = Path("/proc/self/status")
 

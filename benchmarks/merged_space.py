@@ -25,7 +25,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import holdfast
+import anchorhold
 from benchmarks.harness import interleaved
 from benchmarks.language.frontier import Mean, lost_at
 from benchmarks.undamped import undamped
@@ -134,15 +134,15 @@ class Toy:
                 found[kind] = float(loss_of(self.model, sequences(self.sizes.tested, kind, generator)))
         return found
 
-    def guard(self, form: str, space: Any) -> holdfast.Consolidator:
+    def guard(self, form: str, space: Any) -> anchorhold.Guard:
         """Return a guard that has looked at digits, with a relative strength of 1."""
         self.model.load_state_dict(self.start)
-        fisher = holdfast.Fisher(self.sizes.samples, labels="sampled")
-        guard = holdfast.Consolidator(self.model, fisher, relative_strength=1.0, form=undamped(form), space=space)
+        fisher = anchorhold.Fisher(self.sizes.samples, labels="sampled")
+        guard = anchorhold.Guard(self.model, fisher, relative_strength=1.0, form=undamped(form), space=space)
         guard.consolidate([{"input_ids": batch} for batch in self.batches("digits", 1 + self.sizes.samples // 4)])
         return guard
 
-    def taught(self, way: str, strength: float = 0.0, guard: holdfast.Consolidator | None = None) -> Found:
+    def taught(self, way: str, strength: float = 0.0, guard: anchorhold.Guard | None = None) -> Found:
         """Return what is lost and gained by learning letters."""
         self.model.load_state_dict(self.start)
         if guard is not None:
@@ -170,7 +170,7 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 2:].flatten())
 
 
-def train(model: nn.Module, batches: Sequence[Tensor], rate: float, guard: holdfast.Consolidator | None = None) -> None:
+def train(model: nn.Module, batches: Sequence[Tensor], rate: float, guard: anchorhold.Guard | None = None) -> None:
     """Train with AdamW, its rate falling to 0."""
     model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate, weight_decay=0.0)
@@ -237,7 +237,7 @@ def step_costs(sizes: Sizes, repeats: int) -> dict[str, float]:
         model = copy.deepcopy(toy.model)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
         if way is not None:
-            guard = holdfast.Consolidator(model, holdfast.Fisher(16, labels="sampled"), 1e-3, form=way[0], space=way[1])
+            guard = anchorhold.Guard(model, anchorhold.Fisher(16, labels="sampled"), 1e-3, form=way[0], space=way[1])
             guard.consolidate([{"input_ids": each} for each in toy.batches("digits", 1)])
             guard.attach(optimizer)
         cases["without a guard" if way is None else f"{way[0]}, {SPACES[way[1]]}"] = _stepping(model, optimizer, batch)
@@ -306,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lines", type=Path, help="a file that keeps what was trained, to go on from")
     parser.add_argument("--only", type=int, help="train this seed, into the file, and write nothing else")
     options = parser.parse_args(arguments)
-    warnings.simplefilter("ignore", holdfast.HoldfastWarning)
+    warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)
     sizes = QUICK if options.quick else Sizes()
     if options.only is not None:
         run(replace(sizes, seeds=(options.only,)), options.lines)

@@ -1,7 +1,7 @@
 """Weights between two models: what is left of both tasks, by the way they are merged and by how far apart they lie.
 
 `python -m benchmarks.merging` writes results/merging.md: trainings of MNIST networks, from one model that all others
-start from, and merges of each with it. It needs MNIST (`holdfast data fetch mnist`); a few minutes.
+start from, and merges of each with it. It needs MNIST (`anchorhold data fetch mnist`); a few minutes.
 """
 
 import argparse
@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import holdfast
+import anchorhold
+from anchorhold.lab.data import load
+from anchorhold.lab.data.images import scaled
+from anchorhold.merging import Merging
 from benchmarks.harness import surroundings
 from benchmarks.undamped import undamped
-from holdfast.lab.data import load
-from holdfast.lab.data.images import scaled
-from holdfast.merging import Merging
 
 SEEDS = range(3)
 BATCH, RATE, FIRST = 128, 1e-3, 1500
@@ -73,7 +73,7 @@ SECONDS = [
 FORMS: dict[str, object] = {
     "average": None,
     "Fisher": "diagonal",
-    "RegMean": holdfast.Kronecker(outputs="identity", damping=0.0),
+    "RegMean": anchorhold.Kronecker(outputs="identity", damping=0.0),
     "Kronecker": undamped("kronecker"),
     "rotated": undamped("rotated"),
 }
@@ -124,8 +124,8 @@ def distance(one: nn.Module, other: nn.Module) -> float:
     return float((a - b).norm() / a.norm())
 
 
-def guarded(model: nn.Module, form: object, task: Task) -> holdfast.Consolidator:
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), form=form)
+def guarded(model: nn.Module, form: object, task: Task) -> anchorhold.Guard:
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), form=form)
     guard.consolidate(task.train[0][:SAMPLES].split(250))
     return guard
 

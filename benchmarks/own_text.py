@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-import holdfast
+import anchorhold
+from anchorhold.lab.analysis.pearson import CoMoments
 from benchmarks.harness import surroundings
 from benchmarks.language.gpt import GPT
-from holdfast.lab.analysis.pearson import CoMoments
 
 WIDTH, LAYERS, HEADS, CONTEXT = 64, 2, 4, 96
 STEPS, BATCH, RATE = 800, 32, 3e-3
@@ -62,7 +62,7 @@ def data_for(model: GPT, kept: Tensor, python: Tensor, seed: int) -> dict[str, l
     noise = torch.randint(256, (PIECES, length), generator=torch.Generator().manual_seed(400 + seed))
 
     def write(**options: object) -> list[tuple[Tensor, Tensor]]:
-        return holdfast.write_text(model, PIECES, LENGTH, seed=seed, end=None, **options).batches(64)
+        return anchorhold.write_text(model, PIECES, LENGTH, seed=seed, end=None, **options).batches(64)
 
     return {
         "other real text": of_rows(windows(kept, PIECES, length, 200 + seed)),
@@ -76,7 +76,7 @@ def data_for(model: GPT, kept: Tensor, python: Tensor, seed: int) -> dict[str, l
 
 
 def importance(model: GPT, batches: list[tuple[Tensor, Tensor]], seed: int) -> Tensor:
-    found = holdfast.Fisher(labels="sampled", draws=DRAWS, seed=seed, per="token").measure(model, batches)
+    found = anchorhold.Fisher(labels="sampled", draws=DRAWS, seed=seed, per="token").measure(model, batches)
     return torch.cat([omega.flatten() for omega in found.values()])
 
 

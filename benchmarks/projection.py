@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import holdfast
-from holdfast.lab.data.mnist import read_mnist
-from holdfast.lab.scenarios.permuted_images import permuted
-from holdfast.seeding import generator_for
+import anchorhold
+from anchorhold.lab.data.mnist import read_mnist
+from anchorhold.lab.scenarios.permuted_images import permuted
+from anchorhold.seeding import generator_for
 
 TASKS, BATCH, RATE, KEPT_BACK = 10, 10, 0.01, 0.05
 OWN = (("0.*", 0.95), ("*", 0.99))
@@ -47,22 +47,22 @@ class Way:
     def key(self) -> str:
         return f"{self.epochs} epochs/{self.name}/{self.seed}"
 
-    def guard(self, model: nn.Module) -> holdfast.Consolidator:
+    def guard(self, model: nn.Module) -> anchorhold.Guard:
         """Return the guard that keeps them."""
         if self.method == "none":
-            return holdfast.Consolidator(model, "fine-tune")
+            return anchorhold.Guard(model, "fine-tune")
         if self.method == "EWC":
             assert isinstance(self.setting, float)
-            measure = holdfast.Fisher(samples=5000)
-            return holdfast.Consolidator(model, measure, self.setting, from_scratch=True, implicit=False)
+            measure = anchorhold.Fisher(samples=5000)
+            return anchorhold.Guard(model, measure, self.setting, from_scratch=True, implicit=False)
         if self.method == "owm":
             assert isinstance(self.setting, float)
-            hold = holdfast.Projection(samples=SAMPLES, method="owm", alpha=self.setting)
+            hold = anchorhold.Projection(samples=SAMPLES, method="owm", alpha=self.setting)
         else:
             threshold = dict(self.setting) if isinstance(self.setting, tuple) else self.setting
             assert threshold is not None
-            hold = holdfast.Projection(threshold, SAMPLES)
-        return holdfast.Consolidator(model, "fine-tune", holds=[hold])
+            hold = anchorhold.Projection(threshold, SAMPLES)
+        return anchorhold.Guard(model, "fine-tune", holds=[hold])
 
 
 def ways() -> list[Way]:
@@ -97,7 +97,7 @@ def network() -> nn.Sequential:
 
 def run(way: Way, data: Path) -> dict[str, Any]:
     """Learn all tasks one after the other, and return accuracies in per cent."""
-    warnings.simplefilter("ignore", holdfast.HoldfastWarning)  # of layers that are full: the table says it
+    warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)  # of layers that are full: the table says it
     scenario = permuted(read_mnist(data), TASKS, seed=way.seed, validation=KEPT_BACK)
     torch.manual_seed(way.seed)
     model = network()
@@ -117,7 +117,7 @@ def run(way: Way, data: Path) -> dict[str, Any]:
         some = torch.randperm(len(y), generator=generator_for(way.seed, "kept", number))[:5000]
         guard.consolidate([(x[part], y[part]) for part in some.split(500)])
         guard.detach()
-        if guard.holds and isinstance(guard.holds[0], holdfast.Projection):
+        if guard.holds and isinstance(guard.holds[0], anchorhold.Projection):
             free.append([round(value) for value in guard.holds[0].free.values()])
         after.append([accuracy(model, each.test.x, each.test.y) for each in scenario.tasks[: number + 1]])
     validation = [accuracy(model, t.validation.x, t.validation.y) for t in scenario.tasks if t.validation is not None]
@@ -146,8 +146,8 @@ def costs(rounds: int = 15, steps: int = 200) -> dict[str, float]:
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         if k is not None:
-            hold = holdfast.Projection()
-            guard = holdfast.Consolidator(model, "fine-tune", holds=[hold])
+            hold = anchorhold.Projection()
+            guard = anchorhold.Guard(model, "fine-tune", holds=[hold])
             sizes = {"0.weight": (784, k), "2.weight": (100, k // 8), "4.weight": (100, k // 8)}
             bases = {n: torch.linalg.qr(torch.randn(size)).Q.contiguous() for n, size in sizes.items() if k}
             hold.load_state({f"{n}#inputs": basis for n, basis in bases.items()})
@@ -216,7 +216,7 @@ def main() -> None:
         if fnmatchcase(way.key, options.only):
             try:
                 row = run(way, options.data)
-            except holdfast.NotFiniteError:
+            except anchorhold.NotFiniteError:
                 row = {**asdict(way), "diverged": True, "validation": 0.0}
             print(json.dumps({key: row.get(key) for key in ("name", "epochs", "test", "diverged")}), flush=True)
             add(options.results, way.key, row)

@@ -32,11 +32,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import holdfast
+import anchorhold
+from anchorhold.forms import KroneckerMatrix, Matrix, RotatedMatrix, form
+from anchorhold.lab.experiments import SCENARIOS, Store
 from benchmarks.rotated_path import BATCH, RATE, STEPS, WIDTH, Data
 from benchmarks.undamped import undamped
-from holdfast.forms import KroneckerMatrix, Matrix, RotatedMatrix, form
-from holdfast.lab.experiments import SCENARIOS, Store
 
 SCOUT, SEEDS = 0, (1, 2, 3)
 POWERS = range(-4, 2)
@@ -103,7 +103,7 @@ def run(way: Way, relative: float, seed: int) -> dict[str, Any]:
     layers = (nn.Linear(pixels, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
     model = nn.Sequential(*layers)
     held_in = form(way.form) if way.damped else undamped(way.form)
-    guard = holdfast.Consolidator(model, way.measure, relative_strength=relative, form=held_in, from_scratch=True)
+    guard = anchorhold.Guard(model, way.measure, relative_strength=relative, form=held_in, from_scratch=True)
     found: dict[str, Any] = {}
     for task, permutation in enumerate(data.permutations):
         x, y = data.train[0][:, permutation], data.train[1]

@@ -26,11 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import holdfast
+import anchorhold
+from anchorhold.forms import RotatedMatrix
+from anchorhold.lab.data.digits import load_digits
+from anchorhold.persample.reductions import Basis, joined
 from benchmarks.undamped import undamped
-from holdfast.forms import RotatedMatrix
-from holdfast.lab.data.digits import load_digits
-from holdfast.persample.reductions import Basis, joined
 
 TASKS, STEPS, BATCH, RATE, WIDTH = 5, 300, 64, 3e-3, 64
 SEEDS = range(5)
@@ -78,7 +78,7 @@ class Data:
 
 def measured(model: nn.Module, x: Tensor) -> dict[str, RotatedMatrix]:
     """Return the Fisher information in the coordinates that it has now."""
-    guard = holdfast.Consolidator(model, "EWC", form=undamped("rotated"))
+    guard = anchorhold.Guard(model, "EWC", form=undamped("rotated"))
     guard.consolidate([x])
     return {name: matrix for name, matrix in guard.matrices.items() if isinstance(matrix, RotatedMatrix)}
 
@@ -135,7 +135,7 @@ def learn(
         found = measured(model, samples[0])
         if way.coordinates == "end":
             return {n: RotatedMatrix(m.block, m.s**way.root, m.basis, m.spectra) for n, m in found.items()}
-        guard = holdfast.Consolidator(model, "EWC")
+        guard = anchorhold.Guard(model, "EWC")
         guard.consolidate([samples[0]])
         return {n: unrotated(m, joined(m.block, guard.importance)) for n, m in found.items()}
     bases = measured(model, samples[0])

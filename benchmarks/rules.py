@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.phi import SQUARE
+from anchorhold.persample.scores import LogLikelihood, OutputNorm
 from benchmarks.harness import Ratio, Report, disagreement, interleaved
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import SQUARE
-from holdfast.persample.scores import LogLikelihood, OutputNorm
 
 
 class Affine(nn.Module):

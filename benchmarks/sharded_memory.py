@@ -19,7 +19,7 @@ from torch import distributed, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-import holdfast
+import anchorhold
 from benchmarks.memory_probe import kilobytes, start_peak_anew
 
 WIDTH, LAYERS, SAMPLES, CLASSES = 1024, 24, 32, 10
@@ -43,7 +43,7 @@ def measured(processes: int, gather: str) -> tuple[float, float]:
     model = sharded(processes)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     own = torch.randn(SAMPLES // processes, WIDTH, generator=torch.Generator().manual_seed(distributed.get_rank()))
-    guard = holdfast.Consolidator(model, "EWC", gather=gather)
+    guard = anchorhold.Guard(model, "EWC", gather=gather)
     guard.rehearse([own])  # what torch sets up on its first passes
     distributed.barrier()
     start_peak_anew()

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-import holdfast
+import anchorhold
+from anchorhold.lab.analysis.repetitions import Estimate, estimate
+from anchorhold.lab.data import digits_dataset, load
+from anchorhold.lab.scenarios import Scenario, permuted
 from benchmarks.harness import Ratio, Report
-from holdfast.lab.analysis.repetitions import Estimate, estimate
-from holdfast.lab.data import digits_dataset, load
-from holdfast.lab.scenarios import Scenario, permuted
 
 STRENGTHS = {"SOS": 1.0, "SI": 0.2, "EWC": 1000.0}
 """The paper's for Permuted MNIST."""
@@ -76,8 +76,8 @@ def _learn(
     layers = [nn.Linear(inputs, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)]
     model = nn.Sequential(*layers)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-    guard = holdfast.Consolidator(model, measure, strength, state_dtype=dtype)
-    watcher = holdfast.Consolidator(model, measure, strength, state_dtype=torch.bfloat16)
+    guard = anchorhold.Guard(model, measure, strength, state_dtype=dtype)
+    watcher = anchorhold.Guard(model, measure, strength, state_dtype=torch.bfloat16)
     watcher.attach(optimizer, hold=False)  # the first to look, so that it sees the task's gradient alone
     guard.attach(optimizer)
     for task in tasks:

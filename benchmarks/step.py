@@ -7,18 +7,18 @@ import torch.nn.functional as F
 from torch import Tensor, optim
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast
+import anchorhold
+from anchorhold.lab.networks import mlp
+from anchorhold.lab.scenarios import Samples, scenario_of
+from anchorhold.lab.training.fast import FastRuns
+from anchorhold.lab.training.learner import Learner
+from anchorhold.lab.training.protocol import Settings
 from benchmarks import networks
 from benchmarks.avalanche_steps import BATCH, PLUGINS, Training
 from benchmarks.harness import Report, interleaved
-from holdfast.lab.networks import mlp
-from holdfast.lab.scenarios import Samples, scenario_of
-from holdfast.lab.training.fast import FastRuns
-from holdfast.lab.training.learner import Learner
-from holdfast.lab.training.protocol import Settings
 
 PLAIN = "unprotected"
-MEASURES = {"SOS": holdfast.SOS, "SI": holdfast.SI, "quadratic penalty (Fisher)": holdfast.Fisher}
+MEASURES = {"SOS": anchorhold.SOS, "SI": anchorhold.SI, "quadratic penalty (Fisher)": anchorhold.Fisher}
 EPOCH = 8
 """Steps of an epoch, where data loading is timed too."""
 
@@ -33,7 +33,7 @@ NOTES = [
     ),
     (
         "With loading: a whole experience of Avalanche's own loop, and an epoch of a plain loop over a DataLoader "
-        "with holdfast's SI attached, both on tensors in memory, divided by the number of steps."
+        "with anchorhold's SI attached, both on tensors in memory, divided by the number of steps."
     ),
     "The fast engine's step looks its batch up in a table of samples too; everything else is given its batch.",
     "Random inputs and labels.",
@@ -45,28 +45,28 @@ def run(quick: bool) -> Iterator[Report]:
     inputs, labels = networks.digits(BATCH * EPOCH), torch.randint(10, (BATCH * EPOCH,))
     batch = inputs[:BATCH], labels[:BATCH]
     cases = {PLAIN: Loop(None, *batch).step}
-    cases |= {f"holdfast {name}": Loop(measure(), *batch).step for name, measure in MEASURES.items()}
-    cases["holdfast SI, fast engine"] = fast_step(inputs, labels)
+    cases |= {f"anchorhold {name}": Loop(measure(), *batch).step for name, measure in MEASURES.items()}
+    cases["anchorhold SI, fast engine"] = fast_step(inputs, labels)
     cases |= {name: Training(plugins(), networks.mlp(), *batch).step() for name, plugins in PLUGINS.items()}
     for step in cases.values():
         for _ in range(3):  # away from the anchor, and warm
             step()
     epochs = {
-        "holdfast SI, with loading": Loop(holdfast.SI(), inputs, labels).epoch,
+        "anchorhold SI, with loading": Loop(anchorhold.SI(), inputs, labels).epoch,
         "Avalanche SI, with loading": Training(PLUGINS["Avalanche SI"](), networks.mlp(), inputs, labels).experience(),
     }
     seconds = interleaved(cases, 2 if quick else 60) | interleaved(epochs, 1 if quick else 9)
     title = f"A training step of 784-2000-2000-10 at batch {BATCH}, with fused Adam"
     report = Report("step", title, NOTES, seconds, dict.fromkeys(epochs, 1 / EPOCH))
-    report.ratio("SOS / unprotected", "holdfast SOS", PLAIN, 1.15)
-    report.ratio("SI / unprotected", "holdfast SI", PLAIN, 1.25)
-    report.ratio("quadratic penalty / unprotected", "holdfast quadratic penalty (Fisher)", PLAIN)
-    report.ratio("SI in the fast engine / unprotected", "holdfast SI, fast engine", PLAIN)
-    report.ratio("SI / Avalanche's SI", "holdfast SI", "Avalanche SI", 0.5)
-    report.ratio("SI in the fast engine / Avalanche's SI", "holdfast SI, fast engine", "Avalanche SI")
-    report.ratio("SI / Avalanche's SI, with loading", "holdfast SI, with loading", "Avalanche SI, with loading")
-    report.ratio("quadratic penalty / Avalanche's EWC", "holdfast quadratic penalty (Fisher)", "Avalanche EWC")
-    report.ratio("quadratic penalty / Avalanche's MAS", "holdfast quadratic penalty (Fisher)", "Avalanche MAS")
+    report.ratio("SOS / unprotected", "anchorhold SOS", PLAIN, 1.15)
+    report.ratio("SI / unprotected", "anchorhold SI", PLAIN, 1.25)
+    report.ratio("quadratic penalty / unprotected", "anchorhold quadratic penalty (Fisher)", PLAIN)
+    report.ratio("SI in the fast engine / unprotected", "anchorhold SI, fast engine", PLAIN)
+    report.ratio("SI / Avalanche's SI", "anchorhold SI", "Avalanche SI", 0.5)
+    report.ratio("SI in the fast engine / Avalanche's SI", "anchorhold SI, fast engine", "Avalanche SI")
+    report.ratio("SI / Avalanche's SI, with loading", "anchorhold SI, with loading", "Avalanche SI, with loading")
+    report.ratio("quadratic penalty / Avalanche's EWC", "anchorhold quadratic penalty (Fisher)", "Avalanche EWC")
+    report.ratio("quadratic penalty / Avalanche's MAS", "anchorhold quadratic penalty (Fisher)", "Avalanche MAS")
     report.ratio("Avalanche's SI / unprotected", "Avalanche SI", PLAIN)
     report.ratio("Avalanche without plugin / unprotected", "Avalanche, no plugin", PLAIN)
     yield report
@@ -77,7 +77,7 @@ def fast_step(inputs: Tensor, labels: Tensor) -> Callable[[], object]:
     samples = Samples(inputs, labels)
     scenario = scenario_of([(samples, samples)] * 2, own_heads=False)
     settings = Settings(epochs=1, later_epochs=1000, batch_size=BATCH, learning_rate=1e-4)
-    engine = FastRuns([Learner(scenario, mlp(), holdfast.SI(), 1.0, settings, seed=0)])
+    engine = FastRuns([Learner(scenario, mlp(), anchorhold.SI(), 1.0, settings, seed=0)])
     for _ in engine.learn_task():
         pass
     engine._use_orders(engine._orders(0), 0)
@@ -92,13 +92,13 @@ def fast_step(inputs: Tensor, labels: Tensor) -> Callable[[], object]:
 class Loop:
     """A plain training loop in a task after the first, with a measure attached or without."""
 
-    def __init__(self, measure: holdfast.Measure | None, inputs: Tensor, labels: Tensor) -> None:
+    def __init__(self, measure: anchorhold.Measure | None, inputs: Tensor, labels: Tensor) -> None:
         self.model = networks.mlp().train()
         self.optimizer = optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
         self.batch = inputs[:BATCH], labels[:BATCH]
         self.loader = DataLoader(TensorDataset(inputs, labels), batch_size=BATCH, shuffle=True)
         if measure is not None:
-            guard = holdfast.Consolidator(self.model, measure, strength=1.0)
+            guard = anchorhold.Guard(self.model, measure, strength=1.0)
             guard.attach(self.optimizer)
             for _ in range(3):
                 self.step()

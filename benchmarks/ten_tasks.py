@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import holdfast
+import anchorhold
+from anchorhold.lab.data import load, load_digits
+from anchorhold.lab.data.images import scaled
 from benchmarks.harness import write_rows
-from holdfast.lab.data import load, load_digits
-from holdfast.lab.data.images import scaled
 
 COMMAND = "python -m benchmarks.ten_tasks DATA"
 TASKS, STEPS, BATCH = 10, 300, 32
@@ -90,10 +90,10 @@ def run(name: str, strength: float, seed: int, data: Path) -> dict[str, float]:
     """Learn ten tasks at one strength; return what was learned of each, and what is left at the end."""
     torch.manual_seed(seed)
     model, every = network(name), list(tasks(name, seed, data))
-    form = holdfast.Rotated(damping=0.001)
+    form = anchorhold.Rotated(damping=0.001)
     frozen = {"batch_norm": "freeze"} if "norms" in name else {}
-    guard = holdfast.Consolidator(
-        model, holdfast.Fisher(200), protect="body.*" if "digits" not in name else None, form=form, from_scratch=True,
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(200), protect="body.*" if "digits" not in name else None, form=form, from_scratch=True,
         **({"relative_strength": strength} if strength else {"strength": 0.0}), **frozen,
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import holdfast
-from holdfast.lab.data import load
+import anchorhold
+from anchorhold.lab.data import load
 
 TASKS, SAMPLES, BATCH = 17, 1000, 10
 CASES = ((0, 0.03), (0, 0.1), (1, 0.1), (5, 0.1), (15, 0.1))
@@ -64,12 +64,12 @@ class Outcome(NamedTuple):
 
 def run(data: Data, memory: int, rate: float, seed: int, tasks: int = TASKS, samples: int = SAMPLES) -> Outcome:
     """Learn the tasks one after another."""
-    warnings.simplefilter("ignore", holdfast.HoldfastWarning)
+    warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)
     torch.manual_seed(seed)
     x, y = data.train
     network = nn.Sequential(nn.Linear(x.shape[1], 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-    replay = [holdfast.Replay(holdfast.Ring(memory, seed=seed), share=0.5, size=BATCH)] if memory else []
-    guard = holdfast.Consolidator(network, "fine-tune", 0.0, holds=replay, from_scratch=True)
+    replay = [anchorhold.Replay(anchorhold.Ring(memory, seed=seed), share=0.5, size=BATCH)] if memory else []
+    guard = anchorhold.Guard(network, "fine-tune", 0.0, holds=replay, from_scratch=True)
     optimizer = torch.optim.SGD(network.parameters(), lr=rate)
     guard.attach(optimizer)
     orders = [torch.randperm(x.shape[1]) for _ in range(tasks)]

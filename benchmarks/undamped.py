@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from holdfast.forms import FORMS, Form, form
-from holdfast.settings import defaults_at_first
+from anchorhold.forms import FORMS, Form, form
+from anchorhold.settings import defaults_at_first
 
 
 def undamped(name: str) -> Form:

@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import holdfast
+import anchorhold
+from anchorhold.lab.analysis.pearson import CoMoments
+from anchorhold.lab.data.images import scaled
+from anchorhold.lab.data.locations import Datasets
 from benchmarks.harness import surroundings
-from holdfast.lab.analysis.pearson import CoMoments
-from holdfast.lab.data.images import scaled
-from holdfast.lab.data.locations import Datasets
 
 SEEDS = range(3)
 STEPS, BATCH, RATE = 300, 64, 3e-3
@@ -96,7 +96,7 @@ def train(
     outputs: slice,
     seed: int,
     more: Callable[[torch.Generator], Tensor] | None = None,
-    guard: holdfast.Consolidator | None = None,
+    guard: anchorhold.Guard | None = None,
 ) -> None:
     """Learn a task; ``more`` gives what is added to the loss, and a guard what is held."""
     x, y = data
@@ -177,7 +177,7 @@ def accuracies(model: nn.Module, setting: Setting, tasks: Tasks, part: str) -> l
 
 def run(setting: Setting, seed: int, folder: Path | None) -> list[dict[str, object]]:
     """Learn the first task, then the second one in every way from there."""
-    warnings.simplefilter("ignore", holdfast.HoldfastWarning)
+    warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)
     tasks = Tasks(setting, seed, Datasets(folder))
     first, second = setting.outputs
     old = network(seed)
@@ -202,7 +202,7 @@ def run(setting: Setting, seed: int, folder: Path | None) -> list[dict[str, obje
             train(model, tasks.parts[1]["train"], second, seed, distillation(model, old, inputs, first, strength))
             note("distillation", name, strength, model)
         model = copy.deepcopy(old)
-        guard = holdfast.Consolidator(model, holdfast.Fisher())
+        guard = anchorhold.Guard(model, anchorhold.Fisher())
         guard.consolidate([inputs], forward=lambda model, x: model(x)[:, first])
         omega = torch.cat([own.flatten() for own in guard.importance.values()])
         real = omega if real is None else real
@@ -280,7 +280,9 @@ def table(rows: dict[str, list[dict[str, object]]], where: dict[str, str]) -> st
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.without_data", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
-    parser.add_argument("--data-dir", type=Path, help="where MNIST lies (default: HOLDFAST_DATA, or the user's cache)")
+    parser.add_argument(
+        "--data-dir", type=Path, help="where MNIST lies (default: ANCHORHOLD_DATA, or the user's cache)"
+    )
     options = parser.parse_args()
     cases = [(setting, seed, options.data_dir) for setting in SETTINGS for seed in SEEDS]
     with ProcessPoolExecutor(initializer=torch.set_num_threads, initargs=(1,)) as pool:

@@ -9,13 +9,13 @@ from sphinx.application import Sphinx
 from sphinx.ext.napoleon import Config, GoogleDocstring
 from sphinx.util.inspect import signature, stringify_signature
 
-import holdfast
+import anchorhold
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
-project = "holdfast"
-author = "the holdfast authors"
-version = release = holdfast.__version__
+project = "anchorhold"
+author = "the anchorhold authors"
+version = release = anchorhold.__version__
 
 extensions = ["mathml", "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 exclude_patterns = ["extensions"]
@@ -25,9 +25,9 @@ myst_heading_anchors = 3
 html_math_renderer = "mathml"
 
 html_theme = "furo"
-html_title = "holdfast"
+html_title = "anchorhold"
 html_static_path = ["_static"]
-html_css_files = ["holdfast.css"]
+html_css_files = ["anchorhold.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
@@ -43,8 +43,8 @@ autodoc_mock_imports = ["accelerate", "lightning", "peft", "ray", "transformers"
 
 # There is no network to look others' pages up on, so names of other packages stay plain text.
 nitpick_ignore_regex = [
-    (r"py:class", r"(?!holdfast\b).*"),  # as types in signatures are written, with their package or without
-    (r"py:class", r"holdfast\.(models\.dropout|variational\.mean_field)\.Model"),  # type variables
+    (r"py:class", r"(?!anchorhold\b).*"),  # as types in signatures are written, with their package or without
+    (r"py:class", r"anchorhold\.(models\.dropout|variational\.mean_field)\.Model"),  # type variables
     (r"py:.*", r"(lightning|numpy|pandas|ray|torch|transformers)\..*"),
 ]
 

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast  # added
-from holdfast.integrations.accelerate import prepare_guard  # added
+import anchorhold  # added
+from anchorhold.integrations.accelerate import prepare_guard  # added
 
 
 def task(place: int) -> TensorDataset:
@@ -40,7 +40,7 @@ def train(strength: float) -> list[float]:
     loaders = [DataLoader(data, batch_size=16, shuffle=True) for data in tasks]
     model, optimizer, *loaders = accelerator.prepare(model, optimizer, *loaders)
 
-    guard = holdfast.Consolidator(model, holdfast.SOS(), strength=strength, from_scratch=True)  # added
+    guard = anchorhold.Guard(model, anchorhold.SOS(), strength=strength, from_scratch=True)  # added
     prepare_guard(accelerator, guard, optimizer)  # added: attaches it, and keeps it with the accelerator's checkpoints
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """Two tasks with DistributedDataParallel, every rank on its own share of the data.
 
-Run it with ``torchrun --nproc-per-node=2 examples/ddp_loop.py``. Lines that end in ``# holdfast`` are all that
+Run it with ``torchrun --nproc-per-node=2 examples/ddp_loop.py``. Lines that end in ``# anchorhold`` are all that
 protection adds to the loop. SOS takes the ranks' gradients as its independent estimates, so it is unbiased without a
 second batch.
 """
@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import holdfast  # holdfast
+import anchorhold  # anchorhold
 
 
 def make_task(seed: int) -> TensorDataset:
@@ -39,9 +39,9 @@ def main() -> None:
     model = DistributedDataParallel(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     # With 2 the first task ends at 94 %, with 20 and 200 at 98, and the second at 98 with all of them.
-    guard = holdfast.Consolidator(model, holdfast.SOS(alpha="unbiased"), strength=20.0, from_scratch=True)  # holdfast
-    guard.attach(optimizer)  # holdfast
-    guard.observe_ranks(samples=32)  # holdfast
+    guard = anchorhold.Guard(model, anchorhold.SOS(alpha="unbiased"), strength=20.0, from_scratch=True)  # anchorhold
+    guard.attach(optimizer)  # anchorhold
+    guard.observe_ranks(samples=32)  # anchorhold
 
     tasks = [make_task(seed) for seed in (0, 1)]
     for task in tasks:
@@ -53,7 +53,7 @@ def main() -> None:
                 optimizer.zero_grad()
                 cross_entropy(model(x), y).backward()
                 optimizer.step()
-        guard.consolidate()  # holdfast
+        guard.consolidate()  # anchorhold
     if distributed.get_rank() == 0:
         scores = [accuracy(network, task) for task in tasks]
         print(f"accuracy on the first task {scores[0]:.1%}, on the second {scores[1]:.1%}")

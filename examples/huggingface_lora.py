@@ -10,8 +10,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-import holdfast  # added
-from holdfast.integrations.huggingface import HoldfastCallback  # added
+import anchorhold  # added
+from anchorhold.integrations.huggingface import AnchorholdCallback  # added
 
 SYMBOLS = 10
 DIGITS, LETTERS = (0, 1), (SYMBOLS, -3)  # a language: the first of its symbols, and the step from one to the next
@@ -41,7 +41,7 @@ def adapted() -> PeftModel:
     return model
 
 
-def fit(model: PeftModel, language: tuple[int, int], callbacks: list[HoldfastCallback] | None = None) -> None:
+def fit(model: PeftModel, language: tuple[int, int], callbacks: list[AnchorholdCallback] | None = None) -> None:
     """Train the adapter on a language."""
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(
@@ -79,10 +79,10 @@ def main() -> None:
 
     model = adapted()
     # A tenth of this strength loses 0.55 nats of the digits, this one 0.03, and ten times as much costs letters 0.05.
-    guard = holdfast.Consolidator(  # added: from_scratch, since the model knows nothing before the first task
-        model, holdfast.Fisher(), relative_strength=0.01, form="kronecker", space="merged", from_scratch=True
+    guard = anchorhold.Guard(  # added: from_scratch, since the model knows nothing before the first task
+        model, anchorhold.Fisher(), relative_strength=0.01, form="kronecker", space="merged", from_scratch=True
     )
-    callback = HoldfastCallback(guard)  # added: each call of train() is a task
+    callback = AnchorholdCallback(guard)  # added: each call of train() is a task
     fit(model, DIGITS, callbacks=[callback])  # added: the callback
     fit(model, LETTERS, callbacks=[callback])  # added: the callback
     print("and held:    ", losses(model))

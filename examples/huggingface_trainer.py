@@ -11,8 +11,8 @@ import tempfile
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-import holdfast  # added
-from holdfast.integrations.huggingface import HoldfastCallback  # added
+import anchorhold  # added
+from anchorhold.integrations.huggingface import AnchorholdCallback  # added
 
 SYMBOLS = 10
 DIGITS, LETTERS = (0, 1), (SYMBOLS, -3)  # a language: the first of its symbols, and the step from one to the next
@@ -25,7 +25,7 @@ def text(language: tuple[int, int]) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row.clone()} for row in rows]
 
 
-def fit(model: GPT2LMHeadModel, language: tuple[int, int], callbacks: list[HoldfastCallback] | None = None) -> None:
+def fit(model: GPT2LMHeadModel, language: tuple[int, int], callbacks: list[AnchorholdCallback] | None = None) -> None:
     """Train a model on a language."""
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(
@@ -65,10 +65,10 @@ def main() -> None:
     print("fine-tuned:", losses(plain))
 
     # What EWC begins with, in units of the mean importance: docs/guides/how-strong.md
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), relative_strength=0.03)  # added
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), relative_strength=0.03)  # added
     proxy = torch.stack([row["input_ids"] for row in text(DIGITS)])  # added: data that stands for what the model knows
     guard.consolidate([{"input_ids": proxy}])  # added
-    callback = HoldfastCallback(
+    callback = AnchorholdCallback(
         guard, consolidate_at_end=False
     )  # added: there is no third task to protect letters from
     fit(model, LETTERS, callbacks=[callback])  # added: the callback

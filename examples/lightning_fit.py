@@ -1,6 +1,6 @@
 """One LightningModule learns handwritten digits, then the same digits with their pixels shuffled, and keeps both.
 
-The lines marked ``# holdfast`` are what holdfast adds; without them, most of the first task is forgotten.
+The lines marked ``# anchorhold`` are what anchorhold adds; without them, most of the first task is forgotten.
 """
 
 import logging
@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast  # holdfast
-from holdfast.integrations.lightning import HoldfastCallback  # holdfast
-from holdfast.lab.data import load_digits
+import anchorhold  # anchorhold
+from anchorhold.integrations.lightning import AnchorholdCallback  # anchorhold
+from anchorhold.lab.data import load_digits
 
 
 class Classifier(L.LightningModule):
@@ -58,11 +58,11 @@ def main() -> None:
     module = Classifier()
     tasks = [task(torch.arange(64)), task(torch.randperm(64))]
     # Of 0.1, 1 and 10 the strength by which both tasks are known alike: 83 and 94 %, 93 and 91 %, 95 and 82 %.
-    guard = holdfast.Consolidator(module, holdfast.SI(damping=0.01), strength=1.0, from_scratch=True)  # holdfast
+    guard = anchorhold.Guard(module, anchorhold.SI(damping=0.01), strength=1.0, from_scratch=True)  # anchorhold
     for train, _ in tasks:
         trainer = L.Trainer(
             max_epochs=10,
-            callbacks=[HoldfastCallback(guard)],  # holdfast
+            callbacks=[AnchorholdCallback(guard)],  # anchorhold
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import holdfast
-from holdfast.lab.data import load_digits
-from holdfast.tensors.divergence import divergence
+import anchorhold
+from anchorhold.lab.data import load_digits
+from anchorhold.tensors.divergence import divergence
 
 Task = tuple[Tensor, Tensor]
 
@@ -60,10 +60,10 @@ def progress(active: Column, task: Task, epochs: int) -> None:
         optimizer.step()
 
 
-def compress(guard: holdfast.Consolidator, base: Column, active: Column, task: Task, epochs: int) -> None:
+def compress(guard: anchorhold.Guard, base: Column, active: Column, task: Task, epochs: int) -> None:
     """Distil it into the knowledge base, which the guard holds, and take the task in."""
     optimizer = torch.optim.Adam(base.parameters(), lr=0.003)
-    guard.attach(optimizer)  # holdfast
+    guard.attach(optimizer)  # anchorhold
     for x, _ in batches(task, epochs):
         with torch.no_grad():
             told = active(x)
@@ -71,7 +71,7 @@ def compress(guard: holdfast.Consolidator, base: Column, active: Column, task: T
         divergence(told, base(x)).backward()
         optimizer.step()
     guard.detach()
-    guard.consolidate([task[0]])  # holdfast
+    guard.consolidate([task[0]])  # anchorhold
 
 
 def make_tasks(number: int) -> list[tuple[Task, Task]]:
@@ -92,7 +92,7 @@ def learn(strength: float, tasks: int = 4, epochs: int = 8) -> float:
     """Learn one task after the other, and return what the knowledge base knows of all of them."""
     torch.manual_seed(0)
     base = Column()
-    guard = holdfast.Consolidator(base, "online-EWC", strength, from_scratch=True)  # holdfast
+    guard = anchorhold.Guard(base, "online-EWC", strength, from_scratch=True)  # anchorhold
     every = make_tasks(tasks)
     active = Column(beside=base)
     for train, _ in every:

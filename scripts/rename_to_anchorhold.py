@@ -16,7 +16,11 @@ FORMATS = {
     "src/holdfast/integrations/huggingface_checkpoints.py": ['_MARK = "holdfast"', '_WEIGHTS = "holdfast_weights"'],
     "src/holdfast/integrations/callbacks.py": ['_TASK_FREE = "holdfast_task_free"'],
     "tests/guard/saving/test_saved_before.py": ['.metadata()["holdfast"]'],
-    "tests/guard/saving/test_damaged_files.py": ['.metadata()["holdfast"]', '{"holdfast": json.dumps', '{"holdfast": text}'],
+    "tests/guard/saving/test_damaged_files.py": [
+        '.metadata()["holdfast"]',
+        '{"holdfast": json.dumps',
+        '{"holdfast": text}',
+    ],
     "tests/guard/saving/test_state.py": ['.metadata()["holdfast"]', '{"holdfast": json.dumps'],
     "tests/integrations/test_hub.py": ['.metadata()["holdfast"]'],
     "tests/holds/of_batches/test_buffers.py": ['"holdfast_buffer"'],

@@ -5,18 +5,18 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from holdfast import registry
-from holdfast.forms import FORMS
-from holdfast.holds import HOLDS
-from holdfast.lab.experiments import SCENARIOS
-from holdfast.lab.networks import NETWORKS
-from holdfast.measures import MEASURES
+from anchorhold import registry
+from anchorhold.forms import FORMS
+from anchorhold.holds import HOLDS
+from anchorhold.lab.experiments import SCENARIOS
+from anchorhold.lab.networks import NETWORKS
+from anchorhold.measures import MEASURES
 
 # However long an example takes: the machine may be busy with something else.
 settings.register_profile(
-    "holdfast", deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck)
+    "anchorhold", deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck)
 )
-settings.load_profile("holdfast")
+settings.load_profile("anchorhold")
 
 
 def pytest_configure():

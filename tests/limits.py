@@ -12,10 +12,10 @@ _AMPLE = 10
 def limit(seconds):
     """Return how long to wait for what takes so many seconds on a quiet machine, at most.
 
-    HOLDFAST_TEST_PATIENCE makes it longer by a factor, for machines that are slow in other ways.
+    ANCHORHOLD_TEST_PATIENCE makes it longer by a factor, for machines that are slow in other ways.
     """
     crowd = max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0)
-    return seconds * _AMPLE * crowd * float(os.environ.get("HOLDFAST_TEST_PATIENCE", "1"))
+    return seconds * _AMPLE * crowd * float(os.environ.get("ANCHORHOLD_TEST_PATIENCE", "1"))
 
 
 def patient_ray():

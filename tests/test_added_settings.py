@@ -8,19 +8,19 @@ from typing import ClassVar
 import pytest
 import torch
 
-import holdfast
-from holdfast.errors import ConfigurationError, StateError
-from holdfast.lab.experiments import Store, paper_spec
-from holdfast.lab.experiments.specs.spec import Spec
-from holdfast.lab.experiments.specs.spec_fields import fields_of
-from holdfast.lab.training import Settings
-from holdfast.settings import added, changed, check_fields, defaults_at_first, written
+import anchorhold
+from anchorhold.errors import ConfigurationError, StateError
+from anchorhold.lab.experiments import Store, paper_spec
+from anchorhold.lab.experiments.specs.spec import Spec
+from anchorhold.lab.experiments.specs.spec_fields import fields_of
+from anchorhold.lab.training import Settings
+from anchorhold.settings import added, changed, check_fields, defaults_at_first, written
 
 PUBLISHED = Path(__file__).parents[1] / "results" / "paper" / "store"
 
 
 @dataclasses.dataclass(frozen=True)
-class _First(holdfast.WeightMeasure):
+class _First(anchorhold.WeightMeasure):
     share: float = 0.1
 
     choose_when: ClassVar[str] = ""
@@ -43,7 +43,7 @@ class _Second(_First):
 
 def guard_of(measure):
     torch.manual_seed(0)
-    return holdfast.Consolidator(torch.nn.Linear(2, 2), measure)
+    return anchorhold.Guard(torch.nn.Linear(2, 2), measure)
 
 
 def test_an_added_setting_is_written_only_where_it_is_not_its_default():

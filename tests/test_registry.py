@@ -1,8 +1,8 @@
 import pytest
 
-import holdfast
-from holdfast.errors import ConfigurationError
-from holdfast.registry import Registry, find_name, is_loaded, loaded_again, loading, names_in, names_of
+import anchorhold
+from anchorhold.errors import ConfigurationError
+from anchorhold.registry import Registry, find_name, is_loaded, loaded_again, loading, names_in, names_of
 
 NAMES = ["SI", "SOS", "MAS-logits", "sqrtFisher"]
 
@@ -108,7 +108,7 @@ def test_while_a_file_is_loaded_it_knows_its_own_names_alone(toys):
 
 
 def test_a_measures_name_that_is_no_class_says_how_it_is_given():
-    with pytest.raises(AttributeError, match=r"no attribute 'EWC': it is a name, Consolidator\(model, .EWC.\)"):
-        holdfast.EWC  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'EWC': it is a name, Guard\(model, .EWC.\)"):
+        anchorhold.EWC  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute .nothing.$"):
-        holdfast.nothing  # noqa: B018
+        anchorhold.nothing  # noqa: B018

@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
-from holdfast.errors import StateError
-from holdfast.whole_files import read_tensors, remove_unfinished, write_tensors, write_whole
+from anchorhold.errors import StateError
+from anchorhold.whole_files import read_tensors, remove_unfinished, write_tensors, write_whole
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch):

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import HoldfastError
+from anchorhold.errors import AnchorholdError
 
 _HERE = Path(__file__).parent
-_LIBRARY = "HOLDFAST_FILE_FAULTS"
+_LIBRARY = "ANCHORHOLD_FILE_FAULTS"
 
 
 class Ended(NamedTuple):
@@ -36,7 +36,7 @@ def with_faults() -> None:
     """Start this program anew with calls counted, unless they are already."""
     if _LIBRARY in os.environ:
         return
-    library = Path(tempfile.mkdtemp(prefix="holdfast-torture-")) / "file_faults.so"
+    library = Path(tempfile.mkdtemp(prefix="anchorhold-torture-")) / "file_faults.so"
     compiler = os.environ.get("CC", "cc")
     making = [compiler, "-shared", "-fPIC", "-O1", "-o", library, _HERE / "file_faults.c", "-ldl"]
     subprocess.run(making, check=True)  # noqa: S603 (with the user's own compiler)
@@ -51,7 +51,7 @@ def child(
     error: int = 0,
     *,
     after: float | None = None,
-    refusals: tuple[type[BaseException], ...] = (HoldfastError,),
+    refusals: tuple[type[BaseException], ...] = (AnchorholdError,),
 ) -> Ended:
     """Run some work in a process of its own, whose chosen call in a folder fails or is its last.
 

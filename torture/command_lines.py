@@ -25,9 +25,9 @@ from typing import Any
 
 import typer
 
-from holdfast.lab.cli import main as holdfast
-from holdfast.lab.cli.app import app
-from holdfast.lab.data import download
+from anchorhold.lab.cli import main as anchorhold
+from anchorhold.lab.cli.app import app
+from anchorhold.lab.data import download
 from torture.hostile_values import (
     ADDRESSES,
     DEVICES,
@@ -164,12 +164,12 @@ def _copied(source: str, target: str) -> None:
 def _load_everything() -> None:
     import torch.utils.tensorboard  # noqa: F401
 
-    import holdfast.lab.cli.commands.making_runs.run_report
-    import holdfast.lab.cli.commands.making_runs.search_report
-    import holdfast.lab.cli.own_files
-    import holdfast.lab.cli.session
-    import holdfast.lab.data.fetch
-    import holdfast.lab.paper  # noqa: F401
+    import anchorhold.lab.cli.commands.making_runs.run_report
+    import anchorhold.lab.cli.commands.making_runs.search_report
+    import anchorhold.lab.cli.own_files
+    import anchorhold.lab.cli.session
+    import anchorhold.lab.data.fetch
+    import anchorhold.lab.paper  # noqa: F401
 
 
 def _prepared(folder: Path) -> Path:
@@ -301,9 +301,9 @@ def _be_the_command(folder: Path, line: Line, output: int, errors: int) -> None:
             if value is not None:
                 os.environ[name] = value
         _take_streams(line.stream, output, errors)
-        sys.argv = ["holdfast", *line.words]
+        sys.argv = ["anchorhold", *line.words]
         try:
-            holdfast()
+            anchorhold()
             code = 0
         except SystemExit as ending:
             code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)

@@ -197,8 +197,8 @@ STREAMS = ("file", "file", "file", "file", "file", "full", "closed", "unread", "
 ENVIRONMENTS: tuple[dict[str, str | None], ...] = (
     *([{}] * 6),
     *({"COLUMNS": width} for width in ("abc", "0", "-5", "1", "10", "100000", "9" * 5000)),
-    *({"HOLDFAST_STORE": path} for path in ("", "file", "~nosuchuser", "x" * 300, "\udcff")),
-    *({"HOLDFAST_DATA": path} for path in ("", "file", "~nosuchuser", "x" * 300, "/dev/null")),
+    *({"ANCHORHOLD_STORE": path} for path in ("", "file", "~nosuchuser", "x" * 300, "\udcff")),
+    *({"ANCHORHOLD_DATA": path} for path in ("", "file", "~nosuchuser", "x" * 300, "/dev/null")),
     *(
         {"HOME": None},
         {"HOME": ""},

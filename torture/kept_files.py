@@ -1,4 +1,4 @@
-"""The files that holdfast keeps, each real, small, and with someone who reads it: what trials damage.
+"""The files that anchorhold keeps, each real, small, and with someone who reads it: what trials damage.
 
 Used by ``bit_flips`` and ``mutated_files``.
 """
@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-import holdfast
-from holdfast.errors import HoldfastError
-from holdfast.lab.data import cifar, mnist
-from holdfast.lab.data.images import checked_images
-from holdfast.lab.experiments import RunProgress, Spec, Store, execute
-from holdfast.lab.experiments.specs.source_files import source_digest
-from holdfast.lab.experiments.store.checkpoints import Checkpoints
-from holdfast.lab.training.protocol import Settings
+import anchorhold
+from anchorhold.errors import AnchorholdError
+from anchorhold.lab.data import cifar, mnist
+from anchorhold.lab.data.images import checked_images
+from anchorhold.lab.experiments import RunProgress, Spec, Store, execute
+from anchorhold.lab.experiments.specs.source_files import source_digest
+from anchorhold.lab.experiments.store.checkpoints import Checkpoints
+from anchorhold.lab.training.protocol import Settings
 from torture.outcome import Outcome, Verdict
 
 
@@ -70,7 +70,7 @@ class KeptFile:
             warnings.simplefilter("ignore")
             try:
                 found = self.look()
-            except HoldfastError as error:
+            except AnchorholdError as error:
                 return "refused", str(error)
             except Exception as error:  # noqa: BLE001 (whatever else a reader raises is a defect)
                 return "TRACEBACK", f"{type(error).__name__}: {str(error)[:200]}"
@@ -109,7 +109,7 @@ def _guards(place: Path) -> Iterator[KeptFile]:
         yield _guard_file(name, path, _trained(measure, tasks=1, **options))
 
 
-def _guard_file(kind: str, path: Path, reader: holdfast.Consolidator) -> KeptFile:
+def _guard_file(kind: str, path: Path, reader: anchorhold.Guard) -> KeptFile:
     before = {**reader.state_dict(), "tensors": {n: t.clone() for n, t in reader.state_dict()["tensors"].items()}}
 
     def look() -> object:
@@ -119,11 +119,11 @@ def _guard_file(kind: str, path: Path, reader: holdfast.Consolidator) -> KeptFil
     return KeptFile(kind, path, look, lambda: reader.load_state_dict(before), lambda: fingerprint(reader.state_dict()))
 
 
-def _trained(measure: str, tasks: int, **options: Any) -> holdfast.Consolidator:
+def _trained(measure: str, tasks: int, **options: Any) -> anchorhold.Guard:
     torch.manual_seed(tasks)
     model = torch.nn.Sequential(torch.nn.Linear(3, 24), torch.nn.ReLU(), torch.nn.Linear(24, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, measure, strength=3.0, **options)
+    guard = anchorhold.Guard(model, measure, strength=3.0, **options)
     guard.attach(optimizer)
     data = [(torch.randn(8, 3), torch.randint(2, (8,))) for _ in range(3)]
     for task in range(tasks + 1):
@@ -176,7 +176,7 @@ def _store_files(place: Path) -> Iterator[KeptFile]:
     assert claim is not None
     result = store.get(finished)
     assert result is not None
-    failure = holdfast.lab.experiments.Failure("Out of memory.", result.finished_at, "cpu", None, {"torch": "2"})
+    failure = anchorhold.lab.experiments.Failure("Out of memory.", result.finished_at, "cpu", None, {"torch": "2"})
     claim.fail(failure)
     claim.release()
     folder = store.run_folder(finished.id)
@@ -184,7 +184,7 @@ def _store_files(place: Path) -> Iterator[KeptFile]:
     def result_read() -> object:
         entry = store.entry(finished.id)
         if entry.damage:
-            raise holdfast.errors.DamagedError(entry.damage)
+            raise anchorhold.errors.DamagedError(entry.damage)
         assert entry.result is not None
         return entry.result, entry.result.seconds, repr(entry.result.metrics)
 
@@ -197,14 +197,14 @@ def _store_files(place: Path) -> Iterator[KeptFile]:
     def groups_read() -> object:
         found = store.begun_groups()
         if not found:
-            raise holdfast.errors.DamagedError("the group is left out")
+            raise anchorhold.errors.DamagedError("the group is left out")
         return found
 
     yield KeptFile("members.json", members, groups_read, recovers=True)
     observations = folder / "observations.safetensors"
     yield KeptFile("observations", observations, lambda: _frozen(store.observations(finished.id)))
     yield from _checkpoints(place, store, begun)
-    source = b"import holdfast\n" * 8
+    source = b"import anchorhold\n" * 8
     store.keep_source(source)
     digest = source_digest(source)
     yield KeptFile("sources/*.py", store.source_path(digest), lambda: store.source(digest))
@@ -226,7 +226,7 @@ def _checkpoints(place: Path, store: Store, spec: Spec) -> Iterator[KeptFile]:
             found, rejected = checkpoints.load()
             checkpoints.close()
             if rejected:
-                raise holdfast.StateError(rejected[0].reason)
+                raise anchorhold.StateError(rejected[0].reason)
             return _frozen(vars(found))
 
         def undo(folder: Path = folder) -> None:

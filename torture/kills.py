@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import HoldfastError
-from holdfast.lab.experiments import Spec, Store, execute
-from holdfast.lab.training.protocol import Settings
+import anchorhold
+from anchorhold.errors import AnchorholdError
+from anchorhold.lab.experiments import Spec, Store, execute
+from anchorhold.lab.training.protocol import Settings
 from torture.armed_children import Ended, child, with_faults
 from torture.outcome import Outcome, Verdict, main
 
@@ -40,7 +40,7 @@ class Victim:
     """Reads what is there, whatever was interrupted; returns something that can be compared."""
     allowed: Callable[[object], bool]
     """Whether what is there after an interruption is right."""
-    refusals: tuple[type[BaseException], ...] = (HoldfastError,)
+    refusals: tuple[type[BaseException], ...] = (AnchorholdError,)
     """What it may raise where a call fails: of a file that a user saves, the error of the system itself, too."""
     calls: int = 0
     whole: list[object] = field(default_factory=list)
@@ -136,13 +136,13 @@ def a_buffers_file() -> Victim:
     """The samples of a buffer, saved over those of the task before."""
     buffers = []
     for tasks in (1, 2):
-        buffer = holdfast.Reservoir(20)
+        buffer = anchorhold.Reservoir(20)
         for task in range(tasks):
             buffer.fill(_batches(task), task)
         buffers.append(buffer)
 
     def look(folder: Path) -> object:
-        buffer = holdfast.Reservoir(20)
+        buffer = anchorhold.Reservoir(20)
         buffer.load(folder / "samples.safetensors")
         return buffer.tasks, float(sum(sample.leaves[0].double().sum() for sample in buffer.samples))
 
@@ -164,13 +164,13 @@ def _one_file(
         lambda folder: after(folder / file),
         look,
         lambda left: left in either,
-        (HoldfastError, OSError),
+        (AnchorholdError, OSError),
     )
 
 
-def _guard(tasks: int) -> holdfast.Consolidator:
+def _guard(tasks: int) -> anchorhold.Guard:
     torch.manual_seed(0)
-    guard = holdfast.Consolidator(nn.Linear(40, 20), "EWC", 1.0, form="rotated")
+    guard = anchorhold.Guard(nn.Linear(40, 20), "EWC", 1.0, form="rotated")
     for task in range(tasks):
         guard.consolidate(_batches(task))
     return guard
@@ -185,7 +185,7 @@ class _Folder:
     """A new folder, gone at the end."""
 
     def __enter__(self) -> Path:
-        self.path = Path(tempfile.mkdtemp(prefix="holdfast-torture-"))
+        self.path = Path(tempfile.mkdtemp(prefix="anchorhold-torture-"))
         return self.path
 
     def __exit__(self, *_: object) -> None:
@@ -203,7 +203,7 @@ def _told(look: Callable[[], object], folder: Path) -> object:
     """Return what a look at a folder finds, made in a process of its own."""
     import pickle
 
-    with tempfile.TemporaryDirectory(prefix="holdfast-torture-") as aside:
+    with tempfile.TemporaryDirectory(prefix="anchorhold-torture-") as aside:
         answer = Path(aside, "answer")
         _quiet(lambda: answer.write_bytes(pickle.dumps(look())), folder)
         return pickle.loads(answer.read_bytes())  # noqa: S301

@@ -34,7 +34,7 @@ def main() -> None:
         start = time.perf_counter()
         found += rows(problem, audited.package, audited.version, audited.cases, batches)
         print(f"{audited.package} {audited.version}: {time.perf_counter() - start:.0f} s", flush=True)
-    found.sort(key=lambda row: (row.library != "holdfast", row.library.lower()))
+    found.sort(key=lambda row: (row.library != "anchorhold", row.library.lower()))
     print("\n".join(markdown(found, batches)))
     if not options.names:
         write(options.results, found, batches, version_rows(problem))

@@ -1,11 +1,11 @@
 """The definitions, in float64, of the measures that are taken from a trained network.
 
-They are holdfast's own, which its tests hold against one sample and one label at a time.
+They are anchorhold's own, which its tests hold against one sample and one label at a time.
 """
 
+from anchorhold import MAS, Fisher
 from benchmarks.audit.comparison import Importance
 from benchmarks.audit.problem import Problem
-from holdfast import MAS, Fisher
 
 AFTER_TRAINING = {
     "Fisher": Fisher(),

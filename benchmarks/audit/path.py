@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from anchorhold import SI, Fisher
+from anchorhold.measures.recurrences import add_to_path_, rescaled
 from benchmarks.audit.problem import Problem
-from holdfast import SI, Fisher
-from holdfast.measures.recurrences import add_to_path_, rescaled
 
 Weights = dict[str, Tensor]
 

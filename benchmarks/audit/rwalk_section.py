@@ -21,7 +21,7 @@ _BATCHES = {8: 1, 64: 5}
 """Epochs by batch size."""
 _ABOUT = (
     "Each follows the same steps of the same network over two tasks of permuted digits, by SGD, in float64, in batches "
-    "of 8 for one epoch and of 64 for five, and stands beside the paper's importance, which is holdfast's `RWalk` "
+    "of 8 for one epoch and of 64 for five, and stands beside the paper's importance, which is anchorhold's `RWalk` "
     "(Chaudhry et al. 2018, arXiv 1801.10112). They are written from reading the code, since two of them cannot be "
     "installed here; the third has a row of its own above."
 )

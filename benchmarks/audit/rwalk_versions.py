@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
+from anchorhold import Guard, RWalk
+from anchorhold.measures.recurrences import add_to_path_, distance_score
 from benchmarks.audit.problem import Problem
-from holdfast import Consolidator, RWalk
-from holdfast.measures.recurrences import add_to_path_, distance_score
 
 Weights = dict[str, Tensor]
 
@@ -113,7 +113,7 @@ def trained(
 ) -> tuple[Weights, list[Task]]:
     """Train on permuted pixels without a penalty; return the paper's importances, and the steps for the others."""
     network = problem.network(trained=False).double()
-    guard = Consolidator(network, RWalk(every=EVERY, epsilon=epsilon), strength=0.0, from_scratch=True)
+    guard = Guard(network, RWalk(every=EVERY, epsilon=epsilon), strength=0.0, from_scratch=True)
     found = []
     for task in range(tasks):
         order = torch.randperm(problem.inputs.shape[1], generator=torch.Generator().manual_seed(task))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from anchorhold import MAS, AbsoluteFisher, Fisher, SampleImportance, SampleMeasure
 from benchmarks.families import brute_force
 from benchmarks.families.brute_force import Importance
 from benchmarks.families.family import Case
@@ -23,7 +24,6 @@ from benchmarks.families.verdicts import (
     listening,
     worst,
 )
-from holdfast import MAS, AbsoluteFisher, Fisher, SampleImportance, SampleMeasure
 
 Measured = Callable[[SampleMeasure, nn.Module, Mapping[str, nn.Parameter] | None, list[Any], Any], SampleImportance]
 

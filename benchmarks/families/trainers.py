@@ -16,7 +16,7 @@ TESTS = [
     ("AMP scaler", "GradScaler, skipped steps", "tests/guard/test_mixed_precision.py", "scaler"),
     ("clipping", "clip_grad_norm_", "tests/guard/test_real_loops.py", "clip"),
     ("compiled optimiser step", "torch.compile around step", "tests/guard/test_real_loops.py", "compile"),
-    ("Lightning, automatic", "Trainer and its callback", "tests/integrations/test_lightning.py", "HoldfastCallback"),
+    ("Lightning, automatic", "Trainer and its callback", "tests/integrations/test_lightning.py", "AnchorholdCallback"),
     ("Lightning, manual", "manual_backward, several optimisers", "tests/integrations/test_lightning.py", "manual"),
     ("Lightning, freezing", "finetuning callbacks", "tests/integrations/test_lightning_freezing.py", "Finetuning"),
     ("Hugging Face Trainer", "Trainer and its callback", "tests/integrations/test_huggingface.py", "Trainer"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from holdfast.errors import HoldfastError, HoldfastWarning
+from anchorhold.errors import AnchorholdError, AnchorholdWarning
 
 RIGHT = "right"
 FALLBACK = "right, fallback"
@@ -46,7 +46,7 @@ class Outcome:
     @staticmethod
     def of_error(error: Exception, about: str = "") -> "Outcome":
         """Refused, if the error is the library's own."""
-        refused = isinstance(error, HoldfastError)
+        refused = isinstance(error, AnchorholdError)
         told = f"{type(error).__name__}: {short(error)}"
         return Outcome(REFUSED if refused else CRASHED, None, (f"{about}: {told}" if about else told,))
 
@@ -83,7 +83,7 @@ def listening() -> Iterator[Heard]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield heard
-    heard.warnings += dict.fromkeys(short(w.message) for w in caught if issubclass(w.category, HoldfastWarning))
+    heard.warnings += dict.fromkeys(short(w.message) for w in caught if issubclass(w.category, AnchorholdWarning))
 
 
 def short(message: object, width: int = 200) -> str:

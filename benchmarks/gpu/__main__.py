@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from anchorhold.lab.data.locations import Datasets
 from benchmarks.gpu import billion, billion_forms, fisher, forms, plain_step, training
-from holdfast.lab.data.locations import Datasets
 
 BENCHMARKS = {
     "permuted-mnist": training.permuted_mnist,
@@ -31,7 +31,7 @@ def main() -> None:
         "names", nargs="*", metavar="name", help=f"any of {known}, or how several of them begin; all by default"
     )
     parser.add_argument(
-        "--data-dir", type=Path, help="the folder of MNIST and CIFAR (default: as holdfast looks for it)"
+        "--data-dir", type=Path, help="the folder of MNIST and CIFAR (default: as anchorhold looks for it)"
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a rehearsal on any device: few steps, nothing written")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-import holdfast
+import anchorhold
+from anchorhold.lab.data.locations import Datasets
 from benchmarks.gpu.training import _synchronise
 from benchmarks.harness import Ratio, Report
-from holdfast.lab.data.locations import Datasets
 
 STRENGTH = 1.0
 ROUNDS = 2
@@ -35,12 +35,12 @@ class Size:
 FULL = Size(width=2048, layers=16, feed_forward=6144, vocabulary=32_000, sequences=16, length=1024, steps=15)
 SMALL = Size(width=32, layers=2, feed_forward=64, vocabulary=100, sequences=2, length=16, steps=2)
 
-Guarded = Callable[[torch.nn.Module], holdfast.Consolidator] | None
+Guarded = Callable[[torch.nn.Module], anchorhold.Guard] | None
 """What makes the guard of a case; ``None`` for the step without one."""
 
 
 def _sos(**storage: torch.dtype | str) -> Guarded:
-    return lambda model: holdfast.Consolidator(model, holdfast.SOS(), STRENGTH, **storage)  # type: ignore[arg-type]
+    return lambda model: anchorhold.Guard(model, anchorhold.SOS(), STRENGTH, **storage)  # type: ignore[arg-type]
 
 
 CASES: dict[str, Guarded] = {
@@ -59,7 +59,7 @@ class Loop:
     peak: int
     state: int
     parameters: int
-    guard: holdfast.Consolidator | None
+    guard: anchorhold.Guard | None
 
 
 def with_16_bit_weights(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Report]:

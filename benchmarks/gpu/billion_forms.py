@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import torch
 
-import holdfast
+import anchorhold
+from anchorhold.forms import Form, Kronecker16, Rotated, Rotated16
+from anchorhold.guard.consolidating import measuring
+from anchorhold.lab.data.locations import Datasets
 from benchmarks.gpu.billion import FULL, SMALL, Guarded, Loop, Size, decoder, loop, make_room
 from benchmarks.gpu.forms import Stopwatch
 from benchmarks.harness import Ratio, Report
-from holdfast.forms import Form, Kronecker16, Rotated, Rotated16
-from holdfast.guard.consolidating import measuring
-from holdfast.lab.data.locations import Datasets
 
 STRENGTH = 1e-3
 """Relative to the mean importance: what the study of language finds good."""
@@ -30,9 +30,9 @@ def _held(form: Form | str, bits: int, *, on_processor: bool = False) -> Guarded
     more = {"state_device": "cpu"} if on_processor else {}
     kept = {"state_dtype": torch.bfloat16} if bits == 16 else {}
 
-    def made(model: torch.nn.Module) -> holdfast.Consolidator:
-        fisher = holdfast.Fisher(labels="sampled")
-        return holdfast.Consolidator(model, fisher, relative_strength=STRENGTH, form=form, **more, **kept)  # type: ignore[arg-type]
+    def made(model: torch.nn.Module) -> anchorhold.Guard:
+        fisher = anchorhold.Fisher(labels="sampled")
+        return anchorhold.Guard(model, fisher, relative_strength=STRENGTH, form=form, **more, **kept)  # type: ignore[arg-type]
 
     return made
 
@@ -135,7 +135,7 @@ def _measure(
 ) -> None:
     torch.manual_seed(0)
     model, device = decoder(size).to(dtype), tokens.device
-    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="sampled"), form=form)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="sampled"), form=form)
     cost = guard.cost()
     within = None if turns == 1 else max(cost.measuring // turns, *(block.measuring for block in cost.blocks))
     batches = [{"input_ids": some} for some in tokens.split(16)]
@@ -145,7 +145,7 @@ def _measure(
     with contextlib.ExitStack() as stack:
         stack.enter_context(watch.watching(measuring, "_pass", lambda _: "passes"))
         stack.enter_context(watch.watching(measuring, "_learned", lambda _: "eigenvectors and what else is learned"))
-        stack.enter_context(watch.watching(holdfast.Consolidator, "consolidate", lambda _: "all"))
+        stack.enter_context(watch.watching(anchorhold.Guard, "consolidate", lambda _: "all"))
         guard.consolidate(batches, within=within)
     parts = watch.lap()
     report.seconds[case] = [parts["all"]]

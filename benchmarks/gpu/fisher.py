@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import torch
 
-import holdfast
+import anchorhold
+from anchorhold.lab.data.locations import Datasets
+from anchorhold.lab.experiments import paper_spec
+from anchorhold.lab.experiments.running.engines import start_engine
+from anchorhold.tensors.matrices.products import tf32_allowed
 from benchmarks.gpu.training import SMALL, _synchronise
 from benchmarks.harness import Ratio, Report
-from holdfast.lab.data.locations import Datasets
-from holdfast.lab.experiments import paper_spec
-from holdfast.lab.experiments.running.engines import start_engine
-from holdfast.tensors.matrices.products import tf32_allowed
 
 BATCH = 2000
 
@@ -29,12 +29,12 @@ def run(datasets: Datasets, device: torch.device, quick: bool) -> Iterator[Repor
     seconds: dict[str, list[float]] = {}
     for name, allowed in (("float32", False), ("TF32", True)):
         with tf32_allowed(allowed, device):
-            holdfast.Fisher().measure(learner.model, batches[:2])  # warm
+            anchorhold.Fisher().measure(learner.model, batches[:2])  # warm
             seconds[name] = []
             for _ in range(1 if quick else 5):
                 _synchronise(device)
                 began = time.perf_counter()
-                holdfast.Fisher().measure(learner.model, batches)
+                anchorhold.Fisher().measure(learner.model, batches)
                 _synchronise(device)
                 seconds[name].append(time.perf_counter() - began)
     title = f"Exact Fisher of 784-2000-2000-10 over {len(images):,} MNIST images, all ten labels"

@@ -12,25 +12,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from anchorhold.errors import DataError
+from anchorhold.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix
+from anchorhold.forms.of_layers import rotated
+from anchorhold.guard import Guard
+from anchorhold.guard.consolidating import measuring
+from anchorhold.lab.data import Dataset, Images
+from anchorhold.lab.data.locations import Datasets
+from anchorhold.lab.experiments import paper_spec
+from anchorhold.lab.experiments.running.engines import make_learner
+from anchorhold.lab.experiments.specs.spec import Spec
+from anchorhold.lab.scenarios import Scenario
+from anchorhold.lab.training.fast import FastRuns
+from anchorhold.lab.training.fast.flat_layout import FlatLayout
+from anchorhold.lab.training.fast.layer_holds import MULTIPLE, LayerHolds
+from anchorhold.persample.reductions import Basis
+from anchorhold.tensors.matrices.products import products_in
 from benchmarks.gpu.profiling import kernel_table
 from benchmarks.gpu.training import _synchronise
 from benchmarks.harness import Ratio, Report
-from holdfast.errors import DataError
-from holdfast.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix
-from holdfast.forms.of_layers import rotated
-from holdfast.guard import Consolidator
-from holdfast.guard.consolidating import measuring
-from holdfast.lab.data import Dataset, Images
-from holdfast.lab.data.locations import Datasets
-from holdfast.lab.experiments import paper_spec
-from holdfast.lab.experiments.running.engines import make_learner
-from holdfast.lab.experiments.specs.spec import Spec
-from holdfast.lab.scenarios import Scenario
-from holdfast.lab.training.fast import FastRuns
-from holdfast.lab.training.fast.flat_layout import FlatLayout
-from holdfast.lab.training.fast.layer_holds import MULTIPLE, LayerHolds
-from holdfast.persample.reductions import Basis
-from holdfast.tensors.matrices.products import products_in
 
 FORMS: dict[str, dict[str, Any]] = {
     "rotated, tf32": {"form": "rotated", "form_settings": {"precision": "tf32"}},
@@ -285,7 +285,7 @@ def _train(
         for owner, name, label in (
             (rotated, "eigenbasis", lambda _: "eigenbases"),
             (measuring, "_pass", lambda args: "second pass" if any(args[4].values()) else "factors"),
-            (Consolidator, "consolidate", lambda _: "consolidation"),
+            (Guard, "consolidate", lambda _: "consolidation"),
         ):
             stack.enter_context(watch.watching(owner, name, label))
         for task in range(TASKS):

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import torch
 
+from anchorhold.lab.data.locations import Datasets
+from anchorhold.lab.experiments import paper_spec
+from anchorhold.lab.experiments.running.engines import start_engine
 from benchmarks.gpu.training import _synchronise
 from benchmarks.harness import Report
-from holdfast.lab.data.locations import Datasets
-from holdfast.lab.experiments import paper_spec
-from holdfast.lab.experiments.running.engines import start_engine
 
 NOTES = [
     (

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from anchorhold.lab.data.locations import Datasets
+from anchorhold.lab.experiments import paper_spec
+from anchorhold.lab.experiments.running.engines import start_engine
+from anchorhold.lab.training.metrics import average_accuracy
 from benchmarks.gpu.profiling import kernel_table
 from benchmarks.harness import Ratio, Report
-from holdfast.lab.data.locations import Datasets
-from holdfast.lab.experiments import paper_spec
-from holdfast.lab.experiments.running.engines import start_engine
-from holdfast.lab.training.metrics import average_accuracy
 
 SMALL = {"epochs": 1, "tasks": 2}
 NOTES = [

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anchorhold.whole_files import whole_file, write_whole
 from benchmarks.language.sources import ENGLISH, NOT_PYTHON, PYTHON, Source
-from holdfast.whole_files import whole_file, write_whole
 
 LANGUAGES = ("english", "python")
 """Those of most studies."""

@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 from torch.optim import SGD
 
+from anchorhold import L2, MAS, SOS, Fisher, Guard, Measure
+from anchorhold.seeding import derive_seed, generator_for
+from anchorhold.whole_files import read_tensors, write_tensors
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.gpt import BYTES, GPT
 from benchmarks.language.lora import adapt
 from benchmarks.language.pretrained import Pretrained, load
 from benchmarks.language.settings import FORMS, MEASURES, WAYS, Settings
 from benchmarks.language.training import Device, batches, schedule
-from holdfast import L2, MAS, SOS, Consolidator, Fisher, Measure
-from holdfast.seeding import derive_seed, generator_for
-from holdfast.whole_files import read_tensors, write_tensors
 
 DECAY = 0.1
 Network = GPT | Pretrained
@@ -32,13 +32,13 @@ def measure(name: str, settings: Settings) -> Measure:
     return {"L2": L2(), "EWC": fisher, "SOS": SOS(), "MAS": MAS(samples), **dict.fromkeys(FORMS, fisher)}[name]
 
 
-def new_guard(model: Network, way: str, name: str, settings: Settings) -> Consolidator:
+def new_guard(model: Network, way: str, name: str, settings: Settings) -> Guard:
     """Return a guard that has found nothing yet."""
     form = FORMS.get(name, "diagonal")
-    return Consolidator(model, measure(name, settings), protect=protected(way), form=form)
+    return Guard(model, measure(name, settings), protect=protected(way), form=form)
 
 
-def _new_guards(model: Network, way: str, settings: Settings) -> dict[str, Consolidator]:
+def _new_guards(model: Network, way: str, settings: Settings) -> dict[str, Guard]:
     """Return one for every measure that has to look at English."""
     return {name: new_guard(model, way, name, settings) for name in MEASURES if name in settings.compared[way]}
 
@@ -60,7 +60,7 @@ class Taught:
     """A name for exactly these weights and guards."""
     tuned: dict[str, torch.Tensor] | None = None
     """Its weights after fine-tuning, once that has been done."""
-    ready: tuple[str, Consolidator] | None = None
+    ready: tuple[str, Guard] | None = None
     """The guard that was asked for last, with its name: most lessons want the one before with another strength."""
 
     def restart(self) -> None:
@@ -78,10 +78,10 @@ class Taught:
         }
         self.model.load_state_dict(mixed)
 
-    def guard(self, way: str, name: str, strength: float, settings: Settings) -> Consolidator:
+    def guard(self, way: str, name: str, strength: float, settings: Settings) -> Guard:
         """Return what a measure found for English, holding with a relative strength."""
         if name == "L2 of B":  # needs no English
-            guard = Consolidator(self.model, L2(), strength, protect="*lora_b")
+            guard = Guard(self.model, L2(), strength, protect="*lora_b")
             guard.consolidate()
             return guard
         if self.ready is None or self.ready[0] != name:
@@ -117,7 +117,7 @@ def learn_english(settings: Settings, corpus: Corpus, device: Device, seed: int,
 
 def _train(
     model: Network,
-    guards: dict[str, Consolidator],
+    guards: dict[str, Guard],
     settings: Settings,
     corpus: Corpus,
     device: Device,
@@ -178,9 +178,7 @@ def new_model(settings: Settings, device: Device, seed: int) -> Network:
     return GPT(*sizes).to(device.device)
 
 
-def _watch_adapter(
-    guard: Consolidator, model: Network, settings: Settings, corpus: Corpus, device: Device, seed: int
-) -> None:
+def _watch_adapter(guard: Guard, model: Network, settings: Settings, corpus: Corpus, device: Device, seed: int) -> None:
     """Show SOS the English gradients of an adapter, which has no training behind it to watch.
 
     With a learning rate of 0 the steps change nothing.
@@ -196,7 +194,7 @@ def _watch_adapter(
 
 
 def _consolidate(
-    way: str, guards: dict[str, Consolidator], settings: Settings, corpus: Corpus, seed: int, folder: Path
+    way: str, guards: dict[str, Guard], settings: Settings, corpus: Corpus, seed: int, folder: Path
 ) -> None:
     """Let every measure look at the same English samples, and save what each found."""
     text = corpus.of("english", "train")

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-import holdfast
-from holdfast.adapters import Product
+import anchorhold
+from anchorhold.adapters import Product
 
 SCALE = 2.0
 
@@ -24,8 +24,8 @@ class Adapted(nn.Module):
         return self.layer(x) + SCALE * linear(linear(x, self.lora_a), self.lora_b)
 
 
-@holdfast.register_adapter("benchmark-lora")
-class AdaptedLayer(holdfast.Adapter):
+@anchorhold.register_adapter("benchmark-lora")
+class AdaptedLayer(anchorhold.Adapter):
     """What such an adapter adds to its layer's weight."""
 
     @classmethod

@@ -7,13 +7,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from anchorhold.lab.report.colours import colour
+from anchorhold.lab.report.style import style
+from anchorhold.whole_files import whole_file
 from benchmarks.language.frontier import Point
 from benchmarks.language.python import FINE_TUNE
 from benchmarks.language.report import NAMES
 from benchmarks.language.settings import UNGUARDED, WAYS, methods
-from holdfast.lab.report.colours import colour
-from holdfast.lab.report.style import style
-from holdfast.whole_files import whole_file
 
 MARKERS = {
     "L2": "s",

@@ -7,13 +7,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from anchorhold.lab.report.colours import colour
+from anchorhold.lab.report.style import style
+from anchorhold.whole_files import whole_file
 from benchmarks.language.frontier import Mean
 from benchmarks.language.plot import SHADES
 from benchmarks.language.recipe_report import lost, networks_of
 from benchmarks.language.recipes import Looked
-from holdfast.lab.report.colours import colour
-from holdfast.lab.report.style import style
-from holdfast.whole_files import whole_file
 
 GAINS = [0.70 + 0.01 * step for step in range(31)]
 SHOWN = {

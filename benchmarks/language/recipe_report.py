@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from anchorhold.whole_files import write_whole
 from benchmarks.language.corpus import corpora
 from benchmarks.language.frontier import Mean, lost_at
 from benchmarks.language.lines import named_networks, studies
 from benchmarks.language.recipes import PIECES, RECIPES, SHARES, Looked, Recipe, Trial, gained
 from benchmarks.language.settings import OWN
-from holdfast.whole_files import write_whole
 
 GAINS = (0.90, 0.95)
 HALVES = (0, 1)

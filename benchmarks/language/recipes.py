@@ -14,7 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-import holdfast
+import anchorhold
+from anchorhold import Fisher, Form, Guard, Hold, Kronecker
+from anchorhold.forms import Matrix
+from anchorhold.seeding import derive_seed
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.english import Taught, is_learned, learn_english, new_guard, start_python, weights_of
 from benchmarks.language.lines import add
@@ -22,9 +25,6 @@ from benchmarks.language.lines import read as read_lines
 from benchmarks.language.pretrained import Pretrained
 from benchmarks.language.settings import OWN, SMALLER, Settings
 from benchmarks.language.training import Device, batches, bits_per_byte, spread, teach
-from holdfast import Consolidator, Fisher, Form, Hold, Kronecker
-from holdfast.forms import Matrix
-from holdfast.seeding import derive_seed
 
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Of the trained weights in the average with those before."""
@@ -161,7 +161,7 @@ class Kitchen:
         self.settings, self.corpus, self.device, self.seed, self.folder = settings, corpus, device, seed, folder
         self.way, self.digest = way, corpus.digest()
         self.taught: Taught = start_python(settings, device, seed, folder, way)
-        self._guard: tuple[tuple[Any, ...], Consolidator] | None = None
+        self._guard: tuple[tuple[Any, ...], Guard] | None = None
         self._tuned: dict[str, Tensor] | None = None
         self._halves = {text: self._apart(text) for text in (*settings.read, settings.lesson)}
         self.before = self.losses()
@@ -195,11 +195,11 @@ class Kitchen:
         pieces = self._pieces(text, PIECES, "old", size)
         return [(piece[:, :-1], piece[:, 1:]) for piece in pieces]
 
-    def _own(self, pieces: int, seed: int, purpose: str) -> holdfast.OwnText:
+    def _own(self, pieces: int, seed: int, purpose: str) -> anchorhold.OwnText:
         """Return what the model writes before the lesson."""
         self.taught.restart()
         with torch.autocast(self.device.device.type, torch.bfloat16, enabled=self.device.on_gpu):
-            return holdfast.write_text(
+            return anchorhold.write_text(
                 # which by itself has a cache of what it has read
                 self.model.model if isinstance(self.model, Pretrained) else self.model,
                 pieces,
@@ -216,7 +216,7 @@ class Kitchen:
         text = self.corpus.of(language, "train")
         return batches(text, -(-pieces // size), size, self.settings.context, self.seed, purpose)
 
-    def guard(self, recipe: Recipe, trial: Trial) -> Consolidator | None:
+    def guard(self, recipe: Recipe, trial: Trial) -> Guard | None:
         """Return the guard of a trial, measured unless the one before can be taken with another strength."""
         if recipe.is_fine_tuning:
             return None
@@ -231,19 +231,19 @@ class Kitchen:
             guard.strength = trial.strength / float(importance.mean())
         return guard
 
-    def _measured(self, recipe: Recipe, trial: Trial) -> Consolidator:
+    def _measured(self, recipe: Recipe, trial: Trial) -> Guard:
         holds: list[Hold] = []
         if recipe.text is not None:
             size = max(1, round(trial.old * self.settings.python_batch))
-            kind = holdfast.Distillation if recipe.distilled else holdfast.Replay
+            kind = anchorhold.Distillation if recipe.distilled else anchorhold.Replay
             holds = [kind(self.pairs(recipe.text, size), share=trial.old, seed=self.seed)]
         if recipe.guard is None:
-            guard = Consolidator(self.model, "fine-tune", 0.0, holds=holds)
+            guard = Guard(self.model, "fine-tune", 0.0, holds=holds)
             guard.consolidate()
             return guard
         plain = new_guard(self.taught.model, self.way, recipe.guard, self.settings)
         (measure,) = plain.measures.values()
-        guard = Consolidator(self.model, measure, form=plain.form, space=recipe.space, holds=holds)
+        guard = Guard(self.model, measure, form=plain.form, space=recipe.space, holds=holds)
         if recipe.measured_on == "own":
             given = [tokens for tokens, _ in self.pairs("own", 64)][: max(1, self.settings.measured // 64)]
         else:
@@ -251,7 +251,7 @@ class Kitchen:
         guard.consolidate(given)
         return guard
 
-    def train(self, guard: Consolidator | None) -> None:
+    def train(self, guard: Guard | None) -> None:
         """Teach the lesson, every trial of a seed by the same batches."""
         settings = self.settings
         self.taught.restart()
@@ -297,7 +297,7 @@ class Kitchen:
             self.taught.tuned = trained
             self.taught.average(share)
         else:
-            self.model.load_state_dict(holdfast.merge(self.taught.start, trained, share, by=by))
+            self.model.load_state_dict(anchorhold.merge(self.taught.start, trained, share, by=by))
 
     def _forms_of_both(self, form: Form | str, trained: dict[str, Tensor]) -> list[Mapping[str, Matrix]]:
         """Return what each network weighs its weights with, on its own language."""
@@ -305,7 +305,7 @@ class Kitchen:
         languages = "english", self.settings.lesson
         for language, weights in zip(languages, (self.taught.start, trained), strict=True):
             self.model.load_state_dict(weights)
-            guard = Consolidator(self.model, Fisher(self.settings.measured, labels="sampled"), form=form)
+            guard = Guard(self.model, Fisher(self.settings.measured, labels="sampled"), form=form)
             guard.consolidate([piece[:, :-1] for piece in self._pieces(language, self.settings.measured, "measured")])
             found.append(guard.matrices)
         return found

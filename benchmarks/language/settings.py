@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from holdfast.forms import Form, Kronecker, Kronecker16, Rotated, Rotated16
+from anchorhold.forms import Form, Kronecker, Kronecker16, Rotated, Rotated16
 
 MEASURES = ("L2", "EWC", "SOS", "MAS")
 DAMPING = 1e-3

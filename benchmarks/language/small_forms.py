@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from anchorhold.whole_files import write_whole
 from benchmarks.language.corpus import corpora
 from benchmarks.language.frontier import Mean
 from benchmarks.language.recipe_report import lost, networks_of, seeds_of
 from benchmarks.language.recipes import ROTATED, Looked, Recipe
 from benchmarks.language.settings import TINY
-from holdfast.whole_files import write_whole
 
 STRENGTHS = (0.016, 0.08, 0.4, 2.0)
 GAINS = (0.95, 0.98)

@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
+from anchorhold import AnchorholdWarning, Guard
+from anchorhold.seeding import generator_for
 from benchmarks.language.gpt import GPT
 from benchmarks.language.pretrained import Pretrained
-from holdfast import Consolidator, HoldfastWarning
-from holdfast.seeding import generator_for
 
 WARMUP = 0.1
 EVALUATED_TOGETHER = 64
@@ -88,7 +88,7 @@ def teach(
     given: Iterable[Tensor],
     steps: int,
     rate: float,
-    guard: Consolidator | None = None,
+    guard: Guard | None = None,
 ) -> None:
     """Train all that can be trained on some batches, as many as there are steps, with a guard if there is one."""
     optimizer = device.optimizer(model, rate, decay=0.0)
@@ -97,7 +97,7 @@ def teach(
         guard.attach(optimizer)
     with warnings.catch_warnings():
         # Strengths that are too much are among what is searched.
-        warnings.filterwarnings("ignore", "strength=.* is far too much", HoldfastWarning)
+        warnings.filterwarnings("ignore", "strength=.* is far too much", AnchorholdWarning)
         for batch in given:
             optimizer.zero_grad()
             device.loss(model, batch).backward()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import holdfast
+import anchorhold
 from benchmarks.tolerance.digits import KEPT, STEPS, Data, Run, first_task
 from benchmarks.undamped import undamped
 
@@ -65,7 +65,7 @@ def rows(*, steps: int = STEPS, seeds: range = SEEDS) -> Iterator[dict[str, Any]
 
 
 def _maker(seed: int, first: torch.nn.Module, form: str, nats: float, **inputs: Tensor) -> Callable[[], Run]:
-    tolerance = holdfast.Tolerance(nats, **FOLLOWED[form])
+    tolerance = anchorhold.Tolerance(nats, **FOLLOWED[form])
     return lambda: Run(seed, "Adam", first, form=undamped(form), tolerance=tolerance, **inputs)
 
 

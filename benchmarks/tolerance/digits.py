@@ -29,10 +29,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import holdfast
+import anchorhold
+from anchorhold.lab.data.digits import load_digits
+from anchorhold.retention.diagnosis import NEARLY
 from benchmarks.undamped import undamped
-from holdfast.lab.data.digits import load_digits
-from holdfast.retention.diagnosis import NEARLY
 
 STEPS, BATCH, WIDTH, KEPT = 600, 32, 100, 300
 TOLERANCES = (0.01, 0.03, 0.1, 0.3)
@@ -141,11 +141,11 @@ class Run:
     ) -> None:
         self.data, self.seed = Data.of(seed), seed
         self.model = copy.deepcopy(first)
-        self.guard = holdfast.Consolidator(self.model, "EWC", **options)
+        self.guard = anchorhold.Guard(self.model, "EWC", **options)
         x, y = self.data.train
         self.guard.consolidate([(x[:500], y[:500])] if measured is None else [measured])
         self.guard.keep([self.data.kept] if kept is None else kept, "kept")
-        self.judge = holdfast.Consolidator(self.model, "fine-tune")
+        self.judge = anchorhold.Guard(self.model, "fine-tune")
         self.judge.keep([self.data.fresh], "fresh", samples=len(self.data.fresh[0]))
         self.optimizer = OPTIMISERS[optimiser](self.model)
         self.guard.attach(self.optimizer)
@@ -206,7 +206,7 @@ def first_task(seed: int) -> nn.Module:
 
 def followed(seed: int, way: Way, first: nn.Module, nats: float, **settings: float) -> dict[str, Any]:
     """Learn with a tolerance."""
-    tolerance = holdfast.Tolerance(nats, **settings)
+    tolerance = anchorhold.Tolerance(nats, **settings)
     run = Run(seed, way.optimiser, first, tolerance=tolerance, form=undamped(way.form), implicit=way.implicit)
     seconds = run.train()
     trace = run.guard.trace
@@ -226,13 +226,13 @@ def followed(seed: int, way: Way, first: nn.Module, nats: float, **settings: flo
 
 def searched(seed: int, way: Way, first: nn.Module, strength: float, *, grows: bool) -> dict[str, Any] | None:
     """Learn with a strength; ``None`` for one that SGD cannot bear."""
-    form = holdfast.Rotated(damping=DAMPING) if way.form == "rotated" else way.form
+    form = anchorhold.Rotated(damping=DAMPING) if way.form == "rotated" else way.form
     run = Run(seed, way.optimiser, first, strength=strength, form=form, implicit=way.implicit)
     growing = [strength * GROWTH ** (step / STEPS - 1) for step in range(STEPS)] if grows else None
     try:
         seconds = run.train(growing)
         ends = {"end": run.judged()} | {str(nats): run.pulled_back(nats) for nats in TOLERANCES}
-    except holdfast.HoldfastError:
+    except anchorhold.AnchorholdError:
         return None
     return {**way._asdict(), "seed": seed, "strength": strength, "grows": grows, "seconds": seconds} | ends
 
@@ -361,7 +361,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/tolerance.md"))
     out: Path = parser.parse_args().out
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", holdfast.HoldfastWarning)
+    warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)
     firsts = {seed: first_task(seed) for seed in SEEDS}
     found: dict[str, Any] = {"watching": watching(firsts[0]), "followed": [], "searched": [], "causes": []}
     for (said, way, settings), seed in itertools.product(CAUSES, SEEDS):

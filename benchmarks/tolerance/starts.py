@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
+from anchorhold import Tolerance
 from benchmarks.tolerance.digits import Run, first_task, mean
 from benchmarks.tolerance.small_studies import run_study
 from benchmarks.undamped import undamped
-from holdfast import Tolerance
 
 COMMAND = "python -m benchmarks.tolerance.starts"
 STARTS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import holdfast
+import anchorhold
 from benchmarks.tolerance.digits import OPTIMISERS, Data, first_task, learn, mean
 from benchmarks.tolerance.small_studies import run_study
 
@@ -36,8 +36,8 @@ class Course:
         self.orders = [torch.arange(64), *(torch.randperm(64, generator=generator) for _ in range(TASKS - 1))]
         self.generator = generator
         self.model = first_task(seed)
-        self.guard = holdfast.Consolidator(self.model, "EWC", form=form, tolerance=nats)
-        self.judge = holdfast.Consolidator(self.model, "fine-tune")
+        self.guard = anchorhold.Guard(self.model, "EWC", form=form, tolerance=nats)
+        self.judge = anchorhold.Guard(self.model, "fine-tune")
         self.optimizer = OPTIMISERS["Adam"](self.model)
         self.guard.attach(self.optimizer)
 

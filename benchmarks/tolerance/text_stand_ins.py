@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import holdfast
+import anchorhold
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.gpt import GPT
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule, spread
@@ -56,8 +56,8 @@ def rows(corpus: Corpus, size: Size) -> Iterator[dict[str, Any]]:
             for measured in dict.fromkeys((kind, OLD)):
                 for nats in TOLERANCES:
                     own = copy.deepcopy(model)
-                    tolerance = holdfast.Tolerance(nats, **FOLLOWED["diagonal"])
-                    guard = holdfast.Consolidator(own, holdfast.Fisher(labels="sampled"), tolerance=tolerance)
+                    tolerance = anchorhold.Tolerance(nats, **FOLLOWED["diagonal"])
+                    guard = anchorhold.Guard(own, anchorhold.Fisher(labels="sampled"), tolerance=tolerance)
                     guard.consolidate(inputs[measured][0])
                     found = one(own, guard, kept, corpus, size, device, seed)
                     about = {"setting": "text", "form": "diagonal", "kept": kind, "measured": measured, "seed": seed}
@@ -81,7 +81,7 @@ def _train(
     rate: float,
     seed: int,
     purpose: str,
-    guard: holdfast.Consolidator | None = None,
+    guard: anchorhold.Guard | None = None,
 ) -> None:
     optimizer = device.optimizer(model, rate, decay=0.0)
     rates = schedule(optimizer, steps)
@@ -109,9 +109,9 @@ def stand_ins(model: GPT, corpus: Corpus, size: Size, seed: int) -> dict[str, tu
         )
 
     def written(i: int, count: int) -> Batches:
-        return holdfast.write_text(model, count, size.context - 1, seed=2 * seed + i, start=NEW_LINE, end=None).batches(
-            64
-        )
+        return anchorhold.write_text(
+            model, count, size.context - 1, seed=2 * seed + i, start=NEW_LINE, end=None
+        ).batches(64)
 
     generator = torch.Generator().manual_seed(100 + seed)
     return {
@@ -124,7 +124,7 @@ def stand_ins(model: GPT, corpus: Corpus, size: Size, seed: int) -> dict[str, tu
 
 def one(
     model: GPT,
-    guard: holdfast.Consolidator,
+    guard: anchorhold.Guard,
     kept: Batches,
     corpus: Corpus,
     size: Size,
@@ -134,7 +134,7 @@ def one(
     """Teach Python, go back to the tolerance, and return what is lost where, and what was learned."""
     guard.keep(kept, "kept")
     old = corpus.of("english", "validation")
-    judge = holdfast.Consolidator(model, "fine-tune")
+    judge = anchorhold.Guard(model, "fine-tune")
     judge.keep([spread(old[len(old) // 2 :], size.judged, size.context)[:, :-1]], "fresh", samples=size.judged)
     text = corpus.of("python", "train")
     _train(model, text, size, device, size.python_steps, 1e-3, seed, "python", guard)

@@ -15,12 +15,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
-import holdfast
+import anchorhold
+from anchorhold.lab.report.colours import colour
+from anchorhold.lab.report.style import style
+from anchorhold.retention.controller import TracePoint
+from anchorhold.whole_files import whole_file
 from benchmarks.tolerance.digits import STEPS, Run, first_task
-from holdfast.lab.report.colours import colour
-from holdfast.lab.report.style import style
-from holdfast.retention.controller import TracePoint
-from holdfast.whole_files import whole_file
 
 ON_A_SCALE = 1e-3
 """The least share of a tolerance that is drawn: before the first step nothing is lost, and its logarithm is −∞."""
@@ -57,12 +57,12 @@ class Seen(NamedTuple):
 
     case: Case
     trace: Sequence[TracePoint]
-    back: holdfast.PulledBack
+    back: anchorhold.PulledBack
 
 
 def seen_in(case: Case, first: nn.Module) -> Seen:
     """Learn the second task."""
-    run = Run(0, "Adam", first, tolerance=holdfast.Tolerance(case.nats), form=case.form)
+    run = Run(0, "Adam", first, tolerance=anchorhold.Tolerance(case.nats), form=case.form)
     if case.before is not None:
         case.before(run.model)
     run.train()

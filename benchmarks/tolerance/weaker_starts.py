@@ -1,7 +1,7 @@
 """What becomes of the advice to begin weaker, where a run has used a part of its tolerance alone.
 
 Permuted digits, two tasks, as in ``digits.py``, in rotated coordinates. A run that begins where all do is told, if it
-ends with less lost than was allowed, where to begin in place of that (``holdfast.retention.diagnosis.weaker_start``);
+ends with less lost than was allowed, where to begin in place of that (``anchorhold.retention.diagnosis.weaker_start``);
 beside that, a run begins at a tenth. ``python -m benchmarks.tolerance.weaker_starts`` writes
 results/tolerance-weaker-starts.md and .json.
 """
@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
+from anchorhold import Tolerance
+from anchorhold.retention.diagnosis import NEARLY, weaker_start
 from benchmarks.tolerance.digits import Run, first_task, mean
 from benchmarks.tolerance.small_studies import run_study
-from holdfast import Tolerance
-from holdfast.retention.diagnosis import NEARLY, weaker_start
 
 COMMAND = "python -m benchmarks.tolerance.weaker_starts"
 STEPS = (30, 60, 128, 300)

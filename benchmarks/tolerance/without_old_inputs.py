@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-import holdfast
+import anchorhold
 from benchmarks.harness import surroundings
 from benchmarks.language.corpus import load
 from benchmarks.tolerance import digit_stand_ins, text_stand_ins
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rehearse", action="store_true", help="at a tiny size; its numbers mean nothing")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", holdfast.HoldfastWarning)  # tolerances that stand-ins use up are looked at
+    warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)  # tolerances that stand-ins use up are looked at
     digits: dict[str, Any] = {"steps": 20, "seeds": range(1)} if options.rehearse else {}
     size = text_stand_ins.REHEARSAL if options.rehearse else text_stand_ins.Size()
     rows: list[Row] = []

@@ -3,7 +3,7 @@
 A model that was pretrained is pulled to the weights that it came with, whatever it has learned since, beside the
 guard's own pull to the last task's solution. Registered, it works by name:
 
-    holdfast run permuted-digits --measure SI --hold start-point --with examples/extending/hold.py
+    anchorhold run permuted-digits --measure SI --hold start-point --with examples/extending/hold.py
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import holdfast
-from holdfast.holds import Held, Hold
+import anchorhold
+from anchorhold.holds import Held, Hold
 
 
-@holdfast.register_hold("start-point")
+@anchorhold.register_hold("start-point")
 class StartPoint(Hold):
     r"""Adds :math:`s\,|\theta-\theta_0|^2`, with :math:`\theta_0` the weights before the very first step.
 
@@ -28,7 +28,7 @@ class StartPoint(Hold):
     def __init__(self, strength: float = 0.001, after: int = 1) -> None:
         super().__init__(strength)
         if after < 0:
-            raise holdfast.ConfigurationError(f"after={after!r}: expected a number of tasks, 0 for all of them.")
+            raise anchorhold.ConfigurationError(f"after={after!r}: expected a number of tasks, 0 for all of them.")
         self.after = after
         self.start: dict[str, Tensor] = {}
 

@@ -3,7 +3,7 @@
 It has two running states, is finished over all parameters at once, and replaces the total, so that the last task's
 importance counts alone. Registered, it works by name:
 
-    holdfast run permuted-digits --measure agreement --strength 1 --with examples/extending/measure.py
+    anchorhold run permuted-digits --measure agreement --strength 1 --with examples/extending/measure.py
 """
 
 import dataclasses
@@ -12,13 +12,13 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-import holdfast
-from holdfast.measures.base import Finished, Needs, Seen, States, TaskRecord
+import anchorhold
+from anchorhold.measures.base import Finished, Needs, Seen, States, TaskRecord
 
 
-@holdfast.register_measure("agreement")
+@anchorhold.register_measure("agreement")
 @dataclasses.dataclass(frozen=True)
-class Agreement(holdfast.PathMeasure):
+class Agreement(anchorhold.PathMeasure):
     r"""The share of a gradient that does not average out, from 0 to 1 for the network as a whole.
 
     .. math:: \omega_i = \frac{r_i}{\max_j r_j}, \qquad r = \frac{\bar g^2}{\overline{g^2} + \varepsilon}

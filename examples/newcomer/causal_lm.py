@@ -12,8 +12,8 @@ import tempfile
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-import holdfast  # added
-from holdfast.integrations.huggingface import HoldfastCallback  # added
+import anchorhold  # added
+from anchorhold.integrations.huggingface import AnchorholdCallback  # added
 
 SYMBOLS, LENGTH = 10, 8
 START = 2 * SYMBOLS
@@ -27,7 +27,7 @@ def text(language: tuple[int, int]) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": torch.tensor(row), "labels": torch.tensor(row)} for row in rows]
 
 
-def fit(model: GPT2LMHeadModel, language: tuple[int, int], callbacks: list[HoldfastCallback] | None = None) -> None:
+def fit(model: GPT2LMHeadModel, language: tuple[int, int], callbacks: list[AnchorholdCallback] | None = None) -> None:
     """Train a model on a language."""
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(
@@ -55,17 +55,17 @@ def loss(model: GPT2LMHeadModel, language: tuple[int, int]) -> float:
 def kept(model: GPT2LMHeadModel) -> None:
     """Fine-tune with everything that keeps."""
     before = copy.deepcopy(model.state_dict())
-    own = holdfast.write_text(model, 64, LENGTH, end=None)  # before anything new is learned
-    guard = holdfast.Consolidator(
+    own = anchorhold.write_text(model, 64, LENGTH, end=None)  # before anything new is learned
+    guard = anchorhold.Guard(
         model,
-        holdfast.Fisher(labels="sampled"),
+        anchorhold.Fisher(labels="sampled"),
         form="rotated",
         relative_strength=1e-3,  # a tenth and ten times as much differ by 0.06 nats of digits, 0.2 of letters
-        holds=[holdfast.Distillation(own.batches(4), share=1 / 4)],
+        holds=[anchorhold.Distillation(own.batches(4), share=1 / 4)],
     )
     guard.consolidate(own.batches(16))
-    fit(model, LETTERS, [HoldfastCallback(guard, consolidate_at_end=False)])
-    model.load_state_dict(holdfast.merge(before, model.state_dict(), share=0.9))
+    fit(model, LETTERS, [AnchorholdCallback(guard, consolidate_at_end=False)])
+    model.load_state_dict(anchorhold.merge(before, model.state_dict(), share=0.9))
 
 
 def main() -> None:

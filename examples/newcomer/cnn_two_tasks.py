@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast  # added
+import anchorhold  # added
 
 SIDE = 12
 
@@ -77,8 +77,8 @@ def two_tasks(hold: bool) -> tuple[float, float]:
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     if hold:
         # The first task ends at 79, 95 and 100 % with 0.03, 0.3 and 3, and the second at 100, 100 and 47 %.
-        guard = holdfast.Consolidator(  # added
-            model, holdfast.Fisher(200), form="rotated", relative_strength=0.3, protect=["body.*", "heads.0.*"]
+        guard = anchorhold.Guard(  # added
+            model, anchorhold.Fisher(200), form="rotated", relative_strength=0.3, protect=["body.*", "heads.0.*"]
         )
         guard.consolidate(bars, forward=lambda model, x: model(x, 0))  # added: the first task, through its head
         guard.attach(optimizer)  # added

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import holdfast
-from holdfast.adapters import Product
+import anchorhold
+from anchorhold.adapters import Product
 
 
 class Adapted(nn.Module):
@@ -31,8 +31,8 @@ class Adapted(nn.Module):
         return self.layer(x) + self.scale * added
 
 
-@holdfast.register_adapter("by-hand")
-class ByHand(holdfast.Adapter):
+@anchorhold.register_adapter("by-hand")
+class ByHand(anchorhold.Adapter):
     """Those layers."""
 
     @classmethod

@@ -6,8 +6,8 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 
-import holdfast
-from holdfast.adapters import whole
+import anchorhold
+from anchorhold.adapters import whole
 from tests.adapters.test_peft_changes import KINDS, Layers, adapters_of
 
 EXACT = {name: kind for name, kind in KINDS.items() if name not in ("PiSSA", "DoRA of GPT-2's")}
@@ -29,7 +29,7 @@ def held(config, *, fresh, **settings):
     model = get_peft_model(Layers(), config).double().eval()
     if not fresh:
         moved(model)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), 1.0, **settings)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), 1.0, **settings)
     guard.consolidate([torch.randint(1, 6, (8, 3))])
     return model, guard
 
@@ -49,7 +49,9 @@ def test_of_a_fresh_adapter_just_the_share_is_left(kind):
 def test_of_an_adapter_that_had_learned_the_nearest_of_its_rank_is_left_and_said(settings):
     model, guard = held(KINDS["LoRA"], fresh=False, **settings)
     then, _, now = added(model), moved(model), added(model)
-    with pytest.warns(holdfast.HoldfastWarning, match="twice their rank, and the nearest one of the same rank misses"):
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match="twice their rank, and the nearest one of the same rank misses"
+    ):
         guard.average(0.6)
     for name, delta in added(model).items():
         u, sigma, v = torch.linalg.svd(0.6 * now[name] + 0.4 * then[name], full_matrices=False)
@@ -60,11 +62,11 @@ def test_of_an_adapter_that_had_learned_the_nearest_of_its_rank_is_left_and_said
 def test_means_are_found_once_for_telling_of_them_and_for_moving(monkeypatch):
     model, guard = held(KINDS["LoRA"], fresh=False)
     moved(model)
-    asked, between = [], holdfast.adapters.Lora.between
+    asked, between = [], anchorhold.adapters.Lora.between
     monkeypatch.setattr(
-        holdfast.adapters.Lora, "between", lambda self, *given: asked.append(self.layer) or between(self, *given)
+        anchorhold.adapters.Lora, "between", lambda self, *given: asked.append(self.layer) or between(self, *given)
     )
-    with pytest.warns(holdfast.HoldfastWarning, match="twice their rank"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="twice their rank"):
         guard.average(0.6)
     assert len(asked) == len(set(asked)) == len(adapters_of(model))
 
@@ -81,7 +83,7 @@ def test_adapters_whose_mean_nobody_knows_go_by_their_own_parameters_and_that_is
     model, guard = held(config, fresh=False)
     moved(model)
     after = {name: p.detach().clone() for name, p in guard.parameters.items()}
-    with pytest.warns(holdfast.HoldfastWarning, match=r"'base_model\.model\.linear'.* along the line of their own"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"'base_model\.model\.linear'.* along the line of their own"):
         guard.average(0.5)
     for name, parameter in guard.parameters.items():
         torch.testing.assert_close(parameter.detach(), (guard.anchor[name] + after[name]) / 2)
@@ -92,7 +94,7 @@ def test_what_is_merged_for_now_is_not_moved():
     moved(model)
     after = {name: p.detach().clone() for name, p in guard.parameters.items()}
     model.merge_adapter()
-    with pytest.raises(holdfast.ConfigurationError, match="Unmerge it first"):
+    with pytest.raises(anchorhold.ConfigurationError, match="Unmerge it first"):
         guard.average(0.5)
     assert all(torch.equal(p, after[name]) for name, p in guard.parameters.items())
 
@@ -113,7 +115,7 @@ def test_an_adapter_that_came_after_the_last_consolidation_has_nowhere_to_go_bac
     model.add_adapter("second", LoraConfig(r=2, target_modules=["linear"]))
     model.double().set_adapter("second")
     moved(model)
-    with pytest.warns(holdfast.HoldfastWarning, match="changes nothing: an adapter of '\\S+linear' came after"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="changes nothing: an adapter of '\\S+linear' came after"):
         guard.average(0.5)
 
 
@@ -131,7 +133,7 @@ def test_an_adapter_on_top_of_the_consolidated_one_stays_whole_and_that_is_told(
     then = layer.get_delta_weight("default").detach().clone()
     moved(model)
     first, second = (layer.get_delta_weight(name).detach().clone() for name in ("default", "second"))
-    with pytest.warns(holdfast.HoldfastWarning, match="came after the last consolidation.*stays as it is") as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match="came after the last consolidation.*stays as it is") as told:
         guard.average(0.5)
     nearest = torch.linalg.svd((first + then) / 2)
     mean = nearest.U[:, :2] @ torch.diag(nearest.S[:2]) @ nearest.Vh[:2]

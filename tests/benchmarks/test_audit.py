@@ -1,4 +1,4 @@
-"""The audit's own code: its metric, its definitions and its formulas, on holdfast's results and on wrong ones."""
+"""The audit's own code: its metric, its definitions and its formulas, on anchorhold's results and on wrong ones."""
 
 import json
 import logging
@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-import holdfast
-from benchmarks.audit.adapters import holdfast as adapter
+import anchorhold
+from benchmarks.audit.adapters import anchorhold as adapter
 from benchmarks.audit.cases import Case, Found
 from benchmarks.audit.comparison import compare, flat, relative_error
 from benchmarks.audit.definitions import AFTER_TRAINING, after_training
@@ -140,7 +140,7 @@ def test_the_formulas_are_the_definitions_at_batch_size_1_and_no_longer_above(pr
 
 def test_a_right_and_a_wrong_library_in_one_table(problem, tmp_path):
     def right(problem, batch):
-        return Found(holdfast.Fisher(labels="true").measure(problem.network(), problem.loader(batch)))
+        return Found(anchorhold.Fisher(labels="true").measure(problem.network(), problem.loader(batch)))
 
     def wrong(problem, batch):
         return Found({name: value.float() for name, value in squared_batch_means(problem, batch).items()})
@@ -175,9 +175,9 @@ def test_a_right_and_a_wrong_library_in_one_table(problem, tmp_path):
     assert names == ["the authors' code", "Avalanche", "FACIL"]  # which need no library
 
 
-def test_holdfast_passes_its_own_audit(problem, monkeypatch):
+def test_anchorhold_passes_its_own_audit(problem, monkeypatch):
     monkeypatch.setattr(adapter, "EPOCHS", 2)
-    for row in rows(problem, "holdfast", "0", [c for c in adapter.cases() if not c.drawn], [1, 8]):
+    for row in rows(problem, "anchorhold", "0", [c for c in adapter.cases() if not c.drawn], [1, 8]):
         for agreement in row.agreements.values():
             assert agreement.correlation == pytest.approx(1, abs=1e-6), row
             assert agreement.scale == pytest.approx(1, abs=1e-5), row
@@ -188,14 +188,14 @@ def test_a_library_that_is_missing_is_said_to_be(monkeypatch):
     missing = library("avalanche")
     assert isinstance(missing, str)
     assert missing.startswith("avalanche: not installed")
-    assert library("holdfast").package == "holdfast"
-    assert {"avalanche", "capymoa", "laplace", "nngeometry", "backpack", "holdfast"} <= set(adapter_names())
+    assert library("anchorhold").package == "anchorhold"
+    assert {"avalanche", "capymoa", "laplace", "nngeometry", "backpack", "anchorhold"} <= set(adapter_names())
 
 
-@pytest.mark.parametrize("names", [[], ["holdfast", "avalanche"]])
+@pytest.mark.parametrize("names", [[], ["anchorhold", "avalanche"]])
 def test_nothing_is_measured_or_written_while_a_library_is_missing(monkeypatch, capsys, tmp_path, names):
     for name in adapter_names():
-        if name != "holdfast":  # loading those that are here would take long
+        if name != "anchorhold":  # loading those that are here would take long
             monkeypatch.setitem(sys.modules, f"benchmarks.audit.adapters.{name}", None)
     monkeypatch.setattr(logging, "disable", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["audit", *names, "--results", str(tmp_path)])

@@ -3,14 +3,14 @@
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 from benchmarks import conjugate_steps
 
 
 def test_enough_products_solve_the_equations():
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
-    guard = holdfast.Consolidator(model, "EWC", strength=2.0, form="rotated", from_scratch=True)
+    guard = anchorhold.Guard(model, "EWC", strength=2.0, form="rotated", from_scratch=True)
     x = torch.randn(50, 4, dtype=torch.float64)
     guard.consolidate([x])
     (matrix,) = guard.matrices.values()

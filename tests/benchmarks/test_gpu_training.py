@@ -2,8 +2,8 @@
 
 import torch
 
+from anchorhold.lab.data.locations import Datasets
 from benchmarks.gpu.training import train
-from holdfast.lab.data.locations import Datasets
 
 
 def test_runs_are_timed_side_by_side_and_ask_for_their_kernels():

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from anchorhold.lab.data import digits_dataset
+from anchorhold.lab.experiments import paper_spec
+from anchorhold.lab.experiments.running.engines import make_learner
+from anchorhold.lab.paper import PRESETS
+from anchorhold.lab.training.plain_run import PlainRun
 from benchmarks import kept_optimiser
 from benchmarks.kept_optimiser import OneOptimiser
-from holdfast.lab.data import digits_dataset
-from holdfast.lab.experiments import paper_spec
-from holdfast.lab.experiments.running.engines import make_learner
-from holdfast.lab.paper import PRESETS
-from holdfast.lab.training.plain_run import PlainRun
 
 DIGITS = {"digits": digits_dataset()}
 

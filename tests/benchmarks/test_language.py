@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-import holdfast
+import anchorhold
+from anchorhold.forms import DiagonalMatrix, Rotated, RotatedMatrix
+from anchorhold.persample.reductions import joined
+from anchorhold.seeding import generator_for
 from benchmarks.language import __main__ as command
 from benchmarks.language import corpus, plot, reading, report, study
 from benchmarks.language.english import is_learned, kind_of, learn_english, new_guard, start_python, weights_of
@@ -20,9 +23,6 @@ from benchmarks.language.python import FINE_TUNE, Learned, Lesson
 from benchmarks.language.settings import ADAPTER_MEASURES, FORMS, MEASURES, Settings
 from benchmarks.language.sources import Source
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule, spread
-from holdfast.forms import DiagonalMatrix, Rotated, RotatedMatrix
-from holdfast.persample.reductions import joined
-from holdfast.seeding import generator_for
 
 TINY = Settings(
     width=16,
@@ -147,7 +147,7 @@ def test_other_settings_learn_english_anew(learned, folder):
 def test_guards_hold_what_the_plain_measures_find(learned, text, cpu, folder):
     taught = start_python(TINY, cpu, 0, folder / "work" / "seed-0", "full")
     samples = next(batches(text.of("english", "train"), 1, 64, TINY.context, 0, "measured"))[:4, :-1]
-    expected = holdfast.MAS().measure(taught.model, [samples])
+    expected = anchorhold.MAS().measure(taught.model, [samples])
     guard = taught.guard("full", "MAS", 3.0, TINY)
     for name, value in guard.importance.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-7)
@@ -195,7 +195,7 @@ def test_of_a_gpt_layers_are_rotated_with_their_biases_and_norms_are_not():
     torch.manual_seed(0)
     model = GPT(8, 2, 2, 6).double()
     given, labels = torch.randint(256, (2, 5, 6))
-    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"), form=Rotated(damping=0.0))
+    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"), form=Rotated(damping=0.0))
     guard.consolidate([(given, labels)])
     found = guard.matrices
     said = {name: matrix.said for name, matrix in found.items()}

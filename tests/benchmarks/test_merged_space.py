@@ -8,7 +8,7 @@ import torch
 from benchmarks import merged_space
 from benchmarks.merged_space import DIGITS, LETTERS, QUICK, RULE, Found, lost_by, page, sequences
 
-pytestmark = pytest.mark.filterwarnings("ignore::holdfast.HoldfastWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::anchorhold.AnchorholdWarning")
 
 
 def test_every_way_is_tried_at_every_strength():

@@ -10,13 +10,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from anchorhold import OwnText
 from benchmarks.language import __main__ as command
 from benchmarks.language import corpus, pretrained, recipes, tokens
 from benchmarks.language.english import learn_english
 from benchmarks.language.lora import Adapted, adapt
 from benchmarks.language.settings import PRETRAINED, REHEARSAL
 from benchmarks.language.training import Device
-from holdfast import OwnText
 
 TEXTS = {
     "english": "The quick brown fox jumps over the lazy dog, and nobody minds.\n",

@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from anchorhold import Kronecker
+from anchorhold.lab.report.colours import told_apart
 from benchmarks.language import corpus, plot, recipe_plot, recipe_report, recipes, small_forms
 from benchmarks.language.adapter_recipes import ADAPTER_RECIPES
 from benchmarks.language.lines import studies
@@ -14,8 +16,6 @@ from benchmarks.language.recipes import OLD, RECIPES, SHARES, Looked, Recipe, Tr
 from benchmarks.language.settings import REHEARSAL
 from benchmarks.language.small_forms import STRENGTHS
 from benchmarks.language.training import Device
-from holdfast import Kronecker
-from holdfast.lab.report.colours import told_apart
 from tests.lab.report.test_colours import contrast, lab, linear
 
 TINY = recipes.study_settings(

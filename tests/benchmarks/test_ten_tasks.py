@@ -5,7 +5,7 @@ import pytest
 from benchmarks import ten_tasks
 
 
-@pytest.mark.filterwarnings("ignore::holdfast.HoldfastWarning")
+@pytest.mark.filterwarnings("ignore::anchorhold.AnchorholdWarning")
 def test_a_strong_hold_learns_less_and_a_page_has_a_column_for_each(monkeypatch, tmp_path):
     monkeypatch.setattr(ten_tasks, "TASKS", 3)
     monkeypatch.setattr(ten_tasks, "STEPS", 60)

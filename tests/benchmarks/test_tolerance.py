@@ -185,7 +185,7 @@ def test_kept_inputs_that_were_measured_from_stand_beside_others_of_their_kind(t
     assert f"| {kept_twice.SAME} | 2 | 1.25 (1.00 to 1.50) |" in page and f"| {kept_twice.UNSEEN} |" not in page
 
 
-@pytest.mark.filterwarnings("ignore::holdfast.HoldfastWarning")
+@pytest.mark.filterwarnings("ignore::anchorhold.AnchorholdWarning")
 def test_each_way_of_giving_a_tolerance_to_several_tasks_keeps_it(monkeypatch):
     monkeypatch.setattr(ten_tasks, "TASKS", 3)
     rows = []

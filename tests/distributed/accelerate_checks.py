@@ -12,8 +12,8 @@ from accelerate.utils import DistributedType
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
-import holdfast
-from holdfast.integrations.accelerate import prepare_guard
+import anchorhold
+from anchorhold.integrations.accelerate import prepare_guard
 from tests.distributed.problem import SIZE, check_same_run, learn, make_guard, share, whole
 from tests.guard.helpers import batch, loss, net
 
@@ -71,7 +71,7 @@ def accelerate_shards_give_what_one_process_gives(here):
 def accelerate_shards_what_a_guard_found_before(here):
     """As with the Trainer, which prepares a model that is protected already."""
     accelerator, model = shard_with(accelerator_of(here), "Linear"), net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=20.0, group=distributed.group.WORLD)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=20.0, group=distributed.group.WORLD)
     guard.consolidate([share(batch(1, SIZE), here.rank, here.size)])
     found = {name: omega.clone() for name, omega in guard.importance.items()}
     model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
+import anchorhold
 from tests.distributed.problem import SIZE, share, whole
 from tests.distributed.processes import all_equal
 from tests.forms.toy_kronecker import ToyKronecker
@@ -16,7 +16,7 @@ from tests.guard.helpers import batch, loss, net
 
 def learned(model, rank=0, size=1, **settings):
     """A guard that is centred at the mean, after two tasks and a half."""
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.5, anchor="mean", from_scratch=True, **settings)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.5, anchor="mean", from_scratch=True, **settings)
     return taught(guard, model, rank, size)
 
 

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
+import anchorhold
 from tests.distributed.problem import SIZE, alone, check_same_run, make_guard, run, share
 from tests.distributed.processes import all_equal
 from tests.guard.batch_norm.networks import dense
@@ -25,15 +25,15 @@ def ddp_every_measure_is_that_of_the_union(here):
 
 def ddp_a_bare_model_says_its_group(here):
     model = net()
-    with pytest.warns(holdfast.HoldfastWarning, match="a bare model and no group"):
-        holdfast.Consolidator(model, "EWC").consolidate([batch(0)])
-    guard = holdfast.Consolidator(model, "EWC", group=distributed.group.WORLD)
+    with pytest.warns(anchorhold.AnchorholdWarning, match="a bare model and no group"):
+        anchorhold.Guard(model, "EWC").consolidate([batch(0)])
+    guard = anchorhold.Guard(model, "EWC", group=distributed.group.WORLD)
     assert guard.consolidate([share(batch(0), here.rank, here.size)])["EWC"].samples == 8
-    later = holdfast.Consolidator(model, "EWC")
+    later = anchorhold.Guard(model, "EWC")
     assert later.group is None
     later.group = distributed.group.WORLD
     later.consolidate([share(batch(0), here.rank, here.size)])
-    expected = holdfast.Fisher().measure(model, [batch(0)])
+    expected = anchorhold.Fisher().measure(model, [batch(0)])
     for name, value in expected.items():
         torch.testing.assert_close(guard.importance[name], value)
         assert torch.equal(later.importance[name], guard.importance[name])
@@ -45,14 +45,14 @@ def ddp_shares_may_be_uneven_and_a_limit_counts_all_ranks(here):
     x, y = batch(0, n=14)
     mine = [[(x[:4], y[:4]), (x[6:11], y[6:11]), (x[11:], y[11:])], [(x[4:6], y[4:6])]][here.rank]
     for limit, seen in [(None, 14), (1, 1), (3, 3), (5, 5), (6, 6), (9, 9), (13, 13), (20, 14)]:
-        guard = holdfast.Consolidator(DistributedDataParallel(model), holdfast.Fisher(samples=limit))
+        guard = anchorhold.Guard(DistributedDataParallel(model), anchorhold.Fisher(samples=limit))
         found = guard.consolidate(iter(mine))["EWC"]
         assert found.samples == seen
-        expected = holdfast.Fisher().measure(model, [(x[:seen], y[:seen])])
+        expected = anchorhold.Fisher().measure(model, [(x[:seen], y[:seen])])
         for name, value in expected.items():
             torch.testing.assert_close(found.importance[name], value, rtol=1e-10, atol=1e-14)
         assert all_equal(guard.importance)
-    guard = holdfast.Consolidator(DistributedDataParallel(model), holdfast.Fisher())
+    guard = anchorhold.Guard(DistributedDataParallel(model), anchorhold.Fisher())
     assert guard.consolidate([batch(0)] if here.rank else [])["EWC"].samples == 8
 
 
@@ -60,7 +60,7 @@ def ddp_batch_norms_are_folded_or_frozen_on_all_ranks(here):
     """A rank without batches has seen nothing of the model, and folds what the others have seen."""
     for batch_norm in ("freeze", "fold"):
         model = DistributedDataParallel(dense())
-        guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm=batch_norm)
+        guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm=batch_norm)
         guard.consolidate([batch(0)] if here.rank else [])
         guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
         before = model.module[1].running_mean.clone()
@@ -77,9 +77,9 @@ def ddp_batch_norms_are_folded_or_frozen_on_all_ranks(here):
 def ddp_drawn_labels_differ_from_rank_to_rank(here):
     """Equal samples on both ranks: were the labels equal too, the mean would be that of one rank alone."""
     model = net()
-    guard = holdfast.Consolidator(DistributedDataParallel(model), holdfast.Fisher(labels="sampled", seed=3))
+    guard = anchorhold.Guard(DistributedDataParallel(model), anchorhold.Fisher(labels="sampled", seed=3))
     found = guard.consolidate([batch(0)])["EWC-sampled"].importance
-    single = holdfast.Fisher(labels="sampled", seed=3).measure(model, [batch(0)])
+    single = anchorhold.Fisher(labels="sampled", seed=3).measure(model, [batch(0)])
     assert all_equal(found)
     assert not torch.allclose(found["0.weight"], single["0.weight"])
 
@@ -114,7 +114,7 @@ def ddp_halves_are_averaged_too(here):
     quarters = [tuple(part.chunk(4)[place] for part in data) for place in range(4)]
     measured = []
     for model, halves in [(ddp, quarters[2 * here.rank : 2 * here.rank + 2]), (plain, None)]:
-        guard = holdfast.Consolidator(model, holdfast.SOS(alpha=1.0))
+        guard = anchorhold.Guard(model, anchorhold.SOS(alpha=1.0))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         guard.attach(optimizer)
         if halves is None:
@@ -131,7 +131,7 @@ def ddp_halves_are_averaged_too(here):
 
 def ddp_a_compiled_model_is_found_inside(here):
     model = net()
-    guard = holdfast.Consolidator(torch.compile(DistributedDataParallel(model), backend="eager"), "EWC")
+    guard = anchorhold.Guard(torch.compile(DistributedDataParallel(model), backend="eager"), "EWC")
     assert guard.consolidate([share(batch(0), here.rank, here.size)])["EWC"].samples == 8
     assert guard.importance.keys() == dict(model.named_parameters()).keys()
 

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
-from holdfast import DarkExperience, Distillation, Replay, Reservoir
+import anchorhold
+from anchorhold import DarkExperience, Distillation, Replay, Reservoir
 from tests.distributed.problem import SIZE, share, whole
 from tests.distributed.processes import all_equal, everyones
 from tests.guard.helpers import batch, loss, net, weights
@@ -34,7 +34,7 @@ def holds(rank=0, size=1):
 def learned(model, rank=0, size=1, guard=None, steps=3, start=0, **options):
     """Consolidate, and learn something new with all holds; a guard that is given goes on."""
     if guard is None:
-        guard = holdfast.Consolidator(model, "L2", 0.5, "0.*", watch=["SI"], holds=holds(rank, size), **options)
+        guard = anchorhold.Guard(model, "L2", 0.5, "0.*", watch=["SI"], holds=holds(rank, size), **options)
         guard.consolidate()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     guard.attach(optimizer)
@@ -89,7 +89,7 @@ def holds_of_ddp_may_replay_through_different_heads(here):
     old = batch(60 + here.rank)
     hold = Replay([old], share=0.5, forward=lambda model, x: model(x, here.rank))
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    guard = holdfast.Consolidator(wrapped, "fine-tune", 0.0, "body*", holds=[hold])
+    guard = anchorhold.Guard(wrapped, "fine-tune", 0.0, "body*", holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     guard.attach(optimizer)
     before = copy.deepcopy(model)
@@ -109,7 +109,7 @@ def holds_of_ddp_have_buffers_of_their_own(here):
     """Each rank keeps samples of its own data, and all take the same steps."""
     model = DistributedDataParallel(net())
     made = [Replay(Reservoir(6), share=0.5, size=3), DarkExperience(6, size=3)]
-    guard = holdfast.Consolidator(model, "EWC", 1.0, holds=made)
+    guard = anchorhold.Guard(model, "EWC", 1.0, holds=made)
     for task in range(2):
         learned(model, here.rank, here.size, guard, start=10 * task)
         guard.consolidate(old_of(here.rank, here.size))
@@ -121,17 +121,17 @@ def holds_of_ddp_have_buffers_of_their_own(here):
 
 def holds_that_fail_on_one_rank_are_told_on_all(here):
     model = DistributedDataParallel(net())
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Replay(6, share=0.5)])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay(6, share=0.5)])
     guard.consolidate(old_of(here.rank, here.size))
     before = weights(model.module)
     if here.rank:
         guard.holds[0].buffer.samples = []  # as after a state whose buffer was loaded on one rank alone
     told = "carries no training data" if here.rank else "'replay' failed on 1 of the 2 ranks"
-    with pytest.raises(holdfast.HoldfastError, match=told):
+    with pytest.raises(anchorhold.AnchorholdError, match=told):
         learned(model, here.rank, here.size, guard)
     assert all(torch.equal(value, before[name]) for name, value in weights(model.module).items())
     guard.holds[0].strength = 1.0 + here.rank
-    with pytest.raises(holdfast.ConfigurationError, match="The ranks disagree on the holds"):
+    with pytest.raises(anchorhold.ConfigurationError, match="The ranks disagree on the holds"):
         guard.consolidate(old_of(here.rank, here.size))
 
 
@@ -167,7 +167,7 @@ def holds_of_fsdp_are_saved_and_loaded(here):
     for of in ("file", "folder"):
         again = sharded(here, net(seed=4))
         state = {"model": again.state_dict()}
-        other = holdfast.Consolidator(again, "L2", 0.5, "0.*", watch=["SI"], holds=holds(here.rank, here.size))
+        other = anchorhold.Guard(again, "L2", 0.5, "0.*", watch=["SI"], holds=holds(here.rank, here.size))
         if of == "file":
             other.load(path)
         else:
@@ -182,7 +182,7 @@ def holds_of_fsdp_are_saved_and_loaded(here):
     bare.load_state_dict({name: whole(value) for name, value in model.state_dict().items()})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed runs several")
-        single = holdfast.Consolidator(bare, "L2", 0.5, "0.*", watch=["SI"], holds=holds())
+        single = anchorhold.Guard(bare, "L2", 0.5, "0.*", watch=["SI"], holds=holds())
         single.load(path)
         learned(bare, guard=single, steps=2, start=3)
     assert_alike(bare, expected)
@@ -191,15 +191,15 @@ def holds_of_fsdp_are_saved_and_loaded(here):
 def holds_of_fsdp_that_cannot_be_are_refused(here):
     for hold in (DarkExperience(6), Distillation(6, teacher="outputs")):
         model = sharded(here)
-        guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[hold])
-        with pytest.raises(holdfast.ConfigurationError, match="with a sharded model"):
+        guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
+        with pytest.raises(anchorhold.ConfigurationError, match="with a sharded model"):
             learned(model, here.rank, here.size, guard)
     model = sharded(here)
     hold = Replay(6, forward=lambda model, inputs, task: model(inputs))
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
     for _ in range(2):
         guard.consolidate(old_of(here.rank, here.size))
-    with pytest.raises(holdfast.ConfigurationError, match="each through a head of its own"):
+    with pytest.raises(anchorhold.ConfigurationError, match="each through a head of its own"):
         learned(model, here.rank, here.size, guard)
 
 

@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
+import anchorhold
 from tests.distributed.fsdp_checks import sharded
 from tests.distributed.problem import SIZE, share, whole
 from tests.guard.helpers import batch, loss, net, weights
@@ -13,7 +13,7 @@ from tests.guard.helpers import batch, loss, net, weights
 
 def trained(model, share_of, form="diagonal", kind=torch.optim.Adam):
     """Train a model that is held implicitly, on this process's part of each batch."""
-    guard = holdfast.Consolidator(model, "EWC", 50.0, form=form, implicit=True)
+    guard = anchorhold.Guard(model, "EWC", 50.0, form=form, implicit=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed runs several processes")  # of which one is alone
         guard.consolidate([share_of(batch(9, SIZE))])

@@ -9,10 +9,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-import holdfast
-from holdfast.guard.distributed.whole_model import largest_layer
-from holdfast.persample import engine
-from holdfast.tensors.gathered_at_use import Gatherer
+import anchorhold
+from anchorhold.guard.distributed.whole_model import largest_layer
+from anchorhold.persample import engine
+from anchorhold.tensors.gathered_at_use import Gatherer
 from tests.distributed.problem import share, whole
 from tests.distributed.watch_checks import cut_up, deep, layer_by_layer
 from tests.guard.helpers import batch, loss
@@ -47,7 +47,7 @@ def words(samples):
 
 def alone(model, batches, *measure, **options):
     """What one process finds."""
-    return consolidated(holdfast.Consolidator(model, *measure, **options), batches)
+    return consolidated(anchorhold.Guard(model, *measure, **options), batches)
 
 
 def consolidated(guard, batches):
@@ -75,8 +75,8 @@ def layers_are_gathered_one_at_a_time(here):
     try:
         own = [] if here.rank == 2 else [words(1 + here.rank)]
         model = layer_by_layer(reader(), init_device_mesh("cpu", (here.size,)))
-        measures = {"watch": ["EWC-sampled"], "measure": holdfast.Fisher(samples=6)}
-        guard = holdfast.Consolidator(model, **measures, gather="layers")
+        measures = {"watch": ["EWC-sampled"], "measure": anchorhold.Fisher(samples=6)}
+        guard = anchorhold.Guard(model, **measures, gather="layers")
         guard.consolidate(own)
     finally:
         Gatherer.whole = plain
@@ -91,7 +91,7 @@ def layers_are_gathered_in_the_same_chunks_whatever_each_process_has_free(here):
     engine.widened = lambda budget, *given: (asked.append(given), budget)[1]
     try:
         model = layer_by_layer(deep(), init_device_mesh("cpu", (here.size,)))
-        guard = holdfast.Consolidator(model, "EWC", gather="layers")
+        guard = anchorhold.Guard(model, "EWC", gather="layers")
         guard.consolidate([share(batch(0, 8), here.rank, here.size)])
         assert not asked
         expected = alone(deep(), [batch(0, 8)], "EWC")
@@ -105,7 +105,7 @@ def layers_of_copies_of_parts_with_a_gradient_term(here):
     batches = [batch(seed, 8) for seed in range(2)]
     options = {"anchor": "mean", "gradient_term": True, "strength": 0.5}
     mesh = init_device_mesh("cpu", (2, here.size // 2), mesh_dim_names=("copies", "parts"))
-    guard = holdfast.Consolidator(layer_by_layer(deep(), mesh), "EWC", gather="layers", **options)
+    guard = anchorhold.Guard(layer_by_layer(deep(), mesh), "EWC", gather="layers", **options)
     guard.consolidate([share(data, here.rank, here.size) for data in batches])
     expected = alone(deep(), batches, "EWC", **options)
     check_same(guard, expected)
@@ -148,7 +148,7 @@ def layers_that_are_cut_up_are_measured_and_held(here):
 
 
 def old_batches():
-    return [holdfast.Replay([batch(7, 8)], share=0.5), holdfast.Distillation([batch(8, 8)])]
+    return [anchorhold.Replay([batch(7, 8)], share=0.5), anchorhold.Distillation([batch(8, 8)])]
 
 
 class Halved(nn.Module):
@@ -166,33 +166,37 @@ class Halved(nn.Module):
 def layers_that_cannot_be_measured_so_are_refused(here):
     mesh = init_device_mesh("cpu", (here.size,))
     model = cut_up(mesh)
-    with pytest.raises(holdfast.ModelError, match="gather='model' with layers that are cut up"):
-        holdfast.Consolidator(model, "EWC", gather="model").consolidate([batch(0)])
+    with pytest.raises(anchorhold.ModelError, match="gather='model' with layers that are cut up"):
+        anchorhold.Guard(model, "EWC", gather="model").consolidate([batch(0)])
     for own in ([batch(here.rank)], [batch(0)] * (1 + here.rank % 2)):
-        with pytest.raises(holdfast.BatchError, match="parts of the same layers were given different batches"):
-            holdfast.Consolidator(model, "EWC").consolidate(own)
+        with pytest.raises(anchorhold.BatchError, match="parts of the same layers were given different batches"):
+            anchorhold.Guard(model, "EWC").consolidate(own)
     halved = parallelize_module(Halved().double(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     halved.up.register_forward_hook(lambda module, _, output: output * (1 + isinstance(module.weight, DTensor)))
-    with pytest.raises(holdfast.ModelError, match="whole, the model gives other outputs: it counts on being cut up"):
-        holdfast.Consolidator(halved, "EWC").consolidate([batch(0)])
+    with pytest.raises(anchorhold.ModelError, match="whole, the model gives other outputs: it counts on being cut up"):
+        anchorhold.Guard(halved, "EWC").consolidate([batch(0)])
     torch.manual_seed(0)
     normed = layer_by_layer(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).double(), mesh)
     normed[1].running_mean += here.rank
-    with pytest.raises(holdfast.ConfigurationError, match=r"disagree on '1.running_mean'.*torch.distributed.broadcast"):
-        holdfast.Consolidator(normed, "EWC", gather="layers").consolidate([batch(0)])
+    with pytest.raises(
+        anchorhold.ConfigurationError, match=r"disagree on '1.running_mean'.*torch.distributed.broadcast"
+    ):
+        anchorhold.Guard(normed, "EWC", gather="layers").consolidate([batch(0)])
     clamped = layer_by_layer(nn.Sequential(nn.Linear(4, 4)).double(), mesh)
     clamped[0].register_forward_pre_hook(lambda module, _: module.weight.data.clamp_(-1, 1))
     shortened = layer_by_layer(nn.Sequential(nn.Embedding(5, 4, max_norm=0.1), nn.Flatten()).double(), mesh)
     for writes, inputs in ((clamped, batch(0)), (shortened, words(2))):
-        with pytest.raises(holdfast.ModelError, match="forward pass writes to one of its parameters"):
-            holdfast.Consolidator(writes, "EWC", gather="layers").consolidate([inputs])
+        with pytest.raises(anchorhold.ModelError, match="forward pass writes to one of its parameters"):
+            anchorhold.Guard(writes, "EWC", gather="layers").consolidate([inputs])
     for first, others in (("layers", "model"), (None, "layers")):
-        guard = holdfast.Consolidator(layer_by_layer(deep(), mesh), "EWC", gather=others if here.rank else first)
+        guard = anchorhold.Guard(layer_by_layer(deep(), mesh), "EWC", gather=others if here.rank else first)
         for asked in (guard.rehearse, guard.consolidate):
-            with pytest.raises(holdfast.ConfigurationError, match=r"disagree on gather: rank 0 has .* and rank 1 has"):
+            with pytest.raises(
+                anchorhold.ConfigurationError, match=r"disagree on gather: rank 0 has .* and rank 1 has"
+            ):
                 asked([batch(0)])
-    with pytest.raises(holdfast.ConfigurationError, match="gather='all'; expected 'model', 'layers'"):
-        holdfast.Consolidator(deep(), "EWC", gather="all")
+    with pytest.raises(anchorhold.ConfigurationError, match="gather='all'; expected 'model', 'layers'"):
+        anchorhold.Guard(deep(), "EWC", gather="all")
     distributed.barrier()
 
 

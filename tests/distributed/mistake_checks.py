@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
+import anchorhold
 from tests.distributed.processes import everyones
 from tests.guard.helpers import batch, loss, net
 
@@ -23,7 +23,7 @@ def unchanged(guard, act, error, message):
 
 
 def consolidated(measure="EWC", **options):
-    guard = holdfast.Consolidator(DistributedDataParallel(net()), measure, **options)
+    guard = anchorhold.Guard(DistributedDataParallel(net()), measure, **options)
     guard.consolidate([batch(0)])
     return guard
 
@@ -32,7 +32,7 @@ def mistake_nan_on_one_rank(here):
     guard = consolidated()
     x, y = batch(1)
     mine = [(x, y), (x * float("nan"), y)] if here.rank == 1 else itertools.repeat((x, y), 10**9)
-    error = unchanged(guard, lambda: guard.consolidate(mine), holdfast.NotFiniteError, "outputs hold NaN")
+    error = unchanged(guard, lambda: guard.consolidate(mine), anchorhold.NotFiniteError, "outputs hold NaN")
     assert str(error).startswith("Rank 1 of 2: ") == (here.rank == 0)
     guard.consolidate([batch(2)])
     assert everyones(guard.tasks) == [2, 2]
@@ -41,9 +41,12 @@ def mistake_nan_on_one_rank(here):
 def mistake_no_data_on_one_rank(here):
     guard = consolidated()
     unchanged(
-        guard, lambda: guard.consolidate([batch(1)] if here.rank else None), holdfast.BatchError, "measures importance"
+        guard,
+        lambda: guard.consolidate([batch(1)] if here.rank else None),
+        anchorhold.BatchError,
+        "measures importance",
     )
-    unchanged(guard, lambda: guard.consolidate([]), holdfast.BatchError, "there were no batches")
+    unchanged(guard, lambda: guard.consolidate([]), anchorhold.BatchError, "there were no batches")
 
 
 def mistake_bounds_that_differ(here):
@@ -56,7 +59,7 @@ def mistake_bounds_that_differ(here):
         unchanged(
             guard,
             lambda own=bounds[here.rank]: guard.consolidate([batch(1)], within=own),
-            holdfast.ConfigurationError,
+            anchorhold.ConfigurationError,
             message,
         )
 
@@ -69,17 +72,20 @@ def mistake_a_loader_that_breaks_on_one_rank(here):
         yield batch(2)
 
     guard = consolidated()
-    kind, message = (OSError, "^the disk") if here.rank == 0 else (holdfast.HoldfastError, "Rank 0 of 2: .*OSError")
+    kind, message = (OSError, "^the disk") if here.rank == 0 else (anchorhold.AnchorholdError, "Rank 0 of 2: .*OSError")
     unchanged(guard, lambda: guard.consolidate(loader()), kind, message)
 
 
 def mistake_data_of_one_rank_in_a_rehearsal(here):
     guard = consolidated()
     unchanged(
-        guard, lambda: guard.rehearse([batch(1)] if here.rank else None), holdfast.BatchError, "measures importance"
+        guard, lambda: guard.rehearse([batch(1)] if here.rank else None), anchorhold.BatchError, "measures importance"
     )
     unchanged(
-        guard, lambda: guard.rehearse([(torch.ones(8, 9).double(),)]), (RuntimeError, holdfast.HoldfastError), "shapes"
+        guard,
+        lambda: guard.rehearse([(torch.ones(8, 9).double(),)]),
+        (RuntimeError, anchorhold.AnchorholdError),
+        "shapes",
     )
     guard.rehearse([batch(1)] if here.rank else [batch(1), batch(2)])
     assert everyones(guard.tasks) == [1, 1]
@@ -89,7 +95,7 @@ def mistake_weights_that_are_not_finite(here):
     guard = consolidated("L2")
     with torch.no_grad():
         guard.parameters["0.bias"][0] = float("inf")
-    unchanged(guard, guard.consolidate, holdfast.NotFiniteError, "weights '0.bias' are not finite")
+    unchanged(guard, guard.consolidate, anchorhold.NotFiniteError, "weights '0.bias' are not finite")
 
 
 def mistake_ranks_that_disagree(here):
@@ -102,15 +108,19 @@ def mistake_ranks_that_disagree(here):
         guard = consolidated()
         if here.rank == 1:
             change(guard)
-        unchanged(guard, lambda kept=guard: kept.consolidate([batch(1)]), holdfast.ConfigurationError, message)
-    measure = holdfast.Fisher(samples=5 + here.rank)
-    guard = holdfast.Consolidator(DistributedDataParallel(net()), measure)
-    unchanged(guard, lambda: guard.consolidate([batch(1)]), holdfast.ConfigurationError, "the measures: .*'samples': 6")
-    guard = holdfast.Consolidator(DistributedDataParallel(net()), "EWC", protect="0.*" if here.rank else None)
-    unchanged(guard, lambda: guard.consolidate([batch(1)]), holdfast.ConfigurationError, "the protected parameters")
-    form = holdfast.Rotated(damping=0.001 * here.rank)
-    guard = holdfast.Consolidator(DistributedDataParallel(net()), "EWC", form=form)
-    unchanged(guard, lambda: guard.consolidate([batch(1)]), holdfast.ConfigurationError, "its form: .*'damping': 0.001")
+        unchanged(guard, lambda kept=guard: kept.consolidate([batch(1)]), anchorhold.ConfigurationError, message)
+    measure = anchorhold.Fisher(samples=5 + here.rank)
+    guard = anchorhold.Guard(DistributedDataParallel(net()), measure)
+    unchanged(
+        guard, lambda: guard.consolidate([batch(1)]), anchorhold.ConfigurationError, "the measures: .*'samples': 6"
+    )
+    guard = anchorhold.Guard(DistributedDataParallel(net()), "EWC", protect="0.*" if here.rank else None)
+    unchanged(guard, lambda: guard.consolidate([batch(1)]), anchorhold.ConfigurationError, "the protected parameters")
+    form = anchorhold.Rotated(damping=0.001 * here.rank)
+    guard = anchorhold.Guard(DistributedDataParallel(net()), "EWC", form=form)
+    unchanged(
+        guard, lambda: guard.consolidate([batch(1)]), anchorhold.ConfigurationError, "its form: .*'damping': 0.001"
+    )
 
 
 def mistake_targets_that_tell_the_ranks_different_things(here):
@@ -122,8 +132,8 @@ def mistake_targets_that_tell_the_ranks_different_things(here):
         targets[3, 0] = 3.7
     guard = consolidated()
     message = "Rank 0 of 2 read the outputs as 'bernoulli', .* rank 1 as 'gaussian', .*likelihood="
-    unchanged(guard, lambda: guard.consolidate([(x, targets)]), holdfast.BatchError, message)
-    guard = holdfast.Consolidator(DistributedDataParallel(net()), holdfast.Fisher(likelihood="gaussian"))
+    unchanged(guard, lambda: guard.consolidate([(x, targets)]), anchorhold.BatchError, message)
+    guard = anchorhold.Guard(DistributedDataParallel(net()), anchorhold.Fisher(likelihood="gaussian"))
     guard.consolidate([(x, targets)])
 
 
@@ -131,23 +141,23 @@ def mistake_a_gradient_that_is_not_finite_on_one_rank(here):
     """DDP averages it into everyone's."""
     model = DistributedDataParallel(net())
     for measure in ("SOS", "SI"):
-        guard = holdfast.Consolidator(model, measure)
+        guard = anchorhold.Guard(model, measure)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         guard.attach(optimizer)
         x, y = batch(0)
         loss(model, (x * (float("nan") if here.rank else 1.0), y)).backward()
-        unchanged(guard, optimizer.step, holdfast.NotFiniteError, "holds a NaN")
+        unchanged(guard, optimizer.step, anchorhold.NotFiniteError, "holds a NaN")
         guard.detach()
         optimizer.zero_grad()
 
 
 def mistake_a_loss_without_gradient_on_one_rank(here):
     model = DistributedDataParallel(net())
-    guard = holdfast.Consolidator(model, "SIU")
+    guard = anchorhold.Guard(model, "SIU")
     guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     value = loss(model, batch(0))
     mine = value.detach() if here.rank else value
-    unchanged(guard, lambda: guard.observe_independent(mine), holdfast.OrderError, "has no gradient")
+    unchanged(guard, lambda: guard.observe_independent(mine), anchorhold.OrderError, "has no gradient")
 
 
 CHECKS = [check for name, check in list(globals().items()) if name.startswith("mistake_")]

@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch.distributed import checkpoint
 
-import holdfast
+import anchorhold
 from tests.guard.helpers import batch, loss, net, weights
 
 SIZE = 12
@@ -13,12 +13,12 @@ SIZE = 12
 
 FROM_DATA = ["EWC", "EWC-empirical", "sqrtFisher", "AF", "MAS", "MASX", "MAS-logits"]
 WATCH = {name: name for name in ["SIU", "SIB", "SOS", "posterior", *FROM_DATA, "L2-growing", "magnitude"]} | {
-    "SOS with α": holdfast.SOS(alpha=0.7)
+    "SOS with α": anchorhold.SOS(alpha=0.7)
 }
 
 
 def make_guard(model, **options):
-    return holdfast.Consolidator(model, holdfast.SI(), strength=0.5, watch=WATCH, **options)
+    return anchorhold.Guard(model, anchorhold.SI(), strength=0.5, watch=WATCH, **options)
 
 
 def share(data, rank, size):

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import distributed, multiprocessing
 
-import holdfast
+import anchorhold
 from tests.forked import CONTEXT
 from tests.limits import limit
 
@@ -47,7 +47,7 @@ def names(modules):
 
 def _process(rank, size, modules, folder):
     torch.set_num_threads(1)
-    warnings.simplefilter("error", holdfast.HoldfastWarning)
+    warnings.simplefilter("error", anchorhold.AnchorholdWarning)
     warnings.filterwarnings("ignore", message="This guard holds nothing yet")  # most checks begin from scratch
     warnings.filterwarnings("ignore", message="No strength was given")
     distributed.init_process_group(

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
+import anchorhold
 from tests.distributed.problem import SIZE, share
 from tests.distributed.processes import all_equal
 from tests.guard.helpers import batch, loss, net
@@ -16,8 +16,8 @@ from tests.guard.helpers import batch, loss, net
 
 def learned(model, method, rank=0, size=1):
     """Two tasks of three steps each, the second of them projected; the first process has more data than others."""
-    hold = holdfast.Projection(0.5, None, method=method, alpha=1.0)
-    guard = holdfast.Consolidator(model, "fine-tune", holds=[hold])
+    hold = anchorhold.Projection(0.5, None, method=method, alpha=1.0)
+    guard = anchorhold.Guard(model, "fine-tune", holds=[hold])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     guard.attach(optimizer)
     for task in range(2):
@@ -43,27 +43,27 @@ def projection_of_a_ddp_model(here):
 
 
 def projection_where_one_process_has_no_data(here):
-    hold = holdfast.Projection(0.5)
-    guard = holdfast.Consolidator(DistributedDataParallel(net()), "fine-tune", holds=[hold])
+    hold = anchorhold.Projection(0.5)
+    guard = anchorhold.Guard(DistributedDataParallel(net()), "fine-tune", holds=[hold])
     guard.consolidate([batch(1, 8)] if here.rank == 1 else [])
     assert hold.free and all_equal(hold.state())
     kept = hold.state()
-    with pytest.raises(holdfast.BatchError, match="was given no sample"):
+    with pytest.raises(anchorhold.BatchError, match="was given no sample"):
         guard.consolidate([])
     x, y = batch(1, 8)
-    with pytest.raises(holdfast.NotFiniteError, match="NaN"):
+    with pytest.raises(anchorhold.NotFiniteError, match="NaN"):
         guard.consolidate([(x * (torch.nan if here.rank == 1 else 1), y)])
     assert guard.tasks == 1 and all(torch.equal(kept[key], hold.state()[key]) for key in kept)
 
 
 def projection_of_a_sharded_model_is_refused(here):
     model = fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,)))
-    guard = holdfast.Consolidator(model, "fine-tune", holds=["projection"])
+    guard = anchorhold.Guard(model, "fine-tune", holds=["projection"])
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
     loss(model, batch(0, 8)).backward()
-    with pytest.raises(holdfast.ConfigurationError, match=r"'projection' with parameters that are spread .*Use DDP"):
+    with pytest.raises(anchorhold.ConfigurationError, match=r"'projection' with parameters that are spread .*Use DDP"):
         optimizer.step()
-    with pytest.raises(holdfast.ConfigurationError, match="spread over processes"):
+    with pytest.raises(anchorhold.ConfigurationError, match="spread over processes"):
         guard.consolidate([batch(0, 8)])
 
 

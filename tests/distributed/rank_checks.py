@@ -7,13 +7,13 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
-from holdfast.measures.base import Seen
+import anchorhold
+from anchorhold.measures.base import Seen
 from tests.distributed.problem import SIZE, share
 from tests.distributed.processes import all_equal
 from tests.guard.helpers import batch, loss, net, weights
 
-MEASURE = holdfast.SOS(alpha="unbiased", beta2=0.6)
+MEASURE = anchorhold.SOS(alpha="unbiased", beta2=0.6)
 
 
 def gradients(model, data):
@@ -41,7 +41,7 @@ def over_all_pairs(size, seeds, measure=MEASURE, batches=None):
 
 def start(here, measure=MEASURE, samples=None, watch=(), **options):
     model = DistributedDataParallel(net())
-    guard = holdfast.Consolidator(model, measure, strength=0.0, watch=watch)
+    guard = anchorhold.Guard(model, measure, strength=0.0, watch=watch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     guard.attach(optimizer)
     guard.observe_ranks(samples or SIZE // here.size, **options)
@@ -119,7 +119,7 @@ def ranks_go_through_a_hook_of_ones_own(here):
 
 
 def ranks_step_aside_for_a_second_batch(here):
-    model, guard, optimizer = start(here, holdfast.SOS(alpha=0.5, beta2=0.0, normalise=False))
+    model, guard, optimizer = start(here, anchorhold.SOS(alpha=0.5, beta2=0.0, normalise=False))
     optimizer.zero_grad()
     loss(model, share(batch(0, SIZE), here.rank, here.size)).backward()
     guard.observe_independent(loss(model, share(batch(1, SIZE), here.rank, here.size)))
@@ -133,14 +133,14 @@ def ranks_are_refused_where_they_cannot_serve(here):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def refused(message, measure=MEASURE, target=model):
-        guard = holdfast.Consolidator(target, measure)
+        guard = anchorhold.Guard(target, measure)
         guard.attach(optimizer)
-        with pytest.raises(holdfast.OrderError, match=message):
+        with pytest.raises(anchorhold.OrderError, match=message):
             guard.observe_ranks(6)
         guard.detach()
 
-    refused("took no part in the step; those of all ranks do", holdfast.SIU())
-    refused("took no part in the step", holdfast.SIB())
+    refused("took no part in the step; those of all ranks do", anchorhold.SIU())
+    refused("took no part in the step", anchorhold.SIB())
     refused("needs the model in its DDP wrapper", target=model.module)
     model.register_comm_hook(None, default_hooks.allreduce_hook)
     refused("has a communication hook already")
@@ -151,27 +151,27 @@ def ranks_are_missed_where_they_were_not_seen(here):
     data = share(batch(0, SIZE), here.rank, here.size)
     with model.no_sync():
         loss(model, data).backward()
-    with pytest.raises(holdfast.OrderError, match="has not been averaged over the ranks"):
+    with pytest.raises(anchorhold.OrderError, match="has not been averaged over the ranks"):
         optimizer.step()
     optimizer.zero_grad()
     for _ in range(2):
         loss(model, data).backward()
-    with pytest.raises(holdfast.OrderError, match="averaged more than once"):
+    with pytest.raises(anchorhold.OrderError, match="averaged more than once"):
         optimizer.step()
     optimizer.zero_grad(set_to_none=False)
     loss(model, data).backward()
     guard.observe(loss(model, data))
-    with pytest.raises(holdfast.OrderError, match="leave observe"):
+    with pytest.raises(anchorhold.OrderError, match="leave observe"):
         optimizer.step()
     guard.restart_task()
     optimizer.step()
     unknown = DistributedDataParallel(net())
-    guard = holdfast.Consolidator(unknown, holdfast.SOS(alpha="unbiased"))
+    guard = anchorhold.Guard(unknown, anchorhold.SOS(alpha="unbiased"))
     optimizer = torch.optim.SGD(unknown.parameters(), lr=0.1)
     guard.attach(optimizer)
     guard.observe_ranks()
     loss(unknown, data).backward()
-    with pytest.raises(holdfast.ConfigurationError, match="how many samples"):
+    with pytest.raises(anchorhold.ConfigurationError, match="how many samples"):
         optimizer.step()
 
 
@@ -179,7 +179,7 @@ def ranks_need_not_zero_the_gradients_of_what_nobody_trains(here):
     """A layer before the trained ones, of no optimiser, gathers gradients for ever; nothing is kept of the others."""
     network = net()
     model = DistributedDataParallel(network)
-    guard = holdfast.Consolidator(model, MEASURE, strength=0.0, protect="2.weight")
+    guard = anchorhold.Guard(model, MEASURE, strength=0.0, protect="2.weight")
     optimizer = torch.optim.SGD(network[2].parameters(), lr=0.1)
     guard.attach(optimizer)
     guard.observe_ranks(SIZE // here.size)

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
+import anchorhold
 from tests.distributed.problem import SIZE, share, whole
 from tests.distributed.processes import all_equal
 from tests.guard.helpers import batch, loss, net, weights
@@ -18,13 +18,13 @@ OLD = [batch(50, SIZE)]
 
 def made(model, kind, rank=0, size=1):
     measures = {
-        "RWalk": (holdfast.RWalk(every=2), ()),
-        "ALASSO": (holdfast.AsymmetricSI(measuring_factor=2.0), [holdfast.Asymmetric(3.0)]),
-        "online-EWC": (holdfast.OnlineEWC(decay=0.5), ()),
-        "A-GEM": ("SI", [holdfast.AveragedGradient([share(old, rank, size) for old in OLD])]),
+        "RWalk": (anchorhold.RWalk(every=2), ()),
+        "ALASSO": (anchorhold.AsymmetricSI(measuring_factor=2.0), [anchorhold.Asymmetric(3.0)]),
+        "online-EWC": (anchorhold.OnlineEWC(decay=0.5), ()),
+        "A-GEM": ("SI", [anchorhold.AveragedGradient([share(old, rank, size) for old in OLD])]),
     }
     measure, holds = measures[kind]
-    return holdfast.Consolidator(model, measure, 0.5, holds=holds, from_scratch=True)
+    return anchorhold.Guard(model, measure, 0.5, holds=holds, from_scratch=True)
 
 
 def learned(model, kind, rank=0, size=1):
@@ -67,14 +67,14 @@ def relatives_of_a_sharded_model(here):
         model = fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,)))
         assert_alike(learned(model, kind, here.rank, here.size), model, kind)
     model = fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,)))
-    with pytest.raises(holdfast.ConfigurationError, match="'A-GEM' with a sharded model"):
+    with pytest.raises(anchorhold.ConfigurationError, match="'A-GEM' with a sharded model"):
         learned(model, "A-GEM", here.rank, here.size)
 
 
 def all_processes_consolidate_at_the_same_step(here):
-    guard = holdfast.Consolidator(DistributedDataParallel(net()), "MAS", 1.0)
-    plateaus = holdfast.Plateaus(window=2, mean=0.5, variance=0.1)
-    task_free = holdfast.TaskFree(guard, plateaus=plateaus, hard=3)
+    guard = anchorhold.Guard(DistributedDataParallel(net()), "MAS", 1.0)
+    plateaus = anchorhold.Plateaus(window=2, mean=0.5, variance=0.1)
+    task_free = anchorhold.TaskFree(guard, plateaus=plateaus, hard=3)
     for step, value in enumerate([2.0, 0.1, 0.1, 0.1]):
         task_free.step(value + 0.2 * (2 * here.rank - 1), share(batch(step, SIZE), here.rank, here.size))
     assert task_free.consolidated == [3]

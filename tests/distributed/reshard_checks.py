@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
-from holdfast import Distillation, Replay, Tolerance
-from holdfast.integrations.hub import from_pretrained, save_pretrained
+import anchorhold
+from anchorhold import Distillation, Replay, Tolerance
+from anchorhold.integrations.hub import from_pretrained, save_pretrained
 from tests.distributed.problem import whole
 from tests.distributed.processes import all_equal
 
@@ -57,7 +57,7 @@ def ways(here):
 
 def written(model):
     """What the model writes itself; all processes write the same."""
-    return holdfast.write_text(getattr(model, "module", model), 16, 5, start=0, end=None, batch_size=8)
+    return anchorhold.write_text(getattr(model, "module", model), 16, 5, start=0, end=None, batch_size=8)
 
 
 def own(batches, rank, size):
@@ -67,7 +67,7 @@ def own(batches, rank, size):
 def made(model, form, text, rank, size, **options):
     batches = own(text.batches(8), rank, size)
     holds = [Replay(batches, share=0.25), Distillation(batches, 0.5)]
-    return holdfast.Consolidator(model, holdfast.Fisher(labels="true"), form=form, holds=holds, **options)
+    return anchorhold.Guard(model, anchorhold.Fisher(labels="true"), form=form, holds=holds, **options)
 
 
 def train(model, optimizer, rank, size, steps):
@@ -169,7 +169,7 @@ def forms_go_on_from_any_number_of_processes(here):
     save_pretrained(guard, here.folder / "shared", measured_from="what a model wrote itself")
     torch.distributed.barrier()
     expected, alike = alone("rotated", strength=1.0)
-    with pytest.warns(holdfast.HoldfastWarning, match="away from those that"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="away from those that"):
         shared = from_pretrained(here.folder / "shared", Small(seed=5), strength=1.0)
     for name, value in alike.importance.items():
         torch.testing.assert_close(shared.importance[name], value, rtol=1e-8, atol=1e-12)
@@ -202,8 +202,8 @@ def go_on(model, guard, rank, size):
 
 def forms_that_need_more_are_refused_at_once(here):
     model = ways(here)["FSDP2"](Small())
-    with pytest.raises(holdfast.ConfigurationError, match=r"form='lowrank' with parameters.*'rotated', 'kronecker'"):
-        holdfast.Consolidator(model, "EWC", form="lowrank")
+    with pytest.raises(anchorhold.ConfigurationError, match=r"form='lowrank' with parameters.*'rotated', 'kronecker'"):
+        anchorhold.Guard(model, "EWC", form="lowrank")
 
 
 CHECKS = [each for name, each in list(globals().items()) if name.startswith("forms_")]

@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
-from holdfast import Tolerance
+import anchorhold
+from anchorhold import Tolerance
 from tests.distributed.problem import SIZE, share, whole
 from tests.distributed.processes import all_equal
 from tests.guard.helpers import batch, loss, net, weights
@@ -20,7 +20,7 @@ KEPT = [batch(60, SIZE), batch(61, SIZE)]
 
 def learned(model, rank=0, size=1):
     """Consolidate, keep, and learn something new under a tolerance."""
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=Tolerance(0.002, every=1))
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), tolerance=Tolerance(0.002, every=1))
     guard.consolidate([share(batch(50, SIZE), rank, size)])
     guard.keep([share(kept, rank, size) for kept in KEPT], "old")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
@@ -72,22 +72,22 @@ def fsdp_a_tolerance_is_followed_as_by_one_process(here):
 
 def fsdp_inputs_that_processes_would_run_differently_are_refused(here):
     model = fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,)))
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
-    with pytest.raises(holdfast.BatchError, match=r"The processes give \[1, 2\] batches to be kept"):
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
+    with pytest.raises(anchorhold.BatchError, match=r"The processes give \[1, 2\] batches to be kept"):
         guard.keep(KEPT[: here.rank + 1])
     assert not guard.kept
 
 
 def ddp_ranks_that_keep_other_sets_are_refused(here):
     model = DistributedDataParallel(net())
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.1)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), tolerance=0.1)
     guard.consolidate([batch(50)])
     guard.keep([share(kept, here.rank, here.size) for kept in KEPT], f"of rank {here.rank}")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     guard.attach(optimizer)
     before = weights(model)
     loss(model, batch(0)).backward()
-    with pytest.raises(holdfast.ConfigurationError, match=r"ranks disagree on the kept sets.*the step was not taken"):
+    with pytest.raises(anchorhold.ConfigurationError, match=r"ranks disagree on the kept sets.*the step was not taken"):
         optimizer.step()
     for name, value in model.named_parameters():
         assert torch.equal(value, before[name])
@@ -95,17 +95,17 @@ def ddp_ranks_that_keep_other_sets_are_refused(here):
 
 def ddp_what_one_rank_cannot_keep_none_keeps(here):
     model = DistributedDataParallel(net())
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     x = batch(0)[0]
     spoilt = x.clone().fill_(torch.nan) if here.rank else x
-    with pytest.raises(holdfast.NotFiniteError, match="so nothing was kept"):
+    with pytest.raises(anchorhold.NotFiniteError, match="so nothing was kept"):
         guard.keep([spoilt])
     assert not guard.kept
 
 
 def ddp_inputs_that_all_ranks_keep_are_told_of(here):
-    guard = holdfast.Consolidator(DistributedDataParallel(net()), holdfast.Fisher())
-    with pytest.warns(holdfast.HoldfastWarning, match=r"2 of 2 processes keep the same inputs .* factor of 1\.4"):
+    guard = anchorhold.Guard(DistributedDataParallel(net()), anchorhold.Fisher())
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"2 of 2 processes keep the same inputs .* factor of 1\.4"):
         guard.keep([KEPT[0]], "old")
     guard.keep([share(KEPT[0], here.rank, here.size)], "parts")
 

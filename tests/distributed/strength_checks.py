@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
-from holdfast.integrations.hub import from_pretrained, save_pretrained
+import anchorhold
+from anchorhold.integrations.hub import from_pretrained, save_pretrained
 from tests.distributed.centre_checks import taught
 from tests.distributed.problem import whole
 from tests.distributed.processes import everyones
@@ -25,7 +25,7 @@ EACH = [
 
 def learned(model, rank=0, size=1, **settings):
     """A guard with these strengths, after two tasks and a half."""
-    return taught(holdfast.Consolidator(model, "EWC", from_scratch=True, **settings), model, rank, size)
+    return taught(anchorhold.Guard(model, "EWC", from_scratch=True, **settings), model, rank, size)
 
 
 def check(here, model, settings):
@@ -38,7 +38,7 @@ def check(here, model, settings):
     for name, value in expected.parameters.items():
         torch.testing.assert_close(whole(guard.parameters[name].detach()), value.detach(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(whole(guard.penalty()), expected.penalty(), rtol=1e-8, atol=1e-12)
-    resumed = holdfast.Consolidator(model, "EWC", **{k: v for k, v in settings.items() if "strength" not in k})
+    resumed = anchorhold.Guard(model, "EWC", **{k: v for k, v in settings.items() if "strength" not in k})
     resumed.load_state_dict(guard.state_dict())
     assert resumed.strength == guard.strength and resumed.relative_strength == guard.relative_strength
     torch.testing.assert_close(whole(resumed.penalty()), whole(guard.penalty()), rtol=0, atol=0)
@@ -56,19 +56,19 @@ def strengths_of_a_sharded_model(here):
 
 def strengths_that_differ_are_refused(here):
     model = DistributedDataParallel(net())
-    guard = holdfast.Consolidator(model, "EWC", {"0.*": 1.0 + here.rank, "*": 3.0})
-    with pytest.raises(holdfast.HoldfastError, match="the strength as it was given"):
+    guard = anchorhold.Guard(model, "EWC", {"0.*": 1.0 + here.rank, "*": 3.0})
+    with pytest.raises(anchorhold.AnchorholdError, match="the strength as it was given"):
         guard.consolidate([batch(0)])
 
 
 def a_relative_strength_of_shared_importance(here):
     """As the one that measured it has found, on all ranks alike; and where no folder can be, all of them hear of it."""
     for number, wrap in enumerate((DistributedDataParallel, lambda model: fully_shard(model, mesh=mesh(here)))):
-        guard = holdfast.Consolidator(wrap(net()), "EWC", relative_strength=0.3)
+        guard = anchorhold.Guard(wrap(net()), "EWC", relative_strength=0.3)
         guard.consolidate([batch(here.rank)])
         folder, file = here.folder / f"shared{number}", here.folder / f"no_folder{number}"
         file.touch()
-        with pytest.raises(holdfast.StateError, match="can be no folder"):
+        with pytest.raises(anchorhold.StateError, match="can be no folder"):
             save_pretrained(guard, file, measured_from="noise")
         save_pretrained(guard, folder, measured_from="noise")
         distributed.barrier()

@@ -23,4 +23,4 @@ def test_the_ddp_loop():
 
 
 def test_it_adds_fewer_than_ten_lines():
-    assert 3 <= EXAMPLE.read_text(encoding="utf-8").count("# holdfast\n") < 10
+    assert 3 <= EXAMPLE.read_text(encoding="utf-8").count("# anchorhold\n") < 10

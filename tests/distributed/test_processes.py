@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed import checkpoint
 
-import holdfast
+import anchorhold
 from tests.distributed import problem
 from tests.distributed.processes import run_checks
 from tests.guard.helpers import net
@@ -48,11 +48,11 @@ def test_four_processes(tmp_path):
 def test_what_is_no_checkpoint_of_this_guard_is_refused(tmp_path):
     problem.save_checkpoint(tmp_path, net())
     metadata = checkpoint.FileSystemReader(tmp_path).read_metadata()
-    guard = holdfast.Consolidator(net(), holdfast.SI())
-    with pytest.raises(holdfast.StateError, match="no state of a Consolidator under 'mine'; it has guard"):
+    guard = anchorhold.Guard(net(), anchorhold.SI())
+    with pytest.raises(anchorhold.StateError, match="no state of a Guard under 'mine'; it has guard"):
         guard.blank_state_dict(metadata, "mine")
-    wide = holdfast.Consolidator(torch.nn.Sequential(torch.nn.Linear(9, 9)), holdfast.SI())
-    with pytest.raises(holdfast.StateError, match=r"another model|does not know"):
+    wide = anchorhold.Guard(torch.nn.Sequential(torch.nn.Linear(9, 9)), anchorhold.SI())
+    with pytest.raises(anchorhold.StateError, match=r"another model|does not know"):
         wide.blank_state_dict(metadata)
 
 
@@ -61,7 +61,7 @@ def test_nothing_of_torch_distributed_is_needed(monkeypatch):
     for module in ("torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed"):
         monkeypatch.setitem(sys.modules, module, None)
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), watch=["SOS"])
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), watch=["SOS"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     problem.train_alone(model, optimizer, guard)

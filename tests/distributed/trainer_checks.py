@@ -6,8 +6,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments, default_data_collator
 
-import holdfast
-from holdfast.integrations.huggingface import HoldfastCallback
+import anchorhold
+from anchorhold.integrations.huggingface import AnchorholdCallback
 from tests.distributed.accelerate_checks import as_torchrun, shard_with
 from tests.distributed.problem import whole
 from tests.integrations.tiny import TOKENS, gpt2
@@ -34,7 +34,7 @@ def trained(here, kind, folder, **options):
     as_torchrun(here)
     model = gpt2()
     group = distributed.group.WORLD
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=50.0, watch=["SOS", "SI"], group=group)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=50.0, watch=["SOS", "SI"], group=group)
     arguments = TrainingArguments(
         str(here.folder / folder),
         use_cpu=True,
@@ -46,7 +46,7 @@ def trained(here, kind, folder, **options):
         report_to=[],
         disable_tqdm=True,
     )
-    trainer = kind(model=model, args=arguments, train_dataset=Sentences(), callbacks=[HoldfastCallback(guard)])
+    trainer = kind(model=model, args=arguments, train_dataset=Sentences(), callbacks=[AnchorholdCallback(guard)])
     trainer.train(**options)
     return guard
 
@@ -80,7 +80,7 @@ def a_rehearsal_that_one_process_cannot_do_is_left_out_by_all(here):
 
     def start(**options):
         model = gpt2()
-        guard = holdfast.Consolidator(model, holdfast.Fisher(), group=distributed.group.WORLD)
+        guard = anchorhold.Guard(model, anchorhold.Fisher(), group=distributed.group.WORLD)
         arguments = TrainingArguments(
             str(here.folder / "rehearsed"),
             use_cpu=True,
@@ -90,7 +90,7 @@ def a_rehearsal_that_one_process_cannot_do_is_left_out_by_all(here):
             report_to=[],
             disable_tqdm=True,
         )
-        callbacks = [HoldfastCallback(guard, **options)]
+        callbacks = [AnchorholdCallback(guard, **options)]
         trainer = Trainer(model, arguments, train_dataset=Sentences(), data_collator=collate, callbacks=callbacks)
         return trainer, guard
 
@@ -101,7 +101,7 @@ def a_rehearsal_that_one_process_cannot_do_is_left_out_by_all(here):
     trainer, guard = start(consolidate_at_end=refused)
     try:
         trainer.train()
-    except holdfast.BatchError as error:  # one process refuses, and all of them stop
+    except anchorhold.BatchError as error:  # one process refuses, and all of them stop
         assert "a single text" in str(error) and "after its first step" in "".join(error.__notes__)  # noqa: PT017
         assert guard.path.steps == 1
     else:
@@ -115,11 +115,11 @@ def documents_of_packed_rows_are_counted_over_all_processes(here):
         "position_ids": torch.tensor([[place for row in rows for place in range(len(row))]]),
     }
     model = gpt2().eval()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(samples=3), group=distributed.group.WORLD)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(samples=3), group=distributed.group.WORLD)
     guard.rehearse([packed])
     assert guard.consolidate([packed])["EWC"].samples == 3
     first = [{"input_ids": torch.tensor([row])} for row in ((3, 4, 5), (6, 3), (5, 6))]
-    for name, value in holdfast.Fisher().measure(model, first).items():
+    for name, value in anchorhold.Fisher().measure(model, first).items():
         torch.testing.assert_close(guard.importance[name], value, rtol=1e-4, atol=1e-7)
 
 

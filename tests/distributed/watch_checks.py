@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
+import anchorhold
 from tests.distributed.problem import share, whole
 from tests.guard.helpers import batch
 
-MEASURES = {"measure": holdfast.Fisher(labels="true", samples=27), "watch": ["SOS"]}
+MEASURES = {"measure": anchorhold.Fisher(labels="true", samples=27), "watch": ["SOS"]}
 
 
 def deep():
@@ -32,7 +32,7 @@ def layer_by_layer(model, mesh):
 
 def expected(batches):
     """What one process finds."""
-    guard = holdfast.Consolidator(deep(), **MEASURES)
+    guard = anchorhold.Guard(deep(), **MEASURES)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed runs several processes")
         guard.watch_only(batches)
@@ -41,7 +41,7 @@ def expected(batches):
 
 
 def check(model, own, batches, **options):
-    guard = holdfast.Consolidator(model, **MEASURES, **options)
+    guard = anchorhold.Guard(model, **MEASURES, **options)
     guard.watch_only(own)
     found = guard.consolidate()
     alone = expected(batches)
@@ -56,10 +56,10 @@ def watching_ddp_ranks_have_micro_batches_of_their_own(here):
     """So that those of one sample give the empirical Fisher of all of them, with no communication but at the end."""
     x, y = batch(0, 2 * here.size + 1)
     own = [(x[n : n + 1], y[n : n + 1]) for n in range(here.rank, len(x), here.size)]  # one rank has one more
-    guard = holdfast.Consolidator(DistributedDataParallel(deep()), holdfast.Fisher(labels="true"))
+    guard = anchorhold.Guard(DistributedDataParallel(deep()), anchorhold.Fisher(labels="true"))
     guard.watch_only(own)
     guard.consolidate()
-    for name, value in holdfast.Fisher(labels="true").measure(deep(), [(x, y)]).items():
+    for name, value in anchorhold.Fisher(labels="true").measure(deep(), [(x, y)]).items():
         torch.testing.assert_close(guard.importance[name], value, rtol=1e-10, atol=1e-15)
 
 
@@ -87,18 +87,20 @@ def watching_goes_on_from_a_file(here):
     """Of sharded weights, with those that were loaded; not where each process draws labels by itself."""
     mesh = init_device_mesh("cpu", (here.size,))
     own = [share(batch(seed, 2 * here.size), here.rank, here.size) for seed in range(2)]
-    guard, again = (holdfast.Consolidator(layer_by_layer(deep(), mesh), "EWC-empirical") for _ in range(2))
+    guard, again = (anchorhold.Guard(layer_by_layer(deep(), mesh), "EWC-empirical") for _ in range(2))
     guard.watch_only(own)
     guard.save(here.folder / "between.safetensors")
-    with pytest.warns(holdfast.HoldfastWarning, match="with sharded weights, and whether the model's are the same"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="with sharded weights, and whether the model's are the same"):
         again.load(here.folder / "between.safetensors")
     for each in (guard, again):
         each.consolidate()
     for name, value in guard.importance.items():
         assert torch.equal(value.to_local(), again.importance[name].to_local())
-    drawing = holdfast.Consolidator(layer_by_layer(deep(), mesh), "EWC-sampled")
+    drawing = anchorhold.Guard(layer_by_layer(deep(), mesh), "EWC-sampled")
     drawing.watch_only(own)
-    with pytest.warns(holdfast.HoldfastWarning, match="processes that draw labels each by itself, is without what was"):
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match="processes that draw labels each by itself, is without what was"
+    ):
         drawing.state_dict()
 
 
@@ -132,18 +134,18 @@ def watching_layers_that_are_cut_up(here):
 def watching_refuses_what_nobody_brings_together(here):
     model = deep()
     fully_shard(model[0], mesh=init_device_mesh("cpu", (here.size,)))
-    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"))
-    with pytest.raises(holdfast.ModelError, match=r"'1\.0\.weight', which FSDP leaves as it is"):
+    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"))
+    with pytest.raises(anchorhold.ModelError, match=r"'1\.0\.weight', which FSDP leaves as it is"):
         guard.watch_only([batch(0)])
     model = layer_by_layer(deep(), init_device_mesh("cpu", (here.size,)))
-    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"))
-    with pytest.raises(holdfast.BatchError, match="a process that was given no batch at all"):
+    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"))
+    with pytest.raises(anchorhold.BatchError, match="a process that was given no batch at all"):
         guard.watch_only([] if here.rank == 1 else [batch(0)])
     model[0].set_gradient_divide_factor(1.0)
-    with pytest.raises(holdfast.OrderError, match="told to divide sums of gradients by 1"):
+    with pytest.raises(anchorhold.OrderError, match="told to divide sums of gradients by 1"):
         guard.watch_only([batch(0)])
     model.set_requires_gradient_sync(False)
-    with pytest.raises(holdfast.OrderError, match="told not to bring gradients together"):
+    with pytest.raises(anchorhold.OrderError, match="told not to bring gradients together"):
         guard.watch_only([batch(0)])
     distributed.barrier()
 

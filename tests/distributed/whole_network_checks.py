@@ -8,8 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import holdfast
-from holdfast.forms import Dense, LowRank
+import anchorhold
+from anchorhold.forms import Dense, LowRank
 from tests.distributed.problem import SIZE, share
 from tests.distributed.processes import all_equal
 from tests.guard.helpers import batch, loss, net
@@ -17,7 +17,7 @@ from tests.guard.helpers import batch, loss, net
 
 def learned(model, form, rank=0, size=1):
     """Two tasks of two steps each, the second of them held."""
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.5, form=form, decay=0.5, from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.5, form=form, decay=0.5, from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for task in range(2):
@@ -50,9 +50,9 @@ def whole_network_of_a_sharded_model_is_refused(here):
     model = fully_shard(net(), mesh=init_device_mesh("cpu", (here.size,)))
     for form in ("dense", "lowrank"):
         with pytest.raises(
-            holdfast.ConfigurationError, match=r"spread over processes.*Use DDP, or one of the forms 'diagonal'"
+            anchorhold.ConfigurationError, match=r"spread over processes.*Use DDP, or one of the forms 'diagonal'"
         ):
-            holdfast.Consolidator(model, holdfast.Fisher(), form=form)
+            anchorhold.Guard(model, anchorhold.Fisher(), form=form)
 
 
 CHECKS = [whole_network_of_a_ddp_model, whole_network_of_a_sharded_model_is_refused]

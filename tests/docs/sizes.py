@@ -5,8 +5,8 @@ from unittest import mock
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.guard.steps.walk import bundles
+import anchorhold
+from anchorhold.guard.steps.walk import bundles
 
 
 def held(measure, weights=torch.float32, state_dtype=None):
@@ -18,7 +18,7 @@ def held(measure, weights=torch.float32, state_dtype=None):
 def _held(measure, weights, state_dtype):
     model = nn.Linear(30, 5).to(weights)
     optimizer = torch.optim.Adam(model.parameters())
-    guard = holdfast.Consolidator(model, measure, state_dtype=state_dtype)
+    guard = anchorhold.Guard(model, measure, state_dtype=state_dtype)
     guard.attach(optimizer)
     x, y = torch.randn(8, 30, dtype=weights), torch.randint(0, 5, (8,))
     for _ in range(2):

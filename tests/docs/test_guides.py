@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import anchorhold
 from tests.docs.pages import DOCS, blocks, page, run_page
 
 TESTS = Path(__file__).parents[1]
@@ -42,7 +42,7 @@ def test_choosing(capsys):
     assert guard.retention().is_within and guard.form.name == "rotated"
     assert "kept set" in shown and "within the tolerance of 0.1" in shown
     for way in ("what_to_try_first", "what_a_search_found"):
-        holdfast.Consolidator(scope["model"], holdfast.Fisher(), form="rotated", **scope[way])
+        anchorhold.Guard(scope["model"], anchorhold.Fisher(), form="rotated", **scope[way])
 
 
 def test_recipes():
@@ -77,7 +77,7 @@ def test_importance_for_others(tmp_path, monkeypatch, capsys):
 
 
 def test_safe_at_any_strength():
-    with pytest.warns(holdfast.HoldfastWarning, match="is far too much for this task"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="is far too much for this task"):
         scope = run_page("guides/safe-at-any-strength.md")
     assert scope["guard"].implicit and scope["guard"].penalty().isfinite()
 
@@ -109,7 +109,7 @@ def test_how_much_may_be_lost(tmp_path, monkeypatch, capsys):
     assert "beyond the tolerance of 0.05" in printed and "within the tolerance of 0.05" in printed
     assert scope["guard"].retention().is_within and scope["again"].tolerance == 0.05
     assert scope["again"].retention() == scope["guard"].retention()
-    assert scope["logged"]["holdfast/kl/old"] <= 0.05
+    assert scope["logged"]["anchorhold/kl/old"] <= 0.05
 
 
 def test_everything_that_keeps(tmp_path, monkeypatch, capsys):

@@ -6,8 +6,8 @@ import warnings
 import pytest
 import torch
 
-import holdfast
-from holdfast.forms import Kronecker16, Rotated16  # noqa: F401 (the page's rows are evaluated)
+import anchorhold
+from anchorhold.forms import Kronecker16, Rotated16  # noqa: F401 (the page's rows are evaluated)
 from tests.docs.pages import page, run_page
 
 transformers = pytest.importorskip("transformers")
@@ -54,7 +54,7 @@ def test_the_bytes_are_those_that_a_guard_tells():
                 if told == "–":
                     continue
                 with warnings.catch_warnings(action="ignore"):
-                    guard = holdfast.Consolidator(model, holdfast.Fisher(), form=eval(form), state_dtype=dtype)
+                    guard = anchorhold.Guard(model, anchorhold.Fisher(), form=eval(form), state_dtype=dtype)
                 cost = guard.cost()
                 found = f"{cost.kept / cost.weights:.2f}", f"{cost.multiplications / cost.weights:,.0f}"
                 assert found == (told, multiplications), (size, form)

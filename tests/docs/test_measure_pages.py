@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-import holdfast
-from holdfast.lab.experiments import paper_spec
+import anchorhold
+from anchorhold.lab.experiments import paper_spec
 from tests.docs.pages import DOCS, page, run_page
 from tests.docs.sizes import held
 
@@ -31,7 +31,7 @@ def bytes_of(measure):
 
 def test_every_measure_has_its_page():
     named = [measure for name in PAGES for measure in measures_of(name)]
-    assert sorted(named) == sorted(holdfast.measures())
+    assert sorted(named) == sorted(anchorhold.measures())
     overview = page("measures/index.md")
     assert set(re.findall(r"\]\(([\w-]+)\.md\)", overview)) == set(PAGES)
 
@@ -39,7 +39,7 @@ def test_every_measure_has_its_page():
 def test_the_table_names_every_measure_and_its_class():
     overview = page("measures/index.md")
     table = overview[overview.index("## Side by side") : overview.index("## What they cost")]
-    for name, measure in holdfast.measures().items():
+    for name, measure in anchorhold.measures().items():
         if name not in ("MASX-logits", "posterior-scaled"):  # variants of a row
             assert re.search(rf"\b{re.escape(name)}\b", table), name
         assert f"{type(measure).__name__}(" in table
@@ -51,8 +51,8 @@ def test_a_page_says_all_there_is_to_say(name):
     assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE)[0] == "Formula"
     for heading in ("## When to use", "## Example", "## Gotchas"):
         assert heading in text
-    for made in re.findall(r"`(holdfast\..*?)`", row(name, "class")):
-        assert eval(made, {"holdfast": holdfast}).name in measures_of(name)
+    for made in re.findall(r"`(anchorhold\..*?)`", row(name, "class")):
+        assert eval(made, {"anchorhold": anchorhold}).name in measures_of(name)
 
 
 @pytest.mark.parametrize("name", [*PAGES, "index"])

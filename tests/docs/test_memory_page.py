@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-import holdfast
+import anchorhold
 from tests.docs.pages import page, run_page
 from tests.docs.sizes import held
 
@@ -19,7 +19,7 @@ def test_its_code_runs():
 
 
 def test_every_measure_has_its_row():
-    assert sorted(name for row in ROWS for name in row[0].split(", ")) == sorted(holdfast.measures())
+    assert sorted(name for row in ROWS for name in row[0].split(", ")) == sorted(anchorhold.measures())
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
@@ -30,7 +30,7 @@ def test_the_bytes_are_those_of_real_guards(row, weights):
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("measure", [holdfast.SI, holdfast.SIU, holdfast.SIB])
+@pytest.mark.parametrize("measure", [anchorhold.SI, anchorhold.SIU, anchorhold.SIB])
 def test_a_total_that_is_clamped_in_the_end_has_its_own_row(measure, weights):
     (row,) = CLAMPED
     assert_holds(measure(clamp="total"), weights, row)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from holdfast.lab.cli.app import app
-from holdfast.lab.cli.exits import ExitCode
-from holdfast.lab.cli.progress.json_lines import plain
-from holdfast.lab.data.locations import Datasets
-from holdfast.lab.experiments import SCENARIOS
+from anchorhold.lab.cli.app import app
+from anchorhold.lab.cli.exits import ExitCode
+from anchorhold.lab.cli.progress.json_lines import plain
+from anchorhold.lab.data.locations import Datasets
+from anchorhold.lab.experiments import SCENARIOS
 from tests.docs.pages import DOCS, blocks, page, run_page
 from tests.lab.cli.small import small_spec, small_store
 
@@ -56,14 +56,14 @@ def test_the_table_of_scenarios_is_complete():
 @pytest.mark.slow
 def test_the_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "data"))
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    monkeypatch.setenv("ANCHORHOLD_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("ANCHORHOLD_STORE", raising=False)
     shutil.copytree(DOCS.parent / "examples" / "extending", tmp_path / "examples" / "extending")
     commands = [line for block in blocks(page("command-line.md"), "sh") for line in block.splitlines()]
     assert len(commands) > 8
     for command in commands:
         program, *arguments = shlex.split(command)
-        assert program == "holdfast"
+        assert program == "anchorhold"
         done = CliRunner().invoke(app, arguments, catch_exceptions=False)
         assert done.exit_code == 0, (command, done.stderr)
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-import holdfast
+import anchorhold
 from tests.docs.pages import code_of, run_page
 
 PAGE = "guides/trainers.md"
-SOURCE = Path(holdfast.__file__).parents[1]
+SOURCE = Path(anchorhold.__file__).parents[1]
 
 
 def start(code, folder, **environment):
@@ -47,14 +47,14 @@ def test_a_fast_loop(tmp_path, monkeypatch):
     assert farthest(fast, trained(fast=False)[0]) < 1e-5  # as without kernels and recomputing
     assert farthest(fast, trained(fast=True, guarded=False)[0]) > 1e-3
 
-    guard = holdfast.Consolidator(fast, holdfast.Fisher(), strength=1.0, space="merged")
-    with pytest.warns(holdfast.HoldfastWarning, match=r"body.*were not called while importance was measured"):
+    guard = anchorhold.Guard(fast, anchorhold.Fisher(), strength=1.0, space="merged")
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"body.*were not called while importance was measured"):
         guard.consolidate(scope["old"])
 
     # By their own parameters adapters are measured through the kernels, which no rule knows.
     twin = scope["adapted"](fast=False)
     twin.load_state_dict(fast.state_dict())
-    found, expected = (holdfast.Fisher().measure(model, scope["old"]) for model in (fast, twin))
+    found, expected = (anchorhold.Fisher().measure(model, scope["old"]) for model in (fast, twin))
     for name in (name for name in expected if "lora_" in name):
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-8)
 
@@ -70,21 +70,21 @@ def test_layers_that_are_run_again_within_backward_are_refused(tmp_path, monkeyp
     parameter = net.body.lora_A["default"].weight
     parameter.grad = before = torch.ones_like(parameter)
 
-    with pytest.raises(holdfast.ModelError, match=r"lora_.*backward pass within the backward pass of Recomputed"):
-        holdfast.Fisher().measure(model, [(tokens, targets)])
-    guard = holdfast.Consolidator(model, holdfast.SOS(), from_scratch=True)
+    with pytest.raises(anchorhold.ModelError, match=r"lora_.*backward pass within the backward pass of Recomputed"):
+        anchorhold.Fisher().measure(model, [(tokens, targets)])
+    guard = anchorhold.Guard(model, anchorhold.SOS(), from_scratch=True)
     guard.attach(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
-    with pytest.raises(holdfast.ModelError, match="within the backward pass"):
+    with pytest.raises(anchorhold.ModelError, match="within the backward pass"):
         guard.observe(cross_entropy(model(tokens).transpose(1, 2), targets))
-    watching = holdfast.Consolidator(model, holdfast.Fisher(labels="true"), from_scratch=True)
-    with pytest.raises(holdfast.ModelError, match="within the backward pass"):
+    watching = anchorhold.Guard(model, anchorhold.Fisher(labels="true"), from_scratch=True)
+    with pytest.raises(anchorhold.ModelError, match="within the backward pass"):
         watching.watch_only([(tokens, targets)])
-    replay = holdfast.Replay([(tokens, targets)], strength=1.0)
-    replaying = holdfast.Consolidator(model, "fine-tune", holds=[replay])
+    replay = anchorhold.Replay([(tokens, targets)], strength=1.0)
+    replaying = anchorhold.Guard(model, "fine-tune", holds=[replay])
     guard.detach()
     sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     replaying.attach(sgd)
-    with pytest.raises(holdfast.ModelError, match="within the backward pass"):
+    with pytest.raises(anchorhold.ModelError, match="within the backward pass"):
         sgd.step()
     assert parameter.grad is before and bool((before == 1).all())
 
@@ -130,14 +130,14 @@ def said(stage, **options):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            warnings.simplefilter("error", holdfast.HoldfastWarning)
+            warnings.simplefilter("error", anchorhold.AnchorholdWarning)
             trained(stage, **options)
-    except (holdfast.HoldfastError, holdfast.HoldfastWarning) as error:
+    except (anchorhold.AnchorholdError, anchorhold.AnchorholdWarning) as error:
         return f"{type(error).__name__}: {error}"
 
 torch.manual_seed(1)
 plain = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5))
-guard = holdfast.Consolidator(plain, holdfast.Fisher(), strength=50.0)
+guard = anchorhold.Guard(plain, anchorhold.Fisher(), strength=50.0)
 guard.consolidate(batches[:2])
 optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
 guard.attach(optimizer)

@@ -1,4 +1,4 @@
-"""The examples that extend holdfast do what their docstrings say, as a user would copy and run them."""
+"""The examples that extend anchorhold do what their docstrings say, as a user would copy and run them."""
 
 import importlib.util
 import json
@@ -15,11 +15,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import holdfast
-from holdfast.lab.cli.app import app
-from holdfast.lab.cli.exits import ExitCode
-from holdfast.lab.cli.progress.lines import Lines
-from holdfast.lab.experiments import RunProgress, Store
+import anchorhold
+from anchorhold.lab.cli.app import app
+from anchorhold.lab.cli.exits import ExitCode
+from anchorhold.lab.cli.progress.lines import Lines
+from anchorhold.lab.experiments import RunProgress, Store
 
 ROOT = Path(__file__).parents[2]
 EXTENDING = ROOT / "examples" / "extending"
@@ -27,7 +27,7 @@ SCENARIO, NETWORK, MEASURE, HOLD = (EXTENDING / f"{kind}.py" for kind in ("scena
 QUICK = ("--tasks", "2", "--epochs", "1", "--device", "cpu")
 PROGRAM = """
 import json, sys
-from holdfast.lab.experiments import SCENARIOS, Store
+from anchorhold.lab.experiments import SCENARIOS, Store
 store = Store(sys.argv[1])
 results = store.results()
 print(json.dumps({
@@ -41,8 +41,8 @@ print(json.dumps({
 
 @pytest.fixture
 def call(monkeypatch):
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
-    monkeypatch.delenv("HOLDFAST_DATA", raising=False)
+    monkeypatch.delenv("ANCHORHOLD_STORE", raising=False)
+    monkeypatch.delenv("ANCHORHOLD_DATA", raising=False)
     return lambda *arguments: CliRunner().invoke(app, [str(each) for each in arguments], catch_exceptions=False)
 
 
@@ -66,7 +66,7 @@ def only_id(call, store, *command):
 @pytest.mark.parametrize("file", sorted(EXTENDING.glob("*.py")), ids=lambda path: path.name)
 def test_the_commands_in_its_docstring(call, tmp_path, monkeypatch, file):
     monkeypatch.chdir(ROOT)
-    commands = re.findall(r"^    holdfast (.*)$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    commands = re.findall(r"^    anchorhold (.*)$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert commands
     for command in commands:
         done = call(*shlex.split(command), "--store", tmp_path / "store", "--device", "cpu")
@@ -149,7 +149,7 @@ def test_agreement_is_what_its_formula_says(tmp_path):
     loaded(MEASURE)
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, "agreement", strength=0.0)
+    guard = anchorhold.Guard(model, "agreement", strength=0.0)
     guard.attach(optimizer)
     for scales in ((1, 2, 3), (3, -1, 0.5)):
         seen = {name: [] for name, _ in model.named_parameters()}
@@ -171,13 +171,13 @@ def test_agreement_is_what_its_formula_says(tmp_path):
         torch.testing.assert_close(guard.importance[name], share / largest)
 
 
-@pytest.mark.filterwarnings("ignore:The model's weights are .* away from those that:holdfast.HoldfastWarning")
+@pytest.mark.filterwarnings("ignore:The model's weights are .* away from those that:anchorhold.AnchorholdWarning")
 @pytest.mark.parametrize("closure", [False, True])
 def test_the_hold_to_the_start_pulls_as_its_formula_says(tmp_path, closure):
     module = loaded(HOLD)
     model, strength, pull = linear(), 2.0, 0.7
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, "EWC", strength, holds=[module.StartPoint(pull)], implicit=False)
+    guard = anchorhold.Guard(model, "EWC", strength, holds=[module.StartPoint(pull)], implicit=False)
     guard.attach(optimizer)
     began = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     losses(model, 1).backward()

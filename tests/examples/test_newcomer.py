@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from holdfast.lab.cli.app import app
-from holdfast.lab.experiments import Store
+from anchorhold.lab.cli.app import app
+from anchorhold.lab.experiments import Store
 
 ROOT = Path(__file__).parents[2]
 NEWCOMER = ROOT / "examples" / "newcomer"
@@ -33,9 +33,9 @@ def test_a_language_model_keeps_its_first_language_without_old_text(capsys):
 
 def test_a_study_on_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    monkeypatch.delenv("ANCHORHOLD_STORE", raising=False)
     page = (NEWCOMER / "own_study.py").read_text(encoding="utf-8")
-    commands = re.findall(r"^    holdfast (.*)$", page, flags=re.MULTILINE)
+    commands = re.findall(r"^    anchorhold (.*)$", page, flags=re.MULTILINE)
     for command in commands:
         shorter = command.replace("--seeds 2", "--seeds 1 --device cpu").replace("flowers.png", str(tmp_path / "f.png"))
         done = CliRunner().invoke(app, [*shlex.split(shorter), "--store", str(tmp_path / "store")])

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-import holdfast
-from holdfast.forms.composed.damped import Damped, damped_by
-from holdfast.forms.diagonal import DiagonalMatrix
+import anchorhold
+from anchorhold.forms.composed.damped import Damped, damped_by
+from anchorhold.forms.diagonal import DiagonalMatrix
 from tests.guard.helpers import batch, net
 
 FORMS = ["diagonal", "rotated", "kronecker", "dense"]
 
 
 def matrices(form):
-    guard = holdfast.Consolidator(net(), holdfast.Fisher(), form=form)
+    guard = anchorhold.Guard(net(), anchorhold.Fisher(), form=form)
     guard.consolidate([batch(0)])
     return guard.matrices
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError, StateError
-from holdfast.forms import Diagonal
-from holdfast.lab.training.fast.fast_runs import FastRuns
-from holdfast.lab.training.plain_run import PlainRun
+import anchorhold
+from anchorhold.errors import ConfigurationError, StateError
+from anchorhold.forms import Diagonal
+from anchorhold.lab.training.fast.fast_runs import FastRuns
+from anchorhold.lab.training.plain_run import PlainRun
 from tests.guard.helpers import batch, consolidated, loss, net
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 
@@ -23,7 +23,7 @@ def damped(omega):
 def test_the_pull_is_that_of_importance_and_a_share_of_its_mean(tmp_path):
     model = net()
     guard = consolidated(model, strength=STRENGTH, form=Diagonal(damping=SHARE), implicit=False)
-    plain = holdfast.Consolidator(net(), holdfast.Fisher(), strength=STRENGTH)
+    plain = anchorhold.Guard(net(), anchorhold.Fisher(), strength=STRENGTH)
     plain.consolidate([batch(9)])
     omega = damped(plain.importance)
     for name, value in plain.importance.items():
@@ -41,7 +41,7 @@ def test_the_pull_is_that_of_importance_and_a_share_of_its_mean(tmp_path):
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), expected[name], rtol=1e-10, atol=1e-14)
     guard.save(tmp_path / "guard.safetensors")
-    again = holdfast.Consolidator(model, holdfast.Fisher(), strength=STRENGTH, form=Diagonal(damping=SHARE))
+    again = anchorhold.Guard(model, anchorhold.Fisher(), strength=STRENGTH, form=Diagonal(damping=SHARE))
     again.load(tmp_path / "guard.safetensors")
     torch.testing.assert_close(again.penalty(), guard.penalty(), rtol=0, atol=0)
     with pytest.raises(StateError, match=r"damping.*Make one with the same"):
@@ -54,7 +54,7 @@ def test_the_weights_of_a_dead_unit_are_held_with_it_and_free_without():
         model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
         with torch.no_grad():
             model[0].bias[0] = -100.0  # no sample makes this unit active
-        guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=STRENGTH, form=form)
+        guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=STRENGTH, form=form)
         guard.consolidate([(torch.randn(20, 3, dtype=torch.float64), torch.arange(20) % 2)])
         with torch.no_grad():
             model[0].bias[0] = 1.0  # as where weights are drawn anew
@@ -74,7 +74,7 @@ def test_runs_side_by_side_have_it_as_the_plain_loop_has():
     def learner(seed, form):
         scenario = make_scenario(dtype=torch.float64)
         model = make_model(scenario, dropout=False).double()
-        measure = holdfast.SOS(window=0.3)
+        measure = anchorhold.SOS(window=0.3)
         return make_learner(
             measure, seed=seed, watch=(), scenario=scenario, model=model, dropout=False, form=form, strength=50.0
         )
@@ -97,5 +97,5 @@ def test_the_setting_came_later_and_what_it_cannot_be_is_refused():
 
 def test_a_tolerance_takes_it_over():
     for form, share in ((Diagonal(damping=SHARE), SHARE), (Diagonal(), 0.001)):
-        assert holdfast.Tolerance(0.05).damping_in(form) == share
-    assert holdfast.Tolerance(0.05, damping=0.3).damping_in(Diagonal(damping=SHARE)) == 0.3
+        assert anchorhold.Tolerance(0.05).damping_in(form) == share
+    assert anchorhold.Tolerance(0.05, damping=0.3).damping_in(Diagonal(damping=SHARE)) == 0.3

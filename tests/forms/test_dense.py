@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError, StateError
-from holdfast.forms import Block, Dense, DenseMatrix
+import anchorhold
+from anchorhold.errors import ConfigurationError, StateError
+from anchorhold.forms import Block, Dense, DenseMatrix
 from tests import oracles
 from tests.forms.whole_network import (
     NETWORKS,
@@ -53,7 +53,7 @@ def test_biases_and_norms_alone_are_blocks_of_their_own():
 
 def test_the_empirical_one_takes_the_true_labels():
     model = network()
-    matrices = guarded(model, "dense", holdfast.Fisher(labels="true")).matrices
+    matrices = guarded(model, "dense", anchorhold.Fisher(labels="true")).matrices
     torch.testing.assert_close(matrices["network"].h, brute_force(model, scores=oracles.true_label), **CLOSE)
 
 
@@ -80,7 +80,7 @@ def test_tasks_are_added_exactly():
 def test_of_a_linear_regression_it_is_that_of_its_inputs():
     model = nn.Linear(4, 1, bias=False).double()
     x = torch.randn(30, 4, dtype=torch.float64)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(likelihood="gaussian"), form="dense")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(likelihood="gaussian"), form="dense")
     guard.consolidate([(x, x.sum(1, keepdim=True))])
     torch.testing.assert_close(guard.matrices["network"].h, x.T @ x / 30, **CLOSE)
 
@@ -89,9 +89,9 @@ def test_it_sees_what_the_diagonal_does_not():
     """Two layers in a row: what one takes away the other can give back, along which outputs stay as they are."""
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)).double()
     x = torch.randn(9, 1, dtype=torch.float64)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), form="dense")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), form="dense")
     guard.consolidate([x])
-    diagonal = holdfast.Consolidator(model, holdfast.Fisher())
+    diagonal = anchorhold.Guard(model, anchorhold.Fisher())
     diagonal.consolidate([x])
     step = 1e-4
     with torch.no_grad():
@@ -103,13 +103,13 @@ def test_it_sees_what_the_diagonal_does_not():
 def test_what_is_too_large_is_refused_before_anything_is_measured():
     model = nn.Sequential(nn.Linear(100, 180), nn.Tanh(), nn.Linear(180, 20))
     with pytest.raises(ConfigurationError, match=r"21,800 × 21,800 .* 1,900,960,000 bytes \(1\.8 GiB\)") as error:
-        holdfast.Consolidator(model, holdfast.Fisher(), form="dense")
+        anchorhold.Guard(model, anchorhold.Fisher(), form="dense")
     assert all(word in str(error.value) for word in ("'lowrank'", "'rotated'", "span='layers'"))
-    holdfast.Consolidator(model, holdfast.Fisher(), form=Dense(span="layers"))
-    holdfast.Consolidator(model, holdfast.Fisher(), protect="0.*", form="dense")
-    holdfast.Consolidator(model, holdfast.Fisher(), form=Dense(largest=21_800))
+    anchorhold.Guard(model, anchorhold.Fisher(), form=Dense(span="layers"))
+    anchorhold.Guard(model, anchorhold.Fisher(), protect="0.*", form="dense")
+    anchorhold.Guard(model, anchorhold.Fisher(), form=Dense(largest=21_800))
     with pytest.raises(ConfigurationError, match="18,180 × 18,180") as error:
-        holdfast.Consolidator(model, holdfast.Fisher(), form=Dense(span="layers", largest=10_000))
+        anchorhold.Guard(model, anchorhold.Fisher(), form=Dense(span="layers", largest=10_000))
     assert "span='layers'" not in str(error.value)
 
 
@@ -137,7 +137,7 @@ def test_settings_that_make_no_sense_are_refused():
 @pytest.mark.parametrize("measure", ["MAS", "AF", "sqrtFisher", "SI", "SOS", "L2"])
 def test_measures_that_are_no_mean_of_squares_have_none(measure):
     with pytest.raises(ConfigurationError, match=f"{measure} has no importance in the form 'dense'.*EWC"):
-        holdfast.Consolidator(network(), measure, form="dense")
+        anchorhold.Guard(network(), measure, form="dense")
 
 
 def test_sixteen_bits_would_push_weights_away():
@@ -145,7 +145,7 @@ def test_sixteen_bits_would_push_weights_away():
     rounded = torch.linalg.eigvalsh(h.bfloat16().double())
     assert float(rounded[0]) < -1e-4 * float(rounded[-1])
     with pytest.raises(ConfigurationError, match=r"bfloat16 with form='dense'.*'lowrank'"):
-        holdfast.Consolidator(network(), holdfast.Fisher(), form="dense", state_dtype=torch.bfloat16)
+        anchorhold.Guard(network(), anchorhold.Fisher(), form="dense", state_dtype=torch.bfloat16)
 
 
 def test_it_comes_back_from_its_tensors_and_not_from_others():
@@ -160,7 +160,7 @@ def test_it_comes_back_from_its_tensors_and_not_from_others():
 
 def test_what_it_takes_is_said_before():
     model = network()
-    (told,) = holdfast.Consolidator(model, holdfast.Fisher(), form="dense").cost().blocks
+    (told,) = anchorhold.Guard(model, anchorhold.Fisher(), form="dense").cost().blocks
     assert (told.name, told.weights, told.form, told.kept) == ("network", 43, "dense", 8 * (43**2 + 43))
     (block,) = Dense().blocks(model, dict(model.named_parameters()))
     assert Dense().cost(block, dict(model.named_parameters())) == (43**2, 43**2, 43**2, "dense")
@@ -179,7 +179,7 @@ def test_it_is_the_same_whatever_order_a_model_has_its_layers_in():
 
     model = network()
     guard = guarded(model, "dense")
-    other = holdfast.Consolidator(Reversed(copy.deepcopy(model)), holdfast.Fisher(), form="dense")
+    other = anchorhold.Guard(Reversed(copy.deepcopy(model)), anchorhold.Fisher(), form="dense")
     other.load_state_dict(guard.state_dict())
     moved(model)
     other._memory.model.load_state_dict(model.state_dict())

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from holdfast.forms.factors import eigenbasis
-from holdfast.tensors.matrices.decompositions import decomposed
+from anchorhold.forms.factors import eigenbasis
+from anchorhold.tensors.matrices.decompositions import decomposed
 
 MISSING = ("_linalg_eigh", "linalg_qr", "_linalg_svd")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from holdfast.errors import StateError
-from holdfast.forms import Block, Diagonal, DiagonalMatrix
+from anchorhold.errors import StateError
+from anchorhold.forms import Block, Diagonal, DiagonalMatrix
 
 OMEGA = torch.tensor([[0.0, 1.0, 2.5], [4.0, 0.5, 3.0]], dtype=torch.float64)
 D = torch.tensor([[1.0, -2.0, 0.3], [0.7, 5.0, -1.0]], dtype=torch.float64)

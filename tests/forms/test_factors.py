@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holdfast.forms.factors import eigenbasis
+from anchorhold.forms.factors import eigenbasis
 
 EIGH = torch.linalg.eigh
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError, ModelError, StateError
-from holdfast.forms import FORMS, register_form
+import anchorhold
+from anchorhold.errors import ConfigurationError, ModelError, StateError
+from anchorhold.forms import FORMS, register_form
 from tests.forms.toy_kronecker import ToyKronecker
 
 if "toy-kronecker" not in FORMS:
@@ -29,7 +29,7 @@ def data(seed=0, n=40):
 
 
 def guarded(model, measure=None, **settings):
-    guard = holdfast.Consolidator(model, measure or holdfast.Fisher(), STRENGTH, form=ToyKronecker(), **settings)
+    guard = anchorhold.Guard(model, measure or anchorhold.Fisher(), STRENGTH, form=ToyKronecker(), **settings)
     guard.consolidate(data())
     return guard
 
@@ -83,10 +83,10 @@ def test_the_engine_brings_what_the_factors_are_made_of():
 
 
 def test_rows_in_blocks_count_inputs_once():
-    model, measure = network(), holdfast.Fisher()
+    model, measure = network(), anchorhold.Fisher()
     form = ToyKronecker()
     whole, cut = (
-        holdfast.SampleAccumulator(
+        anchorhold.SampleAccumulator(
             model,
             measure.score,
             measure.phi,
@@ -185,10 +185,10 @@ def test_its_state_is_saved_loaded_and_resumed(tmp_path):
     guard = guarded(model)
     guard.save(tmp_path / "state")
     moved(model)
-    other = holdfast.Consolidator(copy.deepcopy(model), holdfast.Fisher(), form="toy-kronecker")
+    other = anchorhold.Guard(copy.deepcopy(model), anchorhold.Fisher(), form="toy-kronecker")
     other.load(tmp_path / "state")
     torch.testing.assert_close(other.penalty(), guard.penalty())
-    again = holdfast.Consolidator(copy.deepcopy(model), holdfast.Fisher(), form=ToyKronecker())
+    again = anchorhold.Guard(copy.deepcopy(model), anchorhold.Fisher(), form=ToyKronecker())
     again.load_state_dict(guard.state_dict())
     torch.testing.assert_close(again.penalty(), guard.penalty())
 
@@ -196,17 +196,19 @@ def test_its_state_is_saved_loaded_and_resumed(tmp_path):
 def test_a_state_of_another_form_or_network_is_refused(tmp_path):
     guarded(network()).save(tmp_path / "state")
     with pytest.raises(StateError, match="form="):
-        holdfast.Consolidator(network(), holdfast.Fisher()).load(tmp_path / "state")
+        anchorhold.Guard(network(), anchorhold.Fisher()).load(tmp_path / "state")
     with pytest.raises(StateError, match=r"form=.*damping"):
-        holdfast.Consolidator(network(), holdfast.Fisher(), form=ToyKronecker(damping=1.0)).load(tmp_path / "state")
+        anchorhold.Guard(network(), anchorhold.Fisher(), form=ToyKronecker(damping=1.0)).load(tmp_path / "state")
     other = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=False)).double()
     with pytest.raises(StateError, match="another model"):
-        holdfast.Consolidator(other, holdfast.Fisher(), form="toy-kronecker").load(tmp_path / "state")
+        anchorhold.Guard(other, anchorhold.Fisher(), form="toy-kronecker").load(tmp_path / "state")
 
 
 def test_forgetting_a_part_lets_go_of_the_block():
     guard = guarded(network())
-    with pytest.warns(holdfast.HoldfastWarning, match=r"in one matrix with '0\.weight', so that nothing holds those"):
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match=r"in one matrix with '0\.weight', so that nothing holds those"
+    ):
         guard.forget("0.bias")
     assert guard.matrices.keys() == {"2"} and "0.weight" in guard.anchor
 
@@ -223,20 +225,20 @@ def test_what_it_cannot_measure_leaves_everything_as_it_was():
 @pytest.mark.parametrize("measure", ["SI", "SOS", "L2"])
 def test_a_measure_of_single_weights_has_none(measure):
     with pytest.raises(ConfigurationError, match=f"{measure} has no importance in the form.*EWC.*'diagonal'"):
-        holdfast.Consolidator(network(), measure, form="toy-kronecker")
+        anchorhold.Guard(network(), measure, form="toy-kronecker")
 
 
 def test_a_form_that_nobody_knows_is_told_with_those_that_are_near():
     with pytest.raises(ConfigurationError, match=r"No form is called 'Diagonale'\. Did you mean 'diagonal'"):
-        holdfast.Consolidator(network(), "EWC", form="Diagonale")
+        anchorhold.Guard(network(), "EWC", form="Diagonale")
     with pytest.raises(ConfigurationError, match="with its parentheses"):
-        holdfast.Consolidator(network(), "EWC", form=ToyKronecker)
+        anchorhold.Guard(network(), "EWC", form=ToyKronecker)
 
 
 def test_a_watching_measure_sees_the_tasks_gradient_alone():
     def path(strength):
         model = network()
-        guard = holdfast.Consolidator(model, holdfast.Fisher(), strength, form="toy-kronecker", watch=["SI", "SOS"])
+        guard = anchorhold.Guard(model, anchorhold.Fisher(), strength, form="toy-kronecker", watch=["SI", "SOS"])
         guard.consolidate(data())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # so that both see the same weights
         guard.attach(optimizer)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError
-from holdfast.forms import Block, Kronecker, KroneckerMatrix, Summed
-from holdfast.persample.reductions import joined
+import anchorhold
+from anchorhold.errors import ConfigurationError
+from anchorhold.forms import Block, Kronecker, KroneckerMatrix, Summed
+from anchorhold.persample.reductions import joined
 from tests.forms.layer_networks import block_gradients, dense_of, network_and_inputs, parts
 
 with warnings.catch_warnings():  # one of its libraries uses what torch has deprecated
@@ -26,7 +26,7 @@ AS_MEASURED = Kronecker(damping=0.0)
 
 
 def guarded(model, x, form=AS_MEASURED, **more):
-    guard = holdfast.Consolidator(model, "EWC", form=form, **more)
+    guard = anchorhold.Guard(model, "EWC", form=form, **more)
     guard.consolidate([x[:4], x[4:]])
     return guard
 
@@ -213,7 +213,7 @@ def test_gradients_without_rule_give_a_product_with_the_exact_trace():
 def test_what_is_no_mean_of_squares_is_refused_with_those_that_are(measure):
     model, _ = network_and_inputs("mlp")
     with pytest.raises(ConfigurationError, match=f"{measure} has no importance.*: EWC, EWC-sampled, EWC-empirical;"):
-        holdfast.Consolidator(model, measure, form="kronecker")
+        anchorhold.Guard(model, measure, form="kronecker")
 
 
 def test_two_sides_of_one_hold_nothing():
@@ -248,5 +248,5 @@ def test_a_sum_that_cannot_be_solved_says_so():
     block, drawn = Block("w", ("w",), (30, 20)), torch.Generator().manual_seed(1)
     sides = [[torch.randn(n, 2, generator=drawn) for n in (30, 20)] for _ in range(2)]
     total = Summed([KroneckerMatrix(block, g @ g.T, a @ a.T) for g, a in sides])
-    with pytest.warns(holdfast.HoldfastWarning, match=r"sum of 2 tasks' importance of 'w' .* larger damping="):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"sum of 2 tasks' importance of 'w' .* larger damping="):
         total.shrink({"w": torch.randn(30, 20, generator=drawn)}, 1e8)

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError, StateError
-from holdfast.forms import LowRank
-from holdfast.forms.of_vectors.lowrank import OVERSAMPLING, LowRankMatrix, nystrom, principal
+import anchorhold
+from anchorhold.errors import ConfigurationError, StateError
+from anchorhold.forms import LowRank
+from anchorhold.forms.of_vectors.lowrank import OVERSAMPLING, LowRankMatrix, nystrom, principal
 from tests import oracles
 from tests.forms.whole_network import (
     NETWORKS,
@@ -39,7 +39,7 @@ def exact_of(model, x):
 
 
 def measured(model, x, **settings):
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), form=LowRank(**settings))
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), form=LowRank(**settings))
     guard.consolidate([x])
     return guard.matrices["network"]
 
@@ -136,7 +136,7 @@ def test_a_sum_that_is_exact_keeps_all_directions():
         expected = dense(alone) + 0.5 * expected
         torch.testing.assert_close(dense(guard.matrices["network"]), expected, **CLOSE)
     assert guard.matrices["network"].u.shape == (43, 21)
-    other = holdfast.Consolidator(model, holdfast.Fisher(), form=LowRank(rank=7, sums="exact", damping=0.1))
+    other = anchorhold.Guard(model, anchorhold.Fisher(), form=LowRank(rank=7, sums="exact", damping=0.1))
     other.load_state_dict(guard.state_dict())
     torch.testing.assert_close(dense(other.matrices["network"]), expected, **CLOSE)
     moved(model)
@@ -148,7 +148,7 @@ def test_it_says_how_much_of_the_trace_it_has():
     _, values = exact_of(model, x)
     found = measured(model, x, rank=20, iterations=40)
     assert found.said == f"low rank, 20 of 218 directions, {100 * values[:20].sum() / values.sum():.0f} % of the trace"
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), form=LowRank(rank=20))
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), form=LowRank(rank=20))
     assert "4 low rank, 20 of 218 directions, " in repr(guard.consolidate([x])["EWC"])
     form, parameters = LowRank(rank=20), dict(model.named_parameters())
     (block,) = form.blocks(model, parameters)
@@ -185,10 +185,10 @@ def test_a_network_without_gradients_has_directions_of_nothing():
 
 
 def test_an_iterator_cannot_be_gone_through_twice():
-    guard = holdfast.Consolidator(network(), holdfast.Fisher(), form="lowrank")
-    with pytest.raises(holdfast.BatchError, match="'lowrank' goes through the samples 2 times"):
+    guard = anchorhold.Guard(network(), anchorhold.Fisher(), form="lowrank")
+    with pytest.raises(anchorhold.BatchError, match="'lowrank' goes through the samples 2 times"):
         guard.consolidate(iter(data()))
-    once = holdfast.Consolidator(network(), holdfast.Fisher(), form=LowRank(iterations=1))
+    once = anchorhold.Guard(network(), anchorhold.Fisher(), form=LowRank(iterations=1))
     once.consolidate(iter(data()))
     assert once.tasks == 1
 
@@ -204,7 +204,7 @@ def test_settings_that_make_no_sense_are_refused():
         with pytest.raises(ConfigurationError, match=message):
             LowRank(**settings)
     with pytest.raises(ConfigurationError, match="MAS has no importance in the form 'lowrank'"):
-        holdfast.Consolidator(network(), "MAS", form="lowrank")
+        anchorhold.Guard(network(), "MAS", form="lowrank")
 
 
 def test_it_comes_back_from_its_tensors_and_not_from_others():

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.errors import ConfigurationError
-from holdfast.forms import Block, Rotated, RotatedMatrix, Summed
-from holdfast.persample.reductions import Basis, joined
+import anchorhold
+from anchorhold.errors import ConfigurationError
+from anchorhold.forms import Block, Rotated, RotatedMatrix, Summed
+from anchorhold.persample.reductions import Basis, joined
 from tests.forms.layer_networks import NETWORKS, block_gradients, dense_of, network_and_inputs, parts
 
 PHI = {"EWC": torch.square, "MAS": torch.abs, "AF": torch.abs}
@@ -18,7 +18,7 @@ AS_MEASURED = Rotated(damping=0.0)
 
 
 def guarded(model, x, measure="EWC", form=AS_MEASURED, **more):
-    guard = holdfast.Consolidator(model, measure, form=form, **more)
+    guard = anchorhold.Guard(model, measure, form=form, **more)
     guard.consolidate([x[:4], x[4:]])
     return guard
 
@@ -75,7 +75,7 @@ def test_every_measure_from_data_has_the_diagonals_own_values_where_nothing_is_r
     model, x = network_and_inputs("mlp")
     batches = [(x, torch.zeros(len(x), dtype=torch.long))]
     form = Rotated(damping=0.0, outputs="identity", inputs="identity")
-    plain, unrotated = (holdfast.Consolidator(model, measure, form=f) for f in ("diagonal", form))
+    plain, unrotated = (anchorhold.Guard(model, measure, form=f) for f in ("diagonal", form))
     for guard in (plain, unrotated):
         guard.consolidate(batches)
     for name, omega in plain.importance.items():
@@ -241,4 +241,4 @@ def test_settings_that_make_no_sense_are_refused(wrong):
 def test_a_measure_without_samples_is_refused_with_those_that_have_it(measure):
     model, _ = network_and_inputs("mlp")
     with pytest.raises(ConfigurationError, match=f"{measure} has no importance.*EWC.*MAS"):
-        holdfast.Consolidator(model, measure, form="rotated")
+        anchorhold.Guard(model, measure, form="rotated")

@@ -6,10 +6,10 @@ import itertools
 import pytest
 import torch
 
-import holdfast
-from holdfast.errors import ConfigurationError
-from holdfast.forms import Kronecker, Rotated
-from holdfast.persample.reductions import joined, layer_matrix
+import anchorhold
+from anchorhold.errors import ConfigurationError
+from anchorhold.forms import Kronecker, Rotated
+from anchorhold.persample.reductions import joined, layer_matrix
 from tests.forms.layer_networks import block_gradients, dense_of, network_and_inputs, parts
 
 LARGEST, RANK = 3, 2
@@ -18,7 +18,7 @@ NETWORKS = ["mlp", "along a sequence", "inputs first", "convolutions", "recurren
 
 
 def guarded(model, x, form, **more):
-    guard = holdfast.Consolidator(model, "EWC", form=form, **more)
+    guard = anchorhold.Guard(model, "EWC", form=form, **more)
     guard.consolidate([x[:4], x[4:]])
     return guard
 
@@ -163,13 +163,13 @@ FORMS = [
 @pytest.mark.parametrize("form", FORMS, ids=[f"{type(f).__name__}-{f.outputs}-{f.inputs}-{f.bits}" for f in FORMS])
 def test_it_is_saved_and_loaded_as_it_was_and_its_cost_is_known_before(form, tmp_path):
     model, x = network_and_inputs("mlp")
-    guard = holdfast.Consolidator(model, "EWC", 1.0, form=form)
+    guard = anchorhold.Guard(model, "EWC", 1.0, form=form)
     cost = guard.cost()
     guard.consolidate([x])
     kept = [tensor for matrix in guard.matrices.values() for tensor in matrix.tensors().values()]
     assert cost.kept == sum(tensor.nbytes for tensor in [*kept, *guard.anchor.values()])
     guard.save(tmp_path / "guard.safetensors")
-    again = holdfast.Consolidator(model, "EWC", 1.0, form=form)
+    again = anchorhold.Guard(model, "EWC", 1.0, form=form)
     again.load(tmp_path / "guard.safetensors")
     with torch.no_grad():
         for parameter in model.parameters():
@@ -206,7 +206,7 @@ def test_layers_that_see_the_same_inputs_keep_what_is_known_of_them_once(kind, t
         return [guard.matrices[f"{name}.weight"].tensors()[key] for name in ("q", "k", "v", "head")]
 
     shared.save(tmp_path / "guard.safetensors")
-    again = holdfast.Consolidator(model, "EWC", form=kind(share_inputs=True))
+    again = anchorhold.Guard(model, "EWC", form=kind(share_inputs=True))
     again.load(tmp_path / "guard.safetensors")
     for guard in (shared, again):
         q, k, v, head = bases(guard)
@@ -248,7 +248,7 @@ def test_what_cannot_be_is_refused():
         Rotated(outputs="lowrank", rank=0)
     model, _ = network_and_inputs("mlp")
     with pytest.raises(ConfigurationError, match=r"Kronecker\(bits=16\)"):
-        holdfast.Consolidator(model, "EWC", form="kronecker", state_dtype=torch.bfloat16)
+        anchorhold.Guard(model, "EWC", form="kronecker", state_dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("form", ["rotated", "rotated16", "kronecker", "kronecker16"])

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed import checkpoint
 
-import holdfast
-from holdfast.errors import ModelError, ProtectError, StateError
-from holdfast.forms import Dense, LowRank
-from holdfast.persample.reductions import in_shapes
+import anchorhold
+from anchorhold.errors import ModelError, ProtectError, StateError
+from anchorhold.forms import Dense, LowRank
+from anchorhold.persample.reductions import in_shapes
 from tests.forms.whole_network import STRENGTH, brute_force, data, displacement, guarded, moved, network
 from tests.guard.helpers import loss
 
@@ -114,7 +114,7 @@ def test_the_penalty_is_the_quadratic_form_and_its_gradient_is_the_pull(form):
 def test_a_watching_measure_sees_the_tasks_gradient_alone(form):
     def path(strength):
         model = network()
-        guard = holdfast.Consolidator(model, holdfast.Fisher(), strength, form=form, watch=["SI", "SOS"])
+        guard = anchorhold.Guard(model, anchorhold.Fisher(), strength, form=form, watch=["SI", "SOS"])
         guard.consolidate(data())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # so that both see the same weights
         guard.attach(optimizer)
@@ -131,7 +131,7 @@ def test_its_state_is_saved_loaded_and_resumed(form, tmp_path):
     model = network("branches")
     guard = guarded(model, form, decay=0.5)
     guard.save(tmp_path / "state")
-    other = holdfast.Consolidator(copy.deepcopy(model), holdfast.Fisher(), form=form)
+    other = anchorhold.Guard(copy.deepcopy(model), anchorhold.Fisher(), form=form)
     other.load(tmp_path / "state")
     for own, theirs in ((model, guard), (other._memory.model, other)):
         moved(own)
@@ -147,7 +147,7 @@ def test_its_state_goes_through_a_distributed_checkpoint(form, tmp_path):
     model = network()
     guard = guarded(model, form)
     checkpoint.save({"guard": guard.state_dict()}, checkpoint_id=tmp_path)
-    other = holdfast.Consolidator(copy.deepcopy(model), holdfast.Fisher(), form=form)
+    other = anchorhold.Guard(copy.deepcopy(model), anchorhold.Fisher(), form=form)
     state = {"guard": other.blank_state_dict(checkpoint.FileSystemReader(tmp_path).read_metadata())}
     checkpoint.load(state, checkpoint_id=tmp_path)
     other.load_state_dict(state["guard"])
@@ -157,11 +157,11 @@ def test_its_state_goes_through_a_distributed_checkpoint(form, tmp_path):
 def test_a_state_of_another_form_or_network_is_refused(form):
     state = guarded(network(), form).state_dict()
     with pytest.raises(StateError, match="form="):
-        holdfast.Consolidator(network(), holdfast.Fisher()).load_state_dict(state)
+        anchorhold.Guard(network(), anchorhold.Fisher()).load_state_dict(state)
     wider = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     with pytest.raises(StateError, match="another model"):
-        holdfast.Consolidator(wider, holdfast.Fisher(), form=form).load_state_dict(state)
-    narrow = holdfast.Consolidator(network(), holdfast.Fisher(), form=form, protect="0.*")
+        anchorhold.Guard(wider, anchorhold.Fisher(), form=form).load_state_dict(state)
+    narrow = anchorhold.Guard(network(), anchorhold.Fisher(), form=form, protect="0.*")
     with pytest.raises(StateError, match="another `protect`"):
         narrow.load_state_dict(state)
     assert not narrow.matrices and not narrow.anchor
@@ -191,7 +191,7 @@ def test_parameters_that_come_later_have_nothing_of_earlier_tasks(form):
     guard = guarded(model, form, decay=0.5)
     model.new = nn.Linear(5, 3).double()
     guard.refresh()
-    again = holdfast.Consolidator(model, holdfast.Fisher(), form=form, decay=0.5)
+    again = anchorhold.Guard(model, anchorhold.Fisher(), form=form, decay=0.5)
     again.load_state_dict(guard.state_dict())  # as it is before the next consolidation, with a parameter in no block
     moved(model)
     torch.testing.assert_close(again.penalty(), guard.penalty(), **CLOSE)
@@ -214,7 +214,7 @@ def test_parameters_that_are_frozen_later_stay_in_the_matrix(form):
         parameter.requires_grad_(False)
     guard.consolidate(data())
     assert guard.matrices["network"].block.length == 43
-    again = holdfast.Consolidator(model, holdfast.Fisher(), form=form)
+    again = anchorhold.Guard(model, anchorhold.Fisher(), form=form)
     again.load_state_dict(guard.state_dict())
     assert torch.equal(matrix_of(again), matrix_of(guard))
 
@@ -227,7 +227,7 @@ def test_a_layer_that_is_gone_is_refused_and_nothing_is_lost(form):
     with pytest.raises(ProtectError, match=r"'old\.bias' was consolidated in one matrix .* forget\('old\.bias'\)"):
         guard.consolidate(data())
     assert guard.tasks == 1 and torch.equal(matrix_of(guard), before)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"'body\.bias' and 1 other parameter, so that nothing holds"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"'body\.bias' and 1 other parameter, so that nothing holds"):
         guard.forget("old.weight", "old.bias")
     assert not guard.matrices and "holds nothing" not in repr(guard) and "not held: 4" in repr(guard)
     guard.consolidate(data())
@@ -247,14 +247,14 @@ def test_a_parameter_may_be_called_network(tmp_path):
     guard = guarded(model, "dense")
     assert guard.matrices.keys() == {"the network"}
     guard.save(tmp_path / "state")
-    other = holdfast.Consolidator(copy.deepcopy(model), holdfast.Fisher(), form="dense")
+    other = anchorhold.Guard(copy.deepcopy(model), anchorhold.Fisher(), form="dense")
     other.load(tmp_path / "state")
     assert torch.equal(other.matrices["the network"].h, guard.matrices["the network"].h)
 
 
 def test_it_is_printed_and_rehearsed(form):
     model = network()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), form=form)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), form=form)
     guard.rehearse(data())
     assert not guard.matrices and f"in the form {form.name!r}" in repr(guard)
     guard.consolidate(data())
@@ -264,9 +264,9 @@ def test_it_is_printed_and_rehearsed(form):
 
 def test_a_lazy_layer_is_looked_at_once_it_has_a_shape():
     model = nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.Linear(5, 3)).double()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), form=Dense(largest=42))
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), form=Dense(largest=42))
     model(data()[0][0])
-    with pytest.raises(holdfast.ConfigurationError, match="43 × 43"):
+    with pytest.raises(anchorhold.ConfigurationError, match="43 × 43"):
         guard.consolidate(data())
 
 
@@ -274,5 +274,5 @@ def test_weights_on_two_devices_are_refused():
     model = network()
     model[2].to("meta")
     with pytest.raises(ModelError, match=r"lie on cpu, meta; expected one device"):
-        holdfast.Consolidator(model, holdfast.Fisher(), form="dense")
-    holdfast.Consolidator(model, holdfast.Fisher(), form=Dense(span="layers"))
+        anchorhold.Guard(model, anchorhold.Fisher(), form="dense")
+    anchorhold.Guard(model, anchorhold.Fisher(), form=Dense(span="layers"))

@@ -5,10 +5,10 @@ import dataclasses
 import torch
 from torch import nn
 
-from holdfast.errors import ModelError, StateError
-from holdfast.forms import Block, Form, Matrix
-from holdfast.persample.reductions import Reduction
-from holdfast.tensors.names import named_parameters
+from anchorhold.errors import ModelError, StateError
+from anchorhold.forms import Block, Form, Matrix
+from anchorhold.persample.reductions import Reduction
+from anchorhold.tensors.names import named_parameters
 
 
 class ToyMatrix(Matrix):

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.persample.reductions import as_vector
+import anchorhold
+from anchorhold.persample.reductions import as_vector
 from tests import oracles
 
 STRENGTH = 0.7
@@ -63,7 +63,7 @@ def brute_force(model, names=None, scores=oracles.every_label, seed=0):
 
 
 def guarded(model, form, measure=None, **settings):
-    guard = holdfast.Consolidator(model, measure or holdfast.Fisher(), STRENGTH, form=form, **settings)
+    guard = anchorhold.Guard(model, measure or anchorhold.Fisher(), STRENGTH, form=form, **settings)
     guard.consolidate(data())
     return guard
 

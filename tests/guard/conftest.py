@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.guard.steps.walk import bundles
+from anchorhold.guard.steps.walk import bundles
 
 BOTH_WAYS = {
     "test_implicit",

@@ -1,9 +1,9 @@
-"""A small problem that the consolidator's tests share."""
+"""A small problem that the guard's tests share."""
 
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 
 
 def net(seed=0, dtype=torch.float64):
@@ -30,7 +30,7 @@ def train(model, optimizer, steps=3, seed=0):
 
 def consolidated(model, measure=None, strength=0.5, **options):
     """A guard that has consolidated once, from data, and a model that has since moved away from its anchor."""
-    guard = holdfast.Consolidator(model, measure or holdfast.Fisher(), strength=strength, **options)
+    guard = anchorhold.Guard(model, measure or anchorhold.Fisher(), strength=strength, **options)
     guard.consolidate([batch(9)])
     with torch.no_grad():
         for parameter in model.parameters():

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 
 
 def test_a_head_that_is_added_later_is_taken_in():
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh()).double()
     model.add_module("head_a", nn.Linear(5, 3).double())
-    guard = holdfast.Consolidator(model, holdfast.SI(), strength=1.0)
+    guard = anchorhold.Guard(model, anchorhold.SI(), strength=1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     train(model, optimizer)
@@ -30,7 +30,7 @@ def test_a_head_that_is_added_later_is_taken_in():
 @pytest.mark.parametrize("implicit", [False, None])
 def test_a_parameter_that_is_frozen_stays_held_and_is_still_measured_from_data(implicit):
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, watch=["SOS"], implicit=implicit)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0, watch=["SOS"], implicit=implicit)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     train(model, optimizer)
@@ -58,13 +58,13 @@ def test_a_parameter_that_is_frozen_stays_held_and_is_still_measured_from_data(i
 def test_a_parameter_that_is_unfrozen_is_taken_in():
     model = net()
     model[0].requires_grad_(False)
-    guard = holdfast.Consolidator(model, holdfast.SOS())
+    guard = anchorhold.Guard(model, anchorhold.SOS())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     train(model, optimizer)
     assert set(guard.consolidate()["SOS"].importance) == {"2.weight", "2.bias"}
     model[0].requires_grad_(True)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"Frozen until .*'0.weight' and 1 other .* is not known"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"Frozen until .*'0.weight' and 1 other .* is not known"):
         train(model, optimizer)
     assert set(guard.consolidate()["SOS"].importance) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     train(model, optimizer)  # now they have one
@@ -72,17 +72,17 @@ def test_a_parameter_that_is_unfrozen_is_taken_in():
 
 def test_a_parameter_that_changed_its_shape_is_refused_until_forgotten():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     guard.consolidate([batch(0)])
     kept = {name: value.clone() for name, value in guard.importance.items()}
     model[2] = nn.Linear(5, 7).double()
-    with pytest.raises(holdfast.ProtectError, match=r"'2.weight' was consolidated with shape \(3, 5\)"):
+    with pytest.raises(anchorhold.ProtectError, match=r"'2.weight' was consolidated with shape \(3, 5\)"):
         guard.consolidate([batch(0)])
     assert all(torch.equal(guard.importance[name], value) for name, value in kept.items())
     guard.forget("2.weight", "2.bias")
     guard.consolidate([batch(0)])
     assert guard.importance["2.weight"].shape == (7, 5)
-    with pytest.raises(holdfast.ProtectError, match="not a protected parameter"):
+    with pytest.raises(anchorhold.ProtectError, match="not a protected parameter"):
         guard.forget("nowhere")
 
 
@@ -99,7 +99,7 @@ def test_tied_weights_are_measured_and_held_as_one():
 
     torch.manual_seed(0)
     model = Tied().double()
-    guard = holdfast.Consolidator(model, holdfast.SI(), strength=0.5, watch=["EWC"])
+    guard = anchorhold.Guard(model, anchorhold.SI(), strength=0.5, watch=["EWC"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     gradient = torch.autograd.grad(loss(model, batch(0)), model.first.weight)[0]
@@ -117,14 +117,14 @@ def test_tied_weights_are_measured_and_held_as_one():
 @pytest.mark.parametrize("implicit", [False, None])
 def test_a_module_that_is_replaced_by_one_of_the_same_shape_is_followed(implicit):
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.5, implicit=implicit)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=0.5, implicit=implicit)
     guard.consolidate()
     model[0] = nn.Linear(4, 5).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     before = model[0].weight.detach().clone()
     (0 * loss(model, batch(0))).backward()
-    with pytest.warns(holdfast.HoldfastWarning, match="has other parameters than those that were consolidated"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="has other parameters than those that were consolidated"):
         optimizer.step()
     pulled = 0.1 / 1.1 if guard.implicit else 0.1
     torch.testing.assert_close(model[0].weight, before - pulled * (before - guard.anchor["0.weight"]))
@@ -133,20 +133,24 @@ def test_a_module_that_is_replaced_by_one_of_the_same_shape_is_followed(implicit
 def test_the_penalty_is_of_the_layers_that_the_model_has_now():
     """Whoever adds it to a loss takes no step at which the guard would look at the model again."""
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.5)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=0.5)
     guard.consolidate()
     model[2] = nn.Linear(5, 3).double()
-    with pytest.warns(holdfast.HoldfastWarning, match="has other parameters than those that were consolidated"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="has other parameters than those that were consolidated"):
         value = guard.penalty()
     away = [(p - guard.anchor[name]).square().sum() for name, p in model.named_parameters()]
     torch.testing.assert_close(value, 0.5 * sum(away))
     value.backward()
     assert float(model[2].weight.grad.abs().sum()) > 0
     del model[2]
-    with pytest.warns(holdfast.HoldfastWarning, match=r"no longer has '2\.weight' and 1 other protected parameter "):
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match=r"no longer has '2\.weight' and 1 other protected parameter "
+    ):
         assert float(guard.penalty().detach()) == 0
     del model[0]
-    with pytest.warns(holdfast.HoldfastWarning, match=r"no longer has '0\.weight' and 1 other protected parameter "):
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match=r"no longer has '0\.weight' and 1 other protected parameter "
+    ):
         assert float(guard.penalty().detach()) == 0
     assert float(guard.penalty().detach()) == 0  # it is not told again
     guard.refresh()
@@ -155,16 +159,16 @@ def test_the_penalty_is_of_the_layers_that_the_model_has_now():
 
 def test_what_is_gone_is_told_of_once_in_a_task_and_another_in_its_place_too():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=0.5)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=0.5)
     guard.consolidate([batch(0)])
     del model[2]
-    with pytest.warns(holdfast.HoldfastWarning, match=r"no longer has '2\.weight'"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"no longer has '2\.weight'"):
         guard.penalty()
     model.append(nn.Linear(5, 3).double())
-    with pytest.warns(holdfast.HoldfastWarning, match="has other parameters than those that were consolidated"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="has other parameters than those that were consolidated"):
         guard.penalty()
     del model[2]
-    with pytest.warns(holdfast.HoldfastWarning, match=r"no longer has '2\.weight'"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"no longer has '2\.weight'"):
         guard.penalty()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))  # a warning would be an error here
     model(batch(0)[0]).sum().backward()
@@ -175,14 +179,14 @@ def test_what_is_gone_is_told_of_once_in_a_task_and_another_in_its_place_too():
 def test_the_penalty_refuses_a_layer_of_another_shape(in_place):
     """It was of the old layer, in silence, or failed at some sum."""
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.5)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=0.5)
     guard.consolidate()
     wide = nn.Linear(5, 4).double()
     if in_place:  # as transformers' resize_token_embeddings does
         model[2].weight.data, model[2].bias.data = wide.weight.data, wide.bias.data
     else:
         model[2] = wide
-    with pytest.raises(holdfast.ProtectError, match=r"'2\.weight' was consolidated with shape \(3, 5\) and now has"):
+    with pytest.raises(anchorhold.ProtectError, match=r"'2\.weight' was consolidated with shape \(3, 5\) and now has"):
         guard.penalty()
     guard.forget("2.*")
     assert float(guard.penalty().detach()) == 0
@@ -190,7 +194,7 @@ def test_the_penalty_refuses_a_layer_of_another_shape(in_place):
 
 def test_a_module_that_is_replaced_by_one_of_another_shape_within_its_first_task_starts_anew():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SI(), watch=["SOS"])
+    guard = anchorhold.Guard(model, anchorhold.SI(), watch=["SOS"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     train(model, optimizer)
@@ -209,7 +213,7 @@ def test_a_module_that_is_replaced_by_one_of_another_shape_within_its_first_task
 def importance_after(protect, measure, train_task):
     """What a measure finds for a task with this ``protect``."""
     model = net()
-    guard = holdfast.Consolidator(model, measure, protect=protect)
+    guard = anchorhold.Guard(model, measure, protect=protect)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     guard.attach(optimizer)
     train_task(model, optimizer, guard)
@@ -238,7 +242,7 @@ def taking_turns(model, optimizer, guard):
 
 
 @pytest.mark.parametrize("task", [unfreezing, freezing, taking_turns])
-@pytest.mark.parametrize("measure", [holdfast.SI(), holdfast.SOS()], ids=lambda measure: measure.name)
+@pytest.mark.parametrize("measure", [anchorhold.SI(), anchorhold.SOS()], ids=lambda measure: measure.name)
 def test_what_is_frozen_for_a_part_of_a_task_is_measured_as_if_it_had_been_named(measure, task):
     """The default is a selection of what can be trained; when it is asked must not matter."""
     named, found = (importance_after(protect, measure, task) for protect in ("*", None))
@@ -258,7 +262,7 @@ def test_an_independent_gradient_is_taken_of_what_was_just_unfrozen():
             loss(model, batch(i)).backward()
             optimizer.step()
 
-    named, found = (importance_after(protect, holdfast.SIB(), task) for protect in ("*", None))
+    named, found = (importance_after(protect, anchorhold.SIB(), task) for protect in ("*", None))
     assert float(found["0.weight"].max()) > 0
     for name, omega in named.items():
         assert torch.equal(found[name], omega)
@@ -276,18 +280,18 @@ def test_steps_while_frozen_are_none():
         assert guard.state_dict()["steps"]["0.weight"] == 1
 
     gradients = []
-    found = importance_after(None, holdfast.SOS(), task)
+    found = importance_after(None, anchorhold.SOS(), task)
     torch.testing.assert_close(found["0.weight"], gradients[0].abs())  # the root of one square, bias-corrected
 
 
 def test_a_task_in_which_a_frozen_layer_took_part_goes_on_from_its_state(tmp_path):
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SOS())
+    guard = anchorhold.Guard(model, anchorhold.SOS())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     freezing(model, optimizer, guard)
     guard.save(tmp_path / "guard.safetensors")
-    again = holdfast.Consolidator(model, holdfast.SOS())
+    again = anchorhold.Guard(model, anchorhold.SOS())
     assert "0.weight" not in again.parameters
     again.load(tmp_path / "guard.safetensors")
     expected, found = guard.consolidate()["SOS"].importance, again.consolidate()["SOS"].importance
@@ -299,9 +303,9 @@ def test_a_task_in_which_a_frozen_layer_took_part_goes_on_from_its_state(tmp_pat
 def test_an_optimiser_of_frozen_parameters_may_come_with_others():
     model = net()
     model[0].requires_grad_(False)
-    guard = holdfast.Consolidator(model, holdfast.SOS())
+    guard = anchorhold.Guard(model, anchorhold.SOS())
     body, head = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))
-    with pytest.raises(holdfast.OptimizerError, match="owns none of the 2 protected parameters"):
+    with pytest.raises(anchorhold.OptimizerError, match="owns none of the 2 protected parameters"):
         guard.attach(body)
     guard.attach(body, head)
     train(model, head, steps=1)
@@ -313,7 +317,7 @@ def test_an_optimiser_of_frozen_parameters_may_come_with_others():
 def test_what_waits_for_its_turn_is_no_oversight(recwarn):
     """Heads have optimisers of their own, each at rest in all tasks but one; a body is frozen while a head warms up."""
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SOS(), from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.SOS(), from_scratch=True)
     body, head = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))
     guard.attach(body, head)
     train(model, head)
@@ -325,7 +329,7 @@ def test_what_waits_for_its_turn_is_no_oversight(recwarn):
 
 def test_lazy_layers_are_refused_until_a_batch_has_run_through_them():
     model = nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(3)).double()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0, from_scratch=True)
     optimizer = torch.optim.Adam(model.parameters())
     calls = {
         "attach": lambda: guard.attach(optimizer),
@@ -334,7 +338,7 @@ def test_lazy_layers_are_refused_until_a_batch_has_run_through_them():
     }
     for name, call in calls.items():
         told = rf"{name}\(\) of a model with lazy.*'0\.weight' and 3 more are not initialised.*Run one batch"
-        with pytest.raises(holdfast.OrderError, match=told):
+        with pytest.raises(anchorhold.OrderError, match=told):
             call()
     model(batch(0)[0])
     for call in calls.values():
@@ -346,9 +350,9 @@ def test_lazy_layers_are_refused_until_a_batch_has_run_through_them():
 def test_weights_without_values_are_refused_until_they_are_loaded():
     model, loaded = net(), net()
     model[2].to("meta")
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0)
     for call in (guard.consolidate, guard.rehearse):
-        with pytest.raises(holdfast.OrderError, match=r"\(\).*'2.weight' on the device 'meta'.*Load all"):
+        with pytest.raises(anchorhold.OrderError, match=r"\(\).*'2.weight' on the device 'meta'.*Load all"):
             call([batch(0)])
     model.load_state_dict(loaded.state_dict(), assign=True)
     guard.consolidate([batch(0)])
@@ -356,16 +360,16 @@ def test_weights_without_values_are_refused_until_they_are_loaded():
 
 def test_those_that_are_not_protected_are_nobodys_affair():
     model = nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.Linear(5, 3)).double()
-    guard = holdfast.Consolidator(model, holdfast.SOS(), strength=1.0, protect="2.*", from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.SOS(), strength=1.0, protect="2.*", from_scratch=True)
     guard.attach(optimizer := torch.optim.Adam(model.parameters()))
     train(model, optimizer)
 
 
 def test_a_warning_that_is_an_error_leaves_nothing_attached():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SOS())
+    guard = anchorhold.Guard(model, anchorhold.SOS())
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    with pytest.raises(holdfast.HoldfastWarning, match="No attached optimiser trains"):
+    with pytest.raises(anchorhold.AnchorholdWarning, match="No attached optimiser trains"):
         guard.attach(optimizer)
     before = model[0].weight.clone()
     train(model, optimizer, steps=1)
@@ -375,13 +379,13 @@ def test_a_warning_that_is_an_error_leaves_nothing_attached():
 def test_a_guard_whose_parameters_are_all_frozen_says_that_it_holds_nothing():
     """As a guard of a base model does, when an adapter is trained on top of it."""
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.L2(), strength=1e4)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=1e4)
     guard.consolidate()
     model.requires_grad_(False)
     model.add_module("adapter", nn.Linear(3, 3).double())
     optimizer = torch.optim.SGD(model.adapter.parameters(), lr=0.1)
     with pytest.warns(
-        holdfast.HoldfastWarning, match=r"than the 4 consolidated ones.*holds nothing back.*form='kronecker'"
+        anchorhold.AnchorholdWarning, match=r"than the 4 consolidated ones.*holds nothing back.*form='kronecker'"
     ):
         guard.attach(optimizer)
     guard.attach(optimizer, hold=False)  # which never held
@@ -391,11 +395,13 @@ def test_a_guard_whose_parameters_are_all_frozen_says_that_it_holds_nothing():
 
 def test_a_layer_that_has_another_name_now_is_told():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.L2())
+    guard = anchorhold.Guard(model, anchorhold.L2())
     guard.consolidate()
     model[0] = nn.Sequential(model[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(holdfast.HoldfastWarning, match="no longer has '0.weight' and 1 other protected parameter under"):
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match="no longer has '0.weight' and 1 other protected parameter under"
+    ):
         guard.attach(optimizer)
     guard.forget("0.weight", "0.bias")
     guard.attach(optimizer)
@@ -406,7 +412,7 @@ def test_a_model_that_is_frozen_as_a_whole_at_the_end_of_a_task_is_consolidated(
     torch.manual_seed(0)
     model, x = nn.Linear(3, 2), torch.randn(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, measure, 1.0)
+    guard = anchorhold.Guard(model, measure, 1.0)
     guard.attach(optimizer)
     model(x).square().mean().backward()
     optimizer.step()
@@ -415,15 +421,17 @@ def test_a_model_that_is_frozen_as_a_whole_at_the_end_of_a_task_is_consolidated(
     assert guard.anchor.keys() == {"weight", "bias"}
     guard.refresh()
     guard.load_state_dict(guard.state_dict())
-    with pytest.raises(holdfast.ProtectError, match="No parameter of the model is trainable"):
-        holdfast.Consolidator(model, measure, 1.0)
+    with pytest.raises(anchorhold.ProtectError, match="No parameter of the model is trainable"):
+        anchorhold.Guard(model, measure, 1.0)
 
 
 def test_forgetting_a_name_that_is_not_there_forgets_none():
     model = nn.Linear(3, 2)
-    guard = holdfast.Consolidator(model, "L2", 1.0)
+    guard = anchorhold.Guard(model, "L2", 1.0)
     guard.consolidate()
-    with pytest.raises(holdfast.ProtectError, match="'wieght' is not a protected parameter, so nothing was forgotten"):
+    with pytest.raises(
+        anchorhold.ProtectError, match="'wieght' is not a protected parameter, so nothing was forgotten"
+    ):
         guard.forget("weight", "wieght")
     assert guard.anchor.keys() == {"weight", "bias"}
 
@@ -438,16 +446,16 @@ def test_parameters_are_forgotten_by_the_patterns_that_protect_takes():
 
 def test_a_pattern_that_matches_nothing_forgets_nothing_and_says_what_would():
     guard = consolidated(net())
-    with pytest.raises(holdfast.ProtectError, match=r"'3\.\*' matches no protected parameter, so nothing was"):
+    with pytest.raises(anchorhold.ProtectError, match=r"'3\.\*' matches no protected parameter, so nothing was"):
         guard.forget("2.*", "3.*")
-    with pytest.raises(holdfast.ProtectError, match=r"'2' is not a protected parameter.*Did you mean '2\.\*'"):
+    with pytest.raises(anchorhold.ProtectError, match=r"'2' is not a protected parameter.*Did you mean '2\.\*'"):
         guard.forget("2")
     assert guard.anchor.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
 def test_a_name_with_brackets_is_forgotten_by_itself():
     model = nn.ParameterDict({"a[b]": nn.Parameter(torch.ones(2)), "ab": nn.Parameter(torch.ones(2))})
-    guard = holdfast.Consolidator(model, "L2", 1.0)
+    guard = anchorhold.Guard(model, "L2", 1.0)
     guard.consolidate()
     guard.forget("a[b]")
     assert guard.anchor.keys() == {"ab"}
@@ -455,6 +463,8 @@ def test_a_name_with_brackets_is_forgotten_by_itself():
 
 def test_names_that_are_given_as_a_list_are_refused_with_how_to_give_them():
     guard = consolidated(net())
-    with pytest.raises(holdfast.ProtectError, match=r"forget\(\['2.weight'\]\): expected names or patterns, one after"):
+    with pytest.raises(
+        anchorhold.ProtectError, match=r"forget\(\['2.weight'\]\): expected names or patterns, one after"
+    ):
         guard.forget(["2.weight"])
     assert "2.weight" in guard.importance

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import holdfast
+import anchorhold
 from tests.guard.test_storage import MEASURES, learned
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -38,7 +38,7 @@ def test_a_form_on_the_processor_holds_as_on_the_gpu(form):
 
 @pytest.mark.parametrize("form", [{"outputs": "blocks", "largest_block": 3}, {"inputs": "lowrank", "rank": 2}], ids=str)
 def test_sides_that_are_cut_hold_on_the_gpu_as_on_the_processor(form):
-    ends = [learned("EWC", device=device, form=holdfast.Rotated(**form))[0] for device in ("cpu", "cuda")]
+    ends = [learned("EWC", device=device, form=anchorhold.Rotated(**form))[0] for device in ("cpu", "cuda")]
     for mine, its in zip(*(end.parameters() for end in ends), strict=True):
         torch.testing.assert_close(mine, its.cpu(), rtol=1e-3, atol=1e-4)
 

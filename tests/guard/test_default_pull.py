@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 
-LAYERED = ["rotated", "kronecker", holdfast.Kronecker(bits=16), holdfast.LowRank(rank=6)]
+LAYERED = ["rotated", "kronecker", anchorhold.Kronecker(bits=16), anchorhold.LowRank(rank=6)]
 EVERY = ["diagonal", *LAYERED]
 
 
@@ -66,7 +66,7 @@ DIAGONAL = {
     "kept elsewhere": (sgd, {"state_device": "cpu"}),
     "L2": (sgd, {"measure": "L2"}),
     "online EWC": (sgd, {"measure": "online-EWC"}),
-    "a hold with batches": (sgd, {"holds": [holdfast.Replay([batch(7)], share=0.5)]}),
+    "a hold with batches": (sgd, {"holds": [anchorhold.Replay([batch(7)], share=0.5)]}),
     "frozen batch norms": (sgd, {"batch_norm": "freeze"}),
 }
 
@@ -89,7 +89,7 @@ ELSEWHERE = {
     "two rates": (two_rates, {"form": "rotated"}),
     "a hold that leans": (sgd, {"form": "rotated", "anchor": "mean"}),
     "a gradient term": (sgd, {"form": "kronecker", "anchor": "mean", "gradient_term": True}),
-    "exact sums": (sgd, {"form": holdfast.Rotated(sums="exact")}),
+    "exact sums": (sgd, {"form": anchorhold.Rotated(sums="exact")}),
     "one matrix of all weights": (sgd, {"form": "dense"}),
     "coordinates to be found anew": (sgd, {"form": "kronecker", "state_dtype": torch.float32}),
 }
@@ -106,7 +106,7 @@ def test_everywhere_else_the_hold_is_in_the_gradient_as_it_was(make, options):
 def test_folded_batch_norms_are_held_in_the_gradient(form):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
-    guard = holdfast.Consolidator(model, "EWC", form=form, batch_norm="fold")
+    guard = anchorhold.Guard(model, "EWC", form=form, batch_norm="fold")
     guard.attach(sgd(model))
     assert guard.implicit is False
 
@@ -132,7 +132,7 @@ def test_print_says_why_a_diagonal_is_held_in_the_gradient(make, why):
 def test_a_diagonal_of_16_bit_weights_is_held_in_the_gradient():
     """A pull by itself would be lost to rounding; what is kept of the weights in fewer bits is another matter."""
     model = net(dtype=torch.bfloat16)
-    guard = holdfast.Consolidator(model, "L2")
+    guard = anchorhold.Guard(model, "L2")
     optimizer = sgd(model)
     guard.attach(optimizer)
     assert (
@@ -145,7 +145,7 @@ def test_a_diagonal_of_16_bit_weights_is_held_in_the_gradient():
 
 def test_nothing_is_said_of_a_pull_where_there_is_no_importance():
     model = net()
-    guard = holdfast.Consolidator(model, "fine-tune", from_scratch=True)
+    guard = anchorhold.Guard(model, "fine-tune", from_scratch=True)
     optimizer = sgd(model)
     assert "implicit" not in repr(guard)
     guard.attach(optimizer)
@@ -157,7 +157,7 @@ def test_by_default_no_strength_makes_a_diagonal_diverge():
     guard = consolidated(model, strength=1e30)
     optimizer = sgd(model)
     guard.attach(optimizer)
-    with pytest.warns(holdfast.HoldfastWarning, match="is far too much for this task") as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match="is far too much for this task") as told:
         train(model, optimizer, 40)
     assert len(told) == 1
     held = {name: omega > 1e-12 for name, omega in guard.importance.items()}
@@ -177,7 +177,7 @@ def test_a_strength_that_destroys_the_explicit_run_does_not_by_default(form):
         with warnings.catch_warnings():
             warnings.simplefilter("error" if implicit is None else "ignore")
             warnings.filterwarnings("ignore", "strength=10000 is far too much for this task")
-            with contextlib.suppress(holdfast.NotFiniteError):
+            with contextlib.suppress(anchorhold.NotFiniteError):
                 train(model, optimizer, 40)
         ends.append(max(float((p - guard.anchor[name]).abs().max()) for name, p in weights(model).items()))
     assert ends[0] < 1 and not ends[1] < 1e6
@@ -212,7 +212,7 @@ def test_it_is_decided_by_attach_for_all_optimisers_together(form):
 
 def test_a_layer_whose_parts_are_trained_apart_is_held_in_the_gradient():
     model = net()
-    guard = holdfast.Consolidator(model, "EWC", form="rotated", from_scratch=True)  # no block is known yet
+    guard = anchorhold.Guard(model, "EWC", form="rotated", from_scratch=True)  # no block is known yet
     kept = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
     guard.attach(*kept)
     assert guard.implicit is False
@@ -281,11 +281,11 @@ def test_a_momentum_that_comes_to_never_settle_is_told_of_and_then_it_is_in_the_
 def test_adapters_that_come_to_be_held_merged_are_held_in_the_gradient():
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(net(), peft.LoraConfig(target_modules=["0"], r=2, init_lora_weights=False))
-    guard = holdfast.Consolidator(model, "EWC", form="kronecker")
+    guard = anchorhold.Guard(model, "EWC", form="kronecker")
     assert guard.space == "merged" and guard.implicit is False
     guard.attach(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
     assert guard.implicit is False
-    with pytest.raises(holdfast.ConfigurationError, match="merged weights, which take no steps of their own"):
+    with pytest.raises(anchorhold.ConfigurationError, match="merged weights, which take no steps of their own"):
         guard.implicit = True
 
 
@@ -294,7 +294,7 @@ def test_it_may_be_said_later():
     guard = consolidated(model, form="rotated")
     optimizer = adam(model)
     guard.attach(optimizer)
-    with pytest.raises(holdfast.OptimizerError, match="with Adam, which moves each weight"):
+    with pytest.raises(anchorhold.OptimizerError, match="with Adam, which moves each weight"):
         guard.implicit = True
     assert guard.implicit is False
     guard.attach(optimizer, hold=False)
@@ -322,7 +322,7 @@ def test_a_task_that_is_resumed_in_its_middle_goes_on_exactly(form, make, first,
     train(model, optimizer)
     guard.save(tmp_path / "guard")
     twin = copy.deepcopy(model)
-    other = holdfast.Consolidator(twin, holdfast.Fisher(), form=form, watch=["SI"])
+    other = anchorhold.Guard(twin, anchorhold.Fisher(), form=form, watch=["SI"])
     its = make(twin)
     its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for step in (first, "load" if first == "attach" else "attach"):
@@ -341,7 +341,7 @@ def test_a_state_of_an_earlier_version_goes_on_in_the_gradient(form, first):
     state = copy.deepcopy(guard.state_dict())
     assert not {"implicit", "implicit_is_open"} & state.keys()  # as they were written before
     twin = copy.deepcopy(model)
-    other = holdfast.Consolidator(twin, holdfast.Fisher(), form=form)
+    other = anchorhold.Guard(twin, anchorhold.Fisher(), form=form)
     optimizer, its = sgd(model), sgd(twin)
     guard.attach(optimizer)
     for step in (first, "load" if first == "attach" else "attach"):
@@ -366,9 +366,9 @@ def test_what_was_told_is_not_overruled_by_a_state(form):
         assert guard.implicit is (guard is told)
     default.load_state_dict(told.state_dict())
     assert default.implicit is True
-    with pytest.raises(holdfast.StateError, match=r"this Consolidator has implicit=True\. .* set guard.implicit"):
+    with pytest.raises(anchorhold.StateError, match=r"this Guard has implicit=True\. .* set guard.implicit"):
         told.load_state_dict(told_not.state_dict())
-    with pytest.raises(holdfast.StateError, match="implicit_is_open are 'yes'; expected true or false"):
+    with pytest.raises(anchorhold.StateError, match="implicit_is_open are 'yes'; expected true or false"):
         default.load_state_dict({**state, "implicit_is_open": "yes"})
     assert default.implicit is True
 

@@ -5,9 +5,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-import holdfast
-from holdfast import SI, Consolidator, Fisher, LowRank
-from holdfast.errors import ConfigurationError, StateError
+import anchorhold
+from anchorhold import SI, Fisher, Guard, LowRank
+from anchorhold.errors import ConfigurationError, StateError
 from tests.adapters.by_hand import Adapted, adapt, networks
 
 
@@ -28,7 +28,7 @@ def moved(model):
 MERGED = {
     "Kronecker factors": {"form": "kronecker"},
     "rotated coordinates": {"form": "rotated"},
-    "in 16 bits": {"form": holdfast.Kronecker16()},
+    "in 16 bits": {"form": anchorhold.Kronecker16()},
     "all that a layer has": {"form": "kronecker", "protect": ["0.*", "2.*"]},
     "a predicate": {"form": "kronecker", "protect": lambda name, p: p.requires_grad},
     "strengths of layers": {"form": "kronecker", "strength": {"0.*": 2.0, "*": 1.0}},
@@ -52,7 +52,7 @@ WEIGHTS = {
 def test_adapters_are_held_by_merged_weights_where_that_is_known_to_keep_more(asked):
     model, _ = adapted()
     options = dict((MERGED | WEIGHTS)[asked])
-    guard = Consolidator(model, options.pop("measure", Fisher()), **options)
+    guard = Guard(model, options.pop("measure", Fisher()), **options)
     assert guard.space == ("merged" if asked in MERGED else "weights")
     said = "merged weights" if asked in MERGED else "own parameters"
     assert f"adapters by their {said}" in repr(guard).splitlines()[0]
@@ -61,11 +61,11 @@ def test_adapters_are_held_by_merged_weights_where_that_is_known_to_keep_more(as
 def test_a_base_that_is_trained_too_and_a_model_without_adapters_are_held_as_they_are():
     model, _ = adapted()
     model[0].layer.requires_grad_(True)
-    guard = Consolidator(model, Fisher(), form="kronecker")
+    guard = Guard(model, Fisher(), form="kronecker")
     assert guard.space == "weights"
     assert "adapters by their own parameters, since " in repr(guard) and "0.layer.weight" in repr(guard).splitlines()[0]
-    assert "since" not in repr(Consolidator(model, Fisher(), form="kronecker", space="weights"))
-    plain = Consolidator(nn.Linear(3, 2), Fisher(), form="kronecker")
+    assert "since" not in repr(Guard(model, Fisher(), form="kronecker", space="weights"))
+    plain = Guard(nn.Linear(3, 2), Fisher(), form="kronecker")
     assert plain.space == "weights" and "adapters" not in repr(plain)
 
 
@@ -73,7 +73,7 @@ def test_the_default_is_the_same_guard_to_the_last_bit():
     found = []
     for options in ({}, {"space": "merged"}):
         model, inputs = adapted()
-        guard = Consolidator(model, Fisher(), 2.0, form="rotated", **options)
+        guard = Guard(model, Fisher(), 2.0, form="rotated", **options)
         guard.consolidate([inputs])
         moved(model)
         found.append(float(guard.penalty().detach()))
@@ -84,11 +84,11 @@ def test_the_default_is_the_same_guard_to_the_last_bit():
 def test_a_state_is_held_as_it_was_saved_unless_the_guard_was_told_otherwise(form, space, tmp_path):
     """Files of adapters' own parameters are older than the default, and go on as they were."""
     model, inputs = adapted()
-    saved = Consolidator(model, Fisher(), 2.0, form=form, space=space)
+    saved = Guard(model, Fisher(), 2.0, form=form, space=space)
     saved.consolidate([inputs])
     moved(model)
     saved.save(tmp_path / "guard.safetensors")
-    guard = Consolidator(model, Fisher(), 2.0, form=form)
+    guard = Guard(model, Fisher(), 2.0, form=form)
     assert guard.space != space
     guard.load(tmp_path / "guard.safetensors")
     assert guard.space == space and guard.parameters.keys() == saved.parameters.keys()
@@ -96,22 +96,22 @@ def test_a_state_is_held_as_it_was_saved_unless_the_guard_was_told_otherwise(for
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     guard.attach(optimizer)
     model(inputs).square().sum().backward()
-    with pytest.warns(holdfast.HoldfastWarning, match="% away from those that"):  # no step has moved them
+    with pytest.warns(anchorhold.AnchorholdWarning, match="% away from those that"):  # no step has moved them
         optimizer.step()
     guard.consolidate([inputs])
     assert guard.tasks == 2 and guard.importance.keys() == saved.importance.keys()
     other = "weights" if space == "merged" else "merged"
-    with pytest.raises(StateError, match=f"space={space}; this Consolidator has space={other}"):
-        Consolidator(model, Fisher(), 2.0, form=form, space=other).load(tmp_path / "guard.safetensors")
+    with pytest.raises(StateError, match=f"space={space}; this Guard has space={other}"):
+        Guard(model, Fisher(), 2.0, form=form, space=other).load(tmp_path / "guard.safetensors")
 
 
 def test_a_state_that_is_refused_leaves_the_space_and_all_else():
     model, inputs = adapted()
-    saved = Consolidator(model, Fisher(), 2.0, form="kronecker", space="weights")
+    saved = Guard(model, Fisher(), 2.0, form="kronecker", space="weights")
     saved.consolidate([inputs])
     state = saved.state_dict()
     damaged = {key: t * torch.nan if key.startswith("anchor/") else t for key, t in state["tensors"].items()}
-    guard = Consolidator(model, Fisher(), 2.0, form="kronecker")
+    guard = Guard(model, Fisher(), 2.0, form="kronecker")
     guard.consolidate([inputs])
     moved(model)
     before = float(guard.penalty().detach())
@@ -122,11 +122,11 @@ def test_a_state_that_is_refused_leaves_the_space_and_all_else():
 
 def test_merged_weights_of_a_state_need_adapters_that_can_be_held_so():
     model, inputs = adapted()
-    saved = Consolidator(model, Fisher(), form="kronecker")
+    saved = Guard(model, Fisher(), form="kronecker")
     saved.consolidate([inputs])
     moved(model)
     plain = nn.Sequential(*(m.layer.requires_grad_(True) if isinstance(m, Adapted) else m for m in model))
-    guard = Consolidator(plain, Fisher(), form="kronecker")
+    guard = Guard(plain, Fisher(), form="kronecker")
     with pytest.raises(StateError, match=r"space='merged'.*no protected adapter"):
         guard.load_state_dict(saved.state_dict())
     assert guard.space == "weights" and guard.tasks == 0
@@ -135,8 +135,8 @@ def test_merged_weights_of_a_state_need_adapters_that_can_be_held_so():
 def test_adapters_that_come_after_the_guard_are_held_by_merged_weights_as_well():
     torch.manual_seed(0)
     model, inputs, layers = networks()["mlp"]
-    guard = Consolidator(model, Fisher(), form="kronecker")
-    told = Consolidator(model, Fisher(), form="kronecker", space="weights")
+    guard = Guard(model, Fisher(), form="kronecker")
+    told = Guard(model, Fisher(), form="kronecker", space="weights")
     assert guard.space == "weights"
     adapt(model, layers)
     for each in (guard, told):
@@ -147,7 +147,7 @@ def test_adapters_that_come_after_the_guard_are_held_by_merged_weights_as_well()
 
 def test_adapters_that_are_taken_away_before_anything_is_held_leave_a_guard_of_weights():
     model, inputs = adapted()
-    guard = Consolidator(model, Fisher(), form="kronecker")
+    guard = Guard(model, Fisher(), form="kronecker")
     for name, module in list(model.named_children()):
         if isinstance(module, Adapted):
             setattr(model, name, module.layer.requires_grad_(True))
@@ -158,14 +158,14 @@ def test_adapters_that_are_taken_away_before_anything_is_held_leave_a_guard_of_w
 def test_what_is_held_stays_in_its_space_when_adapters_come_or_a_state_was_loaded():
     torch.manual_seed(0)
     model, inputs, layers = networks()["mlp"]
-    guard = Consolidator(model, Fisher(), form="kronecker", protect=["*.bias", "4.*"])
+    guard = Guard(model, Fisher(), form="kronecker", protect=["*.bias", "4.*"])
     guard.consolidate([inputs])
     adapt(model, layers[:1])
     guard.refresh()
     assert guard.space == "weights"
     model, inputs = adapted()
-    loaded = Consolidator(model, Fisher(), form="kronecker")
-    loaded.load_state_dict(Consolidator(model, Fisher(), form="kronecker", space="weights").state_dict())
+    loaded = Guard(model, Fisher(), form="kronecker")
+    loaded.load_state_dict(Guard(model, Fisher(), form="kronecker", space="weights").state_dict())
     loaded.consolidate([inputs])
     assert loaded.space == "weights"
 
@@ -178,14 +178,14 @@ def test_a_weight_that_is_tied_to_one_that_is_trained_is_trained_beside_its_adap
     first.weight.requires_grad_(True)
     tied_first = nn.Sequential(model.tied, *model[1:5])
     tied_first.add_module("adapted", model[0])
-    with pytest.raises(holdfast.errors.ConfigurationError, match=r"'adapted\.layer\.weight' is trained"):
-        Consolidator(tied_first, Fisher(), form="kronecker", space="merged")
-    assert Consolidator(tied_first, Fisher(), form="kronecker").space == "weights"
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=r"'adapted\.layer\.weight' is trained"):
+        Guard(tied_first, Fisher(), form="kronecker", space="merged")
+    assert Guard(tied_first, Fisher(), form="kronecker").space == "weights"
 
 
 def test_a_guard_whose_adapters_are_gone_says_so():
     model, inputs = adapted()
-    guard = Consolidator(model, Fisher(), form="kronecker")
+    guard = Guard(model, Fisher(), form="kronecker")
     guard.consolidate([inputs])
     for name, module in list(model.named_children()):
         if isinstance(module, Adapted):
@@ -196,12 +196,12 @@ def test_a_guard_whose_adapters_are_gone_says_so():
 
 def test_strengths_of_factors_say_that_it_is_weights_that_are_held():
     model, _ = adapted()
-    guard = Consolidator(model, Fisher(), form="kronecker")
+    guard = Guard(model, Fisher(), form="kronecker")
     said = r"strength\['\*\.a'\] is of adapters' own parameters, such as '0\.a', .* such as '0\.layer\.weight'"
-    with pytest.raises(holdfast.errors.ConfigurationError, match=said):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match=said):
         guard.strength = {"*.a": 2.0, "*": 1.0}
-    with pytest.raises(holdfast.errors.ConfigurationError, match="space='weights'"):
-        Consolidator(model, Fisher(), {"*.b": 2.0, "*": 1.0}, form="kronecker", space="merged")
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="space='weights'"):
+        Guard(model, Fisher(), {"*.b": 2.0, "*": 1.0}, form="kronecker", space="merged")
 
 
 def mixed():
@@ -214,15 +214,15 @@ def mixed():
 @pytest.mark.filterwarnings("ignore:LoRA adapter added to ConvNd layer with groups")
 def test_one_adapter_that_is_why_all_are_held_by_their_own_parameters_is_told_of_once():
     why = r"All 2 adapters .* since 1 cannot be held merged: 'base_model\.model\.0' \(Conv1d\)"
-    with pytest.warns(holdfast.HoldfastWarning, match=why):
-        guard = Consolidator(mixed(), Fisher(), form="rotated")
+    with pytest.warns(anchorhold.AnchorholdWarning, match=why):
+        guard = Guard(mixed(), Fisher(), form="rotated")
     assert guard.space == "weights"
     guard.attach(torch.optim.SGD(guard.parameters.values(), lr=0.1))  # and no more
-    Consolidator(mixed(), Fisher(), form="rotated", space="weights")  # as was asked for
-    Consolidator(mixed(), Fisher(), form="rotated", protect="*lora_*")
-    assert Consolidator(mixed(), Fisher(), form="rotated", protect="*.2.*").space == "merged"
+    Guard(mixed(), Fisher(), form="rotated", space="weights")  # as was asked for
+    Guard(mixed(), Fisher(), form="rotated", protect="*lora_*")
+    assert Guard(mixed(), Fisher(), form="rotated", protect="*.2.*").space == "merged"
 
 
 def test_strengths_of_merged_weights_say_what_to_give_where_those_are_not_held():
     with pytest.raises(ConfigurationError, match=r"adapters change, such as '0\.layer\.weight'.* Give space='merged'"):
-        Consolidator(adapted()[0], Fisher(), {"*layer.weight": 2.0})
+        Guard(adapted()[0], Fisher(), {"*layer.weight": 2.0})

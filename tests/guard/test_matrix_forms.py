@@ -8,9 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import holdfast
-from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, NotFiniteError, ProtectError, StateError
-from holdfast.forms import Kronecker, Rotated
+import anchorhold
+from anchorhold.errors import (
+    AnchorholdWarning,
+    BatchError,
+    ConfigurationError,
+    NotFiniteError,
+    ProtectError,
+    StateError,
+)
+from anchorhold.forms import Kronecker, Rotated
 
 FORMS = ["rotated", "kronecker", Rotated(sums="exact"), Kronecker(sums="exact"), Kronecker(inputs="diagonal")]
 
@@ -39,7 +46,7 @@ def trained(model, guard, steps=3, seed=1):
 
 def two_tasks(form, **more):
     model = network()
-    guard = holdfast.Consolidator(model, "EWC", 2.0, form=form, from_scratch=True, **more)
+    guard = anchorhold.Guard(model, "EWC", 2.0, form=form, from_scratch=True, **more)
     guard.consolidate(data())
     trained(model, guard)
     guard.consolidate(data(7))
@@ -83,7 +90,7 @@ def test_a_state_goes_on_to_the_last_bit(form, tmp_path):
     model, guard = two_tasks(form)
     guard.save(tmp_path / "state")
     twin = copy.deepcopy(model)
-    other = holdfast.Consolidator(twin, "EWC", 2.0, form=form)
+    other = anchorhold.Guard(twin, "EWC", 2.0, form=form)
     other.load(tmp_path / "state")
     for each, own in ((model, guard), (twin, other)):
         own.detach()
@@ -98,12 +105,12 @@ def test_a_state_of_another_network_or_form_is_refused_and_nothing_changes(form,
     _, guard = two_tasks(form)
     guard.save(tmp_path / "state")
     wider = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)).double()
-    other = holdfast.Consolidator(wider, "EWC", form=form)
+    other = anchorhold.Guard(wider, "EWC", form=form)
     with pytest.raises(StateError, match="another model"):
         other.load(tmp_path / "state")
     assert other.tasks == 0 and not other.matrices
     with pytest.raises(StateError, match="form="):
-        holdfast.Consolidator(network(), "EWC").load(tmp_path / "state")
+        anchorhold.Guard(network(), "EWC").load(tmp_path / "state")
     state = guard.state_dict()
     key = next(key for key in state["tensors"] if key.startswith("total/") and "#" in key)
     state["tensors"][key] = state["tensors"][key][:-1]
@@ -124,17 +131,17 @@ def test_what_is_not_finite_leaves_everything_as_it_was():
 
 
 def test_batches_that_can_be_read_once_are_refused_before_they_are():
-    guard = holdfast.Consolidator(network(), "EWC", form="rotated")
+    guard = anchorhold.Guard(network(), "EWC", form="rotated")
     batches = iter(data())
     with pytest.raises(BatchError, match=r"'rotated' goes through the samples 2 times.*DataLoader"):
         guard.consolidate(batches)
     assert len(list(batches)) == 1
-    holdfast.Consolidator(network(), "EWC", form="kronecker").consolidate(iter(data()))
+    anchorhold.Guard(network(), "EWC", form="kronecker").consolidate(iter(data()))
 
 
 def test_a_bias_that_is_frozen_later_is_refused():
     model, guard = two_tasks("rotated", protect=lambda name, parameter: parameter.requires_grad)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"in one matrix with '0\.weight'"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"in one matrix with '0\.weight'"):
         guard.forget("0.bias")
     model[0].bias.requires_grad_(False)
     guard.consolidate(data())
@@ -146,7 +153,7 @@ def test_a_bias_that_is_frozen_later_is_refused():
 
 def test_state_in_16_bits_and_elsewhere():
     model = network(torch.float32)
-    guard = holdfast.Consolidator(model, "EWC", form="rotated", state_dtype=torch.bfloat16, state_device="cpu")
+    guard = anchorhold.Guard(model, "EWC", form="rotated", state_dtype=torch.bfloat16, state_device="cpu")
     guard.consolidate(data(dtype=torch.float32))
     assert {t.dtype for matrix in guard.matrices.values() for t in matrix.tensors().values()} == {torch.bfloat16}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -160,7 +167,7 @@ def test_state_in_16_bits_and_elsewhere():
 
 def test_factors_in_16_bits_are_refused_since_they_would_be_indefinite():
     with pytest.raises(ConfigurationError, match=r"state_dtype=torch\.bfloat16.*kronecker"):
-        holdfast.Consolidator(network(), "EWC", form="kronecker", state_dtype=torch.bfloat16)
+        anchorhold.Guard(network(), "EWC", form="kronecker", state_dtype=torch.bfloat16)
     vectors = torch.randn(100, 5)
     rounded = (vectors @ vectors.T).bfloat16().double()
     values = torch.linalg.eigvalsh(rounded)
@@ -169,7 +176,7 @@ def test_factors_in_16_bits_are_refused_since_they_would_be_indefinite():
 
 def test_the_hold_is_in_full_precision_under_autocast():
     model = network(torch.float32)
-    guard = holdfast.Consolidator(model, "EWC", form="rotated")
+    guard = anchorhold.Guard(model, "EWC", form="rotated")
     guard.consolidate(data(dtype=torch.float32))
     with torch.no_grad():
         model[0].weight.add_(0.1)
@@ -179,7 +186,7 @@ def test_the_hold_is_in_full_precision_under_autocast():
 
 
 def test_consolidate_says_in_which_form_each_parameter_is_kept():
-    guard = holdfast.Consolidator(network(), "EWC", form="rotated")
+    guard = anchorhold.Guard(network(), "EWC", form="rotated")
     found = guard.consolidate(data())["EWC"]
     assert found.forms["0.weight"] == found.forms["0.bias"] == "rotated"
     assert found.forms["1.weight"] == "diagonal"
@@ -191,9 +198,9 @@ def test_consolidate_says_in_which_form_each_parameter_is_kept():
 )
 def test_a_side_that_is_too_large_is_kept_as_it_is_and_told_once(side, layer):
     model = nn.Sequential(layer).double()
-    guard = holdfast.Consolidator(model, "EWC", form=Rotated(largest_side=8))
+    guard = anchorhold.Guard(model, "EWC", form=Rotated(largest_side=8))
     x = torch.randn(5, layer.in_features, dtype=torch.float64)
-    with pytest.warns(HoldfastWarning, match=rf"'0\.weight' has .* {side}.*GB.*largest_side="):
+    with pytest.warns(AnchorholdWarning, match=rf"'0\.weight' has .* {side}.*GB.*largest_side="):
         guard.consolidate([x])
     guard.consolidate([x])
     other = "outputs" if side == "inputs" else "inputs"
@@ -202,14 +209,14 @@ def test_a_side_that_is_too_large_is_kept_as_it_is_and_told_once(side, layer):
 
 def test_an_embeddings_rows_are_never_rotated_and_nothing_is_told_of_it():
     model = nn.Sequential(nn.Embedding(20, 3), nn.Flatten(), nn.Linear(6, 2)).double()
-    guard = holdfast.Consolidator(model, "EWC", form=Rotated(largest_side=8))
+    guard = anchorhold.Guard(model, "EWC", form=Rotated(largest_side=8))
     guard.consolidate([torch.randint(20, (6, 2))])
     assert guard.matrices["0.weight"].said == "rotated along its outputs"
 
 
 @pytest.mark.parametrize("form", ["diagonal", "rotated", "kronecker", Kronecker(inputs="diagonal")], ids=str)
 def test_what_it_will_take_is_what_it_takes(form):
-    guard = holdfast.Consolidator(network(), "EWC", form=form)
+    guard = anchorhold.Guard(network(), "EWC", form=form)
     cost = guard.cost()
     guard.consolidate(data())
     tensors = [t for matrix in guard.matrices.values() for t in matrix.tensors().values()]
@@ -221,17 +228,17 @@ def test_what_it_will_take_is_what_it_takes(form):
 
 
 def test_what_exact_sums_take_grows_with_the_tasks_and_is_counted():
-    guard = holdfast.Consolidator(network(), "EWC", form=Rotated(sums="exact"))
+    guard = anchorhold.Guard(network(), "EWC", form=Rotated(sums="exact"))
     for _ in range(2):
         guard.consolidate(data())
     tensors = [t for matrix in guard.matrices.values() for t in matrix.tensors().values()]
     assert guard.cost().kept == sum(t.nbytes for t in [*tensors, *guard.anchor.values()])
 
 
-@pytest.mark.parametrize("measure", ["SOS", "SI", holdfast.RWalk(fisher="batch")], ids=str)
+@pytest.mark.parametrize("measure", ["SOS", "SI", anchorhold.RWalk(fisher="batch")], ids=str)
 def test_running_states_are_counted(measure):
     model = network()
-    guard = holdfast.Consolidator(model, measure, from_scratch=True)
+    guard = anchorhold.Guard(model, measure, from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for x, _ in data():
@@ -246,7 +253,7 @@ def test_running_states_are_counted(measure):
 def test_nothing_of_a_layers_size_is_kept_beside_kronecker_factors(form, implicit):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(37, 53), nn.ReLU(), nn.Linear(53, 4))
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.5, form=form, implicit=implicit)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.5, form=form, implicit=implicit)
     batch = torch.randn(16, 37), torch.randint(0, 4, (16,))
     guard.consolidate([batch])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01) if implicit else torch.optim.Adam(model.parameters())
@@ -267,7 +274,7 @@ def test_layers_without_outputs_or_inputs_are_no_matrices(form, implicit, tmp_pa
     model = nn.ModuleDict({"some": nn.Linear(4, 3), "no outputs": nn.Linear(4, 0), "no inputs": nn.Linear(0, 2)})
     parts = {"some": slice(4), "no outputs": slice(4), "no inputs": slice(0)}
     forward = lambda model, x: torch.cat([model[name](x[:, part]) for name, part in parts.items()], 1)  # noqa: E731
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.5, form=form, implicit=implicit)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.5, form=form, implicit=implicit)
     told = guard.cost().kept
     guard.consolidate([(torch.randn(8, 4), torch.arange(8) % 3)], forward=forward)
     assert guard.matrices.keys() == {"some.weight", *(n for n in guard.parameters if n[:2] == "no")}
@@ -278,7 +285,7 @@ def test_layers_without_outputs_or_inputs_are_no_matrices(form, implicit, tmp_pa
     optimizer.step()
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     guard.save(tmp_path / "guard.safetensors")
-    again = holdfast.Consolidator(model, holdfast.Fisher(), 0.5, form=form, implicit=implicit)
+    again = anchorhold.Guard(model, anchorhold.Fisher(), 0.5, form=form, implicit=implicit)
     again.load(tmp_path / "guard.safetensors")
     assert torch.equal(again.penalty(), guard.penalty())
     assert float(again.penalty().detach()) > 0
@@ -286,7 +293,7 @@ def test_layers_without_outputs_or_inputs_are_no_matrices(form, implicit, tmp_pa
 
 def test_stability_is_judged_by_the_largest_eigenvalue():
     model = network()
-    guard = holdfast.Consolidator(model, "EWC", 1.0, form="rotated", implicit=False)
+    guard = anchorhold.Guard(model, "EWC", 1.0, form="rotated", implicit=False)
     guard.consolidate(data())
     most = max(float(matrix.largest_eigenvalue()) for matrix in guard.matrices.values())
     diagonal = max(float(omega.max()) for omega in guard.importance.values())
@@ -296,5 +303,5 @@ def test_stability_is_judged_by_the_largest_eigenvalue():
     guard.attach(optimizer)
     ((x, y),) = data()
     F.cross_entropy(model(x), y).backward()
-    with pytest.warns(HoldfastWarning, match="too much for SGD"):
+    with pytest.warns(AnchorholdWarning, match="too much for SGD"):
         optimizer.step()

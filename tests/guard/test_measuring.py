@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast
-from holdfast.errors import BatchError
-from holdfast.guard.consolidating.measuring import check_read_alike
-from holdfast.persample.scores import OutputReading
+import anchorhold
+from anchorhold.errors import BatchError
+from anchorhold.guard.consolidating.measuring import check_read_alike
+from anchorhold.persample.scores import OutputReading
 from tests.guard.helpers import batch, net
 
 
@@ -56,7 +56,7 @@ def test_asking_how_often_batches_can_be_read_draws_nothing():
     """A shuffling loader draws a seed for each iterator: as many as there are passes, and no more."""
     x, y = batch(0)
     loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)
-    guard = holdfast.Consolidator(net(), "EWC", form="rotated")
+    guard = anchorhold.Guard(net(), "EWC", form="rotated")
     torch.manual_seed(3)
     guard.consolidate(loader)
     drawn = torch.get_rng_state()

@@ -5,12 +5,12 @@ import copy
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 from tests.guard.helpers import batch, loss, net, train, weights
 
 
 def run_si(model, steps=4, strength=0.0, tasks=1):
-    guard = holdfast.Consolidator(model, holdfast.SI(), strength=strength, implicit=False)
+    guard = anchorhold.Guard(model, anchorhold.SI(), strength=strength, implicit=False)
     for task in range(tasks):
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         guard.attach(optimizer)
@@ -34,7 +34,7 @@ def test_importances_are_not_clipped_from_above():
 
 def test_importances_are_clamped_at_0():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SIU())
+    guard = anchorhold.Guard(model, anchorhold.SIU())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     guard.attach(optimizer)
     for i in range(6):
@@ -73,7 +73,7 @@ def test_si_sees_the_gradient_of_the_task_alone():
 def test_sos_sees_the_gradient_of_the_task_alone():
     """Adam's own second moment holds the penalty too."""
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SOS(beta2=0.0, normalise=False), strength=100.0)
+    guard = anchorhold.Guard(model, anchorhold.SOS(beta2=0.0, normalise=False), strength=100.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     guard.attach(optimizer)
     train(model, optimizer)
@@ -92,7 +92,7 @@ def test_a_reinitialisation_between_tasks_is_no_step():
     results = []
     for reinitialised in (False, True):
         model = net()
-        guard = holdfast.Consolidator(model, holdfast.SI(), strength=0.0)
+        guard = anchorhold.Guard(model, anchorhold.SI(), strength=0.0)
         if reinitialised:  # an earlier task elsewhere in weight space must leave no trace in the next one's measure
             optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
             guard.attach(optimizer)
@@ -111,7 +111,7 @@ def test_a_reinitialisation_between_tasks_is_no_step():
 def test_heads_of_other_tasks_are_not_penalised():
     body, heads = nn.Linear(4, 5).double(), nn.ModuleList(nn.Linear(5, 3).double() for _ in range(2))
     model = nn.ModuleDict({"body": body, "heads": heads})
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=10.0, protect="body.*")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=10.0, protect="body.*")
     guard.consolidate([batch(0)], forward=lambda m, x: m["heads"][0](m["body"](x)))
     assert set(guard.importance) == {"body.weight", "body.bias"} == set(guard.anchor)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -127,7 +127,7 @@ def test_heads_of_other_tasks_are_not_penalised():
 def test_an_unused_head_has_no_importance_even_if_protected():
     body, heads = nn.Linear(4, 5).double(), nn.ModuleList(nn.Linear(5, 3).double() for _ in range(2))
     model = nn.ModuleDict({"body": body, "heads": heads})
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), watch=["SOS", "SI"])
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), watch=["SOS", "SI"])
     optimizer = torch.optim.Adam(model.parameters())
     guard.attach(optimizer)
     loss(lambda x: heads[0](body(x)), batch(1)).backward()
@@ -139,9 +139,9 @@ def test_an_unused_head_has_no_importance_even_if_protected():
 
 
 def test_one_penalty_for_all_methods_without_a_half():
-    for measure in (holdfast.L2(), holdfast.L2(growing=True), holdfast.Fisher(), holdfast.MAS()):
+    for measure in (anchorhold.L2(), anchorhold.L2(growing=True), anchorhold.Fisher(), anchorhold.MAS()):
         model = net()
-        guard = holdfast.Consolidator(model, measure, strength=3.0)
+        guard = anchorhold.Guard(model, measure, strength=3.0)
         guard.consolidate([batch(0)])
         with torch.no_grad():
             model[0].weight.add_(2.0)
@@ -153,7 +153,7 @@ def test_importances_survive_a_resume(tmp_path):
     model = net()
     guard, _ = run_si(model, strength=5.0, tasks=2)
     guard.save(tmp_path / "state.safetensors")
-    fresh = holdfast.Consolidator(copy.deepcopy(model), holdfast.SI(), strength=5.0)
+    fresh = anchorhold.Guard(copy.deepcopy(model), anchorhold.SI(), strength=5.0)
     fresh.load(tmp_path / "state.safetensors")
     for name, value in guard.importance.items():
         assert torch.equal(fresh.importance[name], value)
@@ -162,7 +162,7 @@ def test_importances_survive_a_resume(tmp_path):
 
 def test_accumulated_gradients_and_clipping_are_seen_as_the_optimizer_sees_them():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SOS(beta2=0.0, normalise=False))
+    guard = anchorhold.Guard(model, anchorhold.SOS(beta2=0.0, normalise=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for i in range(2):

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import holdfast
-from holdfast.guard.steps.walk import bundles
-from holdfast.guard.steps.walk.bundles import Row
+import anchorhold
+from anchorhold.guard.steps.walk import bundles
+from anchorhold.guard.steps.walk.bundles import Row
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 
 OPTIMIZERS = {
@@ -136,14 +136,14 @@ def test_several_optimizers_and_groups():
 
 def test_an_observed_gradient_serves_every_optimizer_of_the_step():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SIU())
+    guard = anchorhold.Guard(model, anchorhold.SIU())
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
     guard.attach(*optimizers)
     loss(model, batch(0)).backward()
     guard.observe_independent(loss(model, batch(1)))
     for optimizer in optimizers:
         optimizer.step()
-    with pytest.raises(holdfast.OrderError, match="independent gradient"):  # used up, so not taken for the next step
+    with pytest.raises(anchorhold.OrderError, match="independent gradient"):  # used up, so not taken for the next step
         optimizers[0].step()
 
 
@@ -154,7 +154,7 @@ def test_a_parameter_without_gradient_is_still_held(measure, implicit):
     model = net()
     model.extra = nn.Linear(2, 2).double()
     watch = [] if measure == "EWC" else [measure]
-    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.5, watch=watch, implicit=implicit)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=0.5, watch=watch, implicit=implicit)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if measure == "SI":
         guard.attach(optimizer)
@@ -268,7 +268,7 @@ class Lookahead(torch.optim.Optimizer):
 
 def test_the_step_of_an_optimizer_around_another_is_the_whole_step():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SI())
+    guard = anchorhold.Guard(model, anchorhold.SI())
     optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))
     guard.attach(optimizer)
     before = weights(model)
@@ -294,9 +294,9 @@ class Copies(TorchDispatchMode):
 
 def test_gradients_from_a_closure_are_copied_only_for_measures_that_wait_for_the_step():
     made = {}
-    for measure in (holdfast.SOS(), holdfast.SI()):
+    for measure in (anchorhold.SOS(), anchorhold.SI()):
         model = net()
-        guard = holdfast.Consolidator(model, measure)
+        guard = anchorhold.Guard(model, measure)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         guard.attach(optimizer)
 
@@ -354,7 +354,7 @@ def test_an_optimizer_that_is_gone_is_let_go():
 
 def test_the_penalty_in_pieces_is_the_penalty(monkeypatch):
     """Where it is not differentiated it is computed piece by piece."""
-    monkeypatch.setattr("holdfast.tensors.pieces.PIECE", 3)
+    monkeypatch.setattr("anchorhold.tensors.pieces.PIECE", 3)
     guard = consolidated(net())
     differentiable = guard.penalty()
     with torch.no_grad():
@@ -371,9 +371,9 @@ def test_pieces_and_odd_memory_layouts_give_the_same(monkeypatch):
     x, y = torch.randn(5, 3, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
     results = []
     for piece in (3, 2**16):
-        monkeypatch.setattr("holdfast.tensors.pieces.PIECE", piece)
+        monkeypatch.setattr("anchorhold.tensors.pieces.PIECE", piece)
         run = copy.deepcopy(model)
-        guard = holdfast.Consolidator(run, holdfast.SI(), strength=0.5, watch=["SOS"])
+        guard = anchorhold.Guard(run, anchorhold.SI(), strength=0.5, watch=["SOS"])
         optimizer = torch.optim.Adam(run.parameters())
         guard.attach(optimizer)
         for _ in range(2):
@@ -392,7 +392,7 @@ def test_pieces_and_odd_memory_layouts_give_the_same(monkeypatch):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_gradient_that_is_no_number_stops_the_step_whatever_the_measure(measure, value):
     model = net()
-    guard = holdfast.Consolidator(model, measure, strength=0.1)
+    guard = anchorhold.Guard(model, measure, strength=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard.attach(optimizer)
     for held in (False, True):
@@ -406,7 +406,7 @@ def test_a_gradient_that_is_no_number_stops_the_step_whatever_the_measure(measur
         model[0].weight.grad[0, 0] = value
         before = weights(model)
         gradients = [p.grad.clone() for p in model.parameters()]
-        with pytest.raises(holdfast.NotFiniteError, match=r"'0.weight' holds a NaN or an infinity at step 1"):
+        with pytest.raises(anchorhold.NotFiniteError, match=r"'0.weight' holds a NaN or an infinity at step 1"):
             optimizer.step()
         for (name, kept), p, gradient in zip(before.items(), model.parameters(), gradients, strict=True):
             assert torch.equal(kept, weights(model)[name])
@@ -422,7 +422,7 @@ def test_weights_that_are_lost_are_not_blamed_on_a_batch():
         model[0].weight.fill_(torch.nan)
     loss(model, batch(0)).backward()
     with pytest.raises(
-        holdfast.NotFiniteError, match=r"weights '0.weight' themselves .*here strength=7.* No batch is at fault"
+        anchorhold.NotFiniteError, match=r"weights '0.weight' themselves .*here strength=7.* No batch is at fault"
     ):
         optimizer.step()
 
@@ -430,12 +430,12 @@ def test_weights_that_are_lost_are_not_blamed_on_a_batch():
 @pytest.mark.parametrize("measure", ["SI", "SOS"])
 def test_a_spoilt_gradient_stops_the_step_also_where_another_one_is_measured(measure):
     model = net()
-    guard = holdfast.Consolidator(model, measure, strength=0.1)
+    guard = anchorhold.Guard(model, measure, strength=0.1)
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
     guard.observe(loss(model, batch(0)))
     loss(model, batch(0)).backward()
     model[0].weight.grad[0, 0] = torch.nan
-    with pytest.raises(holdfast.NotFiniteError, match=r"'0.weight' holds a NaN"):
+    with pytest.raises(anchorhold.NotFiniteError, match=r"'0.weight' holds a NaN"):
         optimizer.step()
     assert guard.path.steps == 0
 
@@ -460,6 +460,8 @@ def test_a_closure_may_return_what_it_likes(returned):
 
 def test_a_list_of_optimizers_is_refused_with_how_to_give_several():
     model = net()
-    guard = holdfast.Consolidator(model, "EWC", strength=1.0)
-    with pytest.raises(holdfast.OptimizerError, match=r"given a list; .*one after the other, attach\(first, second\)"):
+    guard = anchorhold.Guard(model, "EWC", strength=1.0)
+    with pytest.raises(
+        anchorhold.OptimizerError, match=r"given a list; .*one after the other, attach\(first, second\)"
+    ):
         guard.attach([torch.optim.SGD(model.parameters(), lr=0.1)])

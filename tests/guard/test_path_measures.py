@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 from tests import path_oracle as oracle
 
 STRENGTH = 0.7
@@ -42,7 +42,7 @@ def momentum(model):
 def run_guarded(model, make_optimizer, tasks, measure, *, decay=1.0, strength=STRENGTH):
     """Train the way a user does: hooks, and a second batch where the measure needs one."""
     model = copy.deepcopy(model)
-    guard = holdfast.Consolidator(model, measure, strength=strength, decay=decay, implicit=False)
+    guard = anchorhold.Guard(model, measure, strength=strength, decay=decay, implicit=False)
     history = []
     for batches, second_batches in tasks:
         optimizer = make_optimizer(model)
@@ -64,35 +64,38 @@ def posterior(v, b, eta, scaled):
 
 UNBIASED = (8 + 15**0.5) / 7
 CASES = {
-    "SI": (holdfast.SI(), lambda s, n: oracle.rescaled(s, n, "SI", 0.1)),
-    "SI-small-damping": (holdfast.SI(damping=0.001), lambda s, n: oracle.rescaled(s, n, "SI", 0.001)),
-    "SI-clamp-total": (holdfast.SI(clamp="total"), lambda s, n: oracle.rescaled(s, n, "SI", 0.1, clamp_task=False)),
-    "SIU": (holdfast.SIU(), lambda s, n: oracle.rescaled(s, n, "SIU", 0.1)),
-    "SIU-clamp-total": (holdfast.SIU(clamp="total"), lambda s, n: oracle.rescaled(s, n, "SIU", 0.1, clamp_task=False)),
-    "SIB": (holdfast.SIB(), lambda s, n: oracle.rescaled(s, n, "SIB", 0.1)),
-    "SOS": (holdfast.SOS(), lambda s, n: oracle.second_moment(s, n, 0.999, 0.0, normalise=True).sqrt()),
+    "SI": (anchorhold.SI(), lambda s, n: oracle.rescaled(s, n, "SI", 0.1)),
+    "SI-small-damping": (anchorhold.SI(damping=0.001), lambda s, n: oracle.rescaled(s, n, "SI", 0.001)),
+    "SI-clamp-total": (anchorhold.SI(clamp="total"), lambda s, n: oracle.rescaled(s, n, "SI", 0.1, clamp_task=False)),
+    "SIU": (anchorhold.SIU(), lambda s, n: oracle.rescaled(s, n, "SIU", 0.1)),
+    "SIU-clamp-total": (
+        anchorhold.SIU(clamp="total"),
+        lambda s, n: oracle.rescaled(s, n, "SIU", 0.1, clamp_task=False),
+    ),
+    "SIB": (anchorhold.SIB(), lambda s, n: oracle.rescaled(s, n, "SIB", 0.1)),
+    "SOS": (anchorhold.SOS(), lambda s, n: oracle.second_moment(s, n, 0.999, 0.0, normalise=True).sqrt()),
     "SOS-as-scripts": (
-        holdfast.SOS(normalise=False),
+        anchorhold.SOS(normalise=False),
         lambda s, n: oracle.second_moment(s, n, 0.999, 0.0, normalise=False).sqrt(),
     ),
     "SOS-alpha-1": (
-        holdfast.SOS(alpha=1.0, normalise=False),
+        anchorhold.SOS(alpha=1.0, normalise=False),
         lambda s, n: oracle.second_moment(s, n, 0.999, 1.0, normalise=False).sqrt(),
     ),
     "SOS-any-alpha": (
-        holdfast.SOS(alpha=0.3, beta2=0.9),
+        anchorhold.SOS(alpha=0.3, beta2=0.9),
         lambda s, n: oracle.second_moment(s, n, 0.9, 0.3, normalise=True).sqrt(),
     ),
     "SOS-unbiased": (
-        holdfast.SOS(alpha="unbiased"),
+        anchorhold.SOS(alpha="unbiased"),
         lambda s, n: oracle.second_moment(s, n, 0.999, UNBIASED, normalise=True).sqrt(),
     ),
     "posterior": (
-        holdfast.PosteriorPrecision(batch_size=8, normalise=False),
+        anchorhold.PosteriorPrecision(batch_size=8, normalise=False),
         lambda s, n: posterior(oracle.second_moment(s, n, 0.999, 0.0, normalise=False), 8, 0.001, scaled=False),
     ),
     "posterior-scaled": (
-        holdfast.PosteriorPrecision(batch_size=8, scaled=True),
+        anchorhold.PosteriorPrecision(batch_size=8, scaled=True),
         lambda s, n: posterior(oracle.second_moment(s, n, 0.999, 0.0, normalise=True), 8, 0.01, scaled=True),
     ),
 }
@@ -142,7 +145,7 @@ def test_float32_agrees_with_the_float64_oracle_of_its_own_path(case):
 @pytest.mark.parametrize("kind", ["SI", "SIU", "SIB"])
 def test_importance_before_rescaling_can_be_read(kind):
     net, tasks = make_net(torch.float64), make_tasks(torch.float64)
-    measure = holdfast.measure(kind)
+    measure = anchorhold.measure(kind)
     _, expected = oracle.run_tasks(
         net, adam, loss_function, tasks, lambda s, n: oracle.rescaled(s, n, kind, 0.1), STRENGTH
     )
@@ -158,17 +161,17 @@ def test_decayed_accumulation():
     net, tasks = make_net(torch.float64), make_tasks(torch.float64, tasks=3)
     importance_of = CASES["SOS"][1]
     _, expected = oracle.run_tasks(net, adam, loss_function, tasks, importance_of, STRENGTH, decay=0.5)
-    _, history = run_guarded(net, adam, tasks, holdfast.SOS(), decay=0.5)
+    _, history = run_guarded(net, adam, tasks, anchorhold.SOS(), decay=0.5)
     for name, value in expected[-1][0].items():
         assert relative(history[-1][0][name], value) < 1e-10
 
 
 def test_unbiased_alpha_solves_its_equation():
     for b in (2, 3, 64, 2048):
-        alpha = holdfast.unbiased_alpha(b)
+        alpha = anchorhold.unbiased_alpha(b)
         assert (1 - alpha) ** 2 == pytest.approx((1 + alpha**2) / b, rel=1e-9)
         assert alpha > 1
-    assert holdfast.unbiased_alpha(1) == 0.0
+    assert anchorhold.unbiased_alpha(1) == 0.0
 
 
 def test_observing_another_loss_replaces_the_gradient():
@@ -176,7 +179,7 @@ def test_observing_another_loss_replaces_the_gradient():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3)).double()
     batch = make_tasks(torch.float64)[0][0][0]
-    guard = holdfast.Consolidator(net, holdfast.SI())
+    guard = anchorhold.Guard(net, anchorhold.SI())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     guard.attach(optimizer)
     before = oracle.snapshot(net)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import holdfast
+import anchorhold
 from tests.guard.helpers import batch, net
 
 peft = pytest.importorskip("peft")
@@ -18,7 +18,7 @@ def adapted(space, form, names=("default",), save=None):
     for name in names[1:]:
         model.add_adapter(name, config)
     model.base_model.set_adapter(list(names))
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, space=space, form=form)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0, space=space, form=form)
     guard.consolidate([batch(1)])
     then = added(model).detach().clone()
     with torch.no_grad():
@@ -43,7 +43,7 @@ def test_it_has_nothing_of_an_adapter_that_was_unloaded(space, form, looked_befo
         assert float(guard.penalty().detach()) > 0
     model.unload()
     told = {"weights": r"The model no longer has .*lora_A\.default\.weight", "merged": "has no adapter any more"}
-    with pytest.warns(holdfast.HoldfastWarning, match=told[space]):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=told[space]):
         assert float(guard.penalty().detach()) == 0
     assert float(guard.penalty().detach()) == 0
 
@@ -77,7 +77,7 @@ def test_one_that_adds_nothing_in_anothers_place_is_told_of():
     model, guard, _ = adapted("merged", "kronecker")
     base = model.merge_and_unload()
     peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0"]))
-    with pytest.warns(holdfast.HoldfastWarning, match=r"The adapters add nothing to .*call guard\.rebase\(\)"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"The adapters add nothing to .*call guard\.rebase\(\)"):
         assert float(guard.penalty().detach()) > 0
     guard.rebase()
     assert float(guard.penalty().detach()) == 0
@@ -86,7 +86,7 @@ def test_one_that_adds_nothing_in_anothers_place_is_told_of():
 def test_forgetting_a_part_of_an_adapter_lets_go_of_the_weight_that_it_changes_and_says_so():
     _, guard, _ = adapted("merged", "kronecker", names=("default", "other"))
     name = "base_model.model.0.lora_B.other.weight"
-    with pytest.warns(holdfast.HoldfastWarning, match=r"in one matrix with '.*lora_A.*' and 2 other parameters"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"in one matrix with '.*lora_A.*' and 2 other parameters"):
         guard.forget(name)
     assert float(guard.penalty().detach()) == 0
     _, guard, _ = adapted("merged", "kronecker", names=("default", "other"))

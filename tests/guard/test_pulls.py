@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import holdfast
-from holdfast.forms import RotatedMatrix
-from holdfast.guard.steps import pulls
+import anchorhold
+from anchorhold.forms import RotatedMatrix
+from anchorhold.guard.steps import pulls
 
 WIDTH, LAYERS = 7, 6
 BATCHES = [(torch.randn(8, WIDTH), torch.randint(0, WIDTH, (8,))) for _ in range(5)]
@@ -20,7 +20,7 @@ def _guarded(form="rotated", **options):
     torch.manual_seed(0)
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
     model = nn.Sequential(*(each for layer in layers for each in (layer, nn.Tanh())))
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=3.0, form=form, implicit=False, **options)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3.0, form=form, implicit=False, **options)
     guard.consolidate(BATCHES)
     return model, guard
 
@@ -50,7 +50,7 @@ CASES = {
     "kronecker": {"form": "kronecker"},
     "rotated16": {"form": "rotated16"},
     "with a measure that waits": {"watch": ["SI"]},
-    "beside another hold": {"holds": [holdfast.Replay(BATCHES, share=0.1)]},
+    "beside another hold": {"holds": [anchorhold.Replay(BATCHES, share=0.1)]},
 }
 
 
@@ -117,7 +117,7 @@ def test_a_pull_that_cannot_be_made_leaves_no_step_to_be_taken(unseen, monkeypat
     _failing(monkeypatch, at=3)
     with pytest.raises(MemoryError, match="no room"):
         _train(model, optimizer, batches=BATCHES[:1])
-    with pytest.raises(holdfast.OrderError, match=r"Call optimizer\.zero_grad"):
+    with pytest.raises(anchorhold.OrderError, match=r"Call optimizer\.zero_grad"):
         optimizer.step()
     assert all(map(torch.equal, before, model.parameters()))
     _train(model, optimizer)
@@ -149,10 +149,10 @@ def test_a_penalty_that_is_no_number_says_whose_fault_it_is(form):
     with torch.no_grad():
         model[2].weight += 1e12
     guard.strength = 1e38
-    with pytest.raises(holdfast.NotFiniteError, match=r"gradient of the penalty for '2.weight'.*The strength"):
+    with pytest.raises(anchorhold.NotFiniteError, match=r"gradient of the penalty for '2.weight'.*The strength"):
         optimizer.step()
     guard.strength = 1.0
     with torch.no_grad():
         model[2].weight[0, 0] = torch.nan
-    with pytest.raises(holdfast.NotFiniteError, match=r"The weights '2.weight' themselves are not finite.*No batch"):
+    with pytest.raises(anchorhold.NotFiniteError, match=r"The weights '2.weight' themselves are not finite.*No batch"):
         optimizer.step()

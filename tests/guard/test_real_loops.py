@@ -12,15 +12,15 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import holdfast
-from holdfast.guard.steps.walk import bundles
+import anchorhold
+from anchorhold.guard.steps.walk import bundles
 from tests import oracles, path_oracle
 from tests.docs.pages import run_page
 from tests.guard.helpers import weights
 
 STRENGTH = 0.5
 SINGLE, HALF = 1e-4, 5e-2
-MEASURES = {"SI": holdfast.SI(damping=0.01), "SOS": holdfast.SOS(), "EWC": holdfast.Fisher()}
+MEASURES = {"SI": anchorhold.SI(damping=0.01), "SOS": anchorhold.SOS(), "EWC": anchorhold.Fisher()}
 IMPLEMENTATIONS = {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 OPTIMIZERS = {
     "nesterov": lambda p, **how: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, **how),
@@ -179,7 +179,7 @@ def assert_near(found, expected, tolerance):
 def test_a_feature_of_the_loop_changes_nothing_else(feature, optimizer, measure, implementation):
     feature, make = FEATURES[feature], OPTIMIZERS[optimizer]
     model = Net(**feature.net)
-    guard = holdfast.Consolidator(model, MEASURES[measure], strength=STRENGTH, implicit=False)
+    guard = anchorhold.Guard(model, MEASURES[measure], strength=STRENGTH, implicit=False)
     for task in (1, 2):
         stepping = make(model.parameters(), **IMPLEMENTATIONS[implementation])
         guard.attach(stepping)
@@ -200,7 +200,7 @@ def test_two_optimisers_of_which_one_overflows(observed, implementation):
 
     def run(overflows):
         model = Net()
-        guard = holdfast.Consolidator(model, holdfast.SIB() if observed else holdfast.SI(), watch=["SOS"])
+        guard = anchorhold.Guard(model, anchorhold.SIB() if observed else anchorhold.SI(), watch=["SOS"])
         parts = (model.body, model.head)
         optimizers = [OPTIMIZERS["Adam"](part.parameters(), **IMPLEMENTATIONS[implementation]) for part in parts]
         guard.attach(*optimizers)
@@ -236,7 +236,7 @@ def test_losses_given_to_the_guard_under_a_scaler(implementation):
 
     def run(dtype, halves):
         model = Net()
-        guard = holdfast.Consolidator(model, holdfast.SOS(alpha=1.0, normalise=False))
+        guard = anchorhold.Guard(model, anchorhold.SOS(alpha=1.0, normalise=False))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **IMPLEMENTATIONS[implementation])
         guard.attach(optimizer)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, enabled=dtype is not None)
@@ -259,7 +259,7 @@ def test_losses_given_to_the_guard_under_a_scaler(implementation):
 
 def test_an_observed_gradient_that_overflows_at_the_scale_is_taken_without_it():
     model = Net()
-    guard = holdfast.Consolidator(model, holdfast.SIU())
+    guard = anchorhold.Guard(model, anchorhold.SIU())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     guard.attach(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
@@ -276,7 +276,7 @@ def test_micro_batches_are_observed_together(way):
 
     def run(parts):
         model = Net().double()
-        guard = holdfast.Consolidator(model, holdfast.SOS(alpha="unbiased" if way != "observe" else 0.0))
+        guard = anchorhold.Guard(model, anchorhold.SOS(alpha="unbiased" if way != "observe" else 0.0))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         guard.attach(optimizer)
         for (x, y), (x2, y2) in zip(batches(1), batches(2), strict=True):
@@ -302,7 +302,7 @@ def test_micro_batches_are_observed_together(way):
 def test_float16_weights_are_held_without_overflow():
     """At a scaler's scale, the penalty's gradient soon leaves float16's range, after the scaler has looked."""
     model = nn.Linear(4, 3).half()
-    guard = holdfast.Consolidator(model, holdfast.L2(), strength=10.0)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=10.0)
     guard.consolidate()
     with torch.no_grad():
         model.weight.add_(1.0)
@@ -321,7 +321,7 @@ def test_float16_weights_are_held_without_overflow():
 def test_an_optimiser_that_begins_to_overwrite_gradients_is_noticed(monkeypatch):
     monkeypatch.setattr(bundles, "SMALL", 0)  # small parameters are measured from copies anyway
     model = Net()
-    guard = holdfast.Consolidator(model, holdfast.SI())
+    guard = anchorhold.Guard(model, anchorhold.SI())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=True)
     guard.attach(optimizer)
     one, two, three, *_ = batches(1)
@@ -332,14 +332,14 @@ def test_an_optimiser_that_begins_to_overwrite_gradients_is_noticed(monkeypatch)
     optimizer.param_groups[0]["nesterov"] = True
     optimizer.zero_grad()
     loss_of(model, three).backward()
-    with pytest.warns(holdfast.HoldfastWarning, match="SGD has begun to overwrite gradients"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="SGD has begun to overwrite gradients"):
         optimizer.step()
     optimizer.step()  # measured from copies, so without another word
 
 
 def test_a_closure_that_returns_nothing():
     model, twin = Net(), Net()
-    guards = [holdfast.Consolidator(m, holdfast.SI(), strength=STRENGTH) for m in (model, twin)]
+    guards = [anchorhold.Guard(m, anchorhold.SI(), strength=STRENGTH) for m in (model, twin)]
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (model, twin)]
     for task in (1, 2):
         for guard, optimizer in zip(guards, optimizers, strict=True):
@@ -361,8 +361,8 @@ def test_a_closure_that_returns_nothing():
 def test_master_weights_are_recognised():
     model = nn.Linear(4, 3).bfloat16()
     master = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
-    guard = holdfast.Consolidator(model, holdfast.SOS())
-    with pytest.raises(holdfast.OptimizerError, match=r"master weights.*torch.autocast"):
+    guard = anchorhold.Guard(model, anchorhold.SOS())
+    with pytest.raises(anchorhold.OptimizerError, match=r"master weights.*torch.autocast"):
         guard.attach(torch.optim.SGD(master, lr=0.1))
 
 
@@ -378,7 +378,7 @@ def fresh_compiler():
 
 def held_by(model, trained, measure, compiled=lambda step: step):
     """Train ``trained`` for two tasks with a guard of ``model``."""
-    guard = holdfast.Consolidator(model, MEASURES[measure], strength=STRENGTH)
+    guard = anchorhold.Guard(model, MEASURES[measure], strength=STRENGTH)
     for task in (1, 2):
         optimizer = OPTIMIZERS["Adam"](model.parameters())
         guard.attach(optimizer)
@@ -407,7 +407,7 @@ def test_compiled_models(guarded, measure):
     assert list(guard.parameters) == list(anchor)
     assert_near(guard.anchor, anchor, SINGLE)
     assert_near(guard.importance, total, SINGLE)
-    plain = holdfast.Consolidator(Net(), MEASURES[measure], strength=STRENGTH, protect="*")
+    plain = anchorhold.Guard(Net(), MEASURES[measure], strength=STRENGTH, protect="*")
     plain.load_state_dict(guard.state_dict())
     assert plain.tasks == 2
 
@@ -415,9 +415,11 @@ def test_compiled_models(guarded, measure):
 @pytest.mark.usefixtures("fresh_compiler")
 def test_patterns_and_importances_know_no_wrapper():
     compiled = torch.compile(Net(), backend="eager")
-    assert list(holdfast.Consolidator(compiled, "SOS", protect="head.*").parameters) == ["head.weight", "head.bias"]
+    assert list(anchorhold.Guard(compiled, "SOS", protect="head.*").parameters) == ["head.weight", "head.bias"]
     inside = nn.Sequential(torch.optim.swa_utils.AveragedModel(nn.DataParallel(Net())))
-    assert list(holdfast.Fisher().measure(inside, [batches(1)[0][0]])) == [f"0.{name}" for name in dict(weights(Net()))]
+    assert list(anchorhold.Fisher().measure(inside, [batches(1)[0][0]])) == [
+        f"0.{name}" for name in dict(weights(Net()))
+    ]
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -454,7 +456,7 @@ def test_re_entrant_checkpoints_hide_nothing_from_a_measure(name):
         def forward(self, x):
             return self.head(checkpoint(self.body, x, use_reentrant=True))
 
-    measure, data = holdfast.measure(name), [batches(1)[0][0]]
+    measure, data = anchorhold.measure(name), [batches(1)[0][0]]
     assert_near(measure.measure(Checkpointed(), data), measure.measure(Net(), data), 1e-6)
     x = batches(1)[0][0].requires_grad_()
     Checkpointed()(x).sum().backward()  # and outside of measuring, checkpoints are what they were
@@ -465,7 +467,7 @@ def test_the_average_of_the_weights_is_consolidated():
     model = Net()
     model.register_buffer("seen", torch.zeros(()))
     ema = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=STRENGTH, watch=["SI"])
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=STRENGTH, watch=["SI"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for data in batches(1):
@@ -474,15 +476,15 @@ def test_the_average_of_the_weights_is_consolidated():
         optimizer.step()
         ema.update_parameters(model)
     last = weights(model)
-    with holdfast.averaged_weights(model, ema):
+    with anchorhold.averaged_weights(model, ema):
         guard.consolidate(batches(1))
     assert all(torch.equal(last[name], value) for name, value in weights(model).items())
     assert_near(guard.anchor, weights(ema.module), 1e-7)
-    expected = holdfast.Fisher().measure(ema.module, batches(1))
+    expected = anchorhold.Fisher().measure(ema.module, batches(1))
     assert_near(guard.importance, expected, 1e-6)
-    with pytest.raises(holdfast.ConfigurationError, match="the average none of that name"):
-        holdfast.averaged_weights(model, nn.Linear(4, 3)).__enter__()
-    with pytest.raises(RuntimeError, match="stop"), holdfast.averaged_weights(model, ema):
+    with pytest.raises(anchorhold.ConfigurationError, match="the average none of that name"):
+        anchorhold.averaged_weights(model, nn.Linear(4, 3)).__enter__()
+    with pytest.raises(RuntimeError, match="stop"), anchorhold.averaged_weights(model, ema):
         raise RuntimeError("stop")
     assert all(torch.equal(last[name], value) for name, value in weights(model).items())
 
@@ -498,7 +500,7 @@ def test_consolidating_anywhere(where, measure):
 
     def run(context):
         model = Net()
-        guard = holdfast.Consolidator(model, MEASURES[measure], strength=STRENGTH)
+        guard = anchorhold.Guard(model, MEASURES[measure], strength=STRENGTH)
         for task in (1, 2):
             optimizer = OPTIMIZERS["Adam"](model.parameters())
             guard.attach(optimizer)

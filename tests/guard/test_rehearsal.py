@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast
+import anchorhold
 from tests.guard.helpers import batch, consolidated, loss, net
 
 
 def test_nothing_changes():
     model = net()
-    guard = consolidated(model, watch=[holdfast.MAS(), holdfast.SI()])
+    guard = consolidated(model, watch=[anchorhold.MAS(), anchorhold.SI()])
     loss(model, batch(1)).backward()
     gradients = [p.grad.clone() for p in model.parameters()]
     kept, drawn = copy.deepcopy(guard.state_dict()), (torch.random.get_rng_state(), random.getstate())
@@ -48,7 +48,7 @@ def test_two_samples_are_measured_and_one_batch_is_read():
         sizes.append(len(x))
         return model(x)
 
-    guard = holdfast.Consolidator(net(), holdfast.Fisher(samples=1000), watch=["sqrtFisher", "MAS"])
+    guard = anchorhold.Guard(net(), anchorhold.Fisher(samples=1000), watch=["sqrtFisher", "MAS"])
     guard.rehearse(batches(), forward=forward)
     assert max(sizes) == 2 and read == [0]
 
@@ -56,15 +56,15 @@ def test_two_samples_are_measured_and_one_batch_is_read():
 @pytest.mark.parametrize(
     ("model", "batches", "error", "message"),
     [
-        (net(), None, holdfast.BatchError, "measures importance from data"),
-        (net(), [], holdfast.BatchError, "there were no batches"),
-        (net(), [{"x": 1}], holdfast.BatchError, "without any tensor"),
+        (net(), None, anchorhold.BatchError, "measures importance from data"),
+        (net(), [], anchorhold.BatchError, "there were no batches"),
+        (net(), [{"x": 1}], anchorhold.BatchError, "without any tensor"),
         (net(), [torch.randn(8, 7, dtype=torch.float64)], RuntimeError, "shapes cannot be multiplied"),
-        (nn.Sequential(nn.Linear(4, 3), nn.Softmax(0)).double(), [batch()], holdfast.ModelError, "other samples"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Softmax(0)).double(), [batch()], anchorhold.ModelError, "other samples"),
     ],
 )
 def test_what_the_end_refuses_is_refused(model, batches, error, message):
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     for act in (guard.rehearse, guard.consolidate):
         with pytest.raises(error, match=message):
             act(batches)
@@ -73,17 +73,17 @@ def test_what_the_end_refuses_is_refused(model, batches, error, message):
 def test_labels_that_do_not_count_in_the_first_samples_are_no_mistake():
     x, y = batch()
     y[:4] = -100
-    guard = holdfast.Consolidator(net(), holdfast.Fisher(labels="true"))
+    guard = anchorhold.Guard(net(), anchorhold.Fisher(labels="true"))
     guard.rehearse([(x, y)])
     guard.consolidate([(x, y)])
 
 
 def test_a_measure_of_one_sample_is_rehearsed_with_one():
     mixing = nn.Sequential(nn.Linear(4, 3), nn.Softmax(0)).double()
-    guard = holdfast.Consolidator(mixing, holdfast.Fisher(samples=1))
+    guard = anchorhold.Guard(mixing, anchorhold.Fisher(samples=1))
     guard.rehearse([batch()])
     guard.consolidate([batch()])
 
 
 def test_measures_that_look_at_no_data_have_nothing_to_rehearse():
-    holdfast.Consolidator(net(), holdfast.SOS(), watch=["L2"]).rehearse()
+    anchorhold.Guard(net(), anchorhold.SOS(), watch=["L2"]).rehearse()

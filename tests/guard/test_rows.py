@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError, OrderError
-from holdfast.guard import PathRecord
-from holdfast.guard.steps.walk import bundles
+import anchorhold
+from anchorhold.errors import ConfigurationError, OrderError
+from anchorhold.guard import PathRecord
+from anchorhold.guard.steps.walk import bundles
 
 
 class Pieces(nn.Module):
@@ -26,7 +26,7 @@ class Pieces(nn.Module):
 
 def started(model, measure, strength=1.0, **settings):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, measure, strength, **settings)
+    guard = anchorhold.Guard(model, measure, strength, **settings)
     guard.attach(optimizer)
     return optimizer, guard
 
@@ -111,7 +111,7 @@ def test_a_gradient_with_the_penalty_in_it_is_refused_by_a_second_optimiser(firs
     model = Pieces(first, 4, 5)
     one = torch.optim.SGD(list(model.parts)[:2], lr=0.1)
     two = torch.optim.SGD(list(model.parts)[1:], lr=0.1)
-    guard = holdfast.Consolidator(model, measure, implicit=False)
+    guard = anchorhold.Guard(model, measure, implicit=False)
     guard.attach(one, two)
     backward(model)
     one.step()
@@ -149,7 +149,7 @@ def test_a_part_of_the_model_may_change_its_precision(measure):
 
 def test_what_is_kept_more_precisely_stays_so():
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3).double()])
-    guard = holdfast.Consolidator(model, "L2")
+    guard = anchorhold.Guard(model, "L2")
     guard.consolidate()
     anchor = guard.anchor["1.weight"].clone()
     model[0].double()
@@ -163,7 +163,7 @@ def test_what_is_kept_more_precisely_stays_so():
 
 def test_the_penalty_is_summed_in_the_order_of_the_parameters(tmp_path):
     model = Pieces(*range(1, 30))
-    guard = holdfast.Consolidator(model, "magnitude")
+    guard = anchorhold.Guard(model, "magnitude")
     guard.consolidate()
     guard.save(tmp_path / "state")  # which sorts by name
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_the_penalty_is_summed_in_the_order_of_the_parameters(tmp_path):
 @pytest.mark.parametrize("size", [4, bundles.SMALL + 1])
 def test_parameters_that_share_a_gradient_are_measured_without_each_others_penalty(size):
     model = Pieces(size, size)
-    optimizer, guard = started(model, holdfast.SOS(beta2=0.0), 3.0)
+    optimizer, guard = started(model, anchorhold.SOS(beta2=0.0), 3.0)
     for task in range(2):
         shared = torch.full((size,), 0.5)
         for part in model.parts:
@@ -199,7 +199,7 @@ def test_parameters_that_share_a_gradient_are_measured_without_each_others_penal
     ],
 )
 def test_a_path_of_other_measures_states_or_shapes_is_refused(running, message):
-    guard = holdfast.Consolidator(Pieces(2), "SI")
+    guard = anchorhold.Guard(Pieces(2), "SI")
     with pytest.raises(ConfigurationError, match=message):
         guard.path = PathRecord(running, {}, 3)
     assert guard.path.steps == 0

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import holdfast
-from holdfast.guard.steps.walk import bundles
+import anchorhold
+from anchorhold.guard.steps.walk import bundles
 from tests.guard.helpers import batch, loss, net, weights
 from tests.guard.sam import SAM
 
@@ -12,7 +12,7 @@ from tests.guard.sam import SAM
 def trained(measures, strength=0.0, again=False, steps=4):
     """Train with SAM, with a guard, and return it with −Σ gΔ, the mean of g² and the weights, worked out beside it."""
     model = net()
-    guard = holdfast.Consolidator(model, measures[0], strength, watch=measures[1:], from_scratch=True)
+    guard = anchorhold.Guard(model, measures[0], strength, watch=measures[1:], from_scratch=True)
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
     guard.attach(optimizer)
     path = {name: torch.zeros_like(p) for name, p in weights(model).items()}
@@ -59,7 +59,7 @@ def test_the_displacement_is_from_there_too():
 def test_it_is_held():
     """The hold's gradient is added where the closure is evaluated, as a penalty in the loss would be."""
     model, twin = net(), net()
-    guard = holdfast.Consolidator(model, holdfast.L2(), strength=0.7)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength=0.7)
     guard.consolidate()
     anchor = weights(model)
     optimizer, its = (SAM(m.parameters(), torch.optim.SGD, lr=0.1, rho=0.5) for m in (model, twin))
@@ -92,7 +92,7 @@ def test_a_sam_that_evaluates_where_it_begins_is_measured_there():
             super().step(closure)
 
     model = net()
-    guard = holdfast.Consolidator(model, "SI", 0.0)
+    guard = anchorhold.Guard(model, "SI", 0.0)
     optimizer = Twice(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
     guard.attach(optimizer)
 
@@ -124,7 +124,7 @@ def test_gradients_that_an_earlier_step_has_left_are_not_taken_for_new_ones(set_
             super().step()
 
     model = net()
-    guard = holdfast.Consolidator(model, "SI", 0.0)
+    guard = anchorhold.Guard(model, "SI", 0.0)
     optimizer = MovesFirst(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     expected = {name: torch.zeros_like(p) for name, p in weights(model).items()}
@@ -145,7 +145,7 @@ def test_gradients_that_an_earlier_step_has_left_are_not_taken_for_new_ones(set_
             if not set_to_none:
                 optimizer.zero_grad(set_to_none=False)
 
-    with pytest.warns(holdfast.HoldfastWarning, match="MovesFirst moves weights before it evaluates") as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match="MovesFirst moves weights before it evaluates") as told:
         train(3)
     assert len(told) == 1
     for name, value in expected.items():
@@ -166,7 +166,7 @@ def test_one_that_begins_with_plain_steps_is_measured_rightly_from_its_first_cli
                 self.base_optimizer.step()
 
     model = net()
-    guard = holdfast.Consolidator(model, "SI", 0.0)
+    guard = anchorhold.Guard(model, "SI", 0.0)
     optimizer = Later(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
     guard.attach(optimizer)
     expected = {name: torch.zeros_like(p) for name, p in weights(model).items()}
@@ -191,7 +191,7 @@ def test_one_that_begins_with_plain_steps_is_measured_rightly_from_its_first_cli
 @pytest.mark.parametrize("measure", ["SI", "SOS", "EWC"])
 def test_a_closure_that_is_spoilt_where_it_is_evaluated_leaves_weights_where_they_were(measure):
     model = net()
-    guard = holdfast.Consolidator(model, measure, 0.1, from_scratch=True)
+    guard = anchorhold.Guard(model, measure, 0.1, from_scratch=True)
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
     guard.attach(optimizer)
     loss(model, batch(0)).backward()
@@ -203,7 +203,7 @@ def test_a_closure_that_is_spoilt_where_it_is_evaluated_leaves_weights_where_the
         value.backward()
         return value
 
-    with pytest.raises(holdfast.NotFiniteError, match="holds a NaN"):
+    with pytest.raises(anchorhold.NotFiniteError, match="holds a NaN"):
         optimizer.step(closure)
     assert all(torch.equal(value, weights(model)[name]) for name, value in before.items())
 
@@ -213,7 +213,7 @@ def test_parameters_that_thaw_between_its_steps(small, monkeypatch):
     monkeypatch.setattr(bundles, "SMALL", small)
     model = net()
     model[0].requires_grad_(False)
-    guard = holdfast.Consolidator(model, "SI", 0.0)
+    guard = anchorhold.Guard(model, "SI", 0.0)
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.5)
     guard.attach(optimizer)
     for i in range(4):

@@ -4,7 +4,7 @@ import pytest
 import schedulefree
 import torch
 
-import holdfast
+import anchorhold
 from tests.guard.helpers import batch, net, train, weights
 
 KINDS = [schedulefree.AdamWScheduleFree, schedulefree.SGDScheduleFree]
@@ -14,7 +14,7 @@ KINDS = [schedulefree.AdamWScheduleFree, schedulefree.SGDScheduleFree]
 def test_the_anchor_is_what_is_evaluated_and_training_goes_on_where_it_was(kind):
     model = net()
     optimizer = kind(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=0.1)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=0.1)
     guard.attach(optimizer)
     optimizer.train()
     train(model, optimizer, steps=5)
@@ -29,7 +29,7 @@ def test_the_anchor_is_what_is_evaluated_and_training_goes_on_where_it_was(kind)
     optimizer.train()
     train(again, optimizer, steps=5)
     optimizer.eval()
-    expected = holdfast.Fisher().measure(again, [batch(0)])
+    expected = anchorhold.Fisher().measure(again, [batch(0)])
     for name, value in weights(again).items():
         assert not torch.equal(training[name], value)
         torch.testing.assert_close(anchor[name], value)
@@ -39,7 +39,7 @@ def test_the_anchor_is_what_is_evaluated_and_training_goes_on_where_it_was(kind)
 def trained():
     model = net()
     optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     guard.attach(optimizer)
     optimizer.train()
     train(model, optimizer)
@@ -49,7 +49,7 @@ def trained():
 def test_a_consolidation_that_fails_leaves_the_weights_in_training():
     model, optimizer, guard = trained()
     training = weights(model)
-    with pytest.raises(holdfast.BatchError):
+    with pytest.raises(anchorhold.BatchError):
         guard.consolidate()
     assert all(torch.equal(weights(model)[name], value) for name, value in training.items())
     assert optimizer.param_groups[0]["train_mode"]

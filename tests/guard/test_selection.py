@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 
 
 def model():
@@ -11,7 +11,7 @@ def model():
 
 
 def names(protect=None, net=None):
-    return set(holdfast.Consolidator(net or model(), holdfast.L2(), protect=protect).parameters)
+    return set(anchorhold.Guard(net or model(), anchorhold.L2(), protect=protect).parameters)
 
 
 def test_every_trainable_parameter_by_default():
@@ -53,15 +53,15 @@ def test_a_tied_parameter_is_one_parameter_under_any_of_its_names():
     ],
 )
 def test_what_matches_nothing_is_refused(protect, message):
-    with pytest.raises(holdfast.ProtectError, match=message):
-        holdfast.Consolidator(model(), holdfast.L2(), protect=protect)
+    with pytest.raises(anchorhold.ProtectError, match=message):
+        anchorhold.Guard(model(), anchorhold.L2(), protect=protect)
 
 
 def test_models_without_anything_to_protect():
-    with pytest.raises(holdfast.ProtectError, match="It has none at all"):
-        holdfast.Consolidator(nn.ReLU(), holdfast.L2())
-    with pytest.raises(holdfast.ProtectError, match="No parameter of the model is trainable"):
-        holdfast.Consolidator(nn.Linear(2, 2).requires_grad_(False), holdfast.L2())
+    with pytest.raises(anchorhold.ProtectError, match="It has none at all"):
+        anchorhold.Guard(nn.ReLU(), anchorhold.L2())
+    with pytest.raises(anchorhold.ProtectError, match="No parameter of the model is trainable"):
+        anchorhold.Guard(nn.Linear(2, 2).requires_grad_(False), anchorhold.L2())
     net = nn.ParameterDict({"spectrum": nn.Parameter(torch.zeros(3, dtype=torch.complex64))})
-    with pytest.raises(holdfast.ProtectError, match="only real floating-point"):
-        holdfast.Consolidator(net, holdfast.L2())
+    with pytest.raises(anchorhold.ProtectError, match="only real floating-point"):
+        anchorhold.Guard(net, anchorhold.L2())

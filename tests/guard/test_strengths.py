@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.distributed import checkpoint
 
-import holdfast
-from holdfast.errors import ConfigurationError, HoldfastWarning, NotFiniteError, StateError
+import anchorhold
+from anchorhold.errors import AnchorholdWarning, ConfigurationError, NotFiniteError, StateError
 from tests.guard.centre.test_anchors import data, gradient, half_square, hessian, moved, put, regression, row
 from tests.guard.helpers import batch, loss, net, train
 
@@ -27,7 +27,7 @@ def strength_of(patterns, name):
 
 
 def after_two_tasks(model, strength, measure="EWC", **options):
-    guard = holdfast.Consolidator(model, measure, strength, **options)
+    guard = anchorhold.Guard(model, measure, strength, **options)
     for seed in (1, 2):
         moved(model, 10 * seed)
         guard.consolidate([batch(seed)])
@@ -49,8 +49,8 @@ def test_each_weight_has_the_strength_of_its_pattern(decay, anchor, slopes):
     if slopes and anchor == "last":
         pytest.skip("which is refused")
     model, c = regression(), {"weight": 0.7, "bias": 3.0}
-    guard = holdfast.Consolidator(
-        model, holdfast.Fisher(likelihood="gaussian"), c, decay=decay, anchor=anchor, gradient_term=slopes
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(likelihood="gaussian"), c, decay=decay, anchor=anchor, gradient_term=slopes
     )
     strengths = torch.cat([torch.full((p.numel(),), c[n], dtype=torch.float64) for n, p in model.named_parameters()])
     terms = []
@@ -76,7 +76,7 @@ def test_each_weight_has_the_strength_of_its_pattern(decay, anchor, slopes):
         constants.append(own.detach() - value(row(model)))
     torch.testing.assert_close(constants[0], constants[1], **CLOSE)
     if anchor == "mean":  # the middle of all tasks is the same, however strongly each weight is held to it
-        like = holdfast.Consolidator(model, holdfast.Fisher(likelihood="gaussian"), 1.0, decay=decay, anchor="mean")
+        like = anchorhold.Guard(model, anchorhold.Fisher(likelihood="gaussian"), 1.0, decay=decay, anchor="mean")
         for seed, (_, _, theta, _) in enumerate(terms):
             put(model, theta)
             like.consolidate([data(seed)])
@@ -152,7 +152,7 @@ def test_what_is_measured_along_the_path_is_of_the_task_alone(measure):
     found = []
     for strength in (1.0, {"0.*": 1.0, "*": 1.0}, BY_PATTERN):
         model = net()
-        guard = holdfast.Consolidator(model, measure, strength, from_scratch=True)
+        guard = anchorhold.Guard(model, measure, strength, from_scratch=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         guard.attach(optimizer)
         for task in range(2):
@@ -166,7 +166,7 @@ def test_what_is_measured_along_the_path_is_of_the_task_alone(measure):
 
 def test_a_measure_whose_total_may_be_negative():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SI(clamp="total"), {"0.*": 2.0, "*": 0.5}, from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.SI(clamp="total"), {"0.*": 2.0, "*": 0.5}, from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=2.0)
     guard.attach(optimizer)
     train(model, optimizer, steps=9)
@@ -195,7 +195,7 @@ def test_a_strength_of_zero_holds_nothing_there():
 
 def test_reading_and_setting():
     model = net()
-    guard = holdfast.Consolidator(model, "EWC", BY_PATTERN)
+    guard = anchorhold.Guard(model, "EWC", BY_PATTERN)
     assert guard.strength == BY_PATTERN
     assert "strength 5 for '0.*', 0.5 for '*'" in str(guard)
     guard.consolidate([batch(0)])
@@ -231,7 +231,7 @@ def _pairs(model, guard):
 )
 def test_strengths_that_cannot_be_meant_are_refused(strength, said):
     with pytest.raises(ConfigurationError, match=said):
-        holdfast.Consolidator(net(), "EWC", strength)
+        anchorhold.Guard(net(), "EWC", strength)
     model = net()
     guard = after_two_tasks(model, 2.0)
     moved(model, 3)
@@ -244,16 +244,16 @@ def test_strengths_that_cannot_be_meant_are_refused(strength, said):
 @pytest.mark.parametrize("form", ["rotated", "kronecker", "dense", "lowrank"])
 def test_a_matrix_has_one_strength(form):
     with pytest.raises(ConfigurationError, match=f"in the form '{form}' one matrix holds both"):
-        holdfast.Consolidator(net(), "EWC", WITH_BIASES, form=form)
-    holdfast.Consolidator(net(), "EWC", {"0.weight": 2.0, "*": 2.0}, form=form)
-    holdfast.Consolidator(net(), "EWC", WITH_BIASES)
+        anchorhold.Guard(net(), "EWC", WITH_BIASES, form=form)
+    anchorhold.Guard(net(), "EWC", {"0.weight": 2.0, "*": 2.0}, form=form)
+    anchorhold.Guard(net(), "EWC", WITH_BIASES)
 
 
 def test_what_is_protected_later_needs_a_strength_too():
     model = nn.Sequential(net(), nn.Linear(3, 3).double())
     for parameter in model[1].parameters():
         parameter.requires_grad_(False)
-    guard = holdfast.Consolidator(model, "EWC", {"0.*": 2.0, "1.weight": 1.0})  # frozen ones count as there
+    guard = anchorhold.Guard(model, "EWC", {"0.*": 2.0, "1.weight": 1.0})  # frozen ones count as there
     guard.consolidate([batch(0)])
     for parameter in model[1].parameters():
         parameter.requires_grad_(True)
@@ -266,7 +266,7 @@ def test_folded_layers_have_one_strength():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double().eval()
     patterns = {"0.*": 2.0, "1.*": 2.0, "3.*": 0.5}
-    guard = holdfast.Consolidator(model, "EWC", patterns, batch_norm="fold")
+    guard = anchorhold.Guard(model, "EWC", patterns, batch_norm="fold")
     guard.consolidate([batch(0)])
     plain = copy.deepcopy(guard)
     plain.strength = 1.0
@@ -275,7 +275,7 @@ def test_folded_layers_have_one_strength():
     expected = slopes_of(plain, plain._memory.model)
     for name, slope in slopes_of(guard, model).items():
         torch.testing.assert_close(slope, strength_of(patterns, name) * expected[name], **CLOSE)
-    split = holdfast.Consolidator(model, "EWC", {"1.*": 1.0, "*": 2.0}, batch_norm="fold")
+    split = anchorhold.Guard(model, "EWC", {"1.*": 1.0, "*": 2.0}, batch_norm="fold")
     with pytest.raises(ConfigurationError, match="batch_norm='fold' they are held as one"):
         split.consolidate([batch(0)])
     assert split.tasks == 0 and not split.anchor
@@ -286,14 +286,14 @@ def test_warnings_name_the_strength_of_the_weight():
     guard = after_two_tasks(model, {"0.*": 1.0, "2.*": 1e6}, implicit=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
-    with pytest.warns(HoldfastWarning, match=r"strength=1e\+06 is too much for SGD .* a weight of '2\.") as told:
+    with pytest.warns(AnchorholdWarning, match=r"strength=1e\+06 is too much for SGD .* a weight of '2\.") as told:
         train(model, optimizer, steps=1)
     largest = max(float(guard.importance[name].max()) for name in ("2.weight", "2.bias"))
     assert f"with importance {largest:.3g}" in str(told[0].message)
-    fresh = holdfast.Consolidator(net(), "EWC", BY_PATTERN)
+    fresh = anchorhold.Guard(net(), "EWC", BY_PATTERN)
     optimizer = torch.optim.SGD(fresh._memory.model.parameters(), lr=0.1)
     fresh.attach(optimizer)
-    with pytest.warns(HoldfastWarning, match=r"so strength=\{'0.\*': 5.0, '\*': 0.5\} has nothing to pull at"):
+    with pytest.warns(AnchorholdWarning, match=r"so strength=\{'0.\*': 5.0, '\*': 0.5\} has nothing to pull at"):
         train(fresh._memory.model, optimizer, steps=1)
 
 
@@ -306,7 +306,7 @@ def test_a_relative_strength_is_found_from_the_trace(form, measure):
     if measure != "EWC" and form in ("kronecker", "dense", "lowrank"):
         pytest.skip("of squares alone")
     model = net()
-    guard = holdfast.Consolidator(model, measure, relative_strength=0.3, form=form)
+    guard = anchorhold.Guard(model, measure, relative_strength=0.3, form=form)
     assert guard.strength == 0 and guard.relative_strength == 0.3 and guard.penalty() == 0
     assert "relative strength 0.3, of which the first consolidation makes a strength" in str(guard)
     guard.consolidate([batch(0)])
@@ -327,7 +327,7 @@ def test_a_relative_strength_is_found_from_the_trace(form, measure):
 
 def test_it_is_of_the_protected_weights_and_of_the_measure_that_holds():
     model = net()
-    guard = holdfast.Consolidator(model, "EWC", relative_strength=2.0, protect="2.*", watch=["MAS"])
+    guard = anchorhold.Guard(model, "EWC", relative_strength=2.0, protect="2.*", watch=["MAS"])
     guard.consolidate([batch(0)])
     trace = sum(float(guard.importance[name].sum()) for name in ("2.weight", "2.bias"))
     assert guard.strength == pytest.approx(2.0 * 18 / trace, rel=1e-12)
@@ -335,8 +335,8 @@ def test_it_is_of_the_protected_weights_and_of_the_measure_that_holds():
 
 def test_a_relative_strength_along_the_path_and_of_clamped_totals():
     model = net()
-    guard = holdfast.Consolidator(
-        model, holdfast.SI(clamp="total"), relative_strength=0.5, from_scratch=True, implicit=False
+    guard = anchorhold.Guard(
+        model, anchorhold.SI(clamp="total"), relative_strength=0.5, from_scratch=True, implicit=False
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=2.0)
     guard.attach(optimizer)
@@ -363,19 +363,19 @@ def test_a_relative_strength_along_the_path_and_of_clamped_totals():
 def test_a_relative_strength_in_fewer_bits_is_of_what_was_measured():
     found = []
     for dtype in (None, torch.bfloat16):
-        guard = holdfast.Consolidator(net(), "EWC", relative_strength=1.0, state_dtype=dtype)
+        guard = anchorhold.Guard(net(), "EWC", relative_strength=1.0, state_dtype=dtype)
         guard.consolidate([batch(0)])
         found.append(guard.strength)
     assert found[0] == found[1]
 
 
 def test_setting_a_strength_does_without_the_relative_one():
-    guard = holdfast.Consolidator(net(), "EWC", relative_strength=0.3)
+    guard = anchorhold.Guard(net(), "EWC", relative_strength=0.3)
     guard.strength = 7.0
     assert guard.relative_strength is None
     guard.consolidate([batch(0)])
     assert guard.strength == 7.0
-    guard = holdfast.Consolidator(net(), "EWC", relative_strength=0.3)
+    guard = anchorhold.Guard(net(), "EWC", relative_strength=0.3)
     guard.consolidate([batch(0)])
     guard.strength = {"0.*": 7.0, "*": 1.0}
     assert guard.relative_strength is None and guard.strength == {"0.*": 7.0, "*": 1.0}
@@ -384,20 +384,20 @@ def test_setting_a_strength_does_without_the_relative_one():
 @pytest.mark.parametrize("given", [0.0, -1.0, float("nan"), float("inf"), "1", True, {"*": 1.0}])
 def test_relative_strengths_that_make_no_sense(given):
     with pytest.raises(ConfigurationError, match="relative_strength="):
-        holdfast.Consolidator(net(), "EWC", relative_strength=given)
+        anchorhold.Guard(net(), "EWC", relative_strength=given)
 
 
 def test_one_or_the_other():
     for strength in (1.0, 2.0, {"*": 1.0}):
         with pytest.raises(ConfigurationError, match="expected one of both"):
-            holdfast.Consolidator(net(), "EWC", strength, relative_strength=1.0)
+            anchorhold.Guard(net(), "EWC", strength, relative_strength=1.0)
     with pytest.raises(ConfigurationError, match="fine-tune, which finds no importance"):
-        holdfast.Consolidator(net(), "fine-tune", relative_strength=1.0)
+        anchorhold.Guard(net(), "fine-tune", relative_strength=1.0)
 
 
 def test_a_trace_of_nothing_is_refused_and_nothing_is_lost():
     model = net()
-    guard = holdfast.Consolidator(model, "MAS", relative_strength=1.0)
+    guard = anchorhold.Guard(model, "MAS", relative_strength=1.0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -413,10 +413,10 @@ def test_a_trace_of_nothing_is_refused_and_nothing_is_lost():
 
 def test_it_is_told_that_nothing_is_held_yet():
     model = net()
-    guard = holdfast.Consolidator(model, "EWC", relative_strength=0.3)
+    guard = anchorhold.Guard(model, "EWC", relative_strength=0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
-    with pytest.warns(HoldfastWarning, match=r"so relative_strength=0\.3 has nothing to pull at"):
+    with pytest.warns(AnchorholdWarning, match=r"so relative_strength=0\.3 has nothing to pull at"):
         train(model, optimizer, steps=1)
 
 
@@ -427,14 +427,14 @@ def test_it_is_told_that_nothing_is_held_yet():
 @pytest.mark.parametrize("way", ["file", "dict"])
 def test_they_are_saved_and_go_on_exactly(settings, way, tmp_path):
     model = net()
-    guard = holdfast.Consolidator(model, "EWC", **settings)
+    guard = anchorhold.Guard(model, "EWC", **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     guard.consolidate([batch(0)])
     guard.attach(optimizer)
     train(model, optimizer, steps=2)
     guard.save(tmp_path / "guard.safetensors")
     other = copy.deepcopy(model)
-    resumed = holdfast.Consolidator(other, "EWC")  # as with a number, the state says how strongly
+    resumed = anchorhold.Guard(other, "EWC")  # as with a number, the state says how strongly
     if way == "file":
         resumed.load(tmp_path / "guard.safetensors")
     else:
@@ -453,10 +453,10 @@ def test_they_are_saved_and_go_on_exactly(settings, way, tmp_path):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 @pytest.mark.parametrize("settings", [{"strength": WITH_BIASES}, {"relative_strength": 0.3}])
 def test_a_distributed_checkpoint_has_them_in_their_order(settings, tmp_path):
-    guard = holdfast.Consolidator(net(), "EWC", **settings)
+    guard = anchorhold.Guard(net(), "EWC", **settings)
     guard.consolidate([batch(0)])
     checkpoint.save({"guard": guard.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
-    resumed = holdfast.Consolidator(net(), "EWC")
+    resumed = anchorhold.Guard(net(), "EWC")
     state = {"guard": resumed.blank_state_dict(checkpoint.FileSystemReader(tmp_path).read_metadata())}
     checkpoint.load(state, checkpoint_id=tmp_path, no_dist=True)
     resumed.load_state_dict(state["guard"])
@@ -469,9 +469,9 @@ def _items(strength):
 
 
 def test_a_relative_one_may_be_saved_before_it_is_found(tmp_path):
-    guard = holdfast.Consolidator(net(), "EWC", relative_strength=0.3)
+    guard = anchorhold.Guard(net(), "EWC", relative_strength=0.3)
     guard.save(tmp_path / "guard.safetensors")
-    resumed = holdfast.Consolidator(net(), "EWC")
+    resumed = anchorhold.Guard(net(), "EWC")
     resumed.load(tmp_path / "guard.safetensors")
     assert resumed.strength == 0 and resumed.relative_strength == 0.3
     for each in (guard, resumed):
@@ -480,13 +480,13 @@ def test_a_relative_one_may_be_saved_before_it_is_found(tmp_path):
 
 
 def test_a_number_is_saved_as_it_was_before_there_were_others():
-    guard = holdfast.Consolidator(net(), "EWC", 2.0)
+    guard = anchorhold.Guard(net(), "EWC", 2.0)
     assert not {"strengths", "relative_strength"} & guard.state_dict().keys()
     guard.strength = BY_PATTERN
     assert guard.state_dict()["strengths"] == [["0.*", 5.0], ["*", 0.5]]
-    other = holdfast.Consolidator(net(), "EWC", BY_PATTERN)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"made with strength=\{.*has strength=2,"):
-        other.load_state_dict(holdfast.Consolidator(net(), "EWC", 2.0).state_dict())
+    other = anchorhold.Guard(net(), "EWC", BY_PATTERN)
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"made with strength=\{.*has strength=2,"):
+        other.load_state_dict(anchorhold.Guard(net(), "EWC", 2.0).state_dict())
     assert other.strength == 2.0
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import BatchError, ConfigurationError
-from holdfast.forms import Kronecker, Rotated, RotatedMatrix
-from holdfast.guard.consolidating.measuring import Finding
-from holdfast.persample.engine import SampleAccumulator
-from holdfast.persample.reductions.layer_matrix import LayerReduction
+import anchorhold
+from anchorhold.errors import BatchError, ConfigurationError
+from anchorhold.forms import Kronecker, Rotated, RotatedMatrix
+from anchorhold.guard.consolidating.measuring import Finding
+from anchorhold.persample.engine import SampleAccumulator
+from anchorhold.persample.reductions.layer_matrix import LayerReduction
 
 
 def network():
@@ -42,7 +42,7 @@ def sums_at_once(monkeypatch):
 
 @pytest.mark.parametrize("form", ["rotated", "kronecker", Rotated(outputs="blocks", largest_block=3)], ids=str)
 def test_turns_find_what_one_pass_finds_within_the_bytes_that_were_given(form, sums_at_once):
-    whole, turned = (holdfast.Consolidator(network(), "EWC", form=form, watch=["MAS"]) for _ in range(2))
+    whole, turned = (anchorhold.Guard(network(), "EWC", form=form, watch=["MAS"]) for _ in range(2))
     most = max(block.measuring for block in turned.cost().blocks)
     for task in range(2):
         whole.consolidate(data(task))
@@ -58,7 +58,7 @@ def test_turns_find_what_one_pass_finds_within_the_bytes_that_were_given(form, s
 
 
 def test_what_a_turn_has_found_is_put_to_rest_before_the_next():
-    whole, turned = (holdfast.Consolidator(network().float(), "EWC", form="rotated16") for _ in range(2))
+    whole, turned = (anchorhold.Guard(network().float(), "EWC", form="rotated16") for _ in range(2))
     batches = [[x.float() for x in data(task)] for task in range(2)]
     for given in batches:
         whole.consolidate(given)
@@ -83,7 +83,7 @@ def test_what_was_measured_is_let_go_of_block_by_block_when_it_is_told(monkeypat
     alive = []
     monkeypatch.setattr(Finding, "shown", of_the_task)
     monkeypatch.setattr(RotatedMatrix, "diagonal", counted)
-    guard = holdfast.Consolidator(network(), "EWC", strength=1.0, form=Rotated(bits=16))
+    guard = anchorhold.Guard(network(), "EWC", strength=1.0, form=Rotated(bits=16))
     found = guard.consolidate(data())["EWC"]
     assert alive[-3:] == [3, 2, 1]
     assert list(found.importance) == list(found.forms) == [name for name, _ in guard.model.named_parameters()]
@@ -91,7 +91,7 @@ def test_what_was_measured_is_let_go_of_block_by_block_when_it_is_told(monkeypat
 
 def test_the_gradient_of_the_loss_is_of_all_layers():
     whole, turned = (
-        holdfast.Consolidator(network(), "EWC", form="kronecker", anchor="mean", gradient_term=True) for _ in "ab"
+        anchorhold.Guard(network(), "EWC", form="kronecker", anchor="mean", gradient_term=True) for _ in "ab"
     )
     given = [(x, torch.zeros(8, dtype=torch.long)) for x in data()]
     whole.consolidate(given)
@@ -101,15 +101,15 @@ def test_the_gradient_of_the_loss_is_of_all_layers():
 
 
 def test_what_cannot_be_within_is_refused_and_nothing_has_changed():
-    guard = holdfast.Consolidator(network(), "EWC", form="rotated")
+    guard = anchorhold.Guard(network(), "EWC", form="rotated")
     with pytest.raises(ConfigurationError, match=r"within=100 bytes: the sums of '3\.weight' alone take .* at least"):
         guard.consolidate(data(), within=100)
     with pytest.raises(ConfigurationError, match="within=0: expected a whole number of bytes"):
         guard.consolidate(data(), within=0)
     with pytest.raises(BatchError, match="times, and the batches given can be gone through once"):
-        holdfast.Consolidator(network(), "EWC", form=Kronecker()).consolidate(iter(data()), within=2000)
+        anchorhold.Guard(network(), "EWC", form=Kronecker()).consolidate(iter(data()), within=2000)
     with pytest.raises(ConfigurationError, match="'diagonal', which has no layers to be measured in turns"):
-        holdfast.Consolidator(network(), "EWC").consolidate(data(), within=10_000)
+        anchorhold.Guard(network(), "EWC").consolidate(data(), within=10_000)
     assert not guard.matrices
 
 
@@ -126,7 +126,7 @@ class Fork(nn.Module):
 
 
 def test_layers_with_coordinates_in_common_keep_them_in_one_turn():
-    whole, turned = (holdfast.Consolidator(Fork().double(), "EWC", form=Rotated(share_inputs=True)) for _ in range(2))
+    whole, turned = (anchorhold.Guard(Fork().double(), "EWC", form=Rotated(share_inputs=True)) for _ in range(2))
     most = {block.name: block.measuring for block in turned.cost().blocks}
     for task, within in enumerate((max(most.values()), most["first.weight"] + most["second.weight"])):
         whole.consolidate(data(task))

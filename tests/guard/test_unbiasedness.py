@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 from tests import path_oracle as oracle
 
 
@@ -31,7 +31,7 @@ def loss(model, data, chosen):
 
 def raw_after_one_step(net, measure, act):
     model = copy.deepcopy(net)
-    guard = holdfast.Consolidator(model, measure)
+    guard = anchorhold.Guard(model, measure)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     act(model, guard)
@@ -69,11 +69,11 @@ def test_the_mean_of_siu_is_the_path_integral_of_the_full_gradient(net, data):
 
     expected = mean(full_integral(first) for first in PAIRS)
     found = mean(
-        raw_after_one_step(net, holdfast.SIU(), with_second_batch(data, first, second))
+        raw_after_one_step(net, anchorhold.SIU(), with_second_batch(data, first, second))
         for first in PAIRS
         for second in PAIRS
     )
-    biased = mean(raw_after_one_step(net, holdfast.SI(), with_second_batch(data, b, b)) for b in PAIRS)
+    biased = mean(raw_after_one_step(net, anchorhold.SI(), with_second_batch(data, b, b)) for b in PAIRS)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12)
         assert float((biased[name] - value).norm()) > 0.1 * float(value.norm())
@@ -81,7 +81,7 @@ def test_the_mean_of_siu_is_the_path_integral_of_the_full_gradient(net, data):
 
 def test_si_is_siu_plus_sib(net, data):
     act = with_second_batch(data, (0, 1), (2, 3))
-    si, siu, sib = (raw_after_one_step(net, holdfast.measure(kind), act) for kind in ("SI", "SIU", "SIB"))
+    si, siu, sib = (raw_after_one_step(net, anchorhold.measure(kind), act) for kind in ("SI", "SIU", "SIB"))
     for name, value in si.items():
         torch.testing.assert_close(siu[name] + sib[name], value)
 
@@ -93,7 +93,7 @@ def empirical_fisher(net, data):
 
 @pytest.mark.parametrize("source", ["second batch", "halves"])
 def test_unbiased_sos_estimates_the_empirical_fisher(net, data, source):
-    measure = holdfast.SOS(alpha="unbiased", beta2=0.0, normalise=False)
+    measure = anchorhold.SOS(alpha="unbiased", beta2=0.0, normalise=False)
 
     def halves(first, second):
         def act(model, guard):
@@ -103,9 +103,10 @@ def test_unbiased_sos_estimates_the_empirical_fisher(net, data, source):
 
     make = halves if source == "halves" else lambda first, second: with_second_batch(data, first, second)
     found = mean(raw_after_one_step(net, measure, make(a, b)) for a in PAIRS for b in PAIRS)
-    scale = (1 - holdfast.unbiased_alpha(2)) ** 2
+    scale = (1 - anchorhold.unbiased_alpha(2)) ** 2
     plain = mean(
-        raw_after_one_step(net, holdfast.SOS(beta2=0.0, normalise=False), with_second_batch(data, b, b)) for b in PAIRS
+        raw_after_one_step(net, anchorhold.SOS(beta2=0.0, normalise=False), with_second_batch(data, b, b))
+        for b in PAIRS
     )
     for name, value in empirical_fisher(net, data).items():
         torch.testing.assert_close(found[name] / scale, value, rtol=1e-9, atol=1e-14)
@@ -115,7 +116,7 @@ def test_unbiased_sos_estimates_the_empirical_fisher(net, data, source):
 
 def test_halves_leave_the_whole_batch_in_grad(net, data):
     model = copy.deepcopy(net)
-    guard = holdfast.Consolidator(model, holdfast.SOS(alpha=1.0))
+    guard = anchorhold.Guard(model, anchorhold.SOS(alpha=1.0))
     guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     guard.backward_halves(loss(model, data, [0, 1]), loss(model, data, [2, 3]))
     expected = oracle.gradients(loss(net, data, range(4)), net)
@@ -126,7 +127,7 @@ def test_halves_leave_the_whole_batch_in_grad(net, data):
 def test_halves_train_a_head_of_its_own_too():
     torch.manual_seed(0)
     body, head, x = nn.Linear(3, 4), nn.Linear(4, 1), torch.randn(8, 3)
-    guard = holdfast.Consolidator(body, holdfast.SOS(alpha=1.0))
+    guard = anchorhold.Guard(body, anchorhold.SOS(alpha=1.0))
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
     guard.attach(optimizer)
     guard.backward_halves(head(body(x[:4])).mean(), head(body(x[4:])).mean())
@@ -140,7 +141,7 @@ def test_what_one_of_the_two_gradients_does_not_reach_has_none_there(way):
     torch.manual_seed(0)
     heads, x = nn.ModuleList([nn.Linear(3, 1).double(), nn.Linear(3, 1).double()]), torch.randn(8, 3).double()
     optimizer = torch.optim.SGD(heads.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(heads, holdfast.SOS(alpha=0.5, beta2=0.0, normalise=False))
+    guard = anchorhold.Guard(heads, anchorhold.SOS(alpha=0.5, beta2=0.0, normalise=False))
     guard.attach(optimizer)
     first, second = (head(x).square().mean() for head in heads)
     g = [torch.autograd.grad(half, heads[i].weight, retain_graph=True)[0] for i, half in enumerate((first, second))]
@@ -159,7 +160,7 @@ def test_halves_of_16_bit_weights_are_added_up_in_full():
     torch.manual_seed(0)
     model, x = nn.Linear(3, 1).bfloat16(), torch.randn(64, 3).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, holdfast.SOS(alpha=1.0, beta2=0.0, normalise=False))
+    guard = anchorhold.Guard(model, anchorhold.SOS(alpha=1.0, beta2=0.0, normalise=False))
     guard.attach(optimizer)
     sums = [torch.zeros(1, 3), torch.zeros(1, 3)]
     for i in range(8):
@@ -173,11 +174,11 @@ def test_halves_of_16_bit_weights_are_added_up_in_full():
     )
 
 
-@pytest.mark.parametrize("measure", [holdfast.SIU(), holdfast.SIB()])
+@pytest.mark.parametrize("measure", [anchorhold.SIU(), anchorhold.SIB()])
 def test_halves_are_refused_where_the_step_is_made_of_both(net, data, measure):
-    guard = holdfast.Consolidator(net, measure)
+    guard = anchorhold.Guard(net, measure)
     guard.attach(torch.optim.SGD(net.parameters(), lr=0.1))
-    with pytest.raises(holdfast.OrderError, match="took no part in the step"):
+    with pytest.raises(anchorhold.OrderError, match="took no part in the step"):
         guard.backward_halves(loss(net, data, [0]), loss(net, data, [1]))
 
 
@@ -190,6 +191,6 @@ def test_halves_of_one_forward_pass_are_those_of_two(net, data):
     def apart(model, guard):
         guard.backward_halves(loss(model, data, [0, 1]), loss(model, data, [2, 3]), samples=2)
 
-    once, twice = (raw_after_one_step(net, holdfast.SOS(alpha="unbiased"), act) for act in (at_once, apart))
+    once, twice = (raw_after_one_step(net, anchorhold.SOS(alpha="unbiased"), act) for act in (at_once, apart))
     for name, value in twice.items():
         torch.testing.assert_close(once[name], value)

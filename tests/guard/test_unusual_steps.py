@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import OrderError
-from holdfast.measures.base import Needs
+import anchorhold
+from anchorhold.errors import OrderError
+from anchorhold.measures.base import Needs
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
 
@@ -79,7 +79,7 @@ def two_tasks(measure, descent, *, fail=()):
 
     model = linear()
     optimizer = Flaky(model.parameters(), 0.01)
-    guard = holdfast.Consolidator(model, measure, 10.0)
+    guard = anchorhold.Guard(model, measure, 10.0)
     guard.attach(optimizer)
     for task in range(2):
         for i in range(4):
@@ -108,7 +108,7 @@ def held(measure, make=torch.optim.SGD, strength=1.0, **options):
     """A guard that holds a model to where it was, from which it has been moved away since."""
     model = linear()
     optimizer = make(model.parameters(), 0.01, **options)
-    guard = holdfast.Consolidator(model, measure, strength, implicit=False)
+    guard = anchorhold.Guard(model, measure, strength, implicit=False)
     guard.attach(optimizer)
     optimizer.zero_grad()
     model(X).square().mean().backward()
@@ -190,7 +190,7 @@ def test_gradients_that_share_their_memory_are_held_each_by_itself(measure):
         [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(4))]
     )
     optimizer = torch.optim.SGD(pair.parameters(), 0.1)
-    guard = holdfast.Consolidator(pair, measure, 1.0, implicit=False)
+    guard = anchorhold.Guard(pair, measure, 1.0, implicit=False)
     guard.attach(optimizer)
 
     def step():
@@ -217,7 +217,7 @@ def test_gradients_that_share_their_memory_are_held_each_by_itself(measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Travelled(holdfast.PathMeasure):
+class Travelled(anchorhold.PathMeasure):
     """The length of the way, whatever moved the weights."""
 
     choose_when: ClassVar[str] = "never"
@@ -240,7 +240,7 @@ class Travelled(holdfast.PathMeasure):
 def test_what_the_penalty_alone_moves_has_travelled():
     model = nn.ModuleList([linear(), linear()])
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    guard = holdfast.Consolidator(model, Travelled(), 1.0, implicit=False)
+    guard = anchorhold.Guard(model, Travelled(), 1.0, implicit=False)
     guard.attach(optimizer)
     (model[0](X) + model[1](X)).square().mean().backward()
     optimizer.step()
@@ -314,7 +314,7 @@ def test_a_step_that_calls_its_bases_is_one_step(descent, derived, measure, with
     def trained(kind):
         model = linear()
         optimizer = kind(model.parameters(), 0.01)
-        guard = holdfast.Consolidator(model, measure, 5.0)
+        guard = anchorhold.Guard(model, measure, 5.0)
         guard.attach(optimizer)
         for task in range(2):
             for step in range(3):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.measures.recurrences import add_batch_gradient_, squares_of_single_samples
+import anchorhold
+from anchorhold.measures.recurrences import add_batch_gradient_, squares_of_single_samples
 from tests.adapters.by_hand import adapt, networks
 from tests.guard.helpers import batch, loss, net, weights
 
@@ -26,9 +26,9 @@ def close(found, expected, tolerance=1e-10):
 @pytest.mark.parametrize("measure", ["EWC-empirical", "EWC-sampled", "sqrtFisher", "online-EWC"])
 def test_single_samples_give_the_measure_itself(measure):
     settings = {"labels": "true"} if measure in ("sqrtFisher", "online-EWC") else {}
-    measure = holdfast.measure(measure, samples=7, **settings)
-    guard = holdfast.Consolidator(net(), measure)
-    expected = holdfast.Consolidator(net(), measure)
+    measure = anchorhold.measure(measure, samples=7, **settings)
+    guard = anchorhold.Guard(net(), measure)
+    expected = anchorhold.Guard(net(), measure)
     guard.watch_only(singly(batch(0)))
     assert guard.consolidate()[measure.name].samples == 7
     expected.consolidate(singly(batch(0)))
@@ -41,8 +41,8 @@ def test_adapters_by_their_merged_weights():
         model, _, layers = networks()["mlp"]
         return adapt(model.double(), layers)
 
-    measure = holdfast.Fisher(labels="true")
-    guard, expected = (holdfast.Consolidator(adapted(), measure, space="merged") for _ in range(2))
+    measure = anchorhold.Fisher(labels="true")
+    guard, expected = (anchorhold.Guard(adapted(), measure, space="merged") for _ in range(2))
     guard.watch_only(singly(batch(0)))
     guard.consolidate()
     expected.consolidate([batch(0)])
@@ -63,8 +63,8 @@ def test_tokens_that_do_not_count_and_a_scale_by_token():
     model, tokens = Tagger().double(), torch.randint(7, (6, 4))
     labels = tokens.masked_fill(torch.rand(6, 4) < 0.4, -100)
     labels[2] = -100  # a sample that does not count at all
-    measure = holdfast.Fisher(labels="true", per="token")
-    guard = holdfast.Consolidator(model, measure)
+    measure = anchorhold.Fisher(labels="true", per="token")
+    guard = anchorhold.Guard(model, measure)
     guard.watch_only(singly((tokens, labels)))
     guard.consolidate()
     close(guard.importance, measure.measure(model, [(tokens, labels)]))
@@ -72,7 +72,7 @@ def test_tokens_that_do_not_count_and_a_scale_by_token():
 
 def test_uneven_batches_of_several_calls_follow_the_formula():
     model, parts = net(), [batch(seed, n) for seed, n in enumerate((3, 1, 4, 2))]
-    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"))
+    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"))
     guard.watch_only(parts[:1])
     guard.watch_only(parts[1:])
     guard.consolidate()
@@ -102,9 +102,9 @@ def test_the_estimate_has_no_bias(sizes):
 def test_measures_along_the_path_see_what_training_at_a_rate_of_0_shows():
     parts = [batch(seed) for seed in range(3)]
     watching, trained = net(), net()
-    guard = holdfast.Consolidator(watching, "SOS", watch=["posterior", "L2"])
+    guard = anchorhold.Guard(watching, "SOS", watch=["posterior", "L2"])
     guard.watch_only(parts)
-    expected = holdfast.Consolidator(trained, "SOS", watch=["posterior", "L2"])
+    expected = anchorhold.Guard(trained, "SOS", watch=["posterior", "L2"])
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.0)
     expected.attach(optimizer)
     for part in parts:
@@ -122,7 +122,7 @@ def test_nothing_else_changes():
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(), nn.Linear(5, 3)).double()
     model[0].weight.grad = torch.ones(5, 4, dtype=torch.float64)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"), protect="*weight")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"), protect="*weight")
     guard.watch_only([batch(0), batch(1)])
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(model[0].weight.grad, torch.ones(5, 4, dtype=torch.float64))
@@ -136,34 +136,34 @@ def test_nothing_else_changes():
         ("MAS", {}, "each sample's own gradient.*Those that can: SOS, EWC-sampled, EWC-empirical, posterior, "),
         ("EWC", {}, "labels='exact' wants one backward pass a label"),
         ("SI", {}, "it measures what steps do"),
-        (holdfast.SOS(alpha=1.0), {}, "needs a second gradient"),
-        (holdfast.Fisher(labels="true", positions="separate"), {}, "positions='separate'"),
+        (anchorhold.SOS(alpha=1.0), {}, "needs a second gradient"),
+        (anchorhold.Fisher(labels="true", positions="separate"), {}, "positions='separate'"),
         ("EWC-empirical", {"form": "rotated"}, "watch_only.. with form='rotated'"),
         ("EWC-empirical", {"watch": ["AF"]}, "watch_only.. with AF"),
         ("L2", {}, "which looks at no gradient"),
     ],
 )
 def test_what_cannot_be_right_is_refused(measure, options, message):
-    guard = holdfast.Consolidator(net(), measure, **options)
-    with pytest.raises(holdfast.ConfigurationError, match=message):
+    guard = anchorhold.Guard(net(), measure, **options)
+    with pytest.raises(anchorhold.ConfigurationError, match=message):
         guard.watch_only([batch(0)])
 
 
 def test_data_that_tell_too_little_or_something_else():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"))
-    with pytest.raises(holdfast.BatchError, match="given no batches"):
+    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"))
+    with pytest.raises(anchorhold.BatchError, match="given no batches"):
         guard.watch_only([])
     guard.watch_only([batch(0)])
-    with pytest.raises(holdfast.BatchError, match=r"seen one micro-batch, of 8 samples"):
+    with pytest.raises(anchorhold.BatchError, match=r"seen one micro-batch, of 8 samples"):
         guard.consolidate()
-    with pytest.raises(holdfast.OrderError, match=r"consolidate\(batches\) after watch_only"):
+    with pytest.raises(anchorhold.OrderError, match=r"consolidate\(batches\) after watch_only"):
         guard.consolidate([batch(0)])
     with torch.no_grad():
         model[0].bias.add_(1.0)
-    with pytest.raises(holdfast.OrderError, match="weights have changed since"):
+    with pytest.raises(anchorhold.OrderError, match="weights have changed since"):
         guard.watch_only([batch(0)])
-    with pytest.raises(holdfast.OrderError, match="weights have changed since"):
+    with pytest.raises(anchorhold.OrderError, match="weights have changed since"):
         guard.consolidate()
     guard.restart_task()
     guard.consolidate([batch(0)])
@@ -171,15 +171,15 @@ def test_data_that_tell_too_little_or_something_else():
 
 
 def test_a_batch_that_fails_leaves_what_was_seen_before():
-    guard = holdfast.Consolidator(net(), "SOS", watch=["EWC-empirical"])
+    guard = anchorhold.Guard(net(), "SOS", watch=["EWC-empirical"])
     guard.watch_only([batch(0), batch(1)])
     seen = {name: value.clone() for name, value in guard.path.running["SOS"]["second_moment"].items()}
-    with pytest.raises(holdfast.HoldfastError):
+    with pytest.raises(anchorhold.AnchorholdError):
         guard.watch_only([batch(2), (batch(3)[0], torch.full((8,), 17))])
     assert guard.path.steps == 2
     close(guard.path.running["SOS"]["second_moment"], seen, 0.0)
     guard.consolidate()
-    expected = holdfast.Consolidator(net(), "SOS", watch=["EWC-empirical"])
+    expected = anchorhold.Guard(net(), "SOS", watch=["EWC-empirical"])
     expected.watch_only([batch(0), batch(1)])
     expected.consolidate()
     for name in ("SOS", "EWC-empirical"):
@@ -188,21 +188,21 @@ def test_a_batch_that_fails_leaves_what_was_seen_before():
 
 def test_path_measures_do_not_mix_it_with_training():
     model = net()
-    guard = holdfast.Consolidator(model, "SOS")
+    guard = anchorhold.Guard(model, "SOS")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     loss(model, batch(0)).backward()
     optimizer.step()
     moved = weights(model)
-    with pytest.raises(holdfast.OrderError, match="in the middle of a task: SOS has seen 1 steps"):
+    with pytest.raises(anchorhold.OrderError, match="in the middle of a task: SOS has seen 1 steps"):
         guard.watch_only([batch(0)])
     assert all(torch.equal(moved[name], value) for name, value in weights(model).items())
 
 
 def test_draws_and_limits_go_on_from_call_to_call():
     parts = [batch(seed, 2) for seed in range(6)]
-    for measure in (holdfast.Fisher(labels="sampled"), holdfast.Fisher(labels="true", samples=5)):
-        once, often = (holdfast.Consolidator(net(), measure) for _ in range(2))
+    for measure in (anchorhold.Fisher(labels="sampled"), anchorhold.Fisher(labels="true", samples=5)):
+        once, often = (anchorhold.Guard(net(), measure) for _ in range(2))
         once.watch_only(parts)
         for part in parts:
             often.watch_only([part])
@@ -212,12 +212,12 @@ def test_draws_and_limits_go_on_from_call_to_call():
 
 @pytest.mark.parametrize("measure", ["EWC-empirical", "SOS"])
 def test_labels_of_which_none_counts_are_refused(measure):
-    guard = holdfast.Consolidator(net(), measure)
+    guard = anchorhold.Guard(net(), measure)
     ignored = (batch(0)[0], torch.full((8,), -100))
     for before in ([], [batch(1), batch(2)]):
         if before:
             guard.watch_only(before)
-        with pytest.raises(holdfast.BatchError, match="none with labels that count"):
+        with pytest.raises(anchorhold.BatchError, match="none with labels that count"):
             guard.watch_only([ignored])
     guard.watch_only([batch(3), ignored])
     guard.consolidate()
@@ -226,11 +226,11 @@ def test_labels_of_which_none_counts_are_refused(measure):
 
 @pytest.mark.parametrize("measure", ["EWC-empirical", "SOS"])
 def test_gradients_that_are_not_finite_are_refused_and_earlier_ones_stay(measure):
-    guard, expected = (holdfast.Consolidator(net(), measure) for _ in range(2))
+    guard, expected = (anchorhold.Guard(net(), measure) for _ in range(2))
     for each in (guard, expected):
         each.watch_only([batch(0), batch(1)])
     x, y = batch(2)
-    with pytest.raises(holdfast.NotFiniteError, match=r"gradients of '0\.weight' that are not finite"):
+    with pytest.raises(anchorhold.NotFiniteError, match=r"gradients of '0\.weight' that are not finite"):
         guard.watch_only([(x * float("nan"), y)])
     for each in (guard, expected):
         each.watch_only([batch(3)])
@@ -240,14 +240,14 @@ def test_gradients_that_are_not_finite_are_refused_and_earlier_ones_stay(measure
 
 def moved_back(guard, why, first):
     before = weights(guard.model)
-    with pytest.raises(holdfast.OrderError, match=rf"with {why}.*Nothing was moved. Call {first}"):
+    with pytest.raises(anchorhold.OrderError, match=rf"with {why}.*Nothing was moved. Call {first}"):
         guard.consolidate(**({"share": 0.5} if "share" in why else {}))
     assert all(torch.equal(before[name], value) for name, value in weights(guard.model).items())
 
 
 def test_what_was_watched_is_not_moved_by_consolidate_itself():
     model, parts = net(), [batch(0), batch(1)]
-    guard = holdfast.Consolidator(model, "EWC-empirical", tolerance=0.02)
+    guard = anchorhold.Guard(model, "EWC-empirical", tolerance=0.02)
     guard.keep([batch(2, 16)[0]])
     guard.consolidate(parts)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -266,11 +266,11 @@ def test_what_was_watched_is_not_moved_by_consolidate_itself():
 
 
 def test_a_loaded_state_has_what_was_watched_then():
-    guard = holdfast.Consolidator(net(), "EWC-empirical", watch=["SOS"])
+    guard = anchorhold.Guard(net(), "EWC-empirical", watch=["SOS"])
     state = guard.state_dict()
     guard.watch_only([batch(0), batch(1)])
     guard.load_state_dict(state)
-    with pytest.raises(holdfast.BatchError, match="measures importance from data"):
+    with pytest.raises(anchorhold.BatchError, match="measures importance from data"):
         guard.consolidate()
 
 
@@ -278,8 +278,8 @@ def test_watching_goes_on_from_a_file(tmp_path):
     """Samples, drawn labels and running states, at the same weights alone."""
 
     def watching(model=None):
-        drawn = holdfast.Fisher(labels="sampled", samples=20)
-        return holdfast.Consolidator(model or net(), drawn, watch=["EWC-empirical", "SOS"])
+        drawn = anchorhold.Fisher(labels="sampled", samples=20)
+        return anchorhold.Guard(model or net(), drawn, watch=["EWC-empirical", "SOS"])
 
     guard, expected = watching(), watching()
     for each in (guard, expected):
@@ -294,11 +294,11 @@ def test_watching_goes_on_from_a_file(tmp_path):
         assert all(torch.equal(again.importance_of(label)[n], o) for n, o in expected.importance_of(label).items())
     moved = watching(net(seed=1))
     moved.load(tmp_path / "between.safetensors")
-    with pytest.raises(holdfast.OrderError, match="weights have changed since"):
+    with pytest.raises(anchorhold.OrderError, match="weights have changed since"):
         moved.consolidate()
     state = guard.state_dict()
     lacking = {key: tensor for key, tensor in state["tensors"].items() if not key.endswith("0.weight#1.spread")}
-    with pytest.raises(holdfast.StateError, match=r"watch_only\(\) has seen is not whole"):
+    with pytest.raises(anchorhold.StateError, match=r"watch_only\(\) has seen is not whole"):
         again.load_state_dict({**state, "tensors": lacking, "tensor_count": len(lacking)})
     assert again.tasks == 1
 
@@ -313,9 +313,9 @@ def test_watching_goes_on_from_a_file(tmp_path):
 )
 def test_any_weight_that_has_moved_is_noticed(change):
     model = net()
-    guard = holdfast.Consolidator(model, "EWC-empirical", protect="0.*")
+    guard = anchorhold.Guard(model, "EWC-empirical", protect="0.*")
     guard.watch_only([batch(0), batch(1)])
     with torch.no_grad():
         change(model)
-    with pytest.raises(holdfast.OrderError, match="weights have changed since"):
+    with pytest.raises(anchorhold.OrderError, match="weights have changed since"):
         guard.consolidate()

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError, NotFiniteError, StateError
-from holdfast.holds import HOLDS, Hold, register_hold
+import anchorhold
+from anchorhold.errors import ConfigurationError, NotFiniteError, StateError
+from anchorhold.holds import HOLDS, Hold, register_hold
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
 Y = torch.arange(20) % 2
@@ -73,7 +73,7 @@ def step(model, optimizer, x=X):
 def started(measure="SI", strength=2.0, **settings):
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, measure, strength, **settings)
+    guard = anchorhold.Guard(model, measure, strength, **settings)
     guard.attach(optimizer)
     step(model, optimizer)
     guard.consolidate([(X, Y)])
@@ -149,7 +149,7 @@ def test_a_loss_scale_is_the_holds_too():
 
     def moved(scale):
         model = linear().float()
-        guard = holdfast.Consolidator(model, "EWC", 2.0, holds=[Rehearsal(-X.float())])
+        guard = anchorhold.Guard(model, "EWC", 2.0, holds=[Rehearsal(-X.float())])
         guard.consolidate([(X.float(), Y)])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
         guard.attach(optimizer)
@@ -166,15 +166,15 @@ def test_a_loss_scale_is_the_holds_too():
 def test_its_state_travels_with_the_guards(tmp_path):
     _, _, guard = started(holds=[Rehearsal(X)])
     guard.save(tmp_path / "state")
-    other = holdfast.Consolidator(linear(), "SI", holds=[Rehearsal(X)])
+    other = anchorhold.Guard(linear(), "SI", holds=[Rehearsal(X)])
     other.load(tmp_path / "state")
     assert torch.equal(other.holds[0].labels, guard.holds[0].labels)
     with pytest.raises(StateError, match="holds="):
-        holdfast.Consolidator(linear(), "SI").load(tmp_path / "state")
+        anchorhold.Guard(linear(), "SI").load(tmp_path / "state")
     _, _, plain = started()
     plain.save(tmp_path / "plain")
     with pytest.raises(StateError, match="holds="):
-        holdfast.Consolidator(linear(), "SI", holds=["toy-halfway"]).load(tmp_path / "plain")
+        anchorhold.Guard(linear(), "SI", holds=["toy-halfway"]).load(tmp_path / "plain")
 
 
 def test_a_hold_that_refuses_a_task_leaves_all_as_they_were():
@@ -231,7 +231,7 @@ def test_observing_alone_pulls_nothing():
 )
 def test_what_is_no_list_of_holds_is_refused(holds, message):
     with pytest.raises(ConfigurationError, match=message):
-        holdfast.Consolidator(linear(), "SI", holds=holds)
+        anchorhold.Guard(linear(), "SI", holds=holds)
 
 
 def test_a_strength_that_makes_no_sense_is_refused():
@@ -292,7 +292,7 @@ def test_a_hold_that_raises_has_changed_nothing_and_the_step_can_be_tried_again(
 def test_shared_and_expanded_gradients_are_pulled_once(measure):
     pair = nn.ParameterList([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))])
     optimizer = torch.optim.SGD(pair.parameters(), lr=1.0)
-    guard = holdfast.Consolidator(pair, "SI" if measure == "SI" else "L2", 0.0, holds=[Constant(1.0)])
+    guard = anchorhold.Guard(pair, "SI" if measure == "SI" else "L2", 0.0, holds=[Constant(1.0)])
     guard.attach(optimizer)
     pair[0].grad = pair[1].grad = torch.full((3,), 10.0)
     pair[2].grad = torch.full((1,), 10.0).expand(3)
@@ -303,7 +303,7 @@ def test_shared_and_expanded_gradients_are_pulled_once(measure):
 def test_a_parameter_without_a_gradient_is_pulled_measured_and_left_without():
     pair = nn.ParameterList([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))])
     optimizer = torch.optim.SGD(pair.parameters(), lr=1.0)
-    guard = holdfast.Consolidator(pair, "SI", 0.0, holds=[Constant(3.0)])
+    guard = anchorhold.Guard(pair, "SI", 0.0, holds=[Constant(3.0)])
     guard.attach(optimizer)
     pair[0].sum().backward()
     optimizer.step()
@@ -314,7 +314,7 @@ def test_a_parameter_without_a_gradient_is_pulled_measured_and_left_without():
 def test_a_pull_beyond_float16_stays_a_number():
     model = linear().half()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    guard = holdfast.Consolidator(model, "L2", 0.0, holds=[Constant(100.0)])
+    guard = anchorhold.Guard(model, "L2", 0.0, holds=[Constant(100.0)])
     guard.attach(optimizer)
     optimizer.grad_scale, optimizer.found_inf = torch.tensor(65536.0), torch.tensor(0.0)
     for parameter in model.parameters():
@@ -365,19 +365,19 @@ class Counting(Hold):
 
 def test_holds_that_remember_in_place_are_as_they_were_too():
     first, second = Counting("first"), Counting("second", refuses=True)
-    guard = holdfast.Consolidator(linear(), "L2", holds=[first, second])
+    guard = anchorhold.Guard(linear(), "L2", holds=[first, second])
     with pytest.raises(ConfigurationError, match="not this one"):
         guard.consolidate()
     assert first.count == 0 and second.count == 0 and guard.tasks == 0
 
 
 def test_a_state_that_one_hold_refuses_is_taken_by_none():
-    saved = holdfast.Consolidator(linear(), "L2", holds=[Counting("first"), Counting("second")])
+    saved = anchorhold.Guard(linear(), "L2", holds=[Counting("first"), Counting("second")])
     saved.consolidate()
     state = saved.state_dict()
     del state["tensors"]["hold/second/count"]
     state["tensor_count"] -= 1  # as a hold of that name would have written it that keeps nothing
-    guard = holdfast.Consolidator(linear(), "L2", holds=[Counting("first"), Counting("second")])
+    guard = anchorhold.Guard(linear(), "L2", holds=[Counting("first"), Counting("second")])
     with pytest.raises(StateError, match=r"The hold 'second' cannot go on from this state.*KeyError"):
         guard.load_state_dict(state)
     assert guard.holds[0].count == 0 and guard.tasks == 0
@@ -385,7 +385,7 @@ def test_a_state_that_one_hold_refuses_is_taken_by_none():
 
 def test_a_hold_without_a_name_is_told_how_it_gets_one():
     with pytest.raises(ConfigurationError, match=r"has the name ''.*register_hold"):
-        holdfast.Consolidator(linear(), "L2", holds=[Hold()])
+        anchorhold.Guard(linear(), "L2", holds=[Hold()])
 
 
 def test_weights_that_a_hold_spoils_are_told_as_its_own():

@@ -9,20 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import holdfast
-from holdfast.errors import (
+import anchorhold
+from anchorhold.errors import (
+    AnchorholdWarning,
     BatchError,
     ConfigurationError,
-    HoldfastWarning,
     NotFiniteError,
     ProtectError,
     StateError,
 )
-from holdfast.forms.of_layers.layers import layer_blocks
-from holdfast.holds import Hold
-from holdfast.holds.input_spaces import HardSpace, SoftSpace
-from holdfast.lab.experiments import Spec
-from holdfast.persample.layer_inputs import LayerInputs, inputs_of
+from anchorhold.forms.of_layers.layers import layer_blocks
+from anchorhold.holds import Hold
+from anchorhold.holds.input_spaces import HardSpace, SoftSpace
+from anchorhold.lab.experiments import Spec
+from anchorhold.persample.layer_inputs import LayerInputs, inputs_of
 from tests.forms.layer_networks import NETWORKS, network_and_inputs
 from tests.guard.sam import SAM
 
@@ -122,9 +122,9 @@ def train(model, optimizer, x, steps=30, seed=0):
 def test_answers_to_old_inputs_stay_as_they_are_with_adam_and_weight_decay(kind):
     model, old = network_and_inputs(kind, samples=2)
     _, new = network_and_inputs(kind, seed=5, samples=8)
-    guard = holdfast.Consolidator(model, "fine-tune", holds=[holdfast.Projection(1.0, rest="freeze")])
+    guard = anchorhold.Guard(model, "fine-tune", holds=[anchorhold.Projection(1.0, rest="freeze")])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HoldfastWarning)  # of layers that are full
+        warnings.simplefilter("ignore", AnchorholdWarning)  # of layers that are full
         guard.consolidate([old])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     guard.attach(optimizer)
@@ -140,7 +140,7 @@ def linear(bias=True, inputs=8):
 
 
 def projected(model, old, measure="fine-tune", strength=1.0, **settings):
-    guard = holdfast.Consolidator(model, measure, strength, holds=[holdfast.Projection(1.0, **settings)])
+    guard = anchorhold.Guard(model, measure, strength, holds=[anchorhold.Projection(1.0, **settings)])
     guard.consolidate([(old, torch.arange(len(old)) % 3)])
     return guard
 
@@ -225,10 +225,10 @@ def test_the_guards_own_hold_pulls_beside_it():
 @pytest.mark.parametrize("measure", ["SI", "SOS", "EWC", "MAS"])
 def test_measures_find_the_same_with_and_without_it(measure):
     found = []
-    for holds in ([], [holdfast.Projection(1.0)]):
+    for holds in ([], [anchorhold.Projection(1.0)]):
         torch.manual_seed(3)
         model = linear()
-        guard = holdfast.Consolidator(model, measure, 0.5, from_scratch=True, holds=holds)
+        guard = anchorhold.Guard(model, measure, 0.5, from_scratch=True, holds=holds)
         guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
         train(model, optimizer, OLD, steps=2)
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(OLD, torch.arange(4) % 3), 2, shuffle=True)
@@ -250,7 +250,7 @@ def test_a_part_of_a_layer_can_move_alone():
         for parameter in parameters:
             parameter.requires_grad_(True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HoldfastWarning)
+            warnings.simplefilter("ignore", AnchorholdWarning)
             guard.attach(optimizer := torch.optim.Adam(parameters, lr=0.1))
         answers = model(OLD[:3]).detach()
         train(model, optimizer, NEW)
@@ -264,8 +264,8 @@ def test_several_tasks_are_kept_together():
     model = linear(inputs=12)
     torch.manual_seed(4)
     tasks = [torch.randn(3, 12, dtype=torch.float64) for _ in range(3)]
-    hold = holdfast.Projection(1.0)
-    guard = holdfast.Consolidator(model, "fine-tune", holds=[hold])
+    hold = anchorhold.Projection(1.0)
+    guard = anchorhold.Guard(model, "fine-tune", holds=[hold])
     guard.attach(optimizer := torch.optim.Adam(model.parameters(), lr=0.05))
     answers = []
     for number, task in enumerate(tasks):
@@ -283,8 +283,8 @@ def test_a_run_goes_on_from_a_file_bit_by_bit(method, tmp_path):
     def start():
         model, _ = network_and_inputs("attention")
         model = model.float()
-        hold = holdfast.Projection(0.9, method=method, rest="freeze")
-        guard = holdfast.Consolidator(model, "SI", 0.1, from_scratch=True, holds=[hold])
+        hold = anchorhold.Projection(0.9, method=method, rest="freeze")
+        guard = anchorhold.Guard(model, "SI", 0.1, from_scratch=True, holds=[hold])
         return model, guard, torch.optim.SGD(model.parameters(), lr=0.1)
 
     data = [network_and_inputs("attention", seed=seed)[1] for seed in range(3)]
@@ -303,7 +303,7 @@ def test_a_run_goes_on_from_a_file_bit_by_bit(method, tmp_path):
                 guard.attach(optimizer)
             train(model, optimizer, x, steps=3)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", HoldfastWarning)
+                warnings.simplefilter("ignore", AnchorholdWarning)
                 guard.consolidate([x])
         ends.append((model.state_dict(), guard.state_dict()["tensors"]))
     for one, other in zip(*ends, strict=True):
@@ -348,11 +348,11 @@ def test_a_task_that_is_refused_leaves_it_as_it_was():
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ConfigurationError, match=message):
-        holdfast.Projection(**settings)
+        anchorhold.Projection(**settings)
 
 
 def test_data_that_is_not_there_or_worn_out_is_refused():
-    guard = holdfast.Consolidator(linear(), "L2", holds=["projection"])
+    guard = anchorhold.Guard(linear(), "L2", holds=["projection"])
     with pytest.raises(BatchError, match=r"'projection' looks at each task's data.*call consolidate\(batches\)"):
         guard.consolidate()
     with pytest.raises(BatchError, match="was given no sample"):
@@ -360,7 +360,7 @@ def test_data_that_is_not_there_or_worn_out_is_refused():
     assert guard.tasks == 0
     guard.consolidate(iter([OLD[:2]]))  # which nobody else reads
     assert guard.holds[0].free == {"weight": 7}
-    guard = holdfast.Consolidator(linear(), "EWC", holds=["projection"])
+    guard = anchorhold.Guard(linear(), "EWC", holds=["projection"])
     with pytest.raises(BatchError, match=r"only once, and EWC, the hold 'projection' each read them"):
         guard.consolidate(iter([OLD[:2]]))
 
@@ -370,12 +370,12 @@ def test_thresholds_may_differ_by_layer():
     x = torch.logspace(0, -2, 8, dtype=torch.float64) * torch.randn(50, 8, dtype=torch.float64)
     free = []
     for threshold in (0.5, 0.99, {"0.*": 0.5, "*": 0.99}):
-        hold = holdfast.Projection(threshold)
-        holdfast.Consolidator(model, "fine-tune", holds=[hold]).consolidate([x])
+        hold = anchorhold.Projection(threshold)
+        anchorhold.Guard(model, "fine-tune", holds=[hold]).consolidate([x])
         free.append(hold.free)
     assert free[2] == {"0.weight": free[0]["0.weight"], "2.weight": free[1]["2.weight"]}
     assert free[0]["2.weight"] != free[1]["2.weight"]
-    guard = holdfast.Consolidator(model, "fine-tune", holds=[holdfast.Projection({"0.*": 0.5})])
+    guard = anchorhold.Guard(model, "fine-tune", holds=[anchorhold.Projection({"0.*": 0.5})])
     with pytest.raises(ConfigurationError, match=r"says nothing of the layer '2\.weight'"):
         guard.consolidate([x])
 
@@ -383,15 +383,15 @@ def test_thresholds_may_differ_by_layer():
 def test_a_state_of_another_network_is_refused(tmp_path):
     projected(linear(), OLD[:2]).save(tmp_path / "state")
     with pytest.raises(StateError, match="another model"):
-        holdfast.Consolidator(linear(inputs=9), "fine-tune", holds=[holdfast.Projection(1.0)]).load(tmp_path / "state")
+        anchorhold.Guard(linear(inputs=9), "fine-tune", holds=[anchorhold.Projection(1.0)]).load(tmp_path / "state")
     with pytest.raises(StateError, match=r"holds=.*'threshold': 1\.0"):
-        holdfast.Consolidator(linear(), "fine-tune", holds=[holdfast.Projection(0.5)]).load(tmp_path / "state")
-    hold = holdfast.Projection()
+        anchorhold.Guard(linear(), "fine-tune", holds=[anchorhold.Projection(0.5)]).load(tmp_path / "state")
+    hold = anchorhold.Projection()
     with pytest.raises(StateError, match="expected the directions of a layer's inputs"):
         hold.load_state({"weight#inputs": torch.ones(2, 2, 2)})
     hold.load_state({"weight+bias#inputs": torch.eye(6)[:, :2]})
     model = linear()
-    guard = holdfast.Consolidator(model, "fine-tune", holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", holds=[hold])
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(StateError, match="has 6 inputs of 'weight', which has 9"):
         train(model, optimizer, NEW, steps=1)
@@ -399,9 +399,9 @@ def test_a_state_of_another_network_is_refused(tmp_path):
 
 def test_a_layer_that_can_learn_no_more_is_told():
     model = linear(inputs=3)
-    hold = holdfast.Projection(1.0)
-    guard = holdfast.Consolidator(model, "fine-tune", holds=[hold])
-    with pytest.warns(HoldfastWarning, match=r"inputs of 'weight' fill all of its space.*lower threshold"):
+    hold = anchorhold.Projection(1.0)
+    guard = anchorhold.Guard(model, "fine-tune", holds=[hold])
+    with pytest.warns(AnchorholdWarning, match=r"inputs of 'weight' fill all of its space.*lower threshold"):
         guard.consolidate([torch.randn(20, 3, dtype=torch.float64)])
     assert hold.free == {"weight": 0} and "0 of 4 dimensions" in repr(hold)
     guard.attach(optimizer := torch.optim.Adam(model.parameters()))
@@ -416,17 +416,17 @@ def test_what_cannot_be_projected_is_told_or_frozen():
         return nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)).double()
 
     model = network()
-    guard = holdfast.Consolidator(model, "fine-tune", holds=["projection"])
-    with pytest.warns(HoldfastWarning, match=r"does not hold '1\.bias' \(no matrix\) and 1 other .*rest='freeze'"):
+    guard = anchorhold.Guard(model, "fine-tune", holds=["projection"])
+    with pytest.warns(AnchorholdWarning, match=r"does not hold '1\.bias' \(no matrix\) and 1 other .*rest='freeze'"):
         guard.consolidate([OLD])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         guard.consolidate([OLD])  # told once
     for rest, frozen in (("free", False), ("freeze", True)):
         model = network()
-        guard = holdfast.Consolidator(model, "fine-tune", holds=[holdfast.Projection(0.9, rest=rest)])
+        guard = anchorhold.Guard(model, "fine-tune", holds=[anchorhold.Projection(0.9, rest=rest)])
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HoldfastWarning)
+            warnings.simplefilter("ignore", AnchorholdWarning)
             guard.consolidate([OLD])
         guard.attach(optimizer := torch.optim.Adam(model.parameters(), weight_decay=0.1))
         train(model, optimizer, NEW, steps=3)
@@ -435,8 +435,8 @@ def test_what_cannot_be_projected_is_told_or_frozen():
 
 def test_a_layer_that_is_too_wide_is_part_of_the_rest():
     model = linear()
-    guard = holdfast.Consolidator(model, "fine-tune", holds=[holdfast.Projection(largest_side=8)])
-    with pytest.warns(HoldfastWarning, match=r"does not hold 'bias' \(more inputs than largest_side\)"):
+    guard = anchorhold.Guard(model, "fine-tune", holds=[anchorhold.Projection(largest_side=8)])
+    with pytest.warns(AnchorholdWarning, match=r"does not hold 'bias' \(more inputs than largest_side\)"):
         guard.consolidate([OLD])
     assert guard.holds[0].free == {}
 
@@ -445,7 +445,7 @@ def test_what_is_forgotten_is_free_again():
     model = linear()
     guard = projected(model, OLD[:2])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HoldfastWarning)
+        warnings.simplefilter("ignore", AnchorholdWarning)
         guard.forget("weight", "bias")
     assert guard.holds[0].free == {}
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
@@ -492,7 +492,7 @@ def test_a_spec_and_a_file_name_it_with_its_settings():
     again = Spec.from_dict(json.loads(json.dumps(spec.to_dict())))
     assert again == spec and again.id == spec.id
     (hold,) = again.make_holds()
-    assert isinstance(hold, holdfast.Projection) and hold.threshold == {"body.*": 0.9, "*": 0.99}
+    assert isinstance(hold, anchorhold.Projection) and hold.threshold == {"body.*": 0.9, "*": 0.99}
     assert json.loads(json.dumps(hold.settings())) == hold.settings()
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.forms import Kronecker16, Rotated, Rotated16
-from holdfast.holds.of_weights.quadratic import add_pull, displacement
+import anchorhold
+from anchorhold.forms import Kronecker16, Rotated, Rotated16
+from anchorhold.holds.of_weights.quadratic import add_pull, displacement
 
 STRENGTH = 0.37213  # which 16 bits cannot hold
 
@@ -14,7 +14,7 @@ STRENGTH = 0.37213  # which 16 bits cannot hold
 def held(dtype, form=None):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), STRENGTH, form=form or Rotated16())
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), STRENGTH, form=form or Rotated16())
     guard.consolidate([(torch.randn(16, 6, dtype=dtype), torch.randint(0, 3, (16,)))])
     with torch.no_grad():
         for parameter in model.parameters():

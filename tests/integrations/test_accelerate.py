@@ -8,9 +8,9 @@ from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast
-from holdfast.integrations.accelerate import prepare_guard
-from holdfast.integrations.callbacks import STATE_NAME
+import anchorhold
+from anchorhold.integrations.accelerate import prepare_guard
+from anchorhold.integrations.callbacks import STATE_NAME
 
 
 def forget_settings():
@@ -36,7 +36,7 @@ def data(rows=16):
 
 
 def guarded(model, strength=20.0):
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=strength, watch=[holdfast.SOS(), holdfast.SI()])
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=strength, watch=[anchorhold.SOS(), anchorhold.SI()])
     guard.consolidate([data().tensors])
     return guard
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_without_the_guards_state_is_refused(tmp_path):
     accelerator, *_, guard = prepared()
     accelerator.save_state(str(tmp_path))
     (tmp_path / STATE_NAME).unlink()
-    with pytest.raises(holdfast.StateError, match=STATE_NAME):
+    with pytest.raises(anchorhold.StateError, match=STATE_NAME):
         accelerator.load_state(str(tmp_path))
     assert guard.tasks == 1
 
@@ -146,12 +146,12 @@ def test_the_usual_registration_works_too(tmp_path):
 
 
 def test_importances_are_measured_in_float32_where_training_is_in_16_bits():
-    expected = holdfast.Fisher().measure(net(), [data().tensors])
+    expected = anchorhold.Fisher().measure(net(), [data().tensors])
     _, model, _, loader, _ = prepared(mixed_precision="bf16")
     assert model(data().tensors[0]).dtype == torch.float32  # what comes out is converted back
-    found = holdfast.Fisher().measure(model, [data().tensors])
+    found = anchorhold.Fisher().measure(model, [data().tensors])
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     guard.consolidate(loader)
     torch.testing.assert_close(guard.importance, expected, rtol=1e-6, atol=0)
 
@@ -162,7 +162,7 @@ def test_every_guard_has_a_file_of_its_own(tmp_path):
     guards = []
     for seed in range(2):
         model, optimizer, loader = prepared_with(accelerator, seed)
-        guards.append(holdfast.Consolidator(model, holdfast.SOS(), strength=1.0))
+        guards.append(anchorhold.Guard(model, anchorhold.SOS(), strength=1.0))
         for _ in range(2):  # as for a new optimiser
             prepare_guard(accelerator, guards[-1], optimizer)
         epoch(accelerator, model, optimizer, loader)
@@ -173,7 +173,7 @@ def test_every_guard_has_a_file_of_its_own(tmp_path):
     accelerator.load_state(tmp_path)
     for guard, anchor in zip(guards, expected, strict=True):
         torch.testing.assert_close(guard.anchor, anchor, rtol=0, atol=0)
-    assert sorted(path.name for path in tmp_path.glob("holdfast*")) == [STATE_NAME, "holdfast_1.safetensors"]
+    assert sorted(path.name for path in tmp_path.glob("anchorhold*")) == [STATE_NAME, "anchorhold_1.safetensors"]
 
 
 def prepared_with(accelerator, seed):
@@ -186,10 +186,12 @@ def prepared_with(accelerator, seed):
 def test_mistakes_are_explained(tmp_path):
     accelerator = Accelerator(cpu=True)
     model, optimizer, _ = prepared_with(accelerator, 0)
-    guard = holdfast.Consolidator(model, holdfast.SOS())
-    with pytest.raises(holdfast.ConfigurationError, match="A guard of type AcceleratedOptimizer; expected a Consolida"):
+    guard = anchorhold.Guard(model, anchorhold.SOS())
+    with pytest.raises(
+        anchorhold.ConfigurationError, match="A guard of type AcceleratedOptimizer; expected a Consolida"
+    ):
         prepare_guard(accelerator, optimizer, guard)
     accelerator.save_state(tmp_path)
     prepare_guard(accelerator, guard, optimizer)
-    with pytest.raises(holdfast.StateError, match=r"made without prepare_guard\(\). Nothing was loaded"):
+    with pytest.raises(anchorhold.StateError, match=r"made without prepare_guard\(\). Nothing was loaded"):
         accelerator.load_state(tmp_path)

@@ -5,9 +5,9 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, default_data_collator
 
-import holdfast
-from holdfast.integrations.huggingface import HoldfastCallback
-from holdfast.integrations.lightning import HoldfastCallback as LightningCallback
+import anchorhold
+from anchorhold.integrations.huggingface import AnchorholdCallback
+from anchorhold.integrations.lightning import AnchorholdCallback as LightningCallback
 from tests.integrations import test_lightning
 from tests.integrations.test_huggingface import arguments, model_without_dropout, proxy, texts, weights
 
@@ -21,11 +21,11 @@ pytestmark = [
 def trained(folder, *, first_task=False, **options):
     """Return a language model's weights and anchor after training, and the guard."""
     model = model_without_dropout()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, from_scratch=first_task)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0, from_scratch=first_task)
     if not first_task:
         guard.consolidate(proxy())
     settings = arguments(folder, max_steps=4)
-    callbacks = [HoldfastCallback(guard, **options)]
+    callbacks = [AnchorholdCallback(guard, **options)]
     Trainer(
         model, settings, train_dataset=texts(8, 5), data_collator=default_data_collator, callbacks=callbacks
     ).train()
@@ -58,7 +58,7 @@ def test_lightning_goes_back_by_a_share(at_end):
     for share in (None, 0.25):
         module = test_lightning.make_module()
         before = {name: p.detach().clone() for name, p in module.named_parameters()}
-        guard = holdfast.Consolidator(module, holdfast.Fisher(), strength=1.0)
+        guard = anchorhold.Guard(module, anchorhold.Fisher(), strength=1.0)
         guard.consolidate(test_lightning.loader(0))
         callback = LightningCallback(guard, consolidate_at_end=at_end, share=share)
         data = DataLoader(test_lightning.loader(3).dataset, batch_size=4)
@@ -71,7 +71,7 @@ def test_lightning_goes_back_by_a_share(at_end):
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan"), "x"])
 def test_a_share_that_is_none_is_refused(share):
-    guard = holdfast.Consolidator(model_without_dropout(), holdfast.SOS())
-    for kind in (HoldfastCallback, LightningCallback):
-        with pytest.raises(holdfast.ConfigurationError, match=r"share=.*: expected a number from 0"):
+    guard = anchorhold.Guard(model_without_dropout(), anchorhold.SOS())
+    for kind in (AnchorholdCallback, LightningCallback):
+        with pytest.raises(anchorhold.ConfigurationError, match=r"share=.*: expected a number from 0"):
             kind(guard, share=share)

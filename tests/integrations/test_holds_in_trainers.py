@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 from trl import SFTTrainer
 
-import holdfast
-from holdfast import DarkExperience, Distillation, Replay, Reservoir
-from holdfast.integrations.accelerate import prepare_guard
-from holdfast.integrations.huggingface import HoldfastCallback
-from holdfast.integrations.lightning import HoldfastCallback as LightningCallback
+import anchorhold
+from anchorhold import DarkExperience, Distillation, Replay, Reservoir
+from anchorhold.integrations.accelerate import prepare_guard
+from anchorhold.integrations.huggingface import AnchorholdCallback
+from anchorhold.integrations.lightning import AnchorholdCallback as LightningCallback
 from tests.integrations import test_accelerate, test_lightning, tiny
 from tests.integrations.test_accelerate import settings_of_ones_own  # noqa: F401 (a fixture)
 from tests.integrations.test_huggingface import (
@@ -48,7 +48,7 @@ def holds():
 
 
 def guarded(model, **options):
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=holds(), **options)
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=holds(), **options)
     guard.consolidate()
     return guard
 
@@ -108,7 +108,7 @@ def test_a_trainer_mixes_as_a_loop_by_hand(changes, tmp_path):
     guard = guarded(model)
     trainer = train(tmp_path, guard, model, max_grad_norm=0.5, callbacks=[seen], **SGD, **changes)
     assert guard.path.steps == 4  # of the optimiser: holds act once in each
-    assert all(entry["holdfast/replay"] > 0 for entry in seen.logs if "loss" in entry)
+    assert all(entry["anchorhold/replay"] > 0 for entry in seen.logs if "loss" in entry)
     other = model_without_dropout()
     by_hand(other, trainer, accumulate=changes.get("gradient_accumulation_steps", 1), clip=0.5, bf16="bf16" in changes)
     assert_same(weights(model), weights(other), 1e-5)
@@ -135,7 +135,7 @@ def test_supervised_fine_tuning_mixes_as_a_loop_by_hand(tmp_path):
     guard = guarded(model)
     trainer = SFTTrainer(
         model, sft(tmp_path, **SGD), train_dataset=data, processing_class=tiny.tokenizer(),
-        callbacks=[HoldfastCallback(guard, consolidate_at_end=False)],
+        callbacks=[AnchorholdCallback(guard, consolidate_at_end=False)],
     )  # fmt: skip
     trainer.train()
     other = model_without_dropout()
@@ -147,7 +147,7 @@ def test_supervised_fine_tuning_mixes_as_a_loop_by_hand(tmp_path):
 def test_new_inputs_are_those_of_the_trainers_batches(tmp_path):
     """Learning without Forgetting: with accumulation, on the last of a step's batches."""
     model = model_without_dropout()
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Distillation("new")])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Distillation("new")])
     guard.consolidate()
     train(tmp_path, guard, model, max_steps=2, gradient_accumulation_steps=2)
     assert guard.holds[0].last > 0
@@ -158,7 +158,7 @@ class TestResuming:
 
     def make(self, model, buffer=None, task=None):
         buffered = [Replay(Reservoir(6), share=0.5, size=2), Distillation(OLD, name="distilled")]
-        guard = holdfast.Consolidator(model, "EWC", 5.0, holds=buffered, watch=["SI"])
+        guard = anchorhold.Guard(model, "EWC", 5.0, holds=buffered, watch=["SI"])
         if buffer is None:
             guard.consolidate(task or proxy())
         elif buffer:
@@ -178,7 +178,7 @@ class TestResuming:
         model, guard = start(tmp_path / "whole")
         with pytest.raises(KeyboardInterrupt):
             start(tmp_path / "cut", callbacks=[Interrupt(3)])
-        with pytest.raises(holdfast.OrderError, match="a guard's file carries no training data"):
+        with pytest.raises(anchorhold.OrderError, match="a guard's file carries no training data"):
             start(tmp_path / "cut", resume=True, buffer=False)
         again, restored = start(tmp_path / "cut", resume=True, buffer=tmp_path / "buffer")
         assert_same(weights(again), weights(model))
@@ -194,7 +194,7 @@ class TestResuming:
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
             loader = DataLoader(test_accelerate.data(), batch_size=4)
             model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-            guard = holdfast.Consolidator(
+            guard = anchorhold.Guard(
                 model, "fine-tune", 0.0, holds=[Replay(Reservoir(6), share=0.5, size=2), Distillation("new")]
             )
             prepare_guard(accelerator, guard, optimizer)
@@ -212,7 +212,7 @@ class TestResuming:
         expected = weights(model)
         accelerator, model, optimizer, loader, guard = start(tmp_path / "buffer")
         before = weights(model)
-        with pytest.raises(holdfast.OrderError, match="carries no training data"):
+        with pytest.raises(anchorhold.OrderError, match="carries no training data"):
             test_accelerate.epoch(accelerator, model, optimizer, loader)
         assert_same(weights(model), before)
         optimizer.zero_grad()
@@ -223,7 +223,7 @@ class TestResuming:
     def test_lightning(self, tmp_path):
         def start(epochs, *, buffer=None, path=None, fill=True):
             module = test_lightning.make_module()
-            guard = holdfast.Consolidator(
+            guard = anchorhold.Guard(
                 module, "fine-tune", 0.0, holds=[Replay(Reservoir(6), share=0.5, size=2), Distillation("new")]
             )
             if fill:
@@ -240,7 +240,7 @@ class TestResuming:
         module, guard = start(2)
 
         first = tmp_path / "kept" / "epoch=0.ckpt"
-        with pytest.raises(holdfast.OrderError, match="carries no training data"):
+        with pytest.raises(anchorhold.OrderError, match="carries no training data"):
             start(2, path=first, fill=False)
         again, restored = start(2, path=first, fill=False, buffer=tmp_path / "buffer")
         assert restored.path.steps == guard.path.steps
@@ -255,7 +255,7 @@ def test_an_accelerated_loop_mixes_as_a_loop_by_hand(accumulate):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = DataLoader(test_accelerate.data(), batch_size=4)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Replay(old, share=0.5), Distillation(old)])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay(old, share=0.5), Distillation(old)])
     guard.consolidate()
     prepare_guard(accelerator, guard, optimizer)
     test_accelerate.epoch(accelerator, model, optimizer, loader)
@@ -281,7 +281,7 @@ def test_lightnings_loop_mixes_as_a_loop_by_hand():
     """Its optimisers are given closures, and its clipping happens inside."""
     old = [next(iter(test_lightning.loader(7)))]
     module = test_lightning.make_module()
-    guard = holdfast.Consolidator(module, "fine-tune", 0.0, holds=[Replay(old, share=0.5), Distillation(old)])
+    guard = anchorhold.Guard(module, "fine-tune", 0.0, holds=[Replay(old, share=0.5), Distillation(old)])
     guard.consolidate()
     fit = test_lightning.trainer(
         callbacks=[LightningCallback(guard, consolidate_at_end=False)], accumulate_grad_batches=2, gradient_clip_val=0.3
@@ -304,7 +304,7 @@ def test_lightnings_closures_draw_as_plain_steps_do():
     """And a buffer beside a measure that looks at data is filled at the end of the fit: both read the loader."""
     module, net = test_lightning.make_module(), test_lightning.network()
     made = [
-        holdfast.Consolidator(model, "EWC", 2.0, holds=[Replay(Reservoir(6), 0.5, size=2), DarkExperience(6, size=2)])
+        anchorhold.Guard(model, "EWC", 2.0, holds=[Replay(Reservoir(6), 0.5, size=2), DarkExperience(6, size=2)])
         for model in (module, net)
     ]
     callback = LightningCallback(made[0])
@@ -322,7 +322,7 @@ def test_data_that_never_end_fill_no_buffer():
                 yield torch.randn(4), torch.tensor(1)
 
     module = test_lightning.make_module()
-    guard = holdfast.Consolidator(module, "fine-tune", 0.0, holds=[Replay(10)], from_scratch=True)
+    guard = anchorhold.Guard(module, "fine-tune", 0.0, holds=[Replay(10)], from_scratch=True)
     fit = test_lightning.trainer(max_epochs=1, max_steps=2, callbacks=[LightningCallback(guard)])
-    with pytest.raises(holdfast.BatchError, match="the hold 'replay' chooses from all of it"):
+    with pytest.raises(anchorhold.BatchError, match="the hold 'replay' chooses from all of it"):
         fit.fit(module, DataLoader(Endless(), batch_size=4))

@@ -13,9 +13,9 @@ import torch
 import yaml
 from safetensors import safe_open
 
-import holdfast
-from holdfast.integrations.hub import from_pretrained, push_to_hub, save_pretrained
-from holdfast.integrations.hub.importance_files import CARRIED
+import anchorhold
+from anchorhold.integrations.hub import from_pretrained, push_to_hub, save_pretrained
+from anchorhold.integrations.hub.importance_files import CARRIED
 from tests.adapters.by_hand import adapt, networks
 from tests.guard.helpers import batch, loss, net
 
@@ -32,7 +32,7 @@ class Hub(BaseHTTPRequestHandler):
             self._answer({"url": f"{self.server.address}/someone/importance", "name": "someone/importance"})
         elif path == "/api/validate-yaml":
             front = yaml.safe_load(json.loads(body)["content"].split("---")[1])
-            assert front["library_name"] == "holdfast"
+            assert front["library_name"] == "anchorhold"
             self._answer({"errors": [], "warnings": []})
         elif path.endswith("/preupload/main"):
             files = json.loads(body)["files"]
@@ -129,7 +129,7 @@ def hub(monkeypatch, tmp_path):
 
 def measured(form="rotated", **options):
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(samples=6), 3.0, "0.*", form=form, **options)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(samples=6), 3.0, "0.*", form=form, **options)
     guard.consolidate([batch(0)])
     return model, guard
 
@@ -159,7 +159,7 @@ def test_a_folder_makes_a_guard_that_holds_as_the_first_did(form, tmp_path):
 
 def test_nothing_of_the_data_goes_along(tmp_path):
     """Nor of the holds, the kept inputs and a task that is on its way."""
-    holds = [holdfast.Replay(6), holdfast.Distillation(6, name="distilled")]
+    holds = [anchorhold.Replay(6), anchorhold.Distillation(6, name="distilled")]
     model, guard = measured("diagonal", holds=holds, watch=["SI"])
     guard.keep([batch(3)[0]], "old")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -187,11 +187,11 @@ def test_a_push_and_a_download(hub, tmp_path):
     model, guard = measured()
     where = push_to_hub(guard, "someone/importance", token="hf_x", endpoint=hub.address, **ABOUT)
     assert COMMIT in where
-    assert sorted(hub.files) == ["README.md", "holdfast.json", "importance.safetensors"]
+    assert sorted(hub.files) == ["README.md", "anchorhold.json", "importance.safetensors"]
     assert b'guard = from_pretrained("someone/importance", model' in hub.files["README.md"]  # as it can be run
     other = from_pretrained("someone/importance", net(), strength=3.0, endpoint=hub.address, token="hf_x")
     assert penalty_away(other) == penalty_away(guard)
-    with pytest.raises(holdfast.StateError, match="'someone/other' is no folder here, and could not be had"):
+    with pytest.raises(anchorhold.StateError, match="'someone/other' is no folder here, and could not be had"):
         from_pretrained("someone/other", model, endpoint=hub.address, token="hf_x")
     push_to_hub(guard, "someone/importance", token="hf_x", endpoint=hub.address, **{**ABOUT, "measured_from": "more"})
     assert b"| measured from | more |" in hub.files["README.md"]  # a card of our own is written anew
@@ -201,10 +201,12 @@ def test_a_push_and_a_download(hub, tmp_path):
 def test_the_card_of_a_models_own_repository_stays(hub):
     _, guard = measured()
     hub.files["README.md"] = theirs = b"---\nlibrary_name: transformers\n---\n\n# A model\n"
-    with pytest.warns(holdfast.HoldfastWarning, match=r"'someone/importance' has a README\.md that is no card of imp"):
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match=r"'someone/importance' has a README\.md that is no card of imp"
+    ):
         push_to_hub(guard, "someone/importance", token="hf_x", endpoint=hub.address, **ABOUT)
     assert hub.files["README.md"] == theirs
-    assert b"eight samples" in hub.files["holdfast.json"]
+    assert b"eight samples" in hub.files["anchorhold.json"]
 
 
 def test_a_push_that_fails_says_what_to_do(hub):
@@ -212,13 +214,13 @@ def test_a_push_that_fails_says_what_to_do(hub):
     hub.shutdown()
     hub.server_close()
     for repo in ("bad name//x", "someone/importance"):
-        with pytest.raises(holdfast.StateError, match=r"Nothing was pushed to .* a repository that is yours"):
+        with pytest.raises(anchorhold.StateError, match=r"Nothing was pushed to .* a repository that is yours"):
             push_to_hub(guard, repo, token="hf_x", endpoint=hub.address, **ABOUT)
 
 
 @pytest.mark.parametrize("form", ["diagonal", "rotated"])
 def test_a_relative_strength_is_found_from_the_importance_that_comes(form, tmp_path):
-    relative = holdfast.Consolidator(net(), holdfast.Fisher(samples=6), protect="0.*", form=form, relative_strength=0.3)
+    relative = anchorhold.Guard(net(), anchorhold.Fisher(samples=6), protect="0.*", form=form, relative_strength=0.3)
     relative.consolidate([batch(0)])
     save_pretrained(measured(form)[1], tmp_path, **ABOUT)
     other = from_pretrained(tmp_path, net(), relative_strength=0.3)
@@ -229,9 +231,9 @@ def test_a_relative_strength_is_found_from_the_importance_that_comes(form, tmp_p
 
 def test_a_readme_of_others_stays(tmp_path):
     _, guard = measured()
-    theirs = "# library_name: holdfast\n\nis not our front matter\n"
+    theirs = "# library_name: anchorhold\n\nis not our front matter\n"
     (tmp_path / "README.md").write_text(theirs)
-    with pytest.warns(holdfast.HoldfastWarning, match="was left as it is"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="was left as it is"):
         save_pretrained(guard, tmp_path, **ABOUT)
     assert (tmp_path / "README.md").read_text() == theirs
     assert from_pretrained(tmp_path, net()).tasks == 1
@@ -242,20 +244,20 @@ def test_a_readme_of_others_stays(tmp_path):
     [
         ("form", "diagonal", r"is damaged: it has form='diagonal'; expected settings with a 'name'"),
         ("form", {}, r"is damaged: it has form=\{\}"),
-        ("form", {"name": "rotated", "newer": 1}, r"cannot make .*'newer'.* or a newer holdfast wrote it"),
-        ("form", {"name": "newer"}, r"cannot make .* or a newer holdfast wrote it"),
+        ("form", {"name": "rotated", "newer": 1}, r"cannot make .*'newer'.* or a newer anchorhold wrote it"),
+        ("form", {"name": "newer"}, r"cannot make .* or a newer anchorhold wrote it"),
         ("measure", "EWC", r"is damaged: it has measure='EWC'; expected settings with a 'kind'"),
         ("measure", {"kind": ["Fisher"]}, r"is damaged: it has measure="),
-        ("measure", {"kind": "Fisher", "newer": 1}, r"cannot make .*'newer'.* or a newer holdfast wrote it"),
+        ("measure", {"kind": "Fisher", "newer": 1}, r"cannot make .*'newer'.* or a newer anchorhold wrote it"),
         ("parameters", None, r"is damaged: it has parameters=None; expected a list of names"),
         ("parameters", [], r"is damaged: it has parameters=\[\]"),
     ],
 )
 def test_settings_that_no_guard_can_be_made_by(what, value, told, tmp_path):
     save_pretrained(measured()[1], tmp_path, **ABOUT)
-    path = tmp_path / "holdfast.json"
+    path = tmp_path / "anchorhold.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), what: value}))
-    with pytest.raises(holdfast.StateError, match=told):
+    with pytest.raises(anchorhold.StateError, match=told):
         from_pretrained(tmp_path, net())
 
 
@@ -265,17 +267,17 @@ def test_weights_that_are_elsewhere_or_not_finite_are_told_of(tmp_path):
     with torch.no_grad():
         model[0].weight.mul_(0).sub_(7 * guard.anchor["0.weight"])
         model[0].bias.mul_(-7)
-    with pytest.warns(holdfast.HoldfastWarning, match="weights are 800 % away from"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="weights are 800 % away from"):
         from_pretrained(tmp_path / "some", model)
     model[0].bias.data[0] = torch.nan
-    with pytest.warns(holdfast.HoldfastWarning, match="weights are not finite, and away from"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="weights are not finite, and away from"):
         from_pretrained(tmp_path / "some", model)
     torch.nn.init.zeros_(model[0].weight)
     torch.nn.init.zeros_(model[0].bias)
-    guard = holdfast.Consolidator(model, "L2", protect="0.*")
+    guard = anchorhold.Guard(model, "L2", protect="0.*")
     guard.consolidate()
     save_pretrained(guard, tmp_path / "zeros", **ABOUT)
-    with pytest.warns(holdfast.HoldfastWarning, match="weights are away, from 0, from those"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="weights are away, from 0, from those"):
         from_pretrained(tmp_path / "zeros", net())
 
 
@@ -283,7 +285,7 @@ def test_frozen_statistics_come_along(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)).double()
     model(torch.randn(8, 4, dtype=torch.float64))
     for measured_with, given in (("freeze", {}), (None, {"batch_norm": "freeze"})):
-        guard = holdfast.Consolidator(model, "L2", batch_norm=measured_with)
+        guard = anchorhold.Guard(model, "L2", batch_norm=measured_with)
         guard.consolidate()
         save_pretrained(guard, tmp_path, **ABOUT)
         guard.detach()
@@ -292,7 +294,7 @@ def test_frozen_statistics_come_along(tmp_path):
         before = here[1].running_mean.clone()
         here.train()(torch.randn(8, 4, dtype=torch.float64))
         assert torch.equal(here[1].running_mean, before)
-        with pytest.raises(holdfast.ConfigurationError, match=r"batch_norm='fold' for importance .* Leave it out"):
+        with pytest.raises(anchorhold.ConfigurationError, match=r"batch_norm='fold' for importance .* Leave it out"):
             from_pretrained(tmp_path, model, batch_norm="fold")
 
 
@@ -301,61 +303,61 @@ def test_other_statistics_are_told_of(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)).double()
     model(torch.randn(8, 4, dtype=torch.float64))
-    guard = holdfast.Consolidator(model, "L2", batch_norm="freeze")
+    guard = anchorhold.Guard(model, "L2", batch_norm="freeze")
     guard.consolidate()
     save_pretrained(guard, tmp_path / "some", **ABOUT)
     guard.detach()
     from_pretrained(tmp_path / "some", copy.deepcopy(model).float())  # which rounds them, and warns of nothing
     other = copy.deepcopy(model)
     other[1].running_mean.copy_(other[1].running_mean.flip(0))
-    with pytest.warns(holdfast.HoldfastWarning, match=r"buffer '1.running_mean', one of 1 .* another network"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"buffer '1.running_mean', one of 1 .* another network"):
         from_pretrained(tmp_path / "some", other)
 
 
 def test_what_was_mistaken_is_said_at_once(tmp_path, monkeypatch):
     """Without a question to the hub, which takes its time where there is no connection."""
-    monkeypatch.setattr("holdfast.integrations.hub.repositories.library", lambda: pytest.fail("the hub was asked"))
+    monkeypatch.setattr("anchorhold.integrations.hub.repositories.library", lambda: pytest.fail("the hub was asked"))
     model, guard = measured()
     (tmp_path / "file").write_text("")
     for source in ("impp", "./impp", "../some/impp", "a/b/c", "~/impp", tmp_path / "impp"):
-        with pytest.raises(holdfast.StateError, match="is no folder here, and no name of a repository"):
+        with pytest.raises(anchorhold.StateError, match="is no folder here, and no name of a repository"):
             from_pretrained(source, model)
-    with pytest.raises(holdfast.StateError, match="is a file, and no name of a repository"):
+    with pytest.raises(anchorhold.StateError, match="is a file, and no name of a repository"):
         from_pretrained(tmp_path / "file", model)
-    with pytest.raises(holdfast.StateError, match=r"file' can be no folder .* nothing was written"):
+    with pytest.raises(anchorhold.StateError, match=r"file' can be no folder .* nothing was written"):
         save_pretrained(guard, tmp_path / "file", **ABOUT)
-    with pytest.raises(holdfast.ConfigurationError, match="guard=Sequential: expected a Consolidator"):
+    with pytest.raises(anchorhold.ConfigurationError, match="guard=Sequential: expected a Guard"):
         save_pretrained(model, tmp_path, **ABOUT)
     for name in (3, "a\n---\n`b`", ""):
-        with pytest.raises(holdfast.ConfigurationError, match="expected the name of a model in one line"):
+        with pytest.raises(anchorhold.ConfigurationError, match="expected the name of a model in one line"):
             save_pretrained(guard, tmp_path, measured_from="noise", base_model=name)
     save_pretrained(guard, tmp_path, **ABOUT)
     other = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(4, 4))
-    with pytest.raises(holdfast.StateError, match=r"called '0\.bias', '0\.weight', .* it has '1\.weight', '1\.bias'"):
+    with pytest.raises(anchorhold.StateError, match=r"called '0\.bias', '0\.weight', .* it has '1\.weight', '1\.bias'"):
         from_pretrained(tmp_path, other)
 
 
 def test_what_would_mislead_is_refused_or_told(tmp_path):
-    fresh = holdfast.Consolidator(net(), "EWC")
-    with pytest.raises(holdfast.OrderError, match="no importance to be shared"):
+    fresh = anchorhold.Guard(net(), "EWC")
+    with pytest.raises(anchorhold.OrderError, match="no importance to be shared"):
         save_pretrained(fresh, tmp_path, **ABOUT)
     _, guard = measured()
-    with pytest.raises(holdfast.ConfigurationError, match="expected a few words on the data"):
+    with pytest.raises(anchorhold.ConfigurationError, match="expected a few words on the data"):
         save_pretrained(guard, tmp_path, measured_from=" ")
     save_pretrained(guard, tmp_path, **ABOUT)
-    with pytest.warns(holdfast.HoldfastWarning, match="away from those that"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="away from those that"):
         from_pretrained(tmp_path, net(seed=3), strength=3.0)
-    with pytest.raises(holdfast.ConfigurationError, match="form= is part of what was measured"):
+    with pytest.raises(anchorhold.ConfigurationError, match="form= is part of what was measured"):
         from_pretrained(tmp_path, net(), form="diagonal")
-    with pytest.raises(holdfast.StateError, match="another model"):
+    with pytest.raises(anchorhold.StateError, match="another model"):
         from_pretrained(tmp_path, torch.nn.Sequential(torch.nn.Linear(7, 5)), strength=3.0)
-    guard = holdfast.Consolidator(net(), holdfast.Fisher(samples=6), 3.0, "0.*", form="rotated", watch=["L2"])
+    guard = anchorhold.Guard(net(), anchorhold.Fisher(samples=6), 3.0, "0.*", form="rotated", watch=["L2"])
     guard.consolidate([batch(0)])
     guard.save(tmp_path / "importance.safetensors")
-    with pytest.raises(holdfast.StateError, match=r"holds 'total/L2/0\.bias', which is no importance"):
+    with pytest.raises(anchorhold.StateError, match=r"holds 'total/L2/0\.bias', which is no importance"):
         from_pretrained(tmp_path, net())
-    (tmp_path / "holdfast.json").write_text("{}")
-    with pytest.raises(holdfast.StateError, match="lacks what a guard is made by"):
+    (tmp_path / "anchorhold.json").write_text("{}")
+    with pytest.raises(anchorhold.StateError, match="lacks what a guard is made by"):
         from_pretrained(tmp_path, net())
 
 
@@ -365,7 +367,7 @@ def test_shared_importance_of_adapters_is_of_their_own_parameters(form, tmp_path
     torch.manual_seed(0)
     model, inputs, layers = networks()["mlp"]
     adapt(model, layers)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), 2.0, form=form, space="weights")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), 2.0, form=form, space="weights")
     guard.consolidate([inputs])
     save_pretrained(guard, tmp_path / "shared", measured_from="noise")
     found = from_pretrained(tmp_path / "shared", model, strength=2.0)
@@ -374,5 +376,5 @@ def test_shared_importance_of_adapters_is_of_their_own_parameters(form, tmp_path
             parameter.add_(0.1)
     assert found.space == "weights"
     assert float(found.penalty().detach()) == float(guard.penalty().detach()) > 0
-    with pytest.raises(holdfast.errors.ConfigurationError, match="all that is shared"):
+    with pytest.raises(anchorhold.errors.ConfigurationError, match="all that is shared"):
         from_pretrained(tmp_path / "shared", model, space="merged")

@@ -13,22 +13,22 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, default_da
 from transformers.trainer_pt_utils import LayerWiseDummyOptimizer
 from transformers.trainer_utils import HPSearchBackend
 
-import holdfast
-from holdfast.integrations.callbacks import STATE_NAME
-from holdfast.integrations.huggingface import HoldfastCallback
+import anchorhold
+from anchorhold.integrations.callbacks import STATE_NAME
+from anchorhold.integrations.huggingface import AnchorholdCallback
 from tests.integrations import tiny
 
 LENGTH = 6
 
 SCRIPT = """
 import sys
-import holdfast
+import anchorhold
 assert "transformers" not in sys.modules and "accelerate" not in sys.modules
 for package, module in (("transformers", "huggingface"), ("accelerate", "accelerate")):
     sys.modules[package] = None  # as if it were not installed
     try:
-        __import__(f"holdfast.integrations.{module}")
-    except holdfast.MissingExtraError as error:
+        __import__(f"anchorhold.integrations.{module}")
+    except anchorhold.MissingExtraError as error:
         print(error)
 """
 
@@ -66,7 +66,7 @@ def train(folder, guard, model, *, data=None, callbacks=(), resume=None, at_end=
         arguments(folder, **changes),
         train_dataset=data or texts(),
         data_collator=default_data_collator,
-        callbacks=[HoldfastCallback(guard, consolidate_at_end=at_end), *callbacks],
+        callbacks=[AnchorholdCallback(guard, consolidate_at_end=at_end), *callbacks],
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer
@@ -78,7 +78,7 @@ def model_without_dropout(**options):
 
 def guarded(measure, model=None, strength=50.0, **options):
     model = model or model_without_dropout()
-    return model, holdfast.Consolidator(model, measure, strength=strength, **options)
+    return model, anchorhold.Guard(model, measure, strength=strength, **options)
 
 
 class Seen(TrainerCallback):
@@ -120,14 +120,14 @@ def plain_loop(model, guard, trainer, accumulate=1, clip=1.0):
         optimizer.step()
 
 
-@pytest.mark.parametrize("measure", [holdfast.SOS(), holdfast.SI()], ids=["SOS", "SI"])
+@pytest.mark.parametrize("measure", [anchorhold.SOS(), anchorhold.SI()], ids=["SOS", "SI"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_trainer_does_what_a_plain_loop_does(measure, accumulate, tmp_path):
-    model, guard = guarded(holdfast.Fisher(), watch=[measure])
+    model, guard = guarded(anchorhold.Fisher(), watch=[measure])
     guard.consolidate(proxy())
     trainer = train(tmp_path, guard, model, gradient_accumulation_steps=accumulate, max_grad_norm=0.5)
     assert guard.path.steps == 4  # optimiser steps, not parts of batches
-    other, reference = guarded(holdfast.Fisher(), watch=[measure])
+    other, reference = guarded(anchorhold.Fisher(), watch=[measure])
     reference.consolidate(proxy())
     plain_loop(other, reference, trainer, accumulate, clip=0.5)
     # Adam makes a step of its own out of the rounding where a gradient is 0, as it is for the keys' biases.
@@ -140,7 +140,7 @@ def test_a_trainer_does_what_a_plain_loop_does(measure, accumulate, tmp_path):
 def test_a_model_is_protected_before_its_first_step(tmp_path):
     moved = {}
     for strength in (0.0, 1e4):
-        model, guard = guarded(holdfast.Fisher(labels="sampled", samples=8), strength=strength)
+        model, guard = guarded(anchorhold.Fisher(labels="sampled", samples=8), strength=strength)
         guard.consolidate(proxy())
         before = weights(model)
         train(tmp_path, guard, model, max_steps=7)  # it is told after the eighth that this is too much
@@ -155,9 +155,9 @@ def test_a_model_is_protected_before_its_first_step(tmp_path):
     ids=["bf16", "checkpointing", "fused", "adafactor"],
 )
 def test_settings_of_the_trainer(changes, tmp_path):
-    model, guard = guarded(holdfast.SOS())
+    model, guard = guarded(anchorhold.SOS())
     train(tmp_path, guard, model, at_end=True, **changes)
-    other, reference = guarded(holdfast.SOS())
+    other, reference = guarded(anchorhold.SOS())
     same = {"optim": "adafactor"} if changes.get("optim") == "adafactor" else {}
     train(tmp_path, reference, other, at_end=True, **same)
     # bfloat16 has three digits; the others differ by rounding alone.
@@ -171,12 +171,12 @@ def test_settings_of_the_trainer(changes, tmp_path):
 def test_the_end_of_training_ends_the_task(tmp_path):
     given = proxy(5)
     for at_end, batches in ((True, None), (given, given)):
-        model, guard = guarded(holdfast.Fisher())
+        model, guard = guarded(anchorhold.Fisher())
         trainer = train(tmp_path, guard, model, at_end=at_end)
-        expected = holdfast.Fisher().measure(model, batches or trainer.get_train_dataloader())
+        expected = anchorhold.Fisher().measure(model, batches or trainer.get_train_dataloader())
         assert_same(guard.importance, expected, 1e-5)
         assert_same(guard.anchor, weights(model))
-    model, guard = guarded(holdfast.SOS())
+    model, guard = guarded(anchorhold.SOS())
     train(tmp_path, guard, model)
     assert guard.tasks == 0
     train(tmp_path, guard, model, at_end=True)  # another Trainer, another optimiser, the same task
@@ -184,31 +184,31 @@ def test_the_end_of_training_ends_the_task(tmp_path):
 
 
 def test_logs(tmp_path):
-    model, guard = guarded(holdfast.Fisher())
+    model, guard = guarded(anchorhold.Fisher())
     guard.consolidate(proxy())
     seen = Seen()
     trainer = train(tmp_path, guard, model, callbacks=[seen])
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(history) == 4
     for logged in (history, seen.logs[:4]):
-        penalties = [entry["holdfast/penalty"] for entry in logged]
+        penalties = [entry["anchorhold/penalty"] for entry in logged]
         assert penalties[-1] == pytest.approx(guard.penalty().item())
         assert len(set(penalties)) == 4
         everything = torch.cat([omega.flatten() for omega in guard.importance.values()])
-        assert logged[0]["holdfast/importance_mean"] == pytest.approx(everything.mean().item())
-        assert logged[0]["holdfast/importance_max"] == pytest.approx(everything.max().item())
-        assert logged[0]["holdfast/tasks"] == 1
-    assert not any("holdfast/penalty" in entry for entry in trainer.state.log_history if "loss" not in entry)
+        assert logged[0]["anchorhold/importance_mean"] == pytest.approx(everything.mean().item())
+        assert logged[0]["anchorhold/importance_max"] == pytest.approx(everything.max().item())
+        assert logged[0]["anchorhold/tasks"] == 1
+    assert not any("anchorhold/penalty" in entry for entry in trainer.state.log_history if "loss" not in entry)
     json.dumps(trainer.state.log_history)
 
 
 def test_trackers_see_the_logs_of_a_callback_that_comes_first(tmp_path):
-    model, guard = guarded(holdfast.Fisher())
+    model, guard = guarded(anchorhold.Fisher())
     seen = Seen()
     trainer = Trainer(model, arguments(tmp_path), train_dataset=texts(), callbacks=[seen])
-    trainer.callback_handler.callbacks.insert(0, HoldfastCallback(guard))
+    trainer.callback_handler.callbacks.insert(0, AnchorholdCallback(guard))
     trainer.train()
-    assert all("holdfast/penalty" in entry for entry in seen.logs if "loss" in entry)
+    assert all("anchorhold/penalty" in entry for entry in seen.logs if "loss" in entry)
     assert len(seen.logs) > 4
 
 
@@ -225,7 +225,7 @@ class Interrupt(TrainerCallback):
 
 def test_a_resumed_run_ends_as_the_uninterrupted_one(tmp_path):
     def start(folder, *, resume=None, callbacks=()):
-        model, guard = guarded(holdfast.Fisher(), tiny.gpt2(layers=1), watch=[holdfast.SOS(), holdfast.SI()])
+        model, guard = guarded(anchorhold.Fisher(), tiny.gpt2(layers=1), watch=[anchorhold.SOS(), anchorhold.SI()])
         if resume is None:  # otherwise all comes from the checkpoint
             guard.consolidate(proxy())
         saving = {"save_strategy": "steps", "save_steps": 3}
@@ -244,21 +244,21 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(tmp_path):
 
 
 def test_a_checkpoint_without_the_guards_state_is_refused(tmp_path):
-    model, guard = guarded(holdfast.SOS())
+    model, guard = guarded(anchorhold.SOS())
     saving = {"save_strategy": "steps", "save_steps": 2}
     train(tmp_path / "a", guard, model, **saving)
-    train(tmp_path / "b", *reversed(guarded(holdfast.SOS())), data=texts(seed=5), **saving)
+    train(tmp_path / "b", *reversed(guarded(anchorhold.SOS())), data=texts(seed=5), **saving)
     moved = tmp_path / "moved"
     shutil.move(tmp_path / "a" / "checkpoint-2", moved)
     shutil.copytree(tmp_path / "b" / "checkpoint-2", tmp_path / "a" / "checkpoint-2")
-    model, guard = guarded(holdfast.SOS())
-    with pytest.raises(holdfast.StateError, match="resume_from_checkpoint"):  # the other run's state is not taken
+    model, guard = guarded(anchorhold.SOS())
+    with pytest.raises(anchorhold.StateError, match="resume_from_checkpoint"):  # the other run's state is not taken
         train(tmp_path / "a", guard, model, resume=str(moved), **saving)
     assert guard.path.steps == 0
     train(tmp_path / "a", guard, model, resume=str(moved), resume_from_checkpoint=str(moved), **saving)
     assert guard.path.steps == 4
     (moved / STATE_NAME).unlink()
-    with pytest.raises(holdfast.StateError, match="write a state into it"):
+    with pytest.raises(anchorhold.StateError, match="write a state into it"):
         train(tmp_path / "a", guard, model, resume=str(moved), resume_from_checkpoint=str(moved), **saving)
 
 
@@ -267,44 +267,44 @@ QUIET = {"save_strategy": "steps", "save_steps": 2, "logging_strategy": "no"}
 
 def test_runs_without_logs_are_told_apart(tmp_path):
     for folder, seed in (("a", 0), ("b", 5)):
-        train(tmp_path / folder, *reversed(guarded(holdfast.SOS())), data=texts(seed=seed), **QUIET)
-    model, guard = guarded(holdfast.SOS())
+        train(tmp_path / folder, *reversed(guarded(anchorhold.SOS())), data=texts(seed=seed), **QUIET)
+    model, guard = guarded(anchorhold.SOS())
     first = str(tmp_path / "a" / "checkpoint-2")
-    with pytest.raises(holdfast.StateError, match=r"no guard's state of this run at .*b/checkpoint-2"):
+    with pytest.raises(anchorhold.StateError, match=r"no guard's state of this run at .*b/checkpoint-2"):
         train(tmp_path / "b", guard, model, resume=first, **QUIET)
-    with pytest.raises(holdfast.StateError, match="no guard's state of this run"):  # another step of the right run
+    with pytest.raises(anchorhold.StateError, match="no guard's state of this run"):  # another step of the right run
         train(tmp_path / "c", guard, model, resume=first, resume_from_checkpoint=first[:-1] + "4", **QUIET)
     assert guard.path.steps == 0
-    same = [HoldfastCallback(guard, consolidate_at_end=False)]  # one guard in two callbacks is resumed once
+    same = [AnchorholdCallback(guard, consolidate_at_end=False)]  # one guard in two callbacks is resumed once
     train(tmp_path / "b", guard, model, resume=first, resume_from_checkpoint=first, callbacks=same, **QUIET)
-    whole, expected = guarded(holdfast.SOS())
+    whole, expected = guarded(anchorhold.SOS())
     train(tmp_path / "c", expected, whole, **QUIET)
     assert_same(guard.path.running["SOS"]["second_moment"], expected.path.running["SOS"]["second_moment"])
     # What was resumed from the one run and saved in the folder of the other goes on from there.
-    model, guard = guarded(holdfast.SOS())
+    model, guard = guarded(anchorhold.SOS())
     train(tmp_path / "b", guard, model, resume=True, max_steps=6, **QUIET)
     assert guard.path.steps == 6
 
 
 def test_a_checkpoint_that_was_written_over_in_part_is_refused(tmp_path):
-    train(tmp_path / "a", *reversed(guarded(holdfast.SOS())), **QUIET)
-    train(tmp_path / "b", *reversed(guarded(holdfast.SOS())), **QUIET)
+    train(tmp_path / "a", *reversed(guarded(anchorhold.SOS())), **QUIET)
+    train(tmp_path / "b", *reversed(guarded(anchorhold.SOS())), **QUIET)
     shutil.copy(tmp_path / "a" / "checkpoint-4" / STATE_NAME, tmp_path / "b" / "checkpoint-4" / STATE_NAME)
-    model, guard = guarded(holdfast.SOS())
-    with pytest.raises(holdfast.StateError, match=r"not that of the Trainer's state beside it"):
+    model, guard = guarded(anchorhold.SOS())
+    with pytest.raises(anchorhold.StateError, match=r"not that of the Trainer's state beside it"):
         train(tmp_path / "b", guard, model, resume=True, max_steps=6, **QUIET)
     assert guard.path.steps == 0
 
 
 def test_a_checkpoint_without_a_guard_takes_a_state_that_is_written_into_it(tmp_path):
-    model, guard = guarded(holdfast.Fisher())
+    model, guard = guarded(anchorhold.Fisher())
     guard.consolidate(proxy())
     guard.detach()  # this training is not held
     Trainer(model, arguments(tmp_path, **QUIET), train_dataset=texts()).train()
     checkpoint = tmp_path / "checkpoint-4"
     guard.save(checkpoint / STATE_NAME)
-    model, restored = guarded(holdfast.Fisher())
-    with pytest.raises(holdfast.StateError, match="neither this callback's mark nor logs"):
+    model, restored = guarded(anchorhold.Fisher())
+    with pytest.raises(anchorhold.StateError, match="neither this callback's mark nor logs"):
         train(tmp_path, restored, model, resume=True, max_steps=6, **QUIET)
     train(tmp_path, restored, model, resume=True, max_steps=6, resume_from_checkpoint=str(checkpoint), **QUIET)
     assert_same(restored.importance, guard.importance)
@@ -318,11 +318,17 @@ class Stream(torch.utils.data.IterableDataset):
 
 
 def test_training_data_without_end(tmp_path):
-    model, guard = guarded(holdfast.Fisher())
-    with pytest.raises(holdfast.BatchError, match=r"EWC measures with all of the training data.*Fisher\(samples=500\)"):
+    model, guard = guarded(anchorhold.Fisher())
+    with pytest.raises(
+        anchorhold.BatchError, match=r"EWC measures with all of the training data.*Fisher\(samples=500\)"
+    ):
         train(tmp_path, guard, model, data=Stream(), at_end=True)
     assert guard.path.steps == 0  # told before training, not after it
-    for measure, at_end in ((holdfast.Fisher(samples=8), True), (holdfast.SOS(), True), (holdfast.Fisher(), proxy())):
+    for measure, at_end in (
+        (anchorhold.Fisher(samples=8), True),
+        (anchorhold.SOS(), True),
+        (anchorhold.Fisher(), proxy()),
+    ):
         model, guard = guarded(measure)
         train(tmp_path, guard, model, data=Stream(), at_end=at_end)
         assert guard.tasks == 1
@@ -335,7 +341,7 @@ def test_what_would_fail_at_the_end_is_told_after_the_first_step(tmp_path):
             return super().compute_loss(model, inputs, *args, **kwargs)
 
     renamed = [{"tokens": text["input_ids"], "labels": text["labels"]} for text in texts()]
-    model, guard = guarded(holdfast.Fisher(samples=8))
+    model, guard = guarded(anchorhold.Fisher(samples=8))
 
     def attempt(**options):
         trainer = OwnLoss(
@@ -343,7 +349,7 @@ def test_what_would_fail_at_the_end_is_told_after_the_first_step(tmp_path):
             arguments(tmp_path, remove_unused_columns=False),
             train_dataset=renamed,
             data_collator=default_data_collator,
-            callbacks=[HoldfastCallback(guard, **options)],
+            callbacks=[AnchorholdCallback(guard, **options)],
         )
         trainer.train()
         return trainer
@@ -373,8 +379,8 @@ def test_what_would_fail_at_the_end_is_told_after_the_first_step(tmp_path):
         guard.rehearse(trainer.get_train_dataloader())
     guard.rehearse(trainer.get_train_dataloader(), forward=forward)
     for wrong in (texts()[0], None, torch.ones(2)):
-        with pytest.raises(holdfast.BatchError, match="expected an iterable of batches"):
-            HoldfastCallback(guard, wrong)
+        with pytest.raises(anchorhold.BatchError, match="expected an iterable of batches"):
+            AnchorholdCallback(guard, wrong)
 
 
 def test_what_the_rehearsal_cannot_read_does_not_stop_training(tmp_path):
@@ -383,13 +389,13 @@ def test_what_the_rehearsal_cannot_read_does_not_stop_training(tmp_path):
             raise AssertionError("four at a time")
         return default_data_collator(rows)
 
-    model, guard = guarded(holdfast.Fisher())
+    model, guard = guarded(anchorhold.Fisher())
     trainer = Trainer(
         model,
         arguments(tmp_path, per_device_train_batch_size=4),
         train_dataset=texts(),
         data_collator=fours,
-        callbacks=[HoldfastCallback(guard)],
+        callbacks=[AnchorholdCallback(guard)],
     )
     trainer.train()
     assert guard.tasks == 1
@@ -411,24 +417,24 @@ def test_a_rehearsal_leaves_training_as_it_is(tmp_path):
     ends = []
     for at_end in (False, proxy()):
         for rehearsed in (at_end, DataLoader(proxy(), batch_size=None)):
-            model, guard = guarded(holdfast.Fisher(), tiny.gpt2(layers=1))  # with dropout
+            model, guard = guarded(anchorhold.Fisher(), tiny.gpt2(layers=1))  # with dropout
             Trainer(
                 model,
                 arguments(tmp_path, remove_unused_columns=False),
                 train_dataset=texts(),
                 data_collator=Tearing(),
-                callbacks=[HoldfastCallback(guard, at_end and rehearsed)],
+                callbacks=[AnchorholdCallback(guard, at_end and rehearsed)],
             ).train()
             ends.append(weights(model))
     for other in ends[1:]:
         assert_same(other, ends[0])
-    model, guard = guarded(holdfast.Fisher(), tiny.gpt2(layers=1))
+    model, guard = guarded(anchorhold.Fisher(), tiny.gpt2(layers=1))
     trainer = Trainer(
         model,
         arguments(tmp_path, remove_unused_columns=False),
         train_dataset=texts(),
         data_collator=Tearing(),
-        callbacks=[HoldfastCallback(guard)],
+        callbacks=[AnchorholdCallback(guard)],
     )
     with pytest.raises(KeyError, match="input_ids"):  # its own end, which reads what was torn: not the rehearsal
         trainer.train()
@@ -437,32 +443,32 @@ def test_a_rehearsal_leaves_training_as_it_is(tmp_path):
 
 
 def test_bf16_training_is_measured_in_float32(tmp_path):
-    model, guard = guarded(holdfast.Fisher())
+    model, guard = guarded(anchorhold.Fisher())
     train(tmp_path, guard, model, at_end=proxy(), bf16=True)
     twin = model_without_dropout()
     twin.load_state_dict(model.state_dict())
-    assert_same(guard.importance, holdfast.Fisher().measure(twin, proxy()), 1e-7)
+    assert_same(guard.importance, anchorhold.Fisher().measure(twin, proxy()), 1e-7)
 
 
 def test_another_model_than_the_guards_is_refused(tmp_path):
-    _, guard = guarded(holdfast.SOS())
-    with pytest.raises(holdfast.OptimizerError, match="owns none"):
+    _, guard = guarded(anchorhold.SOS())
+    with pytest.raises(anchorhold.OptimizerError, match="owns none"):
         train(tmp_path, guard, model_without_dropout())
 
 
 def test_whoever_lacks_a_package_is_told_how_to_get_it():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout.count("pip install 'holdfast[huggingface]'") == 2
+    assert done.stdout.count("pip install 'anchorhold[huggingface]'") == 2
 
 
 def test_what_is_no_guard_and_two_of_them(tmp_path):
     model = tiny.gpt2()
-    for wrong in (model, holdfast.SOS, holdfast.SOS(), None, lambda: None):
-        with pytest.raises(holdfast.ConfigurationError, match=r"A guard of .*; expected a Consolidator"):
-            HoldfastCallback(wrong)
-    first, second = (holdfast.Consolidator(model, "SOS", protect=part) for part in ("*attn*", "*mlp*"))
-    with pytest.raises(holdfast.ConfigurationError, match="two callbacks of type HoldfastCallback"):
-        train(tmp_path, first, model, callbacks=[HoldfastCallback(second)])
+    for wrong in (model, anchorhold.SOS, anchorhold.SOS(), None, lambda: None):
+        with pytest.raises(anchorhold.ConfigurationError, match=r"A guard of .*; expected a Guard"):
+            AnchorholdCallback(wrong)
+    first, second = (anchorhold.Guard(model, "SOS", protect=part) for part in ("*attn*", "*mlp*"))
+    with pytest.raises(anchorhold.ConfigurationError, match="two callbacks of type AnchorholdCallback"):
+        train(tmp_path, first, model, callbacks=[AnchorholdCallback(second)])
     train(tmp_path, first, model)  # a train() of its own has no memory of that
 
 
@@ -472,14 +478,14 @@ def making(measure, strength=50.0, **options):
 
     def make(model):
         made.append(model)
-        return holdfast.Consolidator(model, measure, strength=strength, **options)
+        return anchorhold.Guard(model, measure, strength=strength, **options)
 
-    return HoldfastCallback(make), made
+    return AnchorholdCallback(make), made
 
 
 def test_a_guard_is_made_from_the_model_that_is_trained(tmp_path):
-    callback, made = making(holdfast.SOS())
-    with pytest.raises(holdfast.OrderError, match="There is no guard yet"):
+    callback, made = making(anchorhold.SOS())
+    with pytest.raises(anchorhold.OrderError, match="There is no guard yet"):
         callback.guard  # noqa: B018
     model = model_without_dropout()
     trainer = Trainer(model, arguments(tmp_path), train_dataset=texts(), callbacks=[callback])
@@ -488,16 +494,16 @@ def test_a_guard_is_made_from_the_model_that_is_trained(tmp_path):
     assert made == [model] and first.tasks == 1
     trainer.train()  # the same model goes on with the same guard
     assert callback.guard is first and made == [model] and first.tasks == 2
-    same, guard = guarded(holdfast.SOS())
+    same, guard = guarded(anchorhold.SOS())
     train(tmp_path, guard, same, at_end=True).train()
     assert_same(first.importance, guard.importance)
     other = model_without_dropout()
     Trainer(other, arguments(tmp_path), train_dataset=texts(), callbacks=[callback]).train()
     assert callback.guard is not first and made == [model, other] and callback.guard.tasks == 1
     assert first.tasks == 2
-    wrong = HoldfastCallback(lambda model: model)
+    wrong = AnchorholdCallback(lambda model: model)
     trainer = Trainer(other, arguments(tmp_path), train_dataset=texts(), callbacks=[wrong])
-    with pytest.raises(holdfast.ConfigurationError, match="A guard of type GPT2LMHeadModel"):
+    with pytest.raises(anchorhold.ConfigurationError, match="A guard of type GPT2LMHeadModel"):
         trainer.train()
 
 
@@ -510,7 +516,7 @@ class Trial(dict):
 
 def test_trials_of_a_search(tmp_path):
     def search(folder, **changes):
-        callback, made = making(holdfast.Fisher(), watch=[holdfast.SI()])
+        callback, made = making(anchorhold.Fisher(), watch=[anchorhold.SI()])
         trainer = Trainer(
             model_init=lambda _: model_without_dropout(),
             args=arguments(folder, save_strategy="steps", save_steps=2, **changes),
@@ -542,7 +548,7 @@ def test_trials_of_a_search(tmp_path):
 
 def test_a_guard_that_is_made_resumes(tmp_path):
     def start(folder, *, resume=None, callbacks=()):
-        callback, _ = making(holdfast.SOS(), watch=[holdfast.SI()])
+        callback, _ = making(anchorhold.SOS(), watch=[anchorhold.SI()])
         trainer = Trainer(
             model_without_dropout(),
             arguments(folder, save_strategy="steps", save_steps=2),
@@ -561,9 +567,9 @@ def test_a_guard_that_is_made_resumes(tmp_path):
 
 
 def test_a_layerwise_optimiser_is_told_apart():
-    model, guard = guarded(holdfast.SOS())
+    model, guard = guarded(anchorhold.SOS())
     each = {parameter: torch.optim.SGD([parameter]) for parameter in model.parameters()}
-    with pytest.raises(holdfast.OptimizerError, match=r"inside backward\(\).*optim='galore_adamw'"):
+    with pytest.raises(anchorhold.OptimizerError, match=r"inside backward\(\).*optim='galore_adamw'"):
         guard.attach(LayerWiseDummyOptimizer(optimizer_dict=each))
 
 
@@ -587,7 +593,7 @@ def test_batch_norms_are_frozen_or_folded_without_further_calls(tmp_path, batch_
     data = [{"input_ids": row["input_ids"], "labels": row["input_ids"][0] % 3} for row in texts()]
     model = Normed()
     model.norm.running_mean.uniform_()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm=batch_norm)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm=batch_norm)
     guard.consolidate(list(DataLoader(data, batch_size=4)))
     before = model.norm.running_mean.clone()
     train(tmp_path, guard, model, data=data)

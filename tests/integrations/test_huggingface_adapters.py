@@ -6,8 +6,8 @@ from datasets import Dataset, disable_progress_bars
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-import holdfast
-from holdfast.integrations.huggingface import HoldfastCallback
+import anchorhold
+from anchorhold.integrations.huggingface import AnchorholdCallback
 from tests import oracles
 from tests.integrations import tiny
 from tests.integrations.test_huggingface import Interrupt, assert_same, proxy, train
@@ -31,7 +31,7 @@ def filled(model):
 
 def test_the_adapters_fisher_is_exact():
     model, batch = filled(adapted()).double().eval(), tiny.text()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), protect="*lora_*")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), protect="*lora_*")
     assert len(guard.parameters) == 4
     found = guard.consolidate([batch])["EWC"]
     assert not found.fallback
@@ -43,7 +43,7 @@ def test_the_adapters_fisher_is_exact():
 
 def test_a_fresh_adapter_has_no_importance_in_its_first_factor():
     model = adapted()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), protect="*lora_*")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), protect="*lora_*")
     guard.consolidate(proxy())
     for name, omega in guard.importance.items():
         assert bool(omega.any()) == ("lora_B" in name)  # ∂L/∂A = Bᵀ·∂L/∂ΔW, and B is 0
@@ -51,7 +51,7 @@ def test_a_fresh_adapter_has_no_importance_in_its_first_factor():
 
 def test_a_penalty_on_the_factors_is_none_on_their_product():
     model = filled(adapted())
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), protect="*lora_*", strength=10.0)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), protect="*lora_*", strength=10.0)
     guard.consolidate(proxy())
     batch = proxy()[0]
     before = model(**batch).loss.item()
@@ -66,7 +66,7 @@ def test_a_penalty_on_the_factors_is_none_on_their_product():
 def test_an_adapters_run_resumes_exactly(tmp_path):
     def start(folder, *, resume=None, callbacks=()):
         model = filled(adapted())
-        guard = holdfast.Consolidator(model, holdfast.Fisher(), 5.0, "*lora_*", watch=[holdfast.SI()])
+        guard = anchorhold.Guard(model, anchorhold.Fisher(), 5.0, "*lora_*", watch=[anchorhold.SI()])
         if resume is None:
             guard.consolidate(proxy())
         saving = {"save_strategy": "steps", "save_steps": 2}
@@ -86,13 +86,15 @@ def test_a_learned_prompt():
     torch.manual_seed(1)
     prompt = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     model, batch = get_peft_model(tiny.gpt2(layers=1), prompt).double().eval(), tiny.text()
-    with pytest.raises(holdfast.BatchError, match=r'learned prompt.*\.logits\[:, -inputs\["input_ids"\].shape\[1\]:\]'):
-        holdfast.Fisher().measure(model, [batch])
+    with pytest.raises(
+        anchorhold.BatchError, match=r'learned prompt.*\.logits\[:, -inputs\["input_ids"\].shape\[1\]:\]'
+    ):
+        anchorhold.Fisher().measure(model, [batch])
 
     def without_prompt(model, inputs):
         return model(**inputs).logits[:, -inputs["input_ids"].shape[1] :]
 
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     guard.consolidate([batch], forward=without_prompt)
     expected = oracles.importance(
         model, one_by_one(batch), oracles.summed_over_positions(oracles.every_label), torch.square, without_prompt
@@ -113,9 +115,9 @@ def test_supervised_fine_tuning_with_trl(tmp_path):
     disable_progress_bars()
     data = Dataset.from_list([{"prompt": "a b", "completion": " c d a"}, {"prompt": "b", "completion": " a d"}] * 4)
     model = tiny.gpt2(layers=1)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=10.0, watch=[holdfast.SOS()])
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=10.0, watch=[anchorhold.SOS()])
     args = sft(tmp_path, logging_steps=1)
-    callback = HoldfastCallback(guard)
+    callback = AnchorholdCallback(guard)
     trainer = SFTTrainer(model, args, train_dataset=data, processing_class=tiny.tokenizer(), callbacks=[callback])
     trainer.train()
     assert guard.tasks == 1
@@ -136,7 +138,7 @@ def test_a_guard_of_the_adapter_that_trl_makes(tmp_path):
     disable_progress_bars()
     data = Dataset.from_list([{"prompt": "a b", "completion": " c d a"}, {"prompt": "b", "completion": " a d"}] * 4)
     lora = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
-    callback = HoldfastCallback(lambda model: holdfast.Consolidator(model, holdfast.Fisher(), 10.0, "*lora_*"))
+    callback = AnchorholdCallback(lambda model: anchorhold.Guard(model, anchorhold.Fisher(), 10.0, "*lora_*"))
     trainer = SFTTrainer(
         tiny.gpt2(layers=1), sft(tmp_path), train_dataset=data, processing_class=tiny.tokenizer(),
         callbacks=[callback], peft_config=lora,
@@ -154,7 +156,7 @@ def test_prompts_alone_are_nothing_to_measure_with(tmp_path):
 
     def start(**options):
         model = tiny.gpt2(layers=1)
-        guard = holdfast.Consolidator(model, holdfast.Fisher(labels="sampled"), watch=[holdfast.SOS()])
+        guard = anchorhold.Guard(model, anchorhold.Fisher(labels="sampled"), watch=[anchorhold.SOS()])
         args = GRPOConfig(
             output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=2, num_generations=2, bf16=False,
             max_completion_length=4, use_cpu=True, gradient_checkpointing=False, save_strategy="no", report_to=[],
@@ -162,12 +164,12 @@ def test_prompts_alone_are_nothing_to_measure_with(tmp_path):
         )  # fmt: skip
         trainer = GRPOTrainer(
             model, lambda completions, **_: [float(len(text)) for text in completions], args, train_dataset=data,
-            processing_class=tiny.tokenizer(), callbacks=[HoldfastCallback(guard, **options)],
+            processing_class=tiny.tokenizer(), callbacks=[AnchorholdCallback(guard, **options)],
         )  # fmt: skip
         return trainer, guard
 
     trainer, guard = start()
-    with pytest.raises(holdfast.BatchError) as caught:
+    with pytest.raises(anchorhold.BatchError) as caught:
         trainer.train()
     assert "stopped after its first step" in "".join(caught.value.__notes__)
     assert guard.path.steps == 1

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import Trainer, TrainerCallback, default_data_collator
 
-import holdfast
-from holdfast.integrations.callbacks import STATE_NAME
-from holdfast.integrations.huggingface import HoldfastCallback
+import anchorhold
+from anchorhold.integrations.callbacks import STATE_NAME
+from anchorhold.integrations.huggingface import AnchorholdCallback
 from tests.integrations.test_huggingface import arguments, assert_same, guarded, texts, weights
 from tests.integrations.test_huggingface_adapters import adapted, filled
 
@@ -36,7 +36,7 @@ class Judged(Trainer):
 
 
 def run(folder, guard, model, *, at_end=True, callbacks=(), resume=None, **changes):
-    callback = HoldfastCallback(guard, consolidate_at_end=at_end)
+    callback = AnchorholdCallback(guard, consolidate_at_end=at_end)
     trainer = Judged(
         model,
         arguments(folder, **{**BEST, **changes}),
@@ -66,17 +66,17 @@ def stopped(folder, model_and_guard, step=2):
     return model, guard
 
 
-WATCHED = {"watch": [holdfast.SI(), holdfast.Fisher()]}
+WATCHED = {"watch": [anchorhold.SI(), anchorhold.Fisher()]}
 
 
 @pytest.mark.parametrize("at_end", [True, False])
 def test_what_was_gathered_is_that_of_the_best_checkpoint(at_end, tmp_path):
-    model, guard = guarded(holdfast.SOS(), **WATCHED)
+    model, guard = guarded(anchorhold.SOS(), **WATCHED)
     run(tmp_path / "best", guard, model, at_end=at_end)
     if not at_end:
         assert guard.path.steps == 2
         guard.consolidate(Judged(model, arguments(tmp_path), train_dataset=texts()).get_train_dataloader())
-    expected_model, expected = stopped(tmp_path / "stopped", guarded(holdfast.SOS(), **WATCHED))
+    expected_model, expected = stopped(tmp_path / "stopped", guarded(anchorhold.SOS(), **WATCHED))
     assert_same(weights(model), weights(expected_model))
     for name in ("SOS", "SI", "EWC"):
         assert_same(guard.importance_of(name), expected.importance_of(name), 1e-6)
@@ -85,9 +85,9 @@ def test_what_was_gathered_is_that_of_the_best_checkpoint(at_end, tmp_path):
 
 def test_the_best_one_may_be_the_last(tmp_path, monkeypatch):
     monkeypatch.setattr(Judged, "best", 4)
-    model, guard = guarded(holdfast.SI())
+    model, guard = guarded(anchorhold.SI())
     run(tmp_path / "best", guard, model)
-    other, expected = guarded(holdfast.SI())
+    other, expected = guarded(anchorhold.SI())
     run(tmp_path / "last", expected, other, load_best_model_at_end=False)
     assert_same(guard.importance, expected.importance)
 
@@ -95,7 +95,7 @@ def test_the_best_one_may_be_the_last(tmp_path, monkeypatch):
 def test_checkpoints_of_adapters_alone(tmp_path):
     def start():
         model = filled(adapted())
-        return model, holdfast.Consolidator(model, holdfast.SI(), 5.0, "*lora_*")
+        return model, anchorhold.Guard(model, anchorhold.SI(), 5.0, "*lora_*")
 
     model, guard = start()
     run(tmp_path / "best", guard, model)
@@ -105,11 +105,11 @@ def test_checkpoints_of_adapters_alone(tmp_path):
 
 
 def test_the_best_one_of_a_run_that_was_resumed(tmp_path):
-    model, guard = guarded(holdfast.SI())
+    model, guard = guarded(anchorhold.SI())
     run(tmp_path, guard, model, callbacks=[Stop(3)], at_end=False, load_best_model_at_end=False)
-    model, resumed = guarded(holdfast.SI())
+    model, resumed = guarded(anchorhold.SI())
     run(tmp_path, resumed, model, resume=True)
-    _, expected = stopped(tmp_path / "stopped", guarded(holdfast.SI()))
+    _, expected = stopped(tmp_path / "stopped", guarded(anchorhold.SI()))
     assert_same(resumed.importance, expected.importance)
 
 
@@ -132,7 +132,7 @@ def of_another_step(folder, _model):
 
 
 def of_another_run(folder, _model):
-    model, guard = guarded(holdfast.SI())
+    model, guard = guarded(anchorhold.SI())
     run(f"{folder}/other", guard, model)
     shutil.copytree(f"{folder}/other/checkpoint-2", f"{folder}/checkpoint-2", dirs_exist_ok=True)
 
@@ -146,15 +146,15 @@ SPOILED = {
 
 @pytest.mark.parametrize(("message", "spoil"), SPOILED.items(), ids=["none", "step", "run"])
 def test_a_best_checkpoint_that_does_not_belong_is_refused(message, spoil, tmp_path):
-    model, guard = guarded(holdfast.SI())
-    with pytest.raises(holdfast.StateError, match=rf"{message}.* gathered is of all steps.*restart_task") as caught:
+    model, guard = guarded(anchorhold.SI())
+    with pytest.raises(anchorhold.StateError, match=rf"{message}.* gathered is of all steps.*restart_task") as caught:
         run(tmp_path, guard, model, callbacks=[Spoil(spoil)])
     assert "Training itself was over" in "".join(caught.value.__notes__)
     assert guard.tasks == 0 and guard.path.steps == 4
-    model, guard = guarded(holdfast.SI())
-    with pytest.warns(holdfast.HoldfastWarning, match=message):
+    model, guard = guarded(anchorhold.SI())
+    with pytest.warns(anchorhold.AnchorholdWarning, match=message):
         run(tmp_path / "left", guard, model, callbacks=[Spoil(spoil)], at_end=False)
-    model, guard = guarded(holdfast.Fisher())  # what looks at data looks at the best weights in any case
+    model, guard = guarded(anchorhold.Fisher())  # what looks at data looks at the best weights in any case
     if spoil is without_state:
         run(tmp_path / "data", guard, model, callbacks=[Spoil(spoil)])
         assert guard.tasks == 1
@@ -162,16 +162,16 @@ def test_a_best_checkpoint_that_does_not_belong_is_refused(message, spoil, tmp_p
 
 def test_weights_that_were_not_loaded_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(Judged, "_load_best_model", lambda self: None)  # as when its files are not found
-    model, guard = guarded(holdfast.SI())
-    with pytest.raises(holdfast.StateError, match="weights are not those of the best checkpoint"):
+    model, guard = guarded(anchorhold.SI())
+    with pytest.raises(anchorhold.StateError, match="weights are not those of the best checkpoint"):
         run(tmp_path, guard, model)
 
 
 def test_an_optimiser_that_went_on_is_let_go(tmp_path):
-    model, guard = guarded(holdfast.SI())
+    model, guard = guarded(anchorhold.SI())
     trainer = run(tmp_path, guard, model)
     model(**default_data_collator(texts(2))).loss.backward()
-    with pytest.warns(holdfast.HoldfastWarning, match="attached to no optimiser"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="attached to no optimiser"):
         trainer.optimizer.step()  # what it remembers is not of these weights
     assert guard.path.steps == 0
     trainer.train()

@@ -15,8 +15,8 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-import holdfast
-from holdfast.integrations.huggingface_batches import has_encoder, text_writer
+import anchorhold
+from anchorhold.integrations.huggingface_batches import has_encoder, text_writer
 from tests import oracles
 from tests.integrations import tiny
 
@@ -70,7 +70,7 @@ def test_exact_fisher_of_tokens(build, tolerance):
     expected = oracles.importance(
         model, one_by_one(batch), oracles.summed_over_positions(oracles.every_label), torch.square, logits
     )
-    collector = holdfast.Fisher().accumulator(model)
+    collector = anchorhold.Fisher().accumulator(model)
     result = collector.result_of([batch])
     assert result.samples == 3
     assert not result.fallback  # attention, Conv1D, RMSNorm, rotary and tied embeddings all have rules
@@ -80,10 +80,10 @@ def test_exact_fisher_of_tokens(build, tolerance):
 @pytest.mark.parametrize(
     ("measure", "scores", "phi"),
     [
-        (holdfast.MAS(), oracles.squared_norm, torch.abs),
-        (holdfast.Fisher(labels="true"), oracles.joint_true_label, torch.square),
-        (holdfast.Fisher(positions="separate"), oracles.separately(oracles.every_label), torch.square),
-        (holdfast.AbsoluteFisher(positions="separate"), oracles.separately(oracles.every_label), torch.abs),
+        (anchorhold.MAS(), oracles.squared_norm, torch.abs),
+        (anchorhold.Fisher(labels="true"), oracles.joint_true_label, torch.square),
+        (anchorhold.Fisher(positions="separate"), oracles.separately(oracles.every_label), torch.square),
+        (anchorhold.AbsoluteFisher(positions="separate"), oracles.separately(oracles.every_label), torch.abs),
     ],
     ids=["MAS", "true", "separate", "AF"],
 )
@@ -98,20 +98,20 @@ def test_the_joint_fisher_is_the_mean_over_every_continuation():
     batch = tiny.text(rows=2, length=4, vocabulary=5)
     batch["labels"][1, :2] = -100
     expected = oracles.importance(model, one_by_one(batch), oracles.every_joint_label, torch.square, logits)
-    assert_agrees(holdfast.Fisher().measure(model, [batch]), expected, 1e-10)
+    assert_agrees(anchorhold.Fisher().measure(model, [batch]), expected, 1e-10)
 
 
 def test_drawn_labels_have_the_exact_fisher_as_their_mean():
     model, batch = double(tiny.gpt2(layers=1)), masked_text()
-    exact = holdfast.Fisher().measure(model, [batch])
-    sampled = holdfast.Fisher(labels="sampled", draws=4000).measure(model, [batch])
+    exact = anchorhold.Fisher().measure(model, [batch])
+    sampled = anchorhold.Fisher(labels="sampled", draws=4000).measure(model, [batch])
     everything = torch.cat([(sampled[name] - exact[name]).flatten() for name in exact])
     assert everything.norm() < 0.05 * torch.cat([value.flatten() for value in exact.values()]).norm()
 
 
 def test_true_labels_are_those_of_the_models_own_loss():
     model, batch = double(tiny.gpt2()), tiny.text()
-    found = holdfast.Fisher(labels="true").measure(model, [batch])
+    found = anchorhold.Fisher(labels="true").measure(model, [batch])
     names, parameters = zip(*model.named_parameters(), strict=True)
     totals = [torch.zeros_like(parameter) for parameter in parameters]
     for n in range(3):
@@ -126,7 +126,7 @@ def test_true_labels_are_those_of_the_models_own_loss():
 def test_without_labels_the_tokens_are_the_labels():
     model, batch = double(tiny.gpt2(layers=1)), tiny.text()
     alone = {key: value for key, value in batch.items() if key != "labels"}
-    for measure in (holdfast.Fisher(), holdfast.Fisher(labels="true"), holdfast.MAS()):
+    for measure in (anchorhold.Fisher(), anchorhold.Fisher(labels="true"), anchorhold.MAS()):
         assert_agrees(measure.measure(model, [alone]), measure.measure(model, [batch]), 1e-12)
 
 
@@ -134,7 +134,7 @@ def test_padding_makes_no_difference():
     model, batch = double(tiny.gpt2(layers=1)), tiny.text(rows=1)
     short = {key: value[:, :3] for key, value in batch.items()}
     lazy = {**batch, "labels": batch["input_ids"]}  # labels at padded places too, which many scripts leave there
-    for measure in (holdfast.Fisher(), holdfast.Fisher(labels="true"), holdfast.MAS()):
+    for measure in (anchorhold.Fisher(), anchorhold.Fisher(labels="true"), anchorhold.MAS()):
         expected = measure.measure(model, [short])
         for padded in (batch, lazy):
             found = measure.measure(model, [padded])
@@ -145,7 +145,7 @@ def test_pairs_of_inputs_and_targets_are_taken_as_they_are():
     model, batch = double(tiny.gpt2(layers=1)), tiny.text()
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     targets = torch.stack([target for _, target in one_by_one(batch)])
-    measure = holdfast.Fisher(labels="true")
+    measure = anchorhold.Fisher(labels="true")
     assert_agrees(measure.measure(model, [(inputs, targets)]), measure.measure(model, [batch]), 1e-12)
 
 
@@ -157,7 +157,7 @@ def test_classification_of_sequences():
         for n in range(3)
     ]
     for labels, scores in (("exact", oracles.every_label), ("true", oracles.true_label)):
-        measure = holdfast.Fisher(labels=labels)
+        measure = anchorhold.Fisher(labels=labels)
         expected = oracles.importance(model, samples, scores, torch.square, logits)
         found = measure.measure(model, [batch])
         assert_agrees(found, expected, 1e-10)
@@ -169,7 +169,7 @@ def test_labels_of_a_tagger_are_not_shifted():
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     samples = [({key: value[n : n + 1] for key, value in inputs.items()}, labels[n]) for n in range(3)]
     expected = oracles.importance(model, samples, oracles.joint_true_label, torch.square, logits)
-    assert_agrees(holdfast.Fisher(labels="true").measure(model, [{**inputs, "labels": labels}]), expected, 1e-10)
+    assert_agrees(anchorhold.Fisher(labels="true").measure(model, [{**inputs, "labels": labels}]), expected, 1e-10)
 
 
 def predicts_next_token(model):
@@ -213,13 +213,13 @@ def translations():
 @pytest.mark.parametrize("build", [bart, t5])
 def test_the_decoder_reads_what_the_models_own_loss_lets_it_read(build):
     model, batch = double(build()), translations()
-    found = holdfast.Fisher(labels="true").measure(model, [batch])
+    found = anchorhold.Fisher(labels="true").measure(model, [batch])
     assert_agrees(found, gradients_of_own_loss(model, batch), 1e-6)
     given = {**batch, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])}
-    assert_agrees(holdfast.Fisher(labels="true").measure(model, [given]), found, 1e-12)
+    assert_agrees(anchorhold.Fisher(labels="true").measure(model, [given]), found, 1e-12)
     pair = {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
-    assert_agrees(holdfast.Fisher(labels="true").measure(model, [pair]), found, 1e-12)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"))
+    assert_agrees(anchorhold.Fisher(labels="true").measure(model, [pair]), found, 1e-12)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"))
     guard.consolidate([batch])
     assert_agrees(guard.importance, found, 1e-12)
 
@@ -252,7 +252,7 @@ def test_whispers_decoder_reads_its_labels_one_position_later():
     generator = torch.Generator().manual_seed(0)
     sounds = torch.randn(3, 4, 12, generator=generator, dtype=torch.float64)
     batch = {"input_features": sounds, "labels": translations()["labels"]}
-    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="true"))  # of all but the encoder's fixed positions
+    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"))  # of all but the encoder's fixed positions
     guard.consolidate([batch])
     assert_agrees(guard.importance, gradients_of_own_loss(model, batch), 1e-6)  # it is worked out in float32
 
@@ -260,14 +260,14 @@ def test_whispers_decoder_reads_its_labels_one_position_later():
 def test_models_that_do_not_say_what_their_decoder_begins_with():
     model, batch = bart(BlenderbotForConditionalGeneration, BlenderbotConfig), translations()
     expected = gradients_of_own_loss(double(model), batch)
-    assert_agrees(holdfast.Fisher(labels="true").measure(model, [batch]), expected, 1e-6)
+    assert_agrees(anchorhold.Fisher(labels="true").measure(model, [batch]), expected, 1e-6)
     for name in ("decoder_start_token_id", "pad_token_id"):
         model = bart(BlenderbotForConditionalGeneration, BlenderbotConfig)
         vars(model.config)[name] = None  # as configs of other families have it
-        with pytest.raises(holdfast.BatchError, match=f"without decoder_input_ids.*{name}=None.*give both"):
-            holdfast.Fisher().measure(model, [batch])
+        with pytest.raises(anchorhold.BatchError, match=f"without decoder_input_ids.*{name}=None.*give both"):
+            anchorhold.Fisher().measure(model, [batch])
         given = {**batch, "decoder_input_ids": torch.tensor([[2, 3, 4, 5]] * 3)}
-        assert holdfast.Fisher().measure(model, [given])
+        assert anchorhold.Fisher().measure(model, [given])
 
 
 class OnBody(torch.nn.Module):
@@ -296,15 +296,15 @@ def test_labels_of_a_tagger_on_a_language_models_body_are_not_shifted(classes):
     def call(model, inputs):
         return model(**inputs)
 
-    measure = holdfast.Fisher(labels="true")
+    measure = anchorhold.Fisher(labels="true")
     expected = oracles.importance(model, samples, oracles.joint_true_label, torch.square, call)
     assert_agrees(measure.measure(model, [{**inputs, "labels": labels}]), expected, 1e-10)
     assert_agrees(measure.measure(model, [(inputs, labels)]), expected, 1e-10)
-    guard = holdfast.Consolidator(model, measure)
+    guard = anchorhold.Guard(model, measure)
     guard.consolidate([{**inputs, "labels": labels}])
     assert_agrees(guard.importance, expected, 1e-10)
     everywhere = oracles.importance(model, samples, oracles.squared_norm, torch.abs, call)
-    assert_agrees(holdfast.MAS().measure(model, [{**inputs, "labels": labels}]), everywhere, 1e-10)
+    assert_agrees(anchorhold.MAS().measure(model, [{**inputs, "labels": labels}]), everywhere, 1e-10)
 
 
 def test_labels_of_a_classifier_on_a_language_models_body():
@@ -319,9 +319,9 @@ def test_labels_of_a_classifier_on_a_language_models_body():
 
     for kind, scores in (("exact", oracles.every_label), ("true", oracles.true_label)):
         expected = oracles.importance(model, samples, scores, torch.square, call)
-        found = holdfast.Fisher(labels=kind).measure(model, [{**inputs, "labels": labels}])
+        found = anchorhold.Fisher(labels=kind).measure(model, [{**inputs, "labels": labels}])
         assert_agrees(found, expected, 1e-10)
-    assert_agrees(holdfast.Fisher().measure(model, [inputs]), holdfast.Fisher().measure(model, [(inputs,)]), 1e-12)
+    assert_agrees(anchorhold.Fisher().measure(model, [inputs]), anchorhold.Fisher().measure(model, [(inputs,)]), 1e-12)
 
 
 def test_a_module_around_a_language_model_shifts_its_labels():
@@ -335,7 +335,7 @@ def test_a_module_around_a_language_model_shifts_its_labels():
 
     model, batch = double(tiny.gpt2(layers=1)), masked_text()
     unlabelled = {key: value for key, value in batch.items() if key != "labels"}
-    for measure in (holdfast.Fisher(labels="true"), holdfast.MAS()):
+    for measure in (anchorhold.Fisher(labels="true"), anchorhold.MAS()):
         for given in (batch, unlabelled):
             expected = measure.measure(model, [given])
             for around in (Around(model), torch.compile(model, backend="eager")):
@@ -353,7 +353,7 @@ def test_a_model_that_generates_and_was_made_to_give_tags():
     model, batch = double(tiny.gpt2(Tagger, layers=1)), tiny.text()
     labels = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
     inputs = {key: value for key, value in batch.items() if key != "labels"}
-    measure = holdfast.Fisher(labels="true")
+    measure = anchorhold.Fisher(labels="true")
     found, expected = (measure.measure(model, [given]) for given in ({**inputs, "labels": labels}, (inputs, labels)))
     assert_agrees(found, expected, 1e-12)
 
@@ -364,14 +364,14 @@ def test_heads_of_ones_own_on_an_encoder_and_decoder():
     classes = {**batch, "labels": torch.tensor([0, 2, 1])}
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     model = double(OnBody(bart(), pooled=True))
-    found = holdfast.Fisher(labels="true").measure(model, [classes])
+    found = anchorhold.Fisher(labels="true").measure(model, [classes])
     pairs = [({key: value[n : n + 1] for key, value in inputs.items()}, classes["labels"][n]) for n in range(3)]
     expected = oracles.importance(model, pairs, oracles.true_label, torch.square, lambda model, inputs: model(**inputs))
     assert_agrees(found, expected, 1e-10)
     tags = {**batch, "labels": batch["input_ids"] % 3}
     tagger = double(OnBody(bart()))
-    with pytest.raises(holdfast.BatchError, match=r"not over the tokens .* Give the batch the decoder_input_ids"):
-        holdfast.Fisher(labels="true").measure(tagger, [tags])
+    with pytest.raises(anchorhold.BatchError, match=r"not over the tokens .* Give the batch the decoder_input_ids"):
+        anchorhold.Fisher(labels="true").measure(tagger, [tags])
     given = {**tags, "decoder_input_ids": batch["input_ids"]}
     pairs = [
         ({key: value[n : n + 1] for key, value in given.items() if key != "labels"}, tags["labels"][n])
@@ -380,7 +380,7 @@ def test_heads_of_ones_own_on_an_encoder_and_decoder():
     expected = oracles.importance(
         tagger, pairs, oracles.joint_true_label, torch.square, lambda model, inputs: model(**inputs)
     )
-    assert_agrees(holdfast.Fisher(labels="true").measure(tagger, [given]), expected, 1e-10)
+    assert_agrees(anchorhold.Fisher(labels="true").measure(tagger, [given]), expected, 1e-10)
 
 
 def test_a_module_that_gives_the_decoder_its_inputs_itself():
@@ -392,17 +392,17 @@ def test_a_module_that_gives_the_decoder_its_inputs_itself():
         def forward(self, input_ids, attention_mask):
             return self.inner(input_ids, attention_mask, decoder_input_ids=input_ids[:, :4]).logits
 
-    assert holdfast.Fisher().measure(Around(), [translations()])
+    assert anchorhold.Fisher().measure(Around(), [translations()])
 
 
 def test_rows_that_are_no_batches_are_refused():
     model, batch = tiny.gpt2(layers=1), tiny.text()
     rows = [{key: value[n] for key, value in batch.items()} for n in range(3)]
-    guard = holdfast.Consolidator(model, holdfast.Fisher(labels="sampled"))
+    guard = anchorhold.Guard(model, anchorhold.Fisher(labels="sampled"))
     for given in (rows, [{"input_ids": row["input_ids"]} for row in rows]):
-        with pytest.raises(holdfast.BatchError, match=r"input_ids of shape \(5,\).*DataLoader\(dataset, batch_size"):
+        with pytest.raises(anchorhold.BatchError, match=r"input_ids of shape \(5,\).*DataLoader\(dataset, batch_size"):
             guard.consolidate(given)
-    with pytest.raises(holdfast.BatchError, match=r"labels of shape \(5,\)"):
+    with pytest.raises(anchorhold.BatchError, match=r"labels of shape \(5,\)"):
         guard.consolidate([{"inputs_embeds": torch.randn(5, 8), "labels": rows[0]["labels"]}])
     guard.consolidate(DataLoader(rows, batch_size=2))
 
@@ -412,31 +412,31 @@ def test_every_label_of_a_large_vocabulary_is_refused_before_anything_is_done():
     passes = []
     model.transformer.h[0].register_full_backward_hook(lambda *_: passes.append(1))
     batch = tiny.text(rows=2)
-    for measure in (holdfast.Fisher(), holdfast.RootFisher(), holdfast.Fisher(positions="separate")):
-        with pytest.raises(holdfast.ConfigurationError, match=r"takes 251,280 backward passes .*labels='sampled'"):
+    for measure in (anchorhold.Fisher(), anchorhold.RootFisher(), anchorhold.Fisher(positions="separate")):
+        with pytest.raises(anchorhold.ConfigurationError, match=r"takes 251,280 backward passes .*labels='sampled'"):
             measure.measure(model, [batch])
-        with pytest.raises(holdfast.ConfigurationError, match="50,257 labels at 5 positions"):
+        with pytest.raises(anchorhold.ConfigurationError, match="50,257 labels at 5 positions"):
             measure.measure(model, [{key: value[:1] for key, value in batch.items()}])  # one sample takes another way
     assert not passes
-    assert holdfast.Fisher(labels="sampled").measure(model, [batch])
+    assert anchorhold.Fisher(labels="sampled").measure(model, [batch])
 
 
 def test_labels_of_another_length_are_refused():
     model, batch = tiny.gpt2(layers=1), tiny.text()
-    with pytest.raises(holdfast.BatchError, match="one label a token"):
-        holdfast.Fisher().measure(model, [{**batch, "labels": batch["labels"][:, 1:]}])
+    with pytest.raises(anchorhold.BatchError, match="one label a token"):
+        anchorhold.Fisher().measure(model, [{**batch, "labels": batch["labels"][:, 1:]}])
     inputs = {key: value for key, value in batch.items() if key != "labels"}
-    with pytest.raises(holdfast.BatchError, match="one for each position"):
-        holdfast.Fisher().measure(model, [(inputs, batch["labels"][:, 1:])])
+    with pytest.raises(anchorhold.BatchError, match="one for each position"):
+        anchorhold.Fisher().measure(model, [(inputs, batch["labels"][:, 1:])])
 
 
 def test_a_large_vocabulary_is_gone_through_in_pieces(monkeypatch):
     model, batch = double(tiny.gpt2(layers=1)), masked_text()
-    measures = [holdfast.Fisher(labels="true"), holdfast.MAS(), holdfast.MAS(dominant=True), holdfast.Fisher()]
+    measures = [anchorhold.Fisher(labels="true"), anchorhold.MAS(), anchorhold.MAS(dominant=True), anchorhold.Fisher()]
     whole = [measure.measure(model, [batch]) for measure in measures]
-    monkeypatch.setattr("holdfast.persample.scores.base.PIECE", 2 * 3 * tiny.TOKENS)  # two positions of three samples
+    monkeypatch.setattr("anchorhold.persample.scores.base.PIECE", 2 * 3 * tiny.TOKENS)  # two positions of three samples
     for measure, expected in zip(measures, whole, strict=True):
         assert_agrees(measure.measure(model, [batch]), expected, 1e-13)
     exact = torch.cat([value.flatten() for value in whole[-1].values()])
-    drawn = holdfast.Fisher(labels="sampled", draws=4000).measure(model, [batch])
+    drawn = anchorhold.Fisher(labels="sampled", draws=4000).measure(model, [batch])
     assert (torch.cat([value.flatten() for value in drawn.values()]) - exact).norm() < 0.05 * exact.norm()

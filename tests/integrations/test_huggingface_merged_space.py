@@ -9,7 +9,7 @@ from peft import IA3Config, LoHaConfig, LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import holdfast
+import anchorhold
 from tests.integrations import tiny
 from tests.integrations.test_huggingface import proxy, train
 
@@ -34,7 +34,7 @@ def moved(model, seed=0, size=0.2):
 
 
 def guarded(model, form="kronecker", **options):
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=3.0, form=form, space="merged", **options)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3.0, form=form, space="merged", **options)
     guard.consolidate(proxy())
     return guard
 
@@ -50,7 +50,7 @@ def test_it_is_the_penalty_of_the_merged_model(form, config):
     guard = guarded(model, form)
     whole = copy.deepcopy(model).merge_and_unload().requires_grad_(True)
     names = [name.replace("base_model.model.", "").replace(".base_layer", "") for name in guard.importance]
-    other = holdfast.Consolidator(whole, holdfast.Fisher(), strength=3.0, form=form, protect=names)
+    other = anchorhold.Guard(whole, anchorhold.Fisher(), strength=3.0, form=form, protect=names)
     other.consolidate(proxy())
     moved(model, seed=1)
     weights = copy.deepcopy(model).merge_and_unload().state_dict()
@@ -75,7 +75,7 @@ def test_saved_and_loaded_with_peft(tmp_path):
     guard.save(tmp_path / "guard.safetensors")
     model.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
     again = PeftModel.from_pretrained(tiny.llama().double(), tmp_path / "adapter", is_trainable=True).double()
-    other = holdfast.Consolidator(again, holdfast.Fisher(), strength=3.0, form="kronecker", space="merged")
+    other = anchorhold.Guard(again, anchorhold.Fisher(), strength=3.0, form="kronecker", space="merged")
     other.load(tmp_path / "guard.safetensors")
     assert value(other) == pytest.approx(value(guard), rel=1e-9)
 
@@ -136,7 +136,7 @@ def test_a_strength_is_judged_by_the_adapter_that_acts():
 
     step()
     model.set_adapter("large")
-    with pytest.warns(holdfast.HoldfastWarning, match="too much for SGD.*lora_[AB].large"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="too much for SGD.*lora_[AB].large"):
         step()
 
 
@@ -149,7 +149,7 @@ def test_what_was_merged_for_good_is_counted_anew():
     optimizer = torch.optim.AdamW([p for p in again.parameters() if p.requires_grad], lr=0.01)
     guard.attach(optimizer)
     again(**proxy()[0]).loss.backward()
-    with pytest.warns(holdfast.HoldfastWarning, match=r"guard\.rebase\(\)"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"guard\.rebase\(\)"):
         optimizer.step()
     guard.rebase()
     assert value(guard) == pytest.approx(0, abs=1e-15)
@@ -157,10 +157,10 @@ def test_what_was_merged_for_good_is_counted_anew():
     moved(again, seed=4)
     assert value(guard) > 1e-4
     assert all(torch.equal(omega, importance[name]) for name, omega in guard.importance.items())
-    with pytest.raises(holdfast.ConfigurationError, match="space='merged'"):
-        holdfast.Consolidator(again, "EWC").rebase()
-    fresh = holdfast.Consolidator(again, holdfast.Fisher(), form="kronecker")
-    with pytest.raises(holdfast.OrderError, match=r"rebase\(\) before the first consolidate"):
+    with pytest.raises(anchorhold.ConfigurationError, match="space='merged'"):
+        anchorhold.Guard(again, "EWC").rebase()
+    fresh = anchorhold.Guard(again, anchorhold.Fisher(), form="kronecker")
+    with pytest.raises(anchorhold.OrderError, match=r"rebase\(\) before the first consolidate"):
         fresh.rebase()
     assert not fresh.anchor
 
@@ -170,7 +170,7 @@ def test_where_nothing_is_said_lora_is_held_by_merged_weights_and_what_adds_noth
     ia3 = IA3Config(target_modules=["q_proj"], feedforward_modules=[], task_type="CAUSAL_LM")
     for config, protect, space in ((lora, None, "merged"), (lora, "*lora_*", "weights"), (ia3, None, "weights")):
         model = get_peft_model(tiny.llama(), config)
-        guard = holdfast.Consolidator(model, holdfast.Fisher(), 1.0, protect, form="kronecker")
+        guard = anchorhold.Guard(model, anchorhold.Fisher(), 1.0, protect, form="kronecker")
         said = {"merged": "merged weights", "weights": "own parameters"}[space]
         assert guard.space == space and f"adapters by their {said}" in repr(guard)
 
@@ -178,12 +178,12 @@ def test_where_nothing_is_said_lora_is_held_by_merged_weights_and_what_adds_noth
 def test_trainable_tokens_beside_lora_are_held_as_the_rows_that_they_are():
     config = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[1, 3], task_type="CAUSAL_LM")
     model = moved(get_peft_model(tiny.llama(), config).double())
-    assert holdfast.Consolidator(model, holdfast.Fisher(), form="kronecker").space == "merged"
+    assert anchorhold.Guard(model, anchorhold.Fisher(), form="kronecker").space == "merged"
     guard = guarded(model, "diagonal")
     (rows,) = [name for name in guard.importance if "trainable_tokens" in name]
     plain = copy.deepcopy(model).merge_and_unload().requires_grad_(True)
     table = "model.embed_tokens.weight"
-    other = holdfast.Consolidator(plain, holdfast.Fisher(), protect=table)
+    other = anchorhold.Guard(plain, anchorhold.Fisher(), protect=table)
     other.consolidate(proxy())
     torch.testing.assert_close(guard.importance[rows], other.importance[table][[1, 3]])
     assert guard.importance[rows].any()

@@ -8,10 +8,10 @@ from transformers import DataCollatorWithFlattening
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-import holdfast
-from holdfast.integrations.huggingface import HoldfastCallback
-from holdfast.integrations.huggingface_packing import documents_apart
-from holdfast.persample.batches import read_batch
+import anchorhold
+from anchorhold.integrations.huggingface import AnchorholdCallback
+from anchorhold.integrations.huggingface_packing import documents_apart
+from anchorhold.persample.batches import read_batch
 from tests import oracles
 from tests.integrations import tiny
 from tests.integrations.test_huggingface_losses import assert_agrees, double, logits, one_by_one
@@ -59,7 +59,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize("build", PACKED.values(), ids=PACKED)
-@pytest.mark.parametrize("measure", [holdfast.Fisher(), holdfast.Fisher(labels="true"), holdfast.MAS()], ids=repr)
+@pytest.mark.parametrize("measure", [anchorhold.Fisher(), anchorhold.Fisher(labels="true"), anchorhold.MAS()], ids=repr)
 def test_documents_count_as_if_they_had_not_been_packed(build, measure):
     model = double(tiny.gpt2(layers=1))
     alone = [{key: torch.tensor([value]) for key, value in text.items()} for text in documents()]
@@ -82,9 +82,9 @@ def test_limits_count_documents():
     model = double(tiny.gpt2(layers=1))
     batch = PACKED["padding-free"]()
     first = [{key: value[:2] for key, value in unpacked()[0].items()}]
-    limited = holdfast.Fisher(samples=2)
-    assert_agrees(limited.measure(model, [batch]), holdfast.Fisher().measure(model, first), 1e-10)
-    guard = holdfast.Consolidator(model, limited)
+    limited = anchorhold.Fisher(samples=2)
+    assert_agrees(limited.measure(model, [batch]), anchorhold.Fisher().measure(model, first), 1e-10)
+    guard = anchorhold.Guard(model, limited)
     assert guard.consolidate([batch])["EWC"].samples == 2  # where ranks count their samples before they measure
     assert_agrees(guard.importance, limited.measure(model, [batch]), 1e-12)
     guard.rehearse([batch])
@@ -94,7 +94,7 @@ def test_tokens_are_the_labels_of_documents_without_any():
     model = double(tiny.gpt2(layers=1))
     packed, plain = PACKED["flattening"](), unpacked()[0]
     del packed["labels"], plain["labels"]
-    assert_agrees(holdfast.Fisher().measure(model, [packed]), holdfast.Fisher().measure(model, [plain]), 1e-10)
+    assert_agrees(anchorhold.Fisher().measure(model, [packed]), anchorhold.Fisher().measure(model, [plain]), 1e-10)
 
 
 ORDINARY = {
@@ -128,20 +128,20 @@ def test_positions_mean_something_else_to_models_that_predict_no_tokens():
     model = double(tiny.bert_tagger())
     ids = torch.tensor([[3, 4, 5, 6, 3]])
     batch = {"input_ids": ids, "position_ids": torch.tensor([[0, 1, 2, 0, 1]]), "labels": ids % 3}
-    assert holdfast.Fisher().accumulator(model).result_of([batch]).samples == 1
+    assert anchorhold.Fisher().accumulator(model).result_of([batch]).samples == 1
     said = {**batch, "seq_idx": torch.tensor([[0, 0, 0, 1, 1]])}
     parts = [{"input_ids": part, "labels": part % 3} for part in (ids[:, :3], ids[:, 3:])]
-    found = holdfast.Fisher(labels="true").accumulator(model).result_of([said])
+    found = anchorhold.Fisher(labels="true").accumulator(model).result_of([said])
     assert found.samples == 2
-    assert_agrees(found.values, holdfast.Fisher(labels="true").measure(model, parts), 1e-10)
-    with pytest.raises(holdfast.BatchError, match="several documents each, 2 in all, without labels"):
-        holdfast.MAS().measure(model, [{key: value for key, value in said.items() if key != "labels"}])
+    assert_agrees(found.values, anchorhold.Fisher(labels="true").measure(model, parts), 1e-10)
+    with pytest.raises(anchorhold.BatchError, match="several documents each, 2 in all, without labels"):
+        anchorhold.MAS().measure(model, [{key: value for key, value in said.items() if key != "labels"}])
 
 
 def test_what_belongs_to_no_document_is_refused():
     batch = {**PACKED["flattening"](), "pixel_values": torch.ones(1, 3, 4, 4)}
-    with pytest.raises(holdfast.BatchError, match=r"pixel_values of shape \(1, 3, 4, 4\) .* 5 in all"):
-        holdfast.Fisher().measure(tiny.gpt2(layers=1), [batch])
+    with pytest.raises(anchorhold.BatchError, match=r"pixel_values of shape \(1, 3, 4, 4\) .* 5 in all"):
+        anchorhold.Fisher().measure(tiny.gpt2(layers=1), [batch])
 
 
 @pytest.mark.parametrize(
@@ -152,18 +152,18 @@ def test_supervised_fine_tuning_with_packing(strategy, tmp_path):
     disable_progress_bars()
     data = Dataset.from_list([{"input_ids": text["input_ids"]} for text in documents()])
     model = tiny.gpt2(layers=1)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), watch=[holdfast.MAS()])
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), watch=[anchorhold.MAS()])
     args = SFTConfig(
         output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=2, bf16=False, use_cpu=True,
         gradient_checkpointing=False, save_strategy="no", report_to=[], disable_tqdm=True,
         **{"max_length": 12, **strategy},
     )  # fmt: skip
     trainer = SFTTrainer(
-        model, args, train_dataset=data, processing_class=tiny.tokenizer(), callbacks=[HoldfastCallback(guard)]
+        model, args, train_dataset=data, processing_class=tiny.tokenizer(), callbacks=[AnchorholdCallback(guard)]
     )
     trainer.train()
     twin = tiny.gpt2(layers=1)  # a copy of a prepared model would still call the original
     twin.load_state_dict(model.state_dict())
     plain = DataLoader(list(data), batch_size=3, collate_fn=DataCollatorForLanguageModeling(pad_token_id=0))
-    for name, measure in (("EWC", holdfast.Fisher()), ("MAS", holdfast.MAS())):
+    for name, measure in (("EWC", anchorhold.Fisher()), ("MAS", anchorhold.MAS())):
         assert_agrees(guard.importance_of(name), measure.measure(twin, plain), 1e-5)

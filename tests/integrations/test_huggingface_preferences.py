@@ -7,8 +7,8 @@ from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
-import holdfast
-from holdfast.integrations.huggingface import HoldfastCallback
+import anchorhold
+from anchorhold.integrations.huggingface import AnchorholdCallback
 from tests import oracles
 from tests.docs.pages import run_page
 from tests.integrations import tiny
@@ -20,9 +20,9 @@ PAIRS = [
     {"prompt_ids": [4], "chosen_ids": [5, 5, 6, 3], "rejected_ids": [6]},
 ]
 MEASURES = [
-    (holdfast.Fisher(), oracles.summed_over_positions(oracles.every_label), torch.square),
-    (holdfast.Fisher(labels="true"), oracles.joint_true_label, torch.square),
-    (holdfast.MAS(), oracles.squared_norm, torch.abs),
+    (anchorhold.Fisher(), oracles.summed_over_positions(oracles.every_label), torch.square),
+    (anchorhold.Fisher(labels="true"), oracles.joint_true_label, torch.square),
+    (anchorhold.MAS(), oracles.squared_norm, torch.abs),
 ]
 
 
@@ -48,7 +48,7 @@ def test_chosen_completions_alone_count(measure, scores, phi, count):
     assert_agrees(found.values, expected, 1e-10)
     known = {**batch, "ref_chosen_logps": torch.ones(count), "ref_rejected_logps": torch.ones(count)}
     assert_agrees(measure.measure(model, [known]), expected, 1e-10)
-    guard = holdfast.Consolidator(model, measure)
+    guard = anchorhold.Guard(model, measure)
     assert next(iter(guard.consolidate([batch]).values())).samples == count
 
 
@@ -63,7 +63,7 @@ def test_pairs_that_were_cut(mode):
         labels = [-100] * len(pair["prompt_ids"]) + pair["chosen_ids"]
         rows += one_by_one({"input_ids": torch.tensor([text[cut]]), "labels": torch.tensor([labels[cut]])})
     expected = oracles.importance(model, rows, oracles.joint_true_label, torch.square, logits)
-    assert_agrees(holdfast.Fisher(labels="true").measure(model, [batch]), expected, 1e-10)
+    assert_agrees(anchorhold.Fisher(labels="true").measure(model, [batch]), expected, 1e-10)
 
 
 def test_completions_that_are_not_of_one_prompt_all_count():
@@ -79,7 +79,7 @@ def test_completions_that_are_not_of_one_prompt_all_count():
         "completion_mask": torch.tensor([mask + rest for mask, rest in zip(masks, pad, strict=True)]),
     }
     expected = oracles.importance(model, chosen(pairs), oracles.joint_true_label, torch.square, logits)
-    measure = holdfast.Fisher(labels="true")
+    measure = anchorhold.Fisher(labels="true")
     assert_agrees(measure.measure(model, [batch]), expected, 1e-10)
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)  # labels say themselves what counts
     plain = {key: value for key, value in batch.items() if key != "completion_mask"} | {"labels": labels}
@@ -94,13 +94,13 @@ def test_completions_that_are_wanted_count():
     ]
     batch = DataCollatorForUnpairedPreference(pad_token_id=0)(given)
     expected = oracles.importance(model, [chosen()[0], chosen()[2]], oracles.joint_true_label, torch.square, logits)
-    found = holdfast.Fisher(labels="true").accumulator(model).result_of([batch])
+    found = anchorhold.Fisher(labels="true").accumulator(model).result_of([batch])
     assert found.samples == 2
     assert_agrees(found.values, expected, 1e-10)
     unwanted = DataCollatorForUnpairedPreference(pad_token_id=0)([given[1]])
-    assert_agrees(holdfast.Fisher(labels="true").measure(model, [unwanted, batch]), expected, 1e-10)
-    with pytest.raises(holdfast.BatchError, match="all of them with ignored labels"):
-        holdfast.Fisher().measure(model, [unwanted])
+    assert_agrees(anchorhold.Fisher(labels="true").measure(model, [unwanted, batch]), expected, 1e-10)
+    with pytest.raises(anchorhold.BatchError, match="all of them with ignored labels"):
+        anchorhold.Fisher().measure(model, [unwanted])
 
 
 def settings(kind, folder):
@@ -117,10 +117,10 @@ def test_direct_preference_optimisation_with_trl(tmp_path):
         [{"prompt": "a b", "chosen": " c d", "rejected": " a"}, {"prompt": "b", "chosen": " c", "rejected": " d a"}] * 2
     )
     model = tiny.gpt2(layers=1)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), watch=[holdfast.SOS()])
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), watch=[anchorhold.SOS()])
     trainer = DPOTrainer(
         model, tiny.gpt2(layers=1), settings(DPOConfig, tmp_path), train_dataset=data,
-        processing_class=tiny.tokenizer(), callbacks=[HoldfastCallback(guard)],
+        processing_class=tiny.tokenizer(), callbacks=[AnchorholdCallback(guard)],
     )  # fmt: skip
     trainer.train()
     assert guard.tasks == 1
@@ -142,10 +142,10 @@ def test_kto_with_trl(tmp_path):
         * 2
     )
     model = tiny.gpt2(layers=1)
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     trainer = KTOTrainer(
         model, tiny.gpt2(layers=1), settings(KTOConfig, tmp_path), train_dataset=data,
-        processing_class=tiny.tokenizer(), callbacks=[HoldfastCallback(guard)],
+        processing_class=tiny.tokenizer(), callbacks=[AnchorholdCallback(guard)],
     )  # fmt: skip
     trainer.train()
     twin = tiny.gpt2(layers=1)
@@ -163,7 +163,7 @@ def test_what_trls_trainers_hold(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scope = run_page("guides/trainers.md", "TRL")
     policy = scope["policy"]()
-    importance = holdfast.Fisher().measure(policy, scope["old_texts"])
+    importance = anchorhold.Fisher().measure(policy, scope["old_texts"])
     unheld = scope["all_three"](strength=0.0)
     for name, guard in scope["held"].items():
         assert guard.tasks == 2

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-import holdfast
-from holdfast.errors import BatchError
+import anchorhold
+from anchorhold.errors import BatchError
 from tests import oracles
 from tests.integrations.tiny import TOKENS
 
@@ -48,7 +48,7 @@ def expected(model, ids, oracle):
 
 
 def agrees(model, given, oracle):
-    found = holdfast.Fisher().measure(model, [given])
+    found = anchorhold.Fisher().measure(model, [given])
     for name, value in expected(model, given["input_ids"], oracle).items():
         if value.norm() > 1e-12:  # the keys' bias moves no attention, but for rounding
             assert oracles.relative_error(found[name], value) < 1e-10, name
@@ -64,7 +64,7 @@ def test_the_problem_type_says_what_the_outputs_are(problem):
 def test_the_first_labelled_forward_pass_says_it(problem):
     labels = torch.tensor([0.5, 0.2, 1.0]) if problem == "regression" else LABELS[problem]
     model = bert(labels=1 if problem == "regression" else 2)
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     assert model.config.problem_type is None
     given = batch(labels.double() if labels.is_floating_point() else labels)
     model(**given)
@@ -84,12 +84,12 @@ def test_without_a_problem_type_it_is_what_the_model_would_set_by_these_labels()
     with pytest.raises(
         BatchError, match=r"A target of 3.5.*from the model's problem type 'multi_label_classification'"
     ):
-        holdfast.Fisher().measure(bert(), [batch(torch.tensor([[1.0, 3.5], [0.0, 0.0], [0.0, 1.0]]))])
+        anchorhold.Fisher().measure(bert(), [batch(torch.tensor([[1.0, 3.5], [0.0, 0.0], [0.0, 1.0]]))])
 
 
 def test_mas_takes_the_sigmoids_of_several_labels():
     model, given = bert(problem="multi_label_classification"), batch(LABELS["multi_label_classification"])
-    found = holdfast.MAS().measure(model, [given])
+    found = anchorhold.MAS().measure(model, [given])
     data = oracles.one_by_one(given["input_ids"])
     by_hand = oracles.importance(
         model, data, oracles.squared_sigmoids, torch.abs, lambda net, ids: net(input_ids=ids).logits
@@ -100,6 +100,6 @@ def test_mas_takes_the_sigmoids_of_several_labels():
 def test_labels_beside_the_inputs_are_of_a_loss_of_ones_own():
     """A pair is never given to the model's own loss, which would take one output for a regression."""
     ids = batch(None)["input_ids"]
-    guard = holdfast.Consolidator(bert(labels=1), holdfast.Fisher())
+    guard = anchorhold.Guard(bert(labels=1), anchorhold.Fisher())
     found = guard.consolidate([({"input_ids": ids}, torch.tensor([0, 1, 1]))])["EWC"]
     assert found.outputs.startswith("bernoulli")

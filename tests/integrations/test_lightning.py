@@ -15,8 +15,8 @@ from torch import nn
 from torch.multiprocessing import ProcessRaisedException
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast
-from holdfast.integrations.lightning import HoldfastCallback
+import anchorhold
+from anchorhold.integrations.lightning import AnchorholdCallback
 from tests.docs.pages import run_page
 
 pytestmark = [
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
 
-MEASURES = {"SI": holdfast.SI(damping=0.01), "SOS": holdfast.SOS(), "EWC": holdfast.Fisher()}
+MEASURES = {"SI": anchorhold.SI(damping=0.01), "SOS": anchorhold.SOS(), "EWC": anchorhold.Fisher()}
 
 
 def network(seed=0):
@@ -110,10 +110,12 @@ def assert_same(module, guard, net, plain, rtol=1e-5, atol=1e-7):
 def test_a_fit_that_trains_nothing_is_told_of():
     """A Trainer that has reached its max_epochs does nothing in its next fit, and does not say so."""
     module = make_module()
-    guard = holdfast.Consolidator(module, holdfast.SOS(), strength=1.0, from_scratch=True)
-    fit = trainer(max_epochs=1, callbacks=[HoldfastCallback(guard)])
+    guard = anchorhold.Guard(module, anchorhold.SOS(), strength=1.0, from_scratch=True)
+    fit = trainer(max_epochs=1, callbacks=[AnchorholdCallback(guard)])
     fit.fit(module, loader(1))
-    with pytest.warns(holdfast.HoldfastWarning, match=r"fit\(\) took no step.*epoch 1 of max_epochs=1.*new Trainer"):
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match=r"fit\(\) took no step.*epoch 1 of max_epochs=1.*new Trainer"
+    ):
         fit.fit(module, loader(2))
     assert guard.tasks == 1
 
@@ -122,9 +124,9 @@ def test_a_fit_that_trains_nothing_is_told_of():
 @pytest.mark.parametrize("name", MEASURES)
 def test_two_tasks_with_accumulation_and_clipping(name, package):
     module, net = make_module(package), network()
-    guard = holdfast.Consolidator(module, MEASURES[name], strength=3.0)
-    plain = holdfast.Consolidator(net, MEASURES[name], strength=3.0)
-    fit = trainer(package, accumulate_grad_batches=2, gradient_clip_val=0.3, callbacks=[HoldfastCallback(guard)])
+    guard = anchorhold.Guard(module, MEASURES[name], strength=3.0)
+    plain = anchorhold.Guard(net, MEASURES[name], strength=3.0)
+    fit = trainer(package, accumulate_grad_batches=2, gradient_clip_val=0.3, callbacks=[AnchorholdCallback(guard)])
     for task in (1, 2):
         fit.fit_loop.max_epochs = 2 * task
         fit.fit(module, loader(task))
@@ -138,13 +140,13 @@ def test_mixed_precision(precision, fused):
     """What Lightning does with autocast and the scaler, against the same by hand."""
     half = precision == "16-mixed"
     module, net = make_module(fused=fused), network()
-    guard = holdfast.Consolidator(module, holdfast.SI(), strength=3.0, watch=["SOS"])
-    plain = holdfast.Consolidator(net, holdfast.SI(), strength=3.0, watch=["SOS"])
+    guard = anchorhold.Guard(module, anchorhold.SI(), strength=3.0, watch=["SOS"])
+    plain = anchorhold.Guard(net, anchorhold.SI(), strength=3.0, watch=["SOS"])
     if half:
         plugin = lightning_pytorch.plugins.MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
-        fit = trainer(plugins=[plugin], callbacks=[HoldfastCallback(guard)])
+        fit = trainer(plugins=[plugin], callbacks=[AnchorholdCallback(guard)])
     else:
-        fit = trainer(precision=precision, callbacks=[HoldfastCallback(guard)])
+        fit = trainer(precision=precision, callbacks=[AnchorholdCallback(guard)])
     fit.fit(module, loader(1))
     dtype = torch.float16 if half else torch.bfloat16
     plain_loop(net, plain, loader(1), dtype=dtype, scale=2.0**16 if half else None, fused=fused)
@@ -178,9 +180,9 @@ def test_manual_optimisation_with_several_optimisers():
             return [torch.optim.Adam(part.parameters(), lr=0.02) for part in trained]
 
     module, net = Manual(), network()
-    guard = holdfast.Consolidator(module, holdfast.SI(), strength=3.0, protect="net.*")
-    plain = holdfast.Consolidator(net, holdfast.SI(), strength=3.0)
-    fit = trainer(callbacks=[HoldfastCallback(guard)])
+    guard = anchorhold.Guard(module, anchorhold.SI(), strength=3.0, protect="net.*")
+    plain = anchorhold.Guard(net, anchorhold.SI(), strength=3.0)
+    fit = trainer(callbacks=[AnchorholdCallback(guard)])
     for task in (1, 2):
         fit.fit_loop.max_epochs = 2 * task
         fit.fit(module, loader(task))
@@ -192,13 +194,13 @@ def test_manual_optimisation_with_several_optimisers():
 def test_a_fit_resumed_in_the_middle_of_a_task_ends_as_if_it_had_not_stopped(name, tmp_path):
     def second_task(module, guard, epochs, **options):
         keep = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-        fit = trainer(max_epochs=epochs, enable_checkpointing=True, callbacks=[HoldfastCallback(guard), keep])
+        fit = trainer(max_epochs=epochs, enable_checkpointing=True, callbacks=[AnchorholdCallback(guard), keep])
         fit.fit(module, loader(2), **options)
 
     def after_first_task():
         module = make_module()
-        guard = holdfast.Consolidator(module, MEASURES[name], strength=3.0)
-        trainer(callbacks=[HoldfastCallback(guard)]).fit(module, loader(1))
+        guard = anchorhold.Guard(module, MEASURES[name], strength=3.0)
+        trainer(callbacks=[AnchorholdCallback(guard)]).fit(module, loader(1))
         return module, guard
 
     whole, whole_guard = after_first_task()
@@ -207,7 +209,7 @@ def test_a_fit_resumed_in_the_middle_of_a_task_ends_as_if_it_had_not_stopped(nam
     with torch.no_grad():
         for parameter in resumed.parameters():
             parameter.zero_()  # all that it knows comes from the checkpoint
-    guard = holdfast.Consolidator(resumed, MEASURES[name], strength=3.0)
+    guard = anchorhold.Guard(resumed, MEASURES[name], strength=3.0)
     second_task(resumed, guard, 3, ckpt_path=tmp_path / "epoch=0.ckpt", weights_only=True)
     assert guard.tasks == whole_guard.tasks == 2
     for key, value in whole.state_dict().items():
@@ -220,13 +222,13 @@ def test_a_fit_resumed_in_the_middle_of_a_task_ends_as_if_it_had_not_stopped(nam
 
 def test_a_checkpoint_of_a_finished_fit_is_no_new_task(tmp_path):
     module = make_module()
-    guard = holdfast.Consolidator(module, holdfast.Fisher())
-    fit = trainer(callbacks=[HoldfastCallback(guard)])
+    guard = anchorhold.Guard(module, anchorhold.Fisher())
+    fit = trainer(callbacks=[AnchorholdCallback(guard)])
     fit.fit(module, loader(1))
     fit.save_checkpoint(tmp_path / "end.ckpt")
     again = make_module()
-    other = holdfast.Consolidator(again, holdfast.Fisher())
-    trainer(callbacks=[HoldfastCallback(other)]).fit(again, loader(1), ckpt_path=tmp_path / "end.ckpt")
+    other = anchorhold.Guard(again, anchorhold.Fisher())
+    trainer(callbacks=[AnchorholdCallback(other)]).fit(again, loader(1), ckpt_path=tmp_path / "end.ckpt")
     assert other.tasks == 1
     assert torch.equal(other.importance["net.0.weight"], guard.importance["net.0.weight"])
 
@@ -236,8 +238,8 @@ def test_a_checkpoint_without_the_guard_is_noticed(tmp_path):
     fit.fit(make_module(), loader(1))
     fit.save_checkpoint(tmp_path / "bare.ckpt")
     module = make_module()
-    callback = HoldfastCallback(holdfast.Consolidator(module, holdfast.SOS()))
-    with pytest.warns(holdfast.HoldfastWarning, match="without this callback"):
+    callback = AnchorholdCallback(anchorhold.Guard(module, anchorhold.SOS()))
+    with pytest.warns(anchorhold.AnchorholdWarning, match="without this callback"):
         trainer(callbacks=[callback]).fit(module, loader(1), ckpt_path=tmp_path / "bare.ckpt")
 
 
@@ -245,8 +247,8 @@ def test_a_checkpoint_that_is_only_evaluated_leaves_the_guard_as_it_is(tmp_path)
     """The best checkpoint of a fit is from before the task was consolidated."""
     module = make_module()
     module.test_step = lambda batch, batch_idx: None
-    guard = holdfast.Consolidator(module, holdfast.SOS())
-    callback = HoldfastCallback(guard)
+    guard = anchorhold.Guard(module, anchorhold.SOS())
+    callback = AnchorholdCallback(guard)
     options = {"enable_checkpointing": True, "callbacks": [callback, ModelCheckpoint(tmp_path, filename="best")]}
     fit = trainer(max_epochs=1, **options)
     fit.fit(module, loader(1))
@@ -262,7 +264,7 @@ def test_a_checkpoint_that_is_only_evaluated_leaves_the_guard_as_it_is(tmp_path)
 
 def test_what_is_logged(tmp_path):
     module = make_module()
-    guard = holdfast.Consolidator(module, holdfast.L2(), strength=2.0)
+    guard = anchorhold.Guard(module, anchorhold.L2(), strength=2.0)
     guard.consolidate()
     penalties = []
 
@@ -271,19 +273,19 @@ def test_what_is_logged(tmp_path):
             penalties.append(guard.penalty().item())
 
     log = CSVLogger(tmp_path)
-    fit = trainer(max_epochs=1, logger=log, log_every_n_steps=2, callbacks=[HoldfastCallback(guard), Witness()])
+    fit = trainer(max_epochs=1, logger=log, log_every_n_steps=2, callbacks=[AnchorholdCallback(guard), Witness()])
     fit.fit(module, loader(1))
     with (Path(log.log_dir) / "metrics.csv").open(encoding="utf-8") as file:
         rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
-    assert [row["holdfast/penalty"] for row in rows[:3]] == pytest.approx(penalties[1::2])
+    assert [row["anchorhold/penalty"] for row in rows[:3]] == pytest.approx(penalties[1::2])
     assert rows[-1] == {
         "step": 6,
-        "holdfast/penalty": 0.0,  # the anchor is where the task has ended
-        "holdfast/importance_mean": 1.0,
-        "holdfast/importance_max": 1.0,
-        "holdfast/tasks": 2.0,
+        "anchorhold/penalty": 0.0,  # the anchor is where the task has ended
+        "anchorhold/importance_mean": 1.0,
+        "anchorhold/importance_max": 1.0,
+        "anchorhold/tasks": 2.0,
     }
-    assert float(fit.callback_metrics["holdfast/penalty"]) == pytest.approx(penalties[-1])
+    assert float(fit.callback_metrics["anchorhold/penalty"]) == pytest.approx(penalties[-1])
 
 
 def test_tasks_that_end_within_a_fit_and_batches_of_another_form():
@@ -317,8 +319,8 @@ def test_tasks_that_end_within_a_fit_and_batches_of_another_form():
 
     found = []
     module = Module()
-    guard = holdfast.Consolidator(module, holdfast.Fisher())
-    callback = HoldfastCallback(
+    guard = anchorhold.Guard(module, anchorhold.Fisher())
+    callback = AnchorholdCallback(
         guard,
         consolidate_at_end=False,
         prepare=lambda batch: (batch["pixels"], batch["label"]),
@@ -326,7 +328,9 @@ def test_tasks_that_end_within_a_fit_and_batches_of_another_form():
     )
     trainer(callbacks=[callback]).fit(module, DataLoader(Dictionary(), batch_size=4))
     assert guard.tasks == 2
-    expected = holdfast.Fisher().measure(module.net, [2 * (x + 1) for x in loader(1).dataset.tensors[0][:16].split(4)])
+    expected = anchorhold.Fisher().measure(
+        module.net, [2 * (x + 1) for x in loader(1).dataset.tensors[0][:16].split(4)]
+    )
     for name, value in expected.items():
         torch.testing.assert_close(found[-1].importance[f"net.{name}"], value)
 
@@ -339,8 +343,8 @@ def test_data_that_cannot_be_measured_with_is_refused_after_the_first_batch():
     x, y = loader(1).dataset.tensors
     wide = DataLoader(TensorDataset(torch.cat([x, x], 1), y), batch_size=4)  # the training step takes what it needs
     module = Module()
-    guard = holdfast.Consolidator(module, holdfast.Fisher())
-    fit = trainer(callbacks=[HoldfastCallback(guard)])
+    guard = anchorhold.Guard(module, anchorhold.Fisher())
+    fit = trainer(callbacks=[AnchorholdCallback(guard)])
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
         fit.fit(module, wide)
     assert fit.global_step == 1 and guard.tasks == 0
@@ -351,8 +355,8 @@ def test_data_that_cannot_be_measured_with_is_refused_after_the_first_batch():
         return batch.pop(0)[:, :4], batch.pop(0)
 
     module = Module()
-    guard = holdfast.Consolidator(module, holdfast.Fisher())
-    trainer(callbacks=[HoldfastCallback(guard, prepare=prepare)]).fit(module, wide)
+    guard = anchorhold.Guard(module, anchorhold.Fisher())
+    trainer(callbacks=[AnchorholdCallback(guard, prepare=prepare)]).fit(module, wide)
     assert guard.tasks == 1
 
 
@@ -368,32 +372,32 @@ def test_what_the_first_training_step_sets_up_is_there_for_the_rehearsal():
             return self.net(x * self.scale)
 
     module = Module()
-    guard = holdfast.Consolidator(module, holdfast.Fisher())
-    trainer(callbacks=[HoldfastCallback(guard)]).fit(module, loader(1))
+    guard = anchorhold.Guard(module, anchorhold.Fisher())
+    trainer(callbacks=[AnchorholdCallback(guard)]).fit(module, loader(1))
     assert guard.tasks == 1
 
 
 def test_what_fails_at_the_end_says_that_training_is_done():
     module = make_module()
-    guard = holdfast.Consolidator(module, holdfast.Fisher())
-    for wrong, error in (([torch.randn(4, 9)], RuntimeError), ([], holdfast.BatchError)):
+    guard = anchorhold.Guard(module, anchorhold.Fisher())
+    for wrong, error in (([torch.randn(4, 9)], RuntimeError), ([], anchorhold.BatchError)):
         with pytest.raises(error) as caught:
-            trainer(callbacks=[HoldfastCallback(guard, wrong)]).fit(module, loader(1))
+            trainer(callbacks=[AnchorholdCallback(guard, wrong)]).fit(module, loader(1))
         assert "Training itself was over" in "".join(caught.value.__notes__)
     for wrong in (next(iter(loader(1))), loader(1).dataset, None):
-        with pytest.raises(holdfast.BatchError, match="expected"):
-            HoldfastCallback(guard, wrong)
+        with pytest.raises(anchorhold.BatchError, match="expected"):
+            AnchorholdCallback(guard, wrong)
 
 
 def test_a_rehearsal_leaves_training_as_it_was():
     found = []
-    for measure in (holdfast.SOS(), holdfast.Fisher()):
+    for measure in (anchorhold.SOS(), anchorhold.Fisher()):
         torch.manual_seed(5)
         module = make_module()
-        guard = holdfast.Consolidator(module, measure, strength=0.0)
+        guard = anchorhold.Guard(module, measure, strength=0.0)
         torch.manual_seed(5)
         shuffled = DataLoader(loader(1).dataset, batch_size=4, shuffle=True)
-        trainer(callbacks=[HoldfastCallback(guard)]).fit(module, shuffled)
+        trainer(callbacks=[AnchorholdCallback(guard)]).fit(module, shuffled)
         found.append(module.state_dict())
     assert all(torch.equal(found[0][name], value) for name, value in found[1].items())
 
@@ -406,10 +410,10 @@ def test_an_independent_gradient_from_the_training_step():
             return loss_of(self, (x[:2], y[:2]))
 
     module = Module()
-    guard = holdfast.Consolidator(module, holdfast.SIU())
-    trainer(callbacks=[HoldfastCallback(guard)]).fit(module, loader(1))
+    guard = anchorhold.Guard(module, anchorhold.SIU())
+    trainer(callbacks=[AnchorholdCallback(guard)]).fit(module, loader(1))
     net = network()
-    plain = holdfast.Consolidator(net, holdfast.SIU())
+    plain = anchorhold.Guard(net, anchorhold.SIU())
     optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
     plain.attach(optimizer)
     for _ in range(2):
@@ -429,9 +433,9 @@ def test_a_batch_that_the_training_step_skips_is_no_step():
             return None if batch_idx % 2 else loss_of(self, batch)
 
     module, net = Module(), network()
-    guard = holdfast.Consolidator(module, holdfast.SI(), strength=3.0, watch=["SOS"])
-    plain = holdfast.Consolidator(net, holdfast.SI(), strength=3.0, watch=["SOS"])
-    fit = trainer(callbacks=[HoldfastCallback(guard)])
+    guard = anchorhold.Guard(module, anchorhold.SI(), strength=3.0, watch=["SOS"])
+    plain = anchorhold.Guard(net, anchorhold.SI(), strength=3.0, watch=["SOS"])
+    fit = trainer(callbacks=[AnchorholdCallback(guard)])
     for task in (1, 2):
         fit.fit_loop.max_epochs = 2 * task
         fit.fit(module, loader(task))
@@ -451,58 +455,58 @@ def test_a_module_that_is_built_when_training_starts(tmp_path):
                 self.net = network()
 
     def make_guard(module):
-        return holdfast.Consolidator(module, holdfast.SOS(), strength=3.0)
+        return anchorhold.Guard(module, anchorhold.SOS(), strength=3.0)
 
-    callback = HoldfastCallback(make_guard)
-    with pytest.raises(holdfast.OrderError, match="no guard yet"):
+    callback = AnchorholdCallback(make_guard)
+    with pytest.raises(anchorhold.OrderError, match="no guard yet"):
         _ = callback.guard
     fit = trainer(callbacks=[callback])
     fit.fit(Late(), loader(1))
     fit.save_checkpoint(tmp_path / "end.ckpt")
-    again = HoldfastCallback(make_guard)
+    again = AnchorholdCallback(make_guard)
     trainer(max_epochs=3, callbacks=[again]).fit(Late(), loader(2), ckpt_path=tmp_path / "end.ckpt")
     assert again.guard.tasks == 2
 
 
 def test_the_average_is_consolidated_when_it_is_what_the_fit_leaves():
     module = make_module()
-    guard = holdfast.Consolidator(module, holdfast.SOS())
-    trainer(callbacks=[EMAWeightAveraging(decay=0.5), HoldfastCallback(guard)]).fit(module, loader(1))
+    guard = anchorhold.Guard(module, anchorhold.SOS())
+    trainer(callbacks=[EMAWeightAveraging(decay=0.5), AnchorholdCallback(guard)]).fit(module, loader(1))
     for name, value in module.named_parameters():
         assert torch.equal(guard.anchor[name], value)
 
 
 def test_mistakes_are_explained():
     two = _TwoLoaders()
-    callback = HoldfastCallback(holdfast.Consolidator(two, holdfast.Fisher()))
-    with pytest.raises(holdfast.BatchError, match=r"dict of training DataLoaders.*consolidate_at_end=batches"):
+    callback = AnchorholdCallback(anchorhold.Guard(two, anchorhold.Fisher()))
+    with pytest.raises(anchorhold.BatchError, match=r"dict of training DataLoaders.*consolidate_at_end=batches"):
         trainer(callbacks=[callback]).fit(two, {"a": loader(1), "b": loader(2)})
-    stranger = HoldfastCallback(holdfast.Consolidator(network(), holdfast.SOS()))
-    with pytest.raises(holdfast.OptimizerError, match="owns none"):
+    stranger = AnchorholdCallback(anchorhold.Guard(network(), anchorhold.SOS()))
+    with pytest.raises(anchorhold.OptimizerError, match="owns none"):
         trainer(callbacks=[stranger]).fit(make_module(), loader(1))
     module = make_module()
-    with pytest.raises(holdfast.ConfigurationError, match="A guard of the class SOS; expected a Consolidator, guard ="):
-        HoldfastCallback(holdfast.SOS)
-    with pytest.raises(holdfast.ConfigurationError, match="A guard of type function; expected"):
-        HoldfastCallback(lambda: holdfast.Consolidator(module, holdfast.SOS()))
-    for given in (module, holdfast.SOS(), "SOS"):
+    with pytest.raises(anchorhold.ConfigurationError, match="A guard of the class SOS; expected a Guard, guard ="):
+        AnchorholdCallback(anchorhold.SOS)
+    with pytest.raises(anchorhold.ConfigurationError, match="A guard of type function; expected"):
+        AnchorholdCallback(lambda: anchorhold.Guard(module, anchorhold.SOS()))
+    for given in (module, anchorhold.SOS(), "SOS"):
         with pytest.raises(
-            holdfast.ConfigurationError, match=rf"A guard of type {type(given).__name__}; expected a Con"
+            anchorhold.ConfigurationError, match=rf"A guard of type {type(given).__name__}; expected a Con"
         ):
-            HoldfastCallback(given)
-    with pytest.raises(holdfast.ConfigurationError, match="A guard of type NoneType"):
-        trainer(callbacks=[HoldfastCallback(lambda module: None)]).fit(module, loader(1))
-    callback = HoldfastCallback(holdfast.Consolidator(module, holdfast.Fisher()))
-    with pytest.raises(holdfast.OrderError, match="has not met its module yet"):
+            AnchorholdCallback(given)
+    with pytest.raises(anchorhold.ConfigurationError, match="A guard of type NoneType"):
+        trainer(callbacks=[AnchorholdCallback(lambda module: None)]).fit(module, loader(1))
+    callback = AnchorholdCallback(anchorhold.Guard(module, anchorhold.Fisher()))
+    with pytest.raises(anchorhold.OrderError, match="has not met its module yet"):
         callback.consolidate(trainer(callbacks=[callback]), loader(1))
-    with pytest.raises(holdfast.ConfigurationError, match="given a DataLoader as the trainer"):
+    with pytest.raises(anchorhold.ConfigurationError, match="given a DataLoader as the trainer"):
         callback.consolidate(loader(1))
 
 
 def test_no_more_batches_are_measured_than_were_trained_with():
     module = make_module()
-    guard = holdfast.Consolidator(module, holdfast.Fisher())
-    callback = HoldfastCallback(guard, consolidate_at_end=False)
+    guard = anchorhold.Guard(module, anchorhold.Fisher())
+    callback = AnchorholdCallback(guard, consolidate_at_end=False)
     fit = trainer(callbacks=[callback], limit_train_batches=2)
     fit.fit(module, loader(1))
     assert callback.consolidate(fit)["EWC"].samples == 8
@@ -514,10 +518,10 @@ def test_training_is_not_disturbed_by_a_guard_that_holds_nothing_yet():
 
     def fitted(with_guard):
         module = make_module()
-        guard = holdfast.Consolidator(module, holdfast.Fisher())
+        guard = anchorhold.Guard(module, anchorhold.Fisher())
         torch.manual_seed(3)
         shuffled = DataLoader(loader(1).dataset, batch_size=4, shuffle=True)
-        trainer(callbacks=[HoldfastCallback(guard)] if with_guard else []).fit(module, shuffled)
+        trainer(callbacks=[AnchorholdCallback(guard)] if with_guard else []).fit(module, shuffled)
         return module.net[0].weight
 
     assert torch.equal(fitted(with_guard=True), fitted(with_guard=False))
@@ -533,12 +537,12 @@ class Stream(torch.utils.data.IterableDataset):
 
 @pytest.mark.parametrize(
     ("measure", "options", "samples"),
-    [(holdfast.Fisher(samples=10), {}, 10), (holdfast.Fisher(), {"limit_train_batches": 3}, 12)],
+    [(anchorhold.Fisher(samples=10), {}, 10), (anchorhold.Fisher(), {"limit_train_batches": 3}, 12)],
 )
 def test_a_stream_without_end_is_measured_as_far_as_was_said(measure, options, samples):
     module = make_module()
-    guard = holdfast.Consolidator(module, measure)
-    callback = HoldfastCallback(guard, consolidate_at_end=False)
+    guard = anchorhold.Guard(module, measure)
+    callback = AnchorholdCallback(guard, consolidate_at_end=False)
     fit = trainer(callbacks=[callback], max_steps=4, **options)
     fit.fit(module, DataLoader(Stream(), batch_size=4))
     assert callback.consolidate(fit)["EWC"].samples == samples
@@ -551,8 +555,8 @@ def test_a_stream_without_end_is_measured_as_far_as_was_said(measure, options, s
 def test_a_stream_without_end_is_refused_before_training(settings, whose):
     module = make_module()
     before = module.net[0].weight.detach().clone()
-    callback = HoldfastCallback(holdfast.Consolidator(module, holdfast.SOS(), **settings))
-    with pytest.raises(holdfast.BatchError, match=f"{whose} measures with all of the training data, which has no"):
+    callback = AnchorholdCallback(anchorhold.Guard(module, anchorhold.SOS(), **settings))
+    with pytest.raises(anchorhold.BatchError, match=f"{whose} measures with all of the training data, which has no"):
         trainer(callbacks=[callback], max_steps=4).fit(module, DataLoader(Stream(), batch_size=4))
     assert torch.equal(module.net[0].weight, before)
 
@@ -561,10 +565,10 @@ def test_a_stream_without_end_is_refused_before_training(settings, whose):
 def test_fits_in_other_processes_are_refused(strategy):
     """Their guard would be another one, and end with them."""
     module = _TwoLoaders()
-    guard = holdfast.Consolidator(module, holdfast.SOS(), protect="*")
-    fit = trainer(strategy=strategy, devices=1, callbacks=[HoldfastCallback(guard)])
+    guard = anchorhold.Guard(module, anchorhold.SOS(), protect="*")
+    fit = trainer(strategy=strategy, devices=1, callbacks=[AnchorholdCallback(guard)])
     # A forked process has its error told by torch, with its text.
-    with pytest.raises((holdfast.ConfigurationError, ProcessRaisedException), match=r"Use strategy='ddp'"):
+    with pytest.raises((anchorhold.ConfigurationError, ProcessRaisedException), match=r"Use strategy='ddp'"):
         fit.fit(module, {"a": loader(1)})
 
 
@@ -582,19 +586,19 @@ class _TwoLoaders(lightning_pytorch.LightningModule):
 
 MISSING = """
 import sys
-import holdfast
+import anchorhold
 assert "lightning" not in sys.modules and "pytorch_lightning" not in sys.modules
 sys.modules["lightning"] = sys.modules["pytorch_lightning"] = None  # as if they were not installed
 try:
-    import holdfast.integrations.lightning
-except holdfast.MissingExtraError as error:
+    import anchorhold.integrations.lightning
+except anchorhold.MissingExtraError as error:
     print(error)
 """
 
 
 def test_whoever_lacks_lightning_is_told_how_to_get_it():
     done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, check=True)
-    assert "pip install 'holdfast[lightning]'" in done.stdout
+    assert "pip install 'anchorhold[lightning]'" in done.stdout
 
 
 def test_the_page():
@@ -606,9 +610,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "lightning_fit.py"
 
 @pytest.mark.slow
 def test_the_example_forgets_less_with_the_lines_that_it_marks(capsys):
-    """Run as it stands, and again without the lines that holdfast adds."""
+    """Run as it stands, and again without the lines that anchorhold adds."""
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
-    bare = [line for line in lines if not line.endswith("# holdfast")]
+    bare = [line for line in lines if not line.endswith("# anchorhold")]
     assert 0 < len(lines) - len(bare) < 10
 
     def first_task_in_the_end(source):
@@ -644,10 +648,10 @@ class Normed(lightning_pytorch.LightningModule):
 @pytest.mark.parametrize("batch_norm", ["freeze", "fold"])
 def test_batch_norms_are_frozen_or_folded_without_further_calls(batch_norm):
     module = Normed()
-    guard = holdfast.Consolidator(module, holdfast.Fisher(), from_scratch=True, batch_norm=batch_norm)
-    trainer(callbacks=[HoldfastCallback(guard)]).fit(module, loader(1), loader(3))
+    guard = anchorhold.Guard(module, anchorhold.Fisher(), from_scratch=True, batch_norm=batch_norm)
+    trainer(callbacks=[AnchorholdCallback(guard)]).fit(module, loader(1), loader(3))
     before = module.net[1].running_mean.clone()
     assert bool(before.any())
-    trainer(callbacks=[HoldfastCallback(guard)]).fit(module, loader(2), loader(3))
+    trainer(callbacks=[AnchorholdCallback(guard)]).fit(module, loader(2), loader(3))
     assert torch.equal(module.net[1].running_mean, before) == (batch_norm == "freeze")
     assert guard.state_dict().get("folded_norms") == ({"net.1": "net.0"} if batch_norm == "fold" else None)

@@ -7,8 +7,8 @@ from lightning.pytorch.callbacks import BackboneFinetuning
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast
-from holdfast.integrations.lightning import HoldfastCallback
+import anchorhold
+from anchorhold.integrations.lightning import AnchorholdCallback
 
 pytestmark = [
     # Advice that Lightning gives about small data and about its own next version.
@@ -78,11 +78,11 @@ def loader(seed):
 
 
 def two_tasks(module, measure, protect, callbacks, strength=3.0):
-    guard = holdfast.Consolidator(module, measure, strength=strength, protect=protect)
+    guard = anchorhold.Guard(module, measure, strength=strength, protect=protect)
     quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
     for seed in (1, 2):
         fit = lightning_pytorch.Trainer(
-            max_epochs=2, accelerator="cpu", callbacks=[*callbacks(), HoldfastCallback(guard)], **quiet
+            max_epochs=2, accelerator="cpu", callbacks=[*callbacks(), AnchorholdCallback(guard)], **quiet
         )
         fit.fit(module, loader(seed))
     return guard
@@ -121,11 +121,11 @@ def test_a_backbone_that_alone_is_protected_is_waited_for(measure):
 
 
 def test_a_class_of_guards_makes_them():
-    class Guard(holdfast.Consolidator):
+    class Guard(anchorhold.Guard):
         def __init__(self, module):
             super().__init__(module, "SOS")
 
-    assert HoldfastCallback(Guard)
-    for wrong in (holdfast.SOS, holdfast.Consolidator):
-        with pytest.raises(holdfast.ConfigurationError, match="A guard of the class"):
-            HoldfastCallback(wrong)
+    assert AnchorholdCallback(Guard)
+    for wrong in (anchorhold.SOS, anchorhold.Guard):
+        with pytest.raises(anchorhold.ConfigurationError, match="A guard of the class"):
+            AnchorholdCallback(wrong)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from holdfast.integrations.loader_samples import first_batches
+from anchorhold.integrations.loader_samples import first_batches
 
 
 class Rows(Dataset):

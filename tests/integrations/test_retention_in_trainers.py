@@ -12,12 +12,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 from transformers import Trainer, default_data_collator
 
-import holdfast
-from holdfast import Tolerance
-from holdfast.integrations.accelerate import log_guard, prepare_guard
-from holdfast.integrations.callbacks import BestWithin, seen
-from holdfast.integrations.huggingface import HoldfastCallback
-from holdfast.integrations.lightning import HoldfastCallback as LightningCallback
+import anchorhold
+from anchorhold import Tolerance
+from anchorhold.integrations.accelerate import log_guard, prepare_guard
+from anchorhold.integrations.callbacks import BestWithin, seen
+from anchorhold.integrations.huggingface import AnchorholdCallback
+from anchorhold.integrations.lightning import AnchorholdCallback as LightningCallback
 from tests.integrations import test_accelerate, test_lightning
 from tests.integrations.test_accelerate import settings_of_ones_own  # noqa: F401 (a fixture)
 from tests.integrations.test_huggingface import Seen, arguments, model_without_dropout, proxy, texts, weights
@@ -28,14 +28,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*number of training batches"),
 ]
 
-PREDICTED = "holdfast/second_order_prediction"
-LOGGED = {"holdfast/kl", "holdfast/kl_step", "holdfast/kl/old", "holdfast/strength"}
+PREDICTED = "anchorhold/second_order_prediction"
+LOGGED = {"anchorhold/kl", "anchorhold/kl_step", "anchorhold/kl/old", "anchorhold/strength"}
 
 
 def of_text(nats=0.01, **options):
     """A language model and its guard, which keeps some old text."""
     model = model_without_dropout()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=Tolerance(nats, every=1, **options))
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), tolerance=Tolerance(nats, every=1, **options))
     guard.consolidate(proxy())
     guard.keep(list(DataLoader(texts(12, seed=40), batch_size=4)), "old")
     return model, guard
@@ -50,19 +50,19 @@ def trainer(folder, model, callbacks, **changes):
 def test_a_trainer_logs_what_is_lost_and_ends_within_the_tolerance(tmp_path, at_end):
     model, guard = of_text(0.003, start=1e-4)
     seen = Seen()
-    trainer(tmp_path, model, [HoldfastCallback(guard, consolidate_at_end=at_end), seen]).train()
+    trainer(tmp_path, model, [AnchorholdCallback(guard, consolidate_at_end=at_end), seen]).train()
     logs = [log for log in seen.logs if "loss" in log]
     assert all(log.keys() >= LOGGED | {PREDICTED} for log in logs)
-    assert logs[-1]["holdfast/kl"] > 0.003
+    assert logs[-1]["anchorhold/kl"] > 0.003
     assert 0.0025 < guard.retention().kl <= 0.003
     assert guard.tasks == 1 + at_end
 
 
 def test_a_trainer_stops_where_too_much_is_lost(tmp_path):
     model, guard = of_text(1.0)
-    callback = HoldfastCallback(guard, consolidate_at_end=False, stop_at=0.01)
+    callback = AnchorholdCallback(guard, consolidate_at_end=False, stop_at=0.01)
     run = trainer(tmp_path, model, [callback], max_steps=60)
-    with pytest.warns(holdfast.HoldfastWarning) as told:
+    with pytest.warns(anchorhold.AnchorholdWarning) as told:
         run.train()
     assert "stop_at=0.01 with tolerance=1: " in str(told[0].message)
     assert f"Training stops at step {run.state.global_step} of the task: " in str(told[1].message)
@@ -74,7 +74,7 @@ def test_a_trainer_stops_where_too_much_is_lost(tmp_path):
 def only_watched():
     """A language model that nothing holds, and a guard that watches what is lost."""
     model = model_without_dropout()
-    guard = holdfast.Consolidator(model, "fine-tune")
+    guard = anchorhold.Guard(model, "fine-tune")
     guard.keep(list(DataLoader(texts(12, seed=40), batch_size=4)), "old")
     return model, guard
 
@@ -86,7 +86,7 @@ def evaluated(folder, limit, metric):
     often = dict.fromkeys(("eval_strategy", "save_strategy"), "steps") | {"eval_steps": 2, "save_steps": 2}
     best = {"load_best_model_at_end": True, "metric_for_best_model": metric}
     settings = arguments(folder, max_steps=12, **often, **best)
-    callback = HoldfastCallback(guard, consolidate_at_end=False, best_within=limit)
+    callback = AnchorholdCallback(guard, consolidate_at_end=False, best_within=limit)
     lost = []
 
     class Losing(Seen):
@@ -110,7 +110,9 @@ def test_a_trainer_ends_with_the_best_checkpoint_that_has_lost_little(tmp_path):
 
 
 def test_where_no_checkpoint_has_lost_little_the_least_lost_is_best_and_that_is_told(tmp_path):
-    with pytest.warns(holdfast.HoldfastWarning, match=r"No evaluation was within best_within=1e-09: .* had lost least"):
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match=r"No evaluation was within best_within=1e-09: .* had lost least"
+    ):
         lost, end, _ = evaluated(tmp_path, 1e-9, "eval_within_loss")
     assert end == pytest.approx(min(lost))
 
@@ -136,11 +138,11 @@ def test_a_search_that_does_not_see_what_is_lost_is_told_of(tmp_path):
     model, guard = only_watched()
     settings = arguments(tmp_path, max_steps=2, load_best_model_at_end=True, **often)
     given = {"train_dataset": texts(8, 5), "eval_dataset": texts(8, 5), "data_collator": default_data_collator}
-    callback = HoldfastCallback(guard, consolidate_at_end=False, best_within=10.0)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"compared by 'loss', which knows nothing of what is lost"):
+    callback = AnchorholdCallback(guard, consolidate_at_end=False, best_within=10.0)
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"compared by 'loss', which knows nothing of what is lost"):
         Trainer(model, settings, callbacks=[callback], **given).train()
     settings.metric_for_best_model, settings.greater_is_better = "eval_within_loss", True
-    with pytest.raises(holdfast.ConfigurationError, match=r"greater_is_better=True with .* has lost most would be"):
+    with pytest.raises(anchorhold.ConfigurationError, match=r"greater_is_better=True with .* has lost most would be"):
         Trainer(model, settings, callbacks=[callback], **given).train()
 
 
@@ -151,8 +153,8 @@ LIMITS = ("stop_at", "best_within")
 @pytest.mark.parametrize("limit", [0, -1, float("nan"), "x"])
 def test_a_limit_that_is_none_is_refused(limit, name):
     _, guard = of_text()
-    for kind in (HoldfastCallback, LightningCallback):
-        with pytest.raises(holdfast.ConfigurationError, match=rf"{name}=.*: expected a number of nats above 0"):
+    for kind in (AnchorholdCallback, LightningCallback):
+        with pytest.raises(anchorhold.ConfigurationError, match=rf"{name}=.*: expected a number of nats above 0"):
             kind(guard, **{name: limit})
 
 
@@ -160,8 +162,8 @@ def test_a_limit_that_is_none_is_refused(limit, name):
 def test_a_limit_without_kept_inputs_is_refused(tmp_path, name):
     model, guard = of_text()
     guard.kept.drop("old")
-    with pytest.raises(holdfast.OrderError, match=rf"{name}=0.1 and no inputs to measure it on"):
-        trainer(tmp_path, model, [HoldfastCallback(guard, **{name: 0.1})]).train()
+    with pytest.raises(anchorhold.OrderError, match=rf"{name}=0.1 and no inputs to measure it on"):
+        trainer(tmp_path, model, [AnchorholdCallback(guard, **{name: 0.1})]).train()
 
 
 def test_a_resumed_trainer_goes_on_with_the_controls_state(tmp_path):
@@ -169,11 +171,11 @@ def test_a_resumed_trainer_goes_on_with_the_controls_state(tmp_path):
     ends = []
     for folder in ("whole", "parts"):
         model, guard = of_text()
-        run = trainer(tmp_path / folder, model, [HoldfastCallback(guard, False)], save_strategy="steps", save_steps=5)
+        run = trainer(tmp_path / folder, model, [AnchorholdCallback(guard, False)], save_strategy="steps", save_steps=5)
         run.train()
         if folder == "parts":
             model, guard = of_text()
-            run = trainer(tmp_path / folder, model, [HoldfastCallback(guard, False)])
+            run = trainer(tmp_path / folder, model, [AnchorholdCallback(guard, False)])
             run.train(resume_from_checkpoint=str(tmp_path / folder / "checkpoint-5"))
         ends.append((weights(model), guard.strength, guard.trace))
     assert ends[0][1:] == ends[1][1:]
@@ -183,7 +185,7 @@ def test_a_resumed_trainer_goes_on_with_the_controls_state(tmp_path):
 
 def of_module(nats, **options):
     module = test_lightning.make_module()
-    guard = holdfast.Consolidator(module, holdfast.Fisher(), tolerance=Tolerance(nats, every=1, **options))
+    guard = anchorhold.Guard(module, anchorhold.Fisher(), tolerance=Tolerance(nats, every=1, **options))
     guard.consolidate(test_lightning.loader(0))
     guard.keep(test_lightning.loader(7), "old")
     return module, guard
@@ -204,7 +206,7 @@ def test_lightning_logs_what_is_lost_and_ends_within_the_tolerance(tmp_path, at_
     with (tmp_path / "lightning_logs/version_0/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert rows[0].keys() >= LOGGED | {PREDICTED}
-    assert float(rows[1]["holdfast/kl"]) > 0
+    assert float(rows[1]["anchorhold/kl"]) > 0
     assert 0.004 < guard.retention().kl <= 0.005
     assert guard.tasks == 1 + at_end
 
@@ -213,9 +215,9 @@ def test_lightning_stops_where_too_much_is_lost():
     module, guard = of_module(1.0)
     callback = LightningCallback(guard, consolidate_at_end=False, stop_at=0.002)
     fit = test_lightning.trainer(callbacks=[callback], max_epochs=20, min_epochs=0)
-    with pytest.warns(holdfast.HoldfastWarning) as told:
+    with pytest.warns(anchorhold.AnchorholdWarning) as told:
         fit.fit(module, changed(1))
-    own = [str(each.message) for each in told if each.category is holdfast.HoldfastWarning]
+    own = [str(each.message) for each in told if each.category is anchorhold.AnchorholdWarning]
     assert [message[:16] for message in own] == ["stop_at=0.002 wi", "Training stops a"]
     assert callback.stop.stopped_at is not None
     assert fit.global_step == guard.trace[-1].step < 20 * 6
@@ -241,7 +243,7 @@ def test_lightning_keeps_the_best_checkpoint_that_has_lost_little(tmp_path):
         return lost, best.best_model_path
 
     lost, chosen = fitted(tmp_path / "loss", "val_loss", None)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"No evaluation was within best_within=1e-08"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"No evaluation was within best_within=1e-08"):
         assert "epoch=0" in fitted(tmp_path / "none", "val_within_loss", 1e-8)[1]
     assert "epoch=4" in chosen
     _, chosen = fitted(tmp_path / "within", "val_within_loss", (lost[1] + lost[2]) / 2)
@@ -254,7 +256,7 @@ def test_a_loss_that_lightning_is_told_too_late_is_refused(tmp_path):
     module.validation_step = lambda batch: None
     module.on_validation_epoch_end = lambda: module.log("val_loss", torch.ones(()))
     callback = LightningCallback(guard, consolidate_at_end=False, best_within=0.1)
-    with pytest.raises(holdfast.ConfigurationError, match=r"no loss was logged before callbacks look at it"):
+    with pytest.raises(anchorhold.ConfigurationError, match=r"no loss was logged before callbacks look at it"):
         test_lightning.trainer(callbacks=[callback]).fit(module, changed(1), changed(1))
 
 
@@ -265,7 +267,7 @@ def test_an_accelerators_trackers_and_tensorboard_see_it(tmp_path):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     data = DataLoader(test_accelerate.data(), batch_size=4)
     model, optimizer, loader = accelerator.prepare(model, optimizer, data)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=Tolerance(0.01, every=1))
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), tolerance=Tolerance(0.01, every=1))
     guard.consolidate([test_accelerate.data().tensors])
     guard.keep([test_accelerate.data(16).tensors[0] + 1], "old")
     prepare_guard(accelerator, guard, optimizer)
@@ -276,7 +278,7 @@ def test_an_accelerators_trackers_and_tensorboard_see_it(tmp_path):
     events.Reload()
     assert set(events.Tags()["scalars"]) >= LOGGED | {PREDICTED}
     assert events.Scalars(PREDICTED)[0].value == pytest.approx(guard.trace[-1].predicted)
-    assert events.Scalars("holdfast/kl")[0].value == pytest.approx(guard.trace[-1].kl)
+    assert events.Scalars("anchorhold/kl")[0].value == pytest.approx(guard.trace[-1].kl)
 
 
 def test_a_prediction_is_logged_of_the_look_that_it_was_made_at_alone():
@@ -290,4 +292,4 @@ def test_a_prediction_is_logged_of_the_look_that_it_was_made_at_alone():
     assert seen(guard)[PREDICTED] == guard.trace[-1].predicted > 0
     guard.pull_back(0.5 * guard.retention().kl)
     assert PREDICTED not in seen(guard)  # which was of the weights before they went back
-    assert seen(guard)["holdfast/kl"] == pytest.approx(guard.retention().kl)
+    assert seen(guard)["anchorhold/kl"] == pytest.approx(guard.retention().kl)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError
-from holdfast.measures.asymmetric import asymmetric_loss
+import anchorhold
+from anchorhold.errors import ConfigurationError
+from anchorhold.measures.asymmetric import asymmetric_loss
 from tests.path_oracle import Step, gradients, path_integral, snapshot
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
@@ -80,11 +80,11 @@ def test_training_and_measuring_are_those_of_the_formulas(c_prime, a_prime, rein
     c, a, epsilon, xi = 3.0, 1.8, 0.01, 0.1
     expected, totals = by_hand(c, a, epsilon, c_prime, a_prime, xi, reinitialised=reinitialised)
     model = network()
-    measure = holdfast.AsymmetricSI(xi, c_prime, a_prime)
+    measure = anchorhold.AsymmetricSI(xi, c_prime, a_prime)
 
     def made():
-        holds = [holdfast.Asymmetric(a, epsilon)]
-        return holdfast.Consolidator(model, measure, c, holds=holds, from_scratch=True)
+        holds = [anchorhold.Asymmetric(a, epsilon)]
+        return anchorhold.Guard(model, measure, c, holds=holds, from_scratch=True)
 
     guard = made()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5)
@@ -114,7 +114,7 @@ def test_the_first_task_is_that_of_si():
     found = {}
     for measure in ("ALASSO", "SI"):
         model = network()
-        guard = holdfast.Consolidator(model, measure, 1.0, from_scratch=True)
+        guard = anchorhold.Guard(model, measure, 1.0, from_scratch=True)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         guard.attach(optimizer)
         for step in range(STEPS):
@@ -129,7 +129,7 @@ def test_the_first_task_is_that_of_si():
 
 def test_the_penalty_is_the_loss_whose_gradient_is_added():
     model, c, a, epsilon = network(), 2.0, 4.0, 0.1
-    guard = holdfast.Consolidator(model, "SI", c, holds=[holdfast.Asymmetric(a, epsilon)], from_scratch=True)
+    guard = anchorhold.Guard(model, "SI", c, holds=[anchorhold.Asymmetric(a, epsilon)], from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     start = snapshot(model)
@@ -160,7 +160,7 @@ def test_the_penalty_is_the_loss_whose_gradient_is_added():
 
 def test_a_weight_that_does_not_move_keeps_its_importance_and_its_side():
     model = network()
-    guard = holdfast.Consolidator(model, "ALASSO", 1.0, holds=["asymmetric"], from_scratch=True)
+    guard = anchorhold.Guard(model, "ALASSO", 1.0, holds=["asymmetric"], from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     for task in range(2):
@@ -184,11 +184,14 @@ def test_equal_sides_are_the_quadratic_hold():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: holdfast.AsymmetricSI(damping=0.0), "damping=0.0"),
-        (lambda: holdfast.AsymmetricSI(measuring_strength=-1), "measuring_strength=-1: expected a number not below 0"),
-        (lambda: holdfast.AsymmetricSI(measuring_factor=0.5), "measuring_factor=0.5: expected a number not below 1"),
-        (lambda: holdfast.Asymmetric(factor=0.9), "factor=0.9: expected a number not below 1"),
-        (lambda: holdfast.Asymmetric(epsilon=-1.0), r"epsilon=-1.0: expected a number not below 0"),
+        (lambda: anchorhold.AsymmetricSI(damping=0.0), "damping=0.0"),
+        (
+            lambda: anchorhold.AsymmetricSI(measuring_strength=-1),
+            "measuring_strength=-1: expected a number not below 0",
+        ),
+        (lambda: anchorhold.AsymmetricSI(measuring_factor=0.5), "measuring_factor=0.5: expected a number not below 1"),
+        (lambda: anchorhold.Asymmetric(factor=0.9), "factor=0.9: expected a number not below 1"),
+        (lambda: anchorhold.Asymmetric(epsilon=-1.0), r"epsilon=-1.0: expected a number not below 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):
@@ -198,4 +201,4 @@ def test_settings_that_make_no_sense_are_refused(make, message):
 
 def test_forms_without_sides_are_refused():
     with pytest.raises(ConfigurationError, match="'asymmetric' with the form 'rotated'"):
-        holdfast.Consolidator(network(), "EWC", 1.0, form="rotated", holds=["asymmetric"])
+        anchorhold.Guard(network(), "EWC", 1.0, form="rotated", holds=["asymmetric"])

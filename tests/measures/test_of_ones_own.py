@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError
-from holdfast.guard.steps.walk import bundles
-from holdfast.measures import register_measure
-from holdfast.measures.base import Finished, Needs
+import anchorhold
+from anchorhold.errors import ConfigurationError
+from anchorhold.guard.steps.walk import bundles
+from anchorhold.measures import register_measure
+from anchorhold.measures.base import Finished, Needs
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
 
 
 @dataclasses.dataclass(frozen=True)
-class Walk(holdfast.PathMeasure):
+class Walk(anchorhold.PathMeasure):
     """Two states, one of which lasts; each scaled by its largest over the network; every third step counts twice."""
 
     choose_when: ClassVar[str] = "never"
@@ -88,14 +88,14 @@ def test_its_states_and_totals_are_those_of_its_definition(kind, small, monkeypa
     expected = by_hand(network(), 3, kind)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, Walk(kind), strength=0.0)
+    guard = anchorhold.Guard(model, Walk(kind), strength=0.0)
     guard.attach(optimizer)
     for task in range(3):
         for step in range(4):
             if (task, step) == (1, 2):  # in the middle of a task, with a lasting state from before it
                 guard.save(tmp_path / "state")
                 guard.detach()
-                guard = holdfast.Consolidator(model, Walk(kind), strength=0.0)
+                guard = anchorhold.Guard(model, Walk(kind), strength=0.0)
                 guard.load(tmp_path / "state")
                 guard.attach(optimizer)
             optimizer.zero_grad()
@@ -109,11 +109,11 @@ def test_its_states_and_totals_are_those_of_its_definition(kind, small, monkeypa
 def test_a_copy_goes_on_by_itself():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, Walk(), strength=0.0)
+    guard = anchorhold.Guard(model, Walk(), strength=0.0)
     guard.attach(optimizer)
     model(X).square().mean().backward()
     optimizer.step()
-    with pytest.warns(holdfast.HoldfastWarning, match="attached to nothing"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="attached to nothing"):
         twin = copy.deepcopy(guard)
     size = twin.path.running["Walk"]["size"]["0.weight"].clone()
     optimizer.step()
@@ -123,7 +123,7 @@ def test_a_copy_goes_on_by_itself():
 
 def broken(change):
     @dataclasses.dataclass(frozen=True)
-    class Broken(holdfast.WeightMeasure):
+    class Broken(anchorhold.WeightMeasure):
         choose_when: ClassVar[str] = "never"
 
         def importance(self, parameter):
@@ -146,7 +146,7 @@ def broken(change):
     ],
 )
 def test_what_does_not_fit_the_parameters_is_refused_and_nothing_changes(change, message):
-    guard = holdfast.Consolidator(network(), broken(change))
+    guard = anchorhold.Guard(network(), broken(change))
     with pytest.raises(ConfigurationError, match=message):
         guard.consolidate()
     assert guard.tasks == 0 and not guard.anchor
@@ -155,25 +155,25 @@ def test_what_does_not_fit_the_parameters_is_refused_and_nothing_changes(change,
 def test_one_that_is_registered_works_by_name():
     @register_measure("own-magnitude")
     @dataclasses.dataclass(frozen=True)
-    class Own(holdfast.WeightMeasure):
+    class Own(anchorhold.WeightMeasure):
         power: float = 1.0
         choose_when: ClassVar[str] = "never"
 
         def importance(self, parameter):
             return parameter.abs() ** self.power
 
-    guard = holdfast.Consolidator(network(), "own-magnitude")
+    guard = anchorhold.Guard(network(), "own-magnitude")
     assert guard.measures == {"own-magnitude": Own()}
-    assert holdfast.measure("Own_Magnitude", power=2.0) == Own(2.0)
+    assert anchorhold.measure("Own_Magnitude", power=2.0) == Own(2.0)
     with pytest.raises(ConfigurationError, match=r"'ownmagnitud'\. Did you mean 'own-magnitude'"):
-        holdfast.measure("ownmagnitud")
+        anchorhold.measure("ownmagnitud")
     with pytest.raises(ConfigurationError, match="called 'own-magnitude' already"):
         register_measure("OWN-magnitude")(Walk)
 
 
 def test_one_that_cannot_be_made_or_has_another_name_is_not_registered():
     @dataclasses.dataclass(frozen=True)
-    class NoDefault(holdfast.WeightMeasure):
+    class NoDefault(anchorhold.WeightMeasure):
         power: float
         choose_when: ClassVar[str] = "never"
 
@@ -183,7 +183,7 @@ def test_one_that_cannot_be_made_or_has_another_name_is_not_registered():
     with pytest.raises(ConfigurationError, match="cannot be made without settings"):
         register_measure("no-default")(NoDefault)
 
-    class Named(holdfast.SI):
+    class Named(anchorhold.SI):
         @property
         def name(self):
             return "named"
@@ -191,13 +191,13 @@ def test_one_that_cannot_be_made_or_has_another_name_is_not_registered():
     with pytest.raises(ConfigurationError, match="calls itself 'named' was registered as 'other'"):
         register_measure("other")(Named)
     with pytest.raises(ConfigurationError, match="expected a class of measures"):
-        register_measure("other")(holdfast.SI())
+        register_measure("other")(anchorhold.SI())
     with pytest.raises(ConfigurationError, match="expected a text without spaces"):
         register_measure("two words")(Walk)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sized(holdfast.WeightMeasure):
+class Sized(anchorhold.WeightMeasure):
     """The weights themselves, as they are."""
 
     choose_when: ClassVar[str] = "never"
@@ -214,7 +214,7 @@ class Sized(holdfast.WeightMeasure):
 @pytest.mark.parametrize("size", [3, bundles.SMALL + 1])
 def test_what_is_given_back_as_it_was_got_does_not_go_on_changing(size):
     model = nn.ParameterList([nn.Parameter(torch.ones(size)), nn.Parameter(torch.ones(2))])
-    guard = holdfast.Consolidator(model, Sized())
+    guard = anchorhold.Guard(model, Sized())
     guard.consolidate()
     with torch.no_grad():
         model[0].add_(5.0)
@@ -224,7 +224,7 @@ def test_what_is_given_back_as_it_was_got_does_not_go_on_changing(size):
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_an_average_is_over_the_tasks_that_a_parameter_was_in(decay, tmp_path):
     model = nn.ParameterList([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False)])
-    guard = holdfast.Consolidator(model, Sized("average"), decay=decay)
+    guard = anchorhold.Guard(model, Sized("average"), decay=decay)
     values = (1.0, 4.0, 10.0)
     for task, value in enumerate(values):
         model[1].requires_grad_(task > 0)
@@ -245,7 +245,7 @@ def test_an_average_is_over_the_tasks_that_a_parameter_was_in(decay, tmp_path):
 def test_a_parameter_that_rests_for_a_task_has_its_lasting_states():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, Walk(), strength=0.0)
+    guard = anchorhold.Guard(model, Walk(), strength=0.0)
     guard.attach(optimizer)
     for task in range(2):
         model[2].requires_grad_(task == 0)
@@ -258,7 +258,7 @@ def test_a_parameter_that_rests_for_a_task_has_its_lasting_states():
 
 def incomplete(**parts):
     return dataclasses.dataclass(frozen=True)(
-        type("Incomplete", (holdfast.Measure,), {"finish": lambda *_: None, **parts})
+        type("Incomplete", (anchorhold.Measure,), {"finish": lambda *_: None, **parts})
     )()
 
 
@@ -275,7 +275,7 @@ def incomplete(**parts):
 )
 def test_parts_that_do_not_fit_together_are_told_at_once(parts, message):
     with pytest.raises(ConfigurationError, match=message):
-        holdfast.Consolidator(network(), incomplete(**parts))
+        anchorhold.Guard(network(), incomplete(**parts))
 
 
 def test_a_path_measure_without_a_state_is_told_at_once():
@@ -283,7 +283,7 @@ def test_a_path_measure_without_a_state_is_told_at_once():
         running: ClassVar = {}
 
     with pytest.raises(ConfigurationError, match="has no running state"):
-        holdfast.Consolidator(network(), Stateless())
+        anchorhold.Guard(network(), Stateless())
 
 
 def test_an_importance_below_0_is_refused_unless_the_total_is_clamped():
@@ -296,8 +296,8 @@ def test_an_importance_below_0_is_refused_unless_the_total_is_clamped():
             return self.clamps
 
     with pytest.raises(ConfigurationError, match=r"importance of -.*expected none below 0.*clamps_total"):
-        holdfast.Consolidator(network(), Signed()).consolidate()
-    guard = holdfast.Consolidator(network(), Signed(clamps=True))
+        anchorhold.Guard(network(), Signed()).consolidate()
+    guard = anchorhold.Guard(network(), Signed(clamps=True))
     guard.consolidate()
     assert all(bool((omega >= 0).all()) for omega in guard.importance.values())
 
@@ -305,10 +305,10 @@ def test_an_importance_below_0_is_refused_unless_the_total_is_clamped():
 @pytest.mark.parametrize("given", [None, {}], ids=str)
 def test_what_is_not_finished_is_told(given):
     with pytest.raises(ConfigurationError, match=r"finish\(\) returned a .*expected Finished\(importance\)"):
-        holdfast.Consolidator(network(), incomplete(finish=lambda *_: given)).consolidate()
+        anchorhold.Guard(network(), incomplete(finish=lambda *_: given)).consolidate()
 
 
-@pytest.mark.parametrize("register", [holdfast.register_measure, holdfast.register_form, holdfast.register_hold])
+@pytest.mark.parametrize("register", [anchorhold.register_measure, anchorhold.register_form, anchorhold.register_hold])
 def test_a_decorator_without_its_name_is_refused(register):
     with pytest.raises(ConfigurationError, match=r"was given Walk; expected a name first: @register_\w+\(.my-walk"):
         register(Walk)

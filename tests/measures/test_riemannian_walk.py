@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError, OrderError
-from holdfast.guard.steps.walk import bundles
+import anchorhold
+from anchorhold.errors import ConfigurationError, OrderError
+from anchorhold.guard.steps.walk import bundles
 from tests.path_oracle import gradients, snapshot
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3).sin()
@@ -85,8 +85,8 @@ def test_importances_and_training_are_those_of_the_formulas(fisher_of, seen_at, 
     monkeypatch.setattr(bundles, "SMALL", small)
     expected, totals = by_hand(fisher_of, seen_at)
     model = network()
-    measure = holdfast.RWalk(EVERY, ALPHA, EPSILON, fisher_of)
-    guard = holdfast.Consolidator(model, measure, C, from_scratch=True, implicit=False)
+    measure = anchorhold.RWalk(EVERY, ALPHA, EPSILON, fisher_of)
+    guard = anchorhold.Guard(model, measure, C, from_scratch=True, implicit=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     for task, total in enumerate(totals):
@@ -94,7 +94,7 @@ def test_importances_and_training_are_those_of_the_formulas(fisher_of, seen_at, 
             if (task, step) == (1, 2):  # within an interval
                 guard.save(tmp_path / "state")
                 guard.detach()
-                guard = holdfast.Consolidator(model, measure, C, implicit=False)
+                guard = anchorhold.Guard(model, measure, C, implicit=False)
                 guard.load(tmp_path / "state")
                 guard.attach(optimizer)
             optimizer.zero_grad()
@@ -112,7 +112,7 @@ def test_importances_and_training_are_those_of_the_formulas(fisher_of, seen_at, 
 
 def test_the_squares_are_those_of_single_samples_and_of_micro_batches():
     model = network()
-    guard = holdfast.Consolidator(model, "RWalk", 1.0, from_scratch=True)
+    guard = anchorhold.Guard(model, "RWalk", 1.0, from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     x, y = batch(0, 0)
@@ -128,7 +128,7 @@ def test_the_squares_are_those_of_single_samples_and_of_micro_batches():
 
 def test_a_step_without_its_samples_is_refused_at_once_and_nothing_is_recorded():
     model = network()
-    guard = holdfast.Consolidator(model, "RWalk", 1.0, from_scratch=True)
+    guard = anchorhold.Guard(model, "RWalk", 1.0, from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     before = snapshot(model)
@@ -148,7 +148,7 @@ def test_a_step_without_its_samples_is_refused_at_once_and_nothing_is_recorded()
 
 def test_a_frozen_weight_keeps_its_score():
     model = network()
-    guard = holdfast.Consolidator(model, "RWalk-batch", 1.0, from_scratch=True)
+    guard = anchorhold.Guard(model, "RWalk-batch", 1.0, from_scratch=True)
     found = []
     for task in range(2):
         model[0].weight.requires_grad_(not task)
@@ -176,4 +176,4 @@ def test_a_frozen_weight_keeps_its_score():
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ConfigurationError, match=message):
-        holdfast.RWalk(**settings)
+        anchorhold.RWalk(**settings)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import BatchError, ConfigurationError, StateError
-from holdfast.settings import written
+import anchorhold
+from anchorhold.errors import BatchError, ConfigurationError, StateError
+from anchorhold.settings import written
 
-KINDS = [holdfast.Fisher, holdfast.RootFisher, holdfast.AbsoluteFisher, holdfast.MAS]
+KINDS = [anchorhold.Fisher, anchorhold.RootFisher, anchorhold.AbsoluteFisher, anchorhold.MAS]
 LATER = {"likelihood": "bernoulli", "class_dim": 1, "per": "token"}
 
 
@@ -32,24 +32,24 @@ def test_later_settings_are_checked(kind, wrong):
 
 def test_mas_of_a_regressions_probabilities_is_refused_when_it_is_made():
     with pytest.raises(ConfigurationError, match=r"MAS\(output='logits'\)"):
-        holdfast.MAS(likelihood="gaussian")
-    assert holdfast.MAS(likelihood="gaussian", output="logits").name == "MAS-logits"
+        anchorhold.MAS(likelihood="gaussian")
+    assert anchorhold.MAS(likelihood="gaussian", output="logits").name == "MAS-logits"
 
 
 def test_a_state_of_another_likelihood_is_refused(tmp_path):
     model, x = nn.Linear(3, 2), torch.randn(5, 3)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(likelihood="gaussian"))
+    guard = anchorhold.Guard(model, anchorhold.Fisher(likelihood="gaussian"))
     guard.consolidate([x])
     guard.save(tmp_path / "state")
-    holdfast.Consolidator(model, holdfast.Fisher(likelihood="gaussian")).load(tmp_path / "state")
+    anchorhold.Guard(model, anchorhold.Fisher(likelihood="gaussian")).load(tmp_path / "state")
     with pytest.raises(StateError, match="likelihood"):
-        holdfast.Consolidator(model, holdfast.Fisher()).load(tmp_path / "state")
+        anchorhold.Guard(model, anchorhold.Fisher()).load(tmp_path / "state")
 
 
 def test_a_regression_in_a_guard():
     """The Fisher of a linear layer is the mean square of its inputs, for every output."""
     model, x = nn.Linear(3, 2).double(), torch.randn(50, 3).double()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), watch=["sqrtFisher"])
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), watch=["sqrtFisher"])
     found = guard.consolidate([(x, 3 * torch.randn(50, 2))])
     torch.testing.assert_close(guard.importance["weight"], x.square().mean(0).expand(2, 3))
     torch.testing.assert_close(found["sqrtFisher"].importance["weight"], x.square().mean(0).sqrt().expand(2, 3))
@@ -57,7 +57,7 @@ def test_a_regression_in_a_guard():
 
 def test_each_task_tells_anew():
     model, x = nn.Linear(3, 2).double(), torch.randn(6, 3).double()
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     guard.consolidate([(x, torch.tensor([0, 1, 0, 1, 1, 0]))])
     guard.consolidate([(x, 3 * torch.randn(6, 2))])
     assert guard.tasks == 2
@@ -65,7 +65,7 @@ def test_each_task_tells_anew():
 
 def test_a_refusal_leaves_what_was_there():
     model, x = nn.Linear(3, 2).double(), torch.randn(6, 3).double()
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     guard.consolidate([x])
     before = guard.importance["weight"].clone()
     with pytest.raises(BatchError, match=r"within 0..1"):
@@ -78,23 +78,23 @@ def test_a_refusal_leaves_what_was_there():
 def test_a_rehearsal_looks_at_the_whole_first_batch():
     """The first two samples are one-hot by chance; the batch is not."""
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     guard.rehearse([(x, torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0]]))])
 
 
 def test_per_token_of_a_guard_counts_tokens():
     model, x = nn.Linear(3, 2), torch.randn(4, 5, 3)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(per="token"), watch=[dataclasses.replace(holdfast.MAS())])
+    guard = anchorhold.Guard(model, anchorhold.Fisher(per="token"), watch=[dataclasses.replace(anchorhold.MAS())])
     found = guard.consolidate([x])
     assert found["EWC"].samples == 20 and found["MAS"].samples == 4
 
 
-@pytest.mark.parametrize("kind", [holdfast.Fisher, holdfast.RootFisher, holdfast.AbsoluteFisher, holdfast.MAS])
+@pytest.mark.parametrize("kind", [anchorhold.Fisher, anchorhold.RootFisher, anchorhold.AbsoluteFisher, anchorhold.MAS])
 def test_every_setting_is_explained_where_help_looks(kind):
     for field in dataclasses.fields(kind):
         assert f"\n        {field.name}: " in kind.__doc__
 
 
 def test_a_class_by_its_name_says_what_it_goes_by():
-    with pytest.raises(holdfast.ConfigurationError, match=r"Fisher\(\) goes by the name 'EWC'"):
-        holdfast.measure("Fisher")
+    with pytest.raises(anchorhold.ConfigurationError, match=r"Fisher\(\) goes by the name 'EWC'"):
+        anchorhold.measure("Fisher")

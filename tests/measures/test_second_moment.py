@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError
-from holdfast.lab.training.fast.fast_runs import FastRuns
-from holdfast.lab.training.plain_run import PlainRun
+import anchorhold
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.training.fast.fast_runs import FastRuns
+from anchorhold.lab.training.plain_run import PlainRun
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 from tests.path_oracle import gradients
 
@@ -47,8 +47,8 @@ def weights_of_steps(window, skip, beta2):
 )
 def test_v_is_the_weighted_sum_of_all_steps(settings, window, skip, alpha):
     model, squares = network(), []
-    measure = holdfast.SOS(alpha=alpha, **settings)
-    guard = holdfast.Consolidator(model, measure, strength=1.0, from_scratch=True)
+    measure = anchorhold.SOS(alpha=alpha, **settings)
+    guard = anchorhold.Guard(model, measure, strength=1.0, from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     guard.attach(optimizer)
     for step in range(STEPS):
@@ -70,7 +70,7 @@ def test_v_is_the_weighted_sum_of_all_steps(settings, window, skip, alpha):
         assert ages == pytest.approx((STEPS - 1 - skip) * window / (1 + window), rel=1e-9)
 
 
-@pytest.mark.parametrize("measure", [holdfast.SOS(window=0.3, alpha=1.0), holdfast.SOS(skip=2, beta2=0.9)])
+@pytest.mark.parametrize("measure", [anchorhold.SOS(window=0.3, alpha=1.0), anchorhold.SOS(skip=2, beta2=0.9)])
 def test_runs_side_by_side_have_it_as_the_plain_loop_has(measure):
     def learner(seed):
         scenario = make_scenario(dtype=torch.float64)
@@ -86,22 +86,22 @@ def test_runs_side_by_side_have_it_as_the_plain_loop_has(measure):
 
 def test_what_would_measure_nothing_is_refused_before_the_first_step():
     with pytest.raises(ConfigurationError, match=r"skip=6.*6 steps, all of which it leaves out"):
-        make_learner(holdfast.SOS(skip=6), watch=())
-    make_learner(holdfast.SOS(skip=5), watch=())
+        make_learner(anchorhold.SOS(skip=6), watch=())
+    make_learner(anchorhold.SOS(skip=5), watch=())
     with pytest.raises(ConfigurationError, match=r"beta2=0.9 and window=0.1: expected one of both"):
-        holdfast.SOS(beta2=0.9, window=0.1)
+        anchorhold.SOS(beta2=0.9, window=0.1)
     with pytest.raises(ConfigurationError, match=r"normalise=False and window=0.1: expected normalise=True"):
-        holdfast.SOS(normalise=False, window=0.1)
+        anchorhold.SOS(normalise=False, window=0.1)
     with pytest.raises(ConfigurationError, match=r"window=0: expected a share"):
-        holdfast.SOS(window=0)
+        anchorhold.SOS(window=0)
 
 
 def test_settings_that_came_later_leave_names_of_runs_as_they_were():
-    assert holdfast.SOS().settings() == {
+    assert anchorhold.SOS().settings() == {
         "kind": "SOS",
         "beta2": 0.999,
         "normalise": True,
         "alpha": 0.0,
         "batch_size": None,
     }
-    assert holdfast.SOS(window=0.1).settings()["window"] == 0.1
+    assert anchorhold.SOS(window=0.1).settings()["window"] == 0.1

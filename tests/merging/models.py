@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 
 
 def network(seed=0, dtype=torch.float64):
@@ -30,7 +30,7 @@ def batches(seed, dtype=torch.float64, samples=40):
 
 
 def guarded(model, form="diagonal", seed=3, protect=None, data=None):
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), form=form, protect=protect)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), form=form, protect=protect)
     guard.consolidate(batches(seed, next(model.parameters()).dtype) if data is None else data)
     return guard
 

@@ -9,8 +9,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import holdfast
-from holdfast.merging import LoraAdapter, merge_adapters
+import anchorhold
+from anchorhold.merging import LoraAdapter, merge_adapters
 
 
 def base_model(seed=0):
@@ -57,7 +57,7 @@ def test_a_model_with_an_adapter_is_its_merged_weights(kind):
     settings = {"use_dora": True} if kind == "dora" else SETTINGS[kind]
     after = adapted(**settings)
     kept = {name: tensor.clone() for name, tensor in after.state_dict().items()}
-    found = holdfast.merge(base_model(), after, 0.4)
+    found = anchorhold.merge(base_model(), after, 0.4)
     assert all(torch.equal(after.state_dict()[name], tensor) for name, tensor in kept.items())
     expected = weights(adapted(**settings))
     old = base_model().state_dict()
@@ -69,15 +69,15 @@ def test_a_model_with_an_adapter_is_its_merged_weights(kind):
 def test_an_adapter_that_is_merged_already_or_switched_off():
     merged = adapted()
     merged.merge_adapter()
-    assert_close(holdfast.merge(base_model(), merged, 1.0), weights(adapted()))
+    assert_close(anchorhold.merge(base_model(), merged, 1.0), weights(adapted()))
     off = adapted()
     with off.disable_adapter():
-        assert_close(holdfast.merge(base_model(), off, 1.0), base_model().state_dict())
+        assert_close(anchorhold.merge(base_model(), off, 1.0), base_model().state_dict())
 
 
 def test_two_adapters_are_not_averaged_factor_by_factor():
     one, other = adapted(1), adapted(2)
-    found = holdfast.merge(one, other, 0.5)
+    found = anchorhold.merge(one, other, 0.5)
     a, b = weights(adapted(1)), weights(adapted(2))
     assert_close(found, {name: (a[name] + b[name]) / 2 for name in a})
 
@@ -89,8 +89,8 @@ def test_a_folder_of_an_adapter_is_its_merged_weights(tmp_path, kind):
     base_model().save_pretrained(tmp_path / "base")
     old, expected = base_model().state_dict(), weights(after)
     mean = {name: 0.6 * old[name] + 0.4 * expected[name] for name in old}
-    assert_close(holdfast.merge(base_model(), tmp_path / "adapter", 0.4), mean)
-    written = holdfast.merge(tmp_path / "base", tmp_path / "adapter", 0.4, out=tmp_path / "merged")
+    assert_close(anchorhold.merge(base_model(), tmp_path / "adapter", 0.4), mean)
+    written = anchorhold.merge(tmp_path / "base", tmp_path / "adapter", 0.4, out=tmp_path / "merged")
     assert_close(transformers.GPT2LMHeadModel.from_pretrained(written).state_dict(), mean)
 
 
@@ -112,15 +112,15 @@ def test_the_base_with_an_adapter_is_the_adapter_scaled(tmp_path):
     assert repr(made).startswith("LoraAdapter of ") and len(repr(made)) < 80
     assert made.config["r"] == 2
     scaled = peft.PeftModel.from_pretrained(base_model(), tmp_path / "scaled")
-    assert_close(weights(scaled), holdfast.merge(base_model(), adapted(1), 0.25))
+    assert_close(weights(scaled), anchorhold.merge(base_model(), adapted(1), 0.25))
 
 
 def test_adapters_by_forms_of_the_base():
     torch.manual_seed(0)
     before, after = base_model(), adapted()
-    guard = holdfast.Consolidator(before, holdfast.Fisher(), form="rotated", protect="*.c_*")
+    guard = anchorhold.Guard(before, anchorhold.Fisher(), form="rotated", protect="*.c_*")
     guard.consolidate([{"input_ids": torch.randint(11, (6, 5))}])
-    found = holdfast.merge(before, after, 0.5, by=guard, damping=0.0)
+    found = anchorhold.merge(before, after, 0.5, by=guard, damping=0.0)
     old, new = before.state_dict(), weights(adapted())
     traces = sum(float(matrix.trace()) for matrix in guard.matrices.values())
     size = sum(old[name].numel() for matrix in guard.matrices.values() for name in matrix.block.parameters)
@@ -134,7 +134,7 @@ def test_adapters_that_are_not_averaged_alone(tmp_path):
     adapted(1, **SETTINGS["saved"]).save_pretrained(tmp_path / "saved")
     adapted(2).save_pretrained(tmp_path / "plain")
     for pair in ((None, "saved"), ("plain", "saved")):
-        with pytest.raises(holdfast.ConfigurationError, match="trained beside the adapter"):
+        with pytest.raises(anchorhold.ConfigurationError, match="trained beside the adapter"):
             merge_adapters(*(name and tmp_path / name for name in pair))
     adapted(3, **SETTINGS["saved"]).save_pretrained(tmp_path / "too")
     made = merge_adapters(tmp_path / "saved", tmp_path / "too", 0.5, out=tmp_path / "merged")
@@ -147,34 +147,34 @@ def test_adapters_that_are_not_averaged_alone(tmp_path):
 def test_adapters_that_do_not_fit(tmp_path):
     adapted(1).save_pretrained(tmp_path / "one")
     folder = tmp_path / "one"
-    with pytest.raises(holdfast.ConfigurationError, match="is an adapter, whose weights depend on its base"):
-        holdfast.merge(folder, base_model())
-    with pytest.raises(holdfast.ConfigurationError, match=r"adapts 'transformer.h.0.attn.c_attn.weight'.*not there"):
-        holdfast.merge(nn.Linear(2, 2), folder)
-    with pytest.raises(holdfast.ConfigurationError, match="share="):
+    with pytest.raises(anchorhold.ConfigurationError, match="is an adapter, whose weights depend on its base"):
+        anchorhold.merge(folder, base_model())
+    with pytest.raises(anchorhold.ConfigurationError, match=r"adapts 'transformer.h.0.attn.c_attn.weight'.*not there"):
+        anchorhold.merge(nn.Linear(2, 2), folder)
+    with pytest.raises(anchorhold.ConfigurationError, match="share="):
         merge_adapters(folder, folder, 1.5)
-    with pytest.raises(holdfast.StateError, match="not replaced"):
+    with pytest.raises(anchorhold.StateError, match="not replaced"):
         merge_adapters(folder, folder, 0.5, out=folder)
-    with pytest.raises(holdfast.ConfigurationError, match="has no adapter_config"):
+    with pytest.raises(anchorhold.ConfigurationError, match="has no adapter_config"):
         merge_adapters(tmp_path, folder)
     adapted(1, use_dora=True).save_pretrained(tmp_path / "dora")
-    with pytest.raises(holdfast.ConfigurationError, match="DoRA"):
-        holdfast.merge(base_model(), tmp_path / "dora")
+    with pytest.raises(anchorhold.ConfigurationError, match="DoRA"):
+        anchorhold.merge(base_model(), tmp_path / "dora")
     config = json.loads((folder / "adapter_config.json").read_text())
     other = LoraAdapter.read(folder)
-    with pytest.raises(holdfast.ConfigurationError, match="base_model_name_or_path"):
+    with pytest.raises(anchorhold.ConfigurationError, match="base_model_name_or_path"):
         merge_adapters(
             folder, LoraAdapter(config | {"base_model_name_or_path": "another"}, other.factors, frozenset(), {})
         )
     tensors = load_file(folder / "adapter_model.safetensors")
     name = next(iter(tensors))
     save_file(tensors | {name: tensors[name] * float("nan")}, folder / "adapter_model.safetensors")
-    with pytest.raises(holdfast.StateError, match="not finite"):
-        holdfast.merge(base_model(), folder)
+    with pytest.raises(anchorhold.StateError, match="not finite"):
+        anchorhold.merge(base_model(), folder)
     del tensors[name]
     save_file(tensors, folder / "adapter_model.safetensors")
-    with pytest.raises(holdfast.StateError, match="expected A and B"):
-        holdfast.merge(base_model(), folder)
+    with pytest.raises(anchorhold.StateError, match="expected A and B"):
+        anchorhold.merge(base_model(), folder)
 
 
 def test_convolutions(tmp_path):
@@ -193,7 +193,7 @@ def test_convolutions(tmp_path):
     torch.manual_seed(0)
     base = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
     a, b = weights(model(1)), weights(model(2))
-    assert_close(holdfast.merge(base, tmp_path / "1", 1.0), a)
+    assert_close(anchorhold.merge(base, tmp_path / "1", 1.0), a)
     merge_adapters(tmp_path / "1", tmp_path / "2", 0.3, out=tmp_path / "merged")
     both = peft.PeftModel.from_pretrained(base, tmp_path / "merged")
     assert_close(weights(both), {name: 0.7 * a[name] + 0.3 * b[name] for name in a})
@@ -208,17 +208,17 @@ def states(seeds=(1, 2), **settings):
 
 def test_factors_in_state_dicts_are_merged_by_themselves_and_that_is_told():
     before, after = states()
-    with pytest.warns(holdfast.HoldfastWarning, match=FACTORS):
-        found = holdfast.merge(before, after, 0.5)
+    with pytest.warns(anchorhold.AnchorholdWarning, match=FACTORS):
+        found = anchorhold.merge(before, after, 0.5)
     assert_close(found, {name: (before[name] + after[name]) / 2 for name in before})
     bare = [peft.get_peft_model_state_dict(adapted(seed)) for seed in (1, 2)]  # whose names lack the adapter's
-    with pytest.warns(holdfast.HoldfastWarning, match=FACTORS):
-        holdfast.merge(*bare)
+    with pytest.warns(anchorhold.AnchorholdWarning, match=FACTORS):
+        anchorhold.merge(*bare)
     embeddings = states(target_modules=["wpe"])
     with pytest.warns(
-        holdfast.HoldfastWarning, match=r"lora_embedding_A\.default' and .*lora_embedding_B\.default' are"
+        anchorhold.AnchorholdWarning, match=r"lora_embedding_A\.default' and .*lora_embedding_B\.default' are"
     ):
-        holdfast.merge(*embeddings)
+        anchorhold.merge(*embeddings)
 
 
 def test_nothing_is_told_where_one_factor_stayed_as_it_was():
@@ -226,7 +226,7 @@ def test_nothing_is_told_where_one_factor_stayed_as_it_was():
     for name, tensor in before.items():
         if "lora_A" in name:
             after[name] = tensor.clone()
-    found = holdfast.merge(before, after, 0.5)
+    found = anchorhold.merge(before, after, 0.5)
     layer = "base_model.model.transformer.h.0.attn.c_attn"
     added = [
         state[f"{layer}.lora_B.default.weight"] @ state[f"{layer}.lora_A.default.weight"] for state in (before, after)
@@ -239,4 +239,4 @@ def test_nothing_is_told_where_one_factor_stayed_as_it_was():
 def test_nor_of_models_which_are_the_weights_that_they_stand_for():
     before, after = adapted(1), adapted(2)
     expected = [weights(adapted(1)), weights(adapted(2))]
-    assert_close(holdfast.merge(before, after, 0.5), {n: (expected[0][n] + expected[1][n]) / 2 for n in expected[0]})
+    assert_close(anchorhold.merge(before, after, 0.5), {n: (expected[0][n] + expected[1][n]) / 2 for n in expected[0]})

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
-import holdfast
-from holdfast.merging import choose_share
+import anchorhold
+from anchorhold.merging import choose_share
 from tests.merging.models import guarded, moved, network
 
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -16,7 +16,7 @@ X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.f
 def lost(before, after, share, x=X, by=None):
     """KL(p_old‖p_new) from its formula."""
     merged = network()
-    merged.load_state_dict(holdfast.merge(before, after, share, by=by))
+    merged.load_state_dict(anchorhold.merge(before, after, share, by=by))
     p, q = (model(x).softmax(-1) for model in (before, merged))
     return (p * (p.log() - q.log())).sum(-1).mean().item()
 
@@ -38,7 +38,7 @@ def test_the_largest_share_that_is_within_the_tolerance(form, tolerance):
     assert 0 < chosen.share < 1 and chosen.lost <= tolerance
     assert lost(before, after, chosen.share, by=by) <= tolerance * (1 + 1e-9)
     assert lost(before, after, chosen.share + 0.1 / 2**4, by=by) > tolerance
-    expected = holdfast.merge(before, after, chosen.share, by=by)
+    expected = anchorhold.merge(before, after, chosen.share, by=by)
     assert all(torch.equal(chosen.weights[name], expected[name]) for name in expected)
 
 
@@ -48,7 +48,7 @@ def test_all_of_it_where_all_is_allowed():
 
 def test_nothing_where_nothing_is_allowed():
     before = network()
-    with pytest.warns(holdfast.HoldfastWarning, match="the result is the model before") as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match="the result is the model before") as told:
         chosen = choose_share(before, moved(network()), [X], 0.0)
     assert [each.filename for each in told] == [__file__]
     assert chosen.share == 0.0 and chosen.lost == 0.0
@@ -71,13 +71,13 @@ def test_what_is_lost_need_not_rise_with_the_share():
 def test_with_new_data_the_least_loss_is_taken():
     before, after = network(), moved(network(), 1.0)
     middle = network()
-    middle.load_state_dict(holdfast.merge(before, after, 0.5))
+    middle.load_state_dict(anchorhold.merge(before, after, 0.5))
     y = middle(X).argmax(-1)
     chosen = choose_share(before, after, [X], 100.0, new=[(X, y)])
     losses = {each.share: each.new_loss for each in chosen.tried}
     merged = network()
     for share, loss in losses.items():
-        merged.load_state_dict(holdfast.merge(before, after, share))
+        merged.load_state_dict(anchorhold.merge(before, after, share))
         assert loss == pytest.approx(F.cross_entropy(merged(X), y).item(), rel=1e-8)
     assert losses[chosen.share] == min(losses.values()) and 0 < chosen.share < 1
     tight = choose_share(before, after, [X], 0.01, new=[(X, y)])
@@ -91,7 +91,7 @@ def test_the_models_stay_as_they_are():
     before[2].eval()
     kept = {name: tensor.clone() for name, tensor in before.state_dict().items()}
     after = moved(before)
-    with pytest.warns(holdfast.HoldfastWarning, match="update_bn"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="update_bn"):
         first, second = (choose_share(before, after, [X], 0.01) for _ in range(2))
     assert first.tried == second.tried  # dropout is off
     assert all(torch.equal(before.state_dict()[name], tensor) for name, tensor in kept.items())
@@ -131,7 +131,7 @@ def test_a_language_model_loses_nats_a_token():
 )
 def test_what_makes_no_sense(settings, said):
     given = {"before": network(), "after": moved(network()), "kept": [X], "tolerance": 0.01} | settings
-    with pytest.raises(holdfast.HoldfastError, match=said):
+    with pytest.raises(anchorhold.AnchorholdError, match=said):
         choose_share(**given)
 
 
@@ -139,5 +139,5 @@ def test_models_that_are_too_far_apart():
     before, after = network(), moved(network())
     with torch.no_grad():
         after[3].weight.mul_(1e308)
-    with pytest.raises(holdfast.NotFiniteError, match="At share"):
+    with pytest.raises(anchorhold.NotFiniteError, match="At share"):
         choose_share(before, after, [X], 0.01)

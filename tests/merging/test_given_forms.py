@@ -5,15 +5,15 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-import holdfast
+import anchorhold
 from tests.merging.models import batches, guarded, moved, network
 
 KINDS = [
     "diagonal",
     "rotated",
     "kronecker",
-    holdfast.Kronecker(outputs="identity"),
-    holdfast.Rotated(sums="exact"),
+    anchorhold.Kronecker(outputs="identity"),
+    anchorhold.Rotated(sums="exact"),
     "lowrank",
     "dense",
 ]
@@ -34,10 +34,10 @@ def test_guards_matrices_and_files_are_the_same(tmp_path, form):
     guards = [guarded(before, form, 3), guarded(after, form, 4)]
     for k, guard in enumerate(guards):
         guard.save(tmp_path / f"{k}.safetensors")
-    expected = holdfast.merge(before, after, 0.4, by=guards)
+    expected = anchorhold.merge(before, after, 0.4, by=guards)
     files = [tmp_path / f"{k}.safetensors" for k in (0, 1)]
     for by in ([guard.matrices for guard in guards], files, (guards[0], str(files[1]))):
-        assert same(holdfast.merge(before, after, 0.4, by=by), expected, form)
+        assert same(anchorhold.merge(before, after, 0.4, by=by), expected, form)
 
 
 class Several(nn.Module):
@@ -67,52 +67,52 @@ def test_layers_that_lie_otherwise_are_read_as_they_were(tmp_path, form):
     assert {matrix.block.inputs_first for matrix in guards[0].matrices.values()} == {True, False}
     for k, guard in enumerate(guards):
         guard.save(tmp_path / f"{k}.safetensors")
-    found = holdfast.merge(before, after, 0.4, by=[tmp_path / f"{k}.safetensors" for k in (0, 1)])
-    assert same(found, holdfast.merge(before, after, 0.4, by=guards))
-    again = holdfast.Consolidator(before, holdfast.Fisher(), form=form)
+    found = anchorhold.merge(before, after, 0.4, by=[tmp_path / f"{k}.safetensors" for k in (0, 1)])
+    assert same(found, anchorhold.merge(before, after, 0.4, by=guards))
+    again = anchorhold.Guard(before, anchorhold.Fisher(), form=form)
     again.load(tmp_path / "0.safetensors")
     assert again.tasks == 1
 
 
 def test_what_a_task_brought_serves_for_the_diagonal():
     before, after = network(), moved(network())
-    guards = [holdfast.Consolidator(model, holdfast.Fisher()) for model in (before, after)]
+    guards = [anchorhold.Guard(model, anchorhold.Fisher()) for model in (before, after)]
     found = [guard.consolidate(batches(k))["EWC"] for k, guard in enumerate(guards)]
-    assert same(holdfast.merge(before, after, 0.4, by=found), holdfast.merge(before, after, 0.4, by=guards))
-    rotated = holdfast.Consolidator(before, holdfast.Fisher(), form="rotated").consolidate(batches(0))["EWC"]
-    with pytest.raises(holdfast.ConfigurationError, match="diagonal alone"):
-        holdfast.merge(before, after, by=[rotated, None])
+    assert same(anchorhold.merge(before, after, 0.4, by=found), anchorhold.merge(before, after, 0.4, by=guards))
+    rotated = anchorhold.Guard(before, anchorhold.Fisher(), form="rotated").consolidate(batches(0))["EWC"]
+    with pytest.raises(anchorhold.ConfigurationError, match="diagonal alone"):
+        anchorhold.merge(before, after, by=[rotated, None])
 
 
 def test_forms_of_the_other_model():
     before, after = network(), moved(network())
     guards = [guarded(before), guarded(after)]
-    with pytest.raises(holdfast.ConfigurationError, match=r"by\[0\] was measured at other weights .* of before"):
-        holdfast.merge(before, after, by=guards[::-1])
-    assert same(holdfast.merge(before, after, 0.0, by=[g.matrices for g in guards[::-1]]), before.state_dict())
+    with pytest.raises(anchorhold.ConfigurationError, match=r"by\[0\] was measured at other weights .* of before"):
+        anchorhold.merge(before, after, by=guards[::-1])
+    assert same(anchorhold.merge(before, after, 0.0, by=[g.matrices for g in guards[::-1]]), before.state_dict())
 
 
 def test_anchors_that_were_rounded_are_those_of_the_model():
     before, after = network().float(), moved(network()).float()
-    guard = holdfast.Consolidator(before, holdfast.Fisher(), state_dtype=torch.bfloat16)
+    guard = anchorhold.Guard(before, anchorhold.Fisher(), state_dtype=torch.bfloat16)
     guard.consolidate(batches(3, torch.float32))
-    holdfast.merge(before, after, by=guard)
-    holdfast.merge(before.to(torch.bfloat16), after, by=guard, dtype=torch.float32)
+    anchorhold.merge(before, after, by=guard)
+    anchorhold.merge(before.to(torch.bfloat16), after, by=guard, dtype=torch.float32)
 
 
 def test_forms_of_another_network():
     before, after = network(), moved(network())
-    fisher = holdfast.Fisher().measure(before, batches(3))
+    fisher = anchorhold.Fisher().measure(before, batches(3))
     with pytest.raises(
-        holdfast.ConfigurationError, match=r"by\[0\] is of a parameter 'body.0.weight', which the models"
+        anchorhold.ConfigurationError, match=r"by\[0\] is of a parameter 'body.0.weight', which the models"
     ):
-        holdfast.merge(before, after, by={"body.0.weight": fisher["0.weight"]})
-    with pytest.raises(holdfast.ConfigurationError, match=r"'0.weight' with shape \(5, 5\)"):
-        holdfast.merge(before, after, by={"0.weight": torch.ones(5, 5)})
+        anchorhold.merge(before, after, by={"body.0.weight": fisher["0.weight"]})
+    with pytest.raises(anchorhold.ConfigurationError, match=r"'0.weight' with shape \(5, 5\)"):
+        anchorhold.merge(before, after, by={"0.weight": torch.ones(5, 5)})
     other = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3)).double()
     for form in ("rotated", "dense"):
-        with pytest.raises(holdfast.ConfigurationError, match=r"'0.weight' with shape|'0.bias' with shape"):
-            holdfast.merge(before, after, by=guarded(other, form).matrices)
+        with pytest.raises(anchorhold.ConfigurationError, match=r"'0.weight' with shape|'0.bias' with shape"):
+            anchorhold.merge(before, after, by=guarded(other, form).matrices)
 
 
 @pytest.mark.parametrize(
@@ -127,58 +127,58 @@ def test_forms_of_another_network():
     ],
 )
 def test_what_is_no_form(by, said):
-    with pytest.raises(holdfast.ConfigurationError, match=said):
-        holdfast.merge(network(), moved(network()), by=by)
+    with pytest.raises(anchorhold.ConfigurationError, match=said):
+        anchorhold.merge(network(), moved(network()), by=by)
 
 
 def test_importances_that_weigh_nothing_sensible():
     before, after = network(), moved(network())
-    fisher = holdfast.Fisher().measure(before, batches(3))
+    fisher = anchorhold.Fisher().measure(before, batches(3))
     negative = fisher | {"0.weight": fisher["0.weight"] - 1}
-    with pytest.raises(holdfast.ConfigurationError, match="negative"):
-        holdfast.merge(before, after, by=negative)
-    with pytest.raises(holdfast.NotFiniteError, match=r"0\.weight"):
-        holdfast.merge(before, after, by=fisher | {"0.weight": fisher["0.weight"] * float("nan")})
-    with pytest.raises(holdfast.ConfigurationError, match="0 everywhere"):
-        holdfast.merge(before, after, by={name: 0 * omega for name, omega in fisher.items()})
+    with pytest.raises(anchorhold.ConfigurationError, match="negative"):
+        anchorhold.merge(before, after, by=negative)
+    with pytest.raises(anchorhold.NotFiniteError, match=r"0\.weight"):
+        anchorhold.merge(before, after, by=fisher | {"0.weight": fisher["0.weight"] * float("nan")})
+    with pytest.raises(anchorhold.ConfigurationError, match="0 everywhere"):
+        anchorhold.merge(before, after, by={name: 0 * omega for name, omega in fisher.items()})
     for damping in (-1.0, float("nan"), "much"):
-        with pytest.raises(holdfast.ConfigurationError, match="damping="):
-            holdfast.merge(before, after, by=fisher, damping=damping)
-    with pytest.raises(holdfast.ConfigurationError, match="normalise="):
-        holdfast.merge(before, after, by=fisher, normalise="layer")
+        with pytest.raises(anchorhold.ConfigurationError, match="damping="):
+            anchorhold.merge(before, after, by=fisher, damping=damping)
+    with pytest.raises(anchorhold.ConfigurationError, match="normalise="):
+        anchorhold.merge(before, after, by=fisher, normalise="layer")
 
 
 def test_guards_that_have_nothing_to_say(tmp_path):
     before, after = network(), moved(network())
-    with pytest.raises(holdfast.ConfigurationError, match="holds nothing yet"):
-        holdfast.merge(before, after, by=holdfast.Consolidator(before, holdfast.Fisher()))
+    with pytest.raises(anchorhold.ConfigurationError, match="holds nothing yet"):
+        anchorhold.merge(before, after, by=anchorhold.Guard(before, anchorhold.Fisher()))
     normed = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
-    guard = holdfast.Consolidator(normed, holdfast.Fisher(), batch_norm="fold")
+    guard = anchorhold.Guard(normed, anchorhold.Fisher(), batch_norm="fold")
     guard.consolidate(batches(3))
     guard.save(tmp_path / "folded.safetensors")
     for given in (guard, tmp_path / "folded.safetensors"):
-        with pytest.raises(holdfast.ConfigurationError, match="batch_norm"):
-            holdfast.merge(normed, moved(normed), by=given)
-    holdfast.merge(before, after, 0.5, out=tmp_path / "model.safetensors")
-    with pytest.raises(holdfast.StateError, match=r"not one that a Consolidator wrote"):
-        holdfast.merge(before, after, by=tmp_path / "model.safetensors")
+        with pytest.raises(anchorhold.ConfigurationError, match="batch_norm"):
+            anchorhold.merge(normed, moved(normed), by=given)
+    anchorhold.merge(before, after, 0.5, out=tmp_path / "model.safetensors")
+    with pytest.raises(anchorhold.StateError, match=r"not one that a Guard wrote"):
+        anchorhold.merge(before, after, by=tmp_path / "model.safetensors")
 
 
 def test_what_only_one_form_is_of_is_averaged_and_told():
     before, after = network(), moved(network())
     guards = [guarded(before, "rotated"), guarded(after, "rotated", 4, protect="0.*")]
-    with pytest.warns(holdfast.HoldfastWarning, match=r"'2.weight' and 3 others have an importance in one form"):
-        found = holdfast.merge(before, after, 0.3, by=guards)
-    assert torch.equal(found["3.weight"], holdfast.merge(before, after, 0.3)["3.weight"])
-    assert not torch.equal(found["0.weight"], holdfast.merge(before, after, 0.3)["0.weight"])
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"'2.weight' and 3 others have an importance in one form"):
+        found = anchorhold.merge(before, after, 0.3, by=guards)
+    assert torch.equal(found["3.weight"], anchorhold.merge(before, after, 0.3)["3.weight"])
+    assert not torch.equal(found["0.weight"], anchorhold.merge(before, after, 0.3)["0.weight"])
 
 
 def test_what_no_form_is_of_is_averaged():
     before, after = network(), moved(network())
-    found = holdfast.merge(
+    found = anchorhold.merge(
         before, after, 0.3, by=[guarded(before, protect="0.*"), guarded(after, seed=4, protect="0.*")]
     )
-    assert torch.equal(found["3.weight"], holdfast.merge(before, after, 0.3)["3.weight"])
+    assert torch.equal(found["3.weight"], anchorhold.merge(before, after, 0.3)["3.weight"])
 
 
 @pytest.mark.parametrize("name", ["EWC", "SI", "MAS", "sqrtFisher"])
@@ -187,5 +187,5 @@ def test_files_of_the_first_version(name):
     before = {key.removeprefix("anchor/"): t for key, t in load_file(path).items() if key.startswith("anchor/")}
     model = nn.ParameterDict({key.replace(".", "_"): nn.Parameter(t) for key, t in before.items()})
     after = {key: p.detach() for key, p in zip(before, moved(model).values(), strict=True)}
-    found = holdfast.merge(before, after, 0.5, by=path)
+    found = anchorhold.merge(before, after, 0.5, by=path)
     assert any(not torch.equal(found[key], (before[key] + after[key]) / 2) for key in before)

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import holdfast
-from holdfast.merging import between, tensor_files
+import anchorhold
+from anchorhold.merging import between, tensor_files
 from tests.merging.models import guarded, moved, network
 
 
@@ -49,17 +49,17 @@ def test_the_same_bits_as_in_memory(tmp_path, dtype, monkeypatch):
     monkeypatch.setattr(between, "PIECE", 7)  # so that every tensor goes in several pieces
     before, after = network().to(dtype), moved(network()).to(dtype)
     paths = saved(tmp_path, "before", before), saved(tmp_path, "after", after, format="pt", made="here")
-    written = holdfast.merge(*paths, 0.3, out=tmp_path / "merged.safetensors")
+    written = anchorhold.merge(*paths, 0.3, out=tmp_path / "merged.safetensors")
     assert written == tmp_path / "merged.safetensors"
     found = load_file(written)
-    assert_same(found, holdfast.merge(before, after, 0.3))
+    assert_same(found, anchorhold.merge(before, after, 0.3))
     monkeypatch.undo()
-    assert_same(found, holdfast.merge(before, after, 0.3))
+    assert_same(found, anchorhold.merge(before, after, 0.3))
     assert tensor_files.metadata(written) == {"format": "pt", "made": "here"}
     nothing_else(tmp_path, "before.safetensors", "after.safetensors", "merged.safetensors")
 
 
-@pytest.mark.parametrize("form", ["diagonal", "rotated", holdfast.Kronecker(outputs="identity")], ids=str)
+@pytest.mark.parametrize("form", ["diagonal", "rotated", anchorhold.Kronecker(outputs="identity")], ids=str)
 def test_the_same_as_in_memory_with_forms(tmp_path, form):
     before, after = network(), moved(network())
     guards = [guarded(before, form, 3), guarded(after, form, 4)]
@@ -67,8 +67,8 @@ def test_the_same_as_in_memory_with_forms(tmp_path, form):
         guard.save(tmp_path / f"guard{k}.safetensors")
     by = [tmp_path / f"guard{k}.safetensors" for k in (0, 1)]
     paths = saved(tmp_path, "before", before), saved(tmp_path, "after", after)
-    found = load_file(holdfast.merge(*paths, 0.3, by=by, out=tmp_path / "merged.safetensors"))
-    for name, tensor in holdfast.merge(before, after, 0.3, by=guards).items():
+    found = load_file(anchorhold.merge(*paths, 0.3, by=by, out=tmp_path / "merged.safetensors"))
+    for name, tensor in anchorhold.merge(before, after, 0.3, by=guards).items():
         torch.testing.assert_close(found[name], tensor, rtol=0 if form == "diagonal" else 1e-12, atol=1e-14)
 
 
@@ -80,23 +80,23 @@ def test_types_of_all_sizes_lie_where_they_may(tmp_path):
         "complex": torch.tensor([1 + 1j]),
     }  # fmt: skip
     copied = {name: tensor.clone() for name, tensor in state.items()}
-    path = holdfast.merge(state, copied, 0.5, out=tmp_path / "merged.safetensors")
+    path = anchorhold.merge(state, copied, 0.5, out=tmp_path / "merged.safetensors")
     assert_same(load_file(path), state)
 
 
 def test_a_folder_of_several_files(tmp_path):
     before, after = network(), moved(network())
     one, other = sharded(tmp_path / "before", before, 3), sharded(tmp_path / "after", after, 2)
-    written = holdfast.merge(one, other, 0.3, out=tmp_path / "merged")
+    written = anchorhold.merge(one, other, 0.3, out=tmp_path / "merged")
     files = [f"model-0000{k}-of-00002.safetensors" for k in (1, 2)]
     nothing_else(written, *files, "config.json", tensor_files.INDEX)
-    expected = holdfast.merge(before, after, 0.3)
+    expected = anchorhold.merge(before, after, 0.3)
     assert_same(load_file(written / files[0]) | load_file(written / files[1]), expected)
     index = json.loads((written / tensor_files.INDEX).read_text())
     assert index["weight_map"] == json.loads((other / tensor_files.INDEX).read_text())["weight_map"]
     assert index["metadata"]["total_size"] == sum(8 * tensor.numel() for tensor in expected.values())
-    assert_same(holdfast.merge(written, written, 0.0), expected)
-    assert_same(load_file(holdfast.merge(one, other, 0.3, out=tmp_path / "one.safetensors")), expected)
+    assert_same(anchorhold.merge(written, written, 0.0), expected)
+    assert_same(load_file(anchorhold.merge(one, other, 0.3, out=tmp_path / "one.safetensors")), expected)
 
 
 def test_a_folder_of_one_file(tmp_path):
@@ -104,9 +104,9 @@ def test_a_folder_of_one_file(tmp_path):
     for name, model in (("before", before), ("after", after)):
         (tmp_path / name).mkdir()
         saved(tmp_path / name, "model", model)
-    written = holdfast.merge(tmp_path / "before", tmp_path / "after", 0.3, out=tmp_path / "merged")
+    written = anchorhold.merge(tmp_path / "before", tmp_path / "after", 0.3, out=tmp_path / "merged")
     nothing_else(written, "model.safetensors")
-    assert_same(load_file(written / "model.safetensors"), holdfast.merge(before, after, 0.3))
+    assert_same(load_file(written / "model.safetensors"), anchorhold.merge(before, after, 0.3))
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -127,7 +127,7 @@ def test_an_interrupted_merge_leaves_nothing(tmp_path, monkeypatch, folder, inte
 
     monkeypatch.setattr(tensor_files.Writer, "write", interrupted)
     with pytest.raises(interruption):
-        holdfast.merge(*paths, 0.3, out=tmp_path / ("merged" if folder else "merged.safetensors"))
+        anchorhold.merge(*paths, 0.3, out=tmp_path / ("merged" if folder else "merged.safetensors"))
     nothing_else(tmp_path, *there)
 
 
@@ -136,8 +136,8 @@ def test_a_refused_merge_leaves_nothing(tmp_path):
     with torch.no_grad():
         after[3].bias[0] = float("nan")
     paths = saved(tmp_path, "before", before), saved(tmp_path, "after", after)
-    with pytest.raises(holdfast.NotFiniteError, match=r"'3.bias' of after"):
-        holdfast.merge(*paths, 0.3, out=tmp_path / "merged.safetensors")
+    with pytest.raises(anchorhold.NotFiniteError, match=r"'3.bias' of after"):
+        anchorhold.merge(*paths, 0.3, out=tmp_path / "merged.safetensors")
     nothing_else(tmp_path, "before.safetensors", "after.safetensors")
 
 
@@ -145,27 +145,27 @@ def test_nothing_that_is_there_is_replaced(tmp_path):
     before, after = network(), moved(network())
     paths = saved(tmp_path, "before", before), saved(tmp_path, "after", after)
     for out in (*paths, tmp_path):
-        with pytest.raises(holdfast.StateError, match="not replaced"):
-            holdfast.merge(*paths, 0.3, out=out)
+        with pytest.raises(anchorhold.StateError, match="not replaced"):
+            anchorhold.merge(*paths, 0.3, out=out)
     assert_same(load_file(paths[1]), after.state_dict())
-    with pytest.raises(holdfast.StateError, match="no folder"):
-        holdfast.merge(*paths, 0.3, out=tmp_path / "nowhere" / "merged.safetensors")
+    with pytest.raises(anchorhold.StateError, match="no folder"):
+        anchorhold.merge(*paths, 0.3, out=tmp_path / "nowhere" / "merged.safetensors")
 
 
 def test_files_that_are_no_models(tmp_path):
     before = saved(tmp_path, "before", network())
-    with pytest.raises(holdfast.ConfigurationError, match=r"after='.*nowhere.safetensors': there is no such file"):
-        holdfast.merge(before, tmp_path / "nowhere.safetensors")
+    with pytest.raises(anchorhold.ConfigurationError, match=r"after='.*nowhere.safetensors': there is no such file"):
+        anchorhold.merge(before, tmp_path / "nowhere.safetensors")
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(before.read_bytes()[:-10])
     (tmp_path / "pickle.safetensors").write_bytes(b"\x80\x02 something else")
     for name in ("cut", "pickle"):
-        with pytest.raises(holdfast.StateError, match="not a whole safetensors file"):
-            holdfast.merge(before, tmp_path / f"{name}.safetensors")
+        with pytest.raises(anchorhold.StateError, match="not a whole safetensors file"):
+            anchorhold.merge(before, tmp_path / f"{name}.safetensors")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(holdfast.StateError, match=r"neither model.safetensors nor .*pytorch_model.bin.*Pickled"):
-        holdfast.merge(before, tmp_path / "folder")
+    with pytest.raises(anchorhold.StateError, match=r"neither model.safetensors nor .*pytorch_model.bin.*Pickled"):
+        anchorhold.merge(before, tmp_path / "folder")
 
 
 def test_indices_that_do_not_fit(tmp_path):
@@ -174,45 +174,45 @@ def test_indices_that_do_not_fit(tmp_path):
     index = folder / tensor_files.INDEX
     kept = json.loads(index.read_text())
     index.write_text("{")
-    with pytest.raises(holdfast.StateError, match="cannot be read"):
-        holdfast.merge(model, folder)
+    with pytest.raises(anchorhold.StateError, match="cannot be read"):
+        anchorhold.merge(model, folder)
     index.write_text(
         json.dumps(kept | {"weight_map": kept["weight_map"] | {"more": "model-00001-of-00002.safetensors"}})
     )
-    with pytest.raises(holdfast.StateError, match=r"has no 'more'"):
-        holdfast.merge(model, folder)
+    with pytest.raises(anchorhold.StateError, match=r"has no 'more'"):
+        anchorhold.merge(model, folder)
     index.write_text(json.dumps(kept))
     (folder / "model-00001-of-00002.safetensors").unlink()
-    with pytest.raises(holdfast.StateError, match="There is no file"):
-        holdfast.merge(model, folder)
+    with pytest.raises(anchorhold.StateError, match="There is no file"):
+        anchorhold.merge(model, folder)
 
 
 def test_files_with_other_names_or_shapes(tmp_path):
     one, other = saved(tmp_path, "one", network()), saved(tmp_path, "other", nn.Linear(3, 2))
-    with pytest.raises(holdfast.ConfigurationError, match=r"before has no '(weight|bias)' and 1 more"):
-        holdfast.merge(one, other, out=tmp_path / "merged.safetensors")
+    with pytest.raises(anchorhold.ConfigurationError, match=r"before has no '(weight|bias)' and 1 more"):
+        anchorhold.merge(one, other, out=tmp_path / "merged.safetensors")
     wide = saved(tmp_path, "wide", nn.Linear(4, 2))
-    with pytest.raises(holdfast.ConfigurationError, match=r"\(2, 3\) in before, \(2, 4\) in after"):
-        holdfast.merge(other, wide, out=tmp_path / "merged.safetensors")
+    with pytest.raises(anchorhold.ConfigurationError, match=r"\(2, 3\) in before, \(2, 4\) in after"):
+        anchorhold.merge(other, wide, out=tmp_path / "merged.safetensors")
     nothing_else(tmp_path, "one.safetensors", "other.safetensors", "wide.safetensors")
 
 
 def test_what_a_file_cannot_hold(tmp_path):
     state = {"w": torch.zeros(1), "_extra_state": 1}
-    with pytest.raises(holdfast.ConfigurationError, match="_extra_state"):
-        holdfast.merge(state, state | {"w": torch.ones(1)}, out=tmp_path / "merged.safetensors")
+    with pytest.raises(anchorhold.ConfigurationError, match="_extra_state"):
+        anchorhold.merge(state, state | {"w": torch.ones(1)}, out=tmp_path / "merged.safetensors")
     nothing_else(tmp_path)
 
 
 MEASURED = """
 import sys, torch
-import holdfast
-holdfast.merge({"w": torch.zeros(2)}, {"w": torch.ones(2)})
+import anchorhold
+anchorhold.merge({"w": torch.zeros(2)}, {"w": torch.ones(2)})
 def peak():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024
 before = peak()
-holdfast.merge(sys.argv[1], sys.argv[2], 0.3, by=sys.argv[4:] or None, out=sys.argv[3])
+anchorhold.merge(sys.argv[1], sys.argv[2], 0.3, by=sys.argv[4:] or None, out=sys.argv[3])
 print(peak() - before)
 """
 
@@ -226,5 +226,5 @@ def test_memory_is_that_of_a_tensor_and_not_of_the_model(tmp_path):
     command = [sys.executable, "-c", MEASURED, *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 90, done.stdout  # MB, of 128 in each of the three files
-    expected = holdfast.merge(*(load_file(path) for path in paths[:2]), 0.3)
+    expected = anchorhold.merge(*(load_file(path) for path in paths[:2]), 0.3)
     assert_same(load_file(paths[2]), expected)

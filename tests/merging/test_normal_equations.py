@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import holdfast
-from holdfast.merging import Merging, normal_equations
+import anchorhold
+from anchorhold.merging import Merging, normal_equations
 from tests.merging.models import batches, brute_force, guarded, moved, network, vector
 
 
@@ -16,26 +16,26 @@ def to_the_last_digits(monkeypatch):
 
 FORMS = {
     "fisher": "diagonal",
-    "regmean": holdfast.Kronecker(outputs="identity"),
-    "regmean, the other side": holdfast.Kronecker(inputs="identity"),
-    "regmean, diagonal": holdfast.Kronecker(outputs="identity", inputs="diagonal"),
+    "regmean": anchorhold.Kronecker(outputs="identity"),
+    "regmean, the other side": anchorhold.Kronecker(inputs="identity"),
+    "regmean, diagonal": anchorhold.Kronecker(outputs="identity", inputs="diagonal"),
     "kronecker": "kronecker",
-    "kronecker, diagonal outputs": holdfast.Kronecker(outputs="diagonal"),
+    "kronecker, diagonal outputs": anchorhold.Kronecker(outputs="diagonal"),
     "rotated": "rotated",
-    "rotated inputs": holdfast.Rotated(outputs="identity"),
-    "rotated, every task kept": holdfast.Rotated(sums="exact"),
-    "rotated, sides cut": holdfast.Rotated(outputs="blocks", inputs="lowrank", largest_block=2, rank=2),
-    "kronecker, sides cut": holdfast.Kronecker(outputs="lowrank", inputs="blocks", largest_block=2, rank=2),
-    "regmean, in blocks": holdfast.Kronecker(outputs="identity", inputs="blocks", largest_block=2),
-    "lowrank": holdfast.LowRank(rank=5),
+    "rotated inputs": anchorhold.Rotated(outputs="identity"),
+    "rotated, every task kept": anchorhold.Rotated(sums="exact"),
+    "rotated, sides cut": anchorhold.Rotated(outputs="blocks", inputs="lowrank", largest_block=2, rank=2),
+    "kronecker, sides cut": anchorhold.Kronecker(outputs="lowrank", inputs="blocks", largest_block=2, rank=2),
+    "regmean, in blocks": anchorhold.Kronecker(outputs="identity", inputs="blocks", largest_block=2),
+    "lowrank": anchorhold.LowRank(rank=5),
     "dense": "dense",
-    "dense layers": holdfast.Dense(span="layers"),
+    "dense layers": anchorhold.Dense(span="layers"),
 }
 
 
 def merged(models, share, **settings):
     before, *after = models
-    found = holdfast.merge(before, after[0] if len(after) == 1 else after, share, **settings)
+    found = anchorhold.merge(before, after[0] if len(after) == 1 else after, share, **settings)
     return vector({name: found[name] for name, _ in before.named_parameters()})
 
 
@@ -90,7 +90,7 @@ def test_forms_of_different_kinds(one, other):
 
 def test_several_tasks_each_kept():
     before, after = network(), moved(network())
-    guards = [guarded(before, holdfast.Rotated(sums="exact"), 3), guarded(after, "rotated", 4)]
+    guards = [guarded(before, anchorhold.Rotated(sums="exact"), 3), guarded(after, "rotated", 4)]
     guards[0].consolidate(batches(9))
     expected = brute_force([before, after], guards, [0.6, 0.4], 1e-3)
     torch.testing.assert_close(merged([before, after], 0.4, by=guards, damping=1e-3), expected, rtol=1e-10, atol=1e-10)
@@ -129,9 +129,9 @@ def test_the_old_form_alone_shrinks_the_step():
 
 UNDAMPED = {
     "fisher": "diagonal",
-    "regmean": holdfast.Kronecker(outputs="identity", damping=0.0),
-    "kronecker": holdfast.Kronecker(damping=0.0),
-    "rotated": holdfast.Rotated(damping=0.0),
+    "regmean": anchorhold.Kronecker(outputs="identity", damping=0.0),
+    "kronecker": anchorhold.Kronecker(damping=0.0),
+    "rotated": anchorhold.Rotated(damping=0.0),
     "dense": "dense",
 }
 
@@ -143,7 +143,7 @@ def test_directions_that_no_form_weighs_are_averaged(name, damping):
     before, after = network(), moved(network())
     data = [[batch * torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64) for batch in batches(k)] for k in (3, 4)]
     guards = [guarded(model, UNDAMPED[name], data=own) for model, own in zip((before, after), data, strict=True)]
-    found = holdfast.merge(before, after, 0.3, by=guards, damping=damping)["0.weight"]
+    found = anchorhold.merge(before, after, 0.3, by=guards, damping=damping)["0.weight"]
     average = 0.7 * before[0].weight + 0.3 * after[0].weight
     torch.testing.assert_close(found[:, 2], average[:, 2].detach(), rtol=1e-7, atol=1e-7)
     assert not torch.allclose(found[:, 1], average[:, 1], atol=1e-3)
@@ -153,8 +153,8 @@ def test_directions_that_no_form_weighs_are_averaged(name, damping):
 @pytest.mark.parametrize("normalise", ["network", "layers", "none"])
 def test_how_forms_are_made_comparable(normalise):
     before, after = network(), moved(network())
-    fishers = [holdfast.Fisher().measure(model, batches(k)) for model, k in ((before, 3), (after, 4))]
-    found = holdfast.merge(before, after, 0.3, by=fishers, normalise=normalise, damping=0.0)
+    fishers = [anchorhold.Fisher().measure(model, batches(k)) for model, k in ((before, 3), (after, 4))]
+    found = anchorhold.merge(before, after, 0.3, by=fishers, normalise=normalise, damping=0.0)
     for name, own in before.named_parameters():
         scales = {
             "network": [1 / torch.cat([t.reshape(-1) for t in fisher.values()]).mean() for fisher in fishers],
@@ -193,7 +193,7 @@ def test_many_shares_of_one_preparation():
     guards = [guarded(before, "rotated", 3), guarded(after, "rotated", 4)]
     between = Merging(before, after, by=guards)
     for share in (0.1, 0.5, 0.9):
-        found, alone = between.at(share), holdfast.merge(before, after, share, by=guards)
+        found, alone = between.at(share), anchorhold.merge(before, after, share, by=guards)
         assert all(torch.equal(found[name], alone[name]) for name in alone)
 
 
@@ -212,9 +212,9 @@ def test_what_is_not_settled_is_told(monkeypatch):
     before, after = network(), moved(network())
     guards = [guarded(before, "rotated", 3, protect="0.*"), guarded(after, "rotated", 4, protect="0.*")]
     with pytest.warns(
-        holdfast.HoldfastWarning, match=r"'0.weight', '0.bias' stopped after 1 steps at a residual"
+        anchorhold.AnchorholdWarning, match=r"'0.weight', '0.bias' stopped after 1 steps at a residual"
     ) as told:
-        holdfast.merge(before, after, 0.5, by=guards)
+        anchorhold.merge(before, after, 0.5, by=guards)
     assert {each.filename for each in told} == {__file__}
 
 
@@ -229,7 +229,7 @@ def test_factors_that_rounding_has_made_indefinite():
             values[0] = -1e-3 * values[-1]
             matrix.g.copy_((vectors * values) @ vectors.mT)
         by.append(matrices)
-    found = holdfast.merge(before, after, 0.5, by=by, damping=1e-6)  # which tells of nothing
-    average = holdfast.merge(before, after, 0.5)
+    found = anchorhold.merge(before, after, 0.5, by=by, damping=1e-6)  # which tells of nothing
+    average = anchorhold.merge(before, after, 0.5)
     size = max(float(average[name].abs().max()) for name in average)
     assert all(float((found[name] - average[name]).abs().max()) < 3 * size for name in average)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2ForSequenceClassification, T5Config, T5ForConditionalGeneration
 
-import holdfast
+import anchorhold
 from tests.integrations import tiny
 from tests.own_text.writers import TOKENS, Chain, Recurrent
 
@@ -54,25 +54,25 @@ class Pooled(nn.Module):
     ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
 )
 def test_a_model_that_cannot_write_is_refused(model, said):
-    with pytest.raises(holdfast.ModelError, match=said):
-        holdfast.write_text(model, 2, 6, start=0)
+    with pytest.raises(anchorhold.ModelError, match=said):
+        anchorhold.write_text(model, 2, 6, start=0)
 
 
 @pytest.mark.parametrize("make", [tiny.gpt2, tiny.llama])
 def test_prompts_beyond_the_context_are_refused(make):
     model = make()  # which reads 16
-    assert len(holdfast.write_text(model, 1, 15)) == 1
-    with pytest.raises(holdfast.ConfigurationError, match=r"17 tokens.*at most 16\. Write at most length=15"):
-        holdfast.write_text(model, 1, 16)
-    with pytest.raises(holdfast.ConfigurationError, match=r"prompt 1 with its 20 tokens.*shorter prompts"):
-        holdfast.write_text(model, length=4, prompts=[[3], [3] * 20])
+    assert len(anchorhold.write_text(model, 1, 15)) == 1
+    with pytest.raises(anchorhold.ConfigurationError, match=r"17 tokens.*at most 16\. Write at most length=15"):
+        anchorhold.write_text(model, 1, 16)
+    with pytest.raises(anchorhold.ConfigurationError, match=r"prompt 1 with its 20 tokens.*shorter prompts"):
+        anchorhold.write_text(model, length=4, prompts=[[3], [3] * 20])
 
 
 def test_a_context_that_nobody_told_of_is_found_before_writing():
     model = Chain(context=8)
-    assert len(holdfast.write_text(model, 1, 7, start=0)) == 1
-    with pytest.raises(holdfast.ModelError, match=r"failed to read 9 tokens \(IndexError"):
-        holdfast.write_text(model, 100, 8, start=0)
+    assert len(anchorhold.write_text(model, 1, 7, start=0)) == 1
+    with pytest.raises(anchorhold.ModelError, match=r"failed to read 9 tokens \(IndexError"):
+        anchorhold.write_text(model, 100, 8, start=0)
     assert max(model.calls)[0] <= 2  # and no piece had been begun
 
 
@@ -82,20 +82,20 @@ def test_logits_that_are_not_finite_are_refused(bad, batch_size):
     model = Chain()
     with torch.no_grad():
         model.table[3, 1] = bad
-    with pytest.raises(holdfast.NotFiniteError, match=r"token \d+ of piece \d"):
-        holdfast.write_text(model, 8, 30, start=0, batch_size=batch_size)
+    with pytest.raises(anchorhold.NotFiniteError, match=r"token \d+ of piece \d"):
+        anchorhold.write_text(model, 8, 30, start=0, batch_size=batch_size)
 
 
 def test_logits_that_forbid_tokens_are_fine_unless_they_forbid_all():
     model = Chain()
     with torch.no_grad():
         model.table[:, 3] = -math.inf
-    text = holdfast.write_text(model, 8, 30, start=0)
+    text = anchorhold.write_text(model, 8, 30, start=0)
     assert not any(bool((piece.tokens == 3).any()) for piece in text.pieces)
     with torch.no_grad():
         model.table[1] = -math.inf
-    with pytest.raises(holdfast.NotFiniteError):
-        holdfast.write_text(model, 8, 30, start=0)
+    with pytest.raises(anchorhold.NotFiniteError):
+        anchorhold.write_text(model, 8, 30, start=0)
 
 
 def test_what_was_stored_before_an_error_is_still_there(tmp_path):
@@ -104,10 +104,10 @@ def test_what_was_stored_before_an_error_is_still_there(tmp_path):
     def broken(done, wanted):
         model.head.bias.data.fill_(math.nan)
 
-    with pytest.raises(holdfast.NotFiniteError):
-        holdfast.write_text(model, 8, 5, start=0, batch_size=2, store=tmp_path, progress=broken)
-    with pytest.warns(holdfast.HoldfastWarning, match="2 of 8"):
-        assert len(holdfast.OwnText.load(tmp_path)) == 2
+    with pytest.raises(anchorhold.NotFiniteError):
+        anchorhold.write_text(model, 8, 5, start=0, batch_size=2, store=tmp_path, progress=broken)
+    with pytest.warns(anchorhold.AnchorholdWarning, match="2 of 8"):
+        assert len(anchorhold.OwnText.load(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_what_was_stored_before_an_error_is_still_there(tmp_path):
     ],
 )
 def test_settings_that_make_no_sense_are_refused(name, value):
-    with pytest.raises(holdfast.ConfigurationError, match=f"{name}={value!r}"):
-        holdfast.write_text(Chain(), **{"pieces": 2, "length": 3, "start": 0, name: value})
+    with pytest.raises(anchorhold.ConfigurationError, match=f"{name}={value!r}"):
+        anchorhold.write_text(Chain(), **{"pieces": 2, "length": 3, "start": 0, name: value})
 
 
 def test_a_model_of_one_layer_without_parameters_writes():
@@ -133,7 +133,7 @@ def test_a_model_of_one_layer_without_parameters_writes():
         def forward(self, tokens):
             return torch.zeros(*tokens.shape, 4)
 
-    text = holdfast.write_text(Uniform(), 50, 4, start=0)
+    text = anchorhold.write_text(Uniform(), 50, 4, start=0)
     assert torch.cat([piece.written for piece in text.pieces]).unique().tolist() == [0, 1, 2, 3]
 
 
@@ -144,7 +144,7 @@ def test_a_cache_that_gives_something_else_is_not_used():
 
     torch.manual_seed(0)
     model = Forgetful(tiny.gpt2().config).double()
-    with pytest.warns(holdfast.HoldfastWarning, match="gives other logits"):
-        text = holdfast.write_text(model, 4, 6)
-    whole = holdfast.write_text(model, 4, 6, cache=False)
+    with pytest.warns(anchorhold.AnchorholdWarning, match="gives other logits"):
+        text = anchorhold.write_text(model, 4, 6)
+    whole = anchorhold.write_text(model, 4, 6, cache=False)
     assert [p.tokens.tolist() for p in text.pieces] == [p.tokens.tolist() for p in whole.pieces]

@@ -6,8 +6,8 @@ import peft
 import pytest
 import torch
 
-import holdfast
-from holdfast.own_text import text_folder
+import anchorhold
+from anchorhold.own_text import text_folder
 from tests.integrations import tiny
 from tests.own_text.writers import Chain, Recurrent, same
 
@@ -20,7 +20,7 @@ class Stopped(Exception):
 
 def write(store, model=None, pieces=11, **options):
     options = {"prompts": PROMPTS, "end": 0, "batch_size": 3, "keep_top": 2, **options}
-    return holdfast.write_text(Recurrent() if model is None else model, pieces, 6, store=store, **options)
+    return anchorhold.write_text(Recurrent() if model is None else model, pieces, 6, store=store, **options)
 
 
 def stop_after(files):
@@ -47,7 +47,7 @@ def test_writing_goes_on_where_it_was_stopped(tmp_path, files, batch_size):
     assert same(whole, resumed)
     assert all(path.read_bytes() == content for path, content in stamps.items())
     assert told == list(range(min(3 * files, 11) + batch_size, 11, batch_size)) + [11] * (files < 4)
-    assert same(whole, holdfast.OwnText.load(tmp_path))
+    assert same(whole, anchorhold.OwnText.load(tmp_path))
 
 
 def test_what_is_there_is_not_written_again(tmp_path):
@@ -62,9 +62,9 @@ def test_what_is_there_is_not_written_again(tmp_path):
 def test_more_pieces_are_added_and_fewer_are_given(tmp_path):
     few = write(tmp_path, pieces=4)
     more = write(tmp_path, pieces=9)
-    assert same(few, holdfast.OwnText(more.pieces[:4])) and same(more, write(None, pieces=9))
+    assert same(few, anchorhold.OwnText(more.pieces[:4])) and same(more, write(None, pieces=9))
     assert same(few, write(tmp_path, pieces=4))
-    assert len(holdfast.OwnText.load(tmp_path)) == 9
+    assert len(anchorhold.OwnText.load(tmp_path)) == 9
 
 
 def test_a_file_that_was_being_written_is_not_there(tmp_path):
@@ -80,10 +80,10 @@ def test_a_file_that_was_cut_is_refused_and_can_be_removed(tmp_path, kept):
     cut = sorted(tmp_path.glob("pieces-*"))[1]
     content = cut.read_bytes()
     cut.write_bytes(content[: int(kept * len(content)) if 0 < kept < 1 else kept])
-    with pytest.raises(holdfast.StoreError, match=rf"{cut.name}.*not whole.*Remove it"):
+    with pytest.raises(anchorhold.StoreError, match=rf"{cut.name}.*not whole.*Remove it"):
         write(tmp_path)
-    with pytest.raises(holdfast.StoreError, match=cut.name):
-        holdfast.OwnText.load(tmp_path)
+    with pytest.raises(anchorhold.StoreError, match=cut.name):
+        anchorhold.OwnText.load(tmp_path)
     cut.unlink()
     assert same(write(tmp_path), write(None))
 
@@ -93,7 +93,7 @@ def test_a_file_of_another_text_is_refused(tmp_path):
     write(tmp_path / "other", seed=1)
     stranger = min((tmp_path / "other").glob("pieces-*"))
     (tmp_path / "one" / stranger.name).write_bytes(stranger.read_bytes())
-    with pytest.raises(holdfast.StoreError, match="written for another text"):
+    with pytest.raises(anchorhold.StoreError, match="written for another text"):
         write(tmp_path / "one")
 
 
@@ -102,10 +102,10 @@ def test_a_file_with_tensors_that_do_not_fit_is_refused(tmp_path):
     path = min(tmp_path.glob("pieces-*"))
     tensors, said = text_folder.read_tensors(path)
     text_folder.write_tensors(path, {**tensors, "tokens": tensors["tokens"][:-1]}, said)
-    with pytest.raises(holdfast.StoreError, match="lengths do not fit"):
+    with pytest.raises(anchorhold.StoreError, match="lengths do not fit"):
         write(tmp_path)
     text_folder.write_tensors(path, {"tokens": tensors["tokens"]}, said)
-    with pytest.raises(holdfast.StoreError, match="other tensors"):
+    with pytest.raises(anchorhold.StoreError, match="other tensors"):
         write(tmp_path)
 
 
@@ -114,7 +114,7 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path):
     other = Recurrent()
     with torch.no_grad():
         other.head.bias[0] += 1e-12
-    with pytest.raises(holdfast.StateError, match="the model's weights are others"):
+    with pytest.raises(anchorhold.StateError, match="the model's weights are others"):
         write(tmp_path, other)
     assert same(whole, write(tmp_path))
 
@@ -133,33 +133,33 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path):
 )
 def test_other_settings_are_refused(tmp_path, changed, said):
     write(tmp_path, pieces=2)
-    with pytest.raises(holdfast.StateError, match=said):
+    with pytest.raises(anchorhold.StateError, match=said):
         write(tmp_path, pieces=2, **changed)
 
 
 def test_an_adapter_that_is_switched_off_is_another_model(tmp_path):
     model = peft.get_peft_model(tiny.gpt2(), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
-    holdfast.write_text(model, 2, 4, store=tmp_path)
-    holdfast.write_text(model, 2, 4, store=tmp_path)
-    with model.disable_adapter(), pytest.raises(holdfast.StateError, match="weights"):
-        holdfast.write_text(model, 2, 4, store=tmp_path)
+    anchorhold.write_text(model, 2, 4, store=tmp_path)
+    anchorhold.write_text(model, 2, 4, store=tmp_path)
+    with model.disable_adapter(), pytest.raises(anchorhold.StateError, match="weights"):
+        anchorhold.write_text(model, 2, 4, store=tmp_path)
 
 
 def test_pieces_without_a_word_whose_they_are_are_refused(tmp_path):
     write(tmp_path)
     (tmp_path / "asked.json").unlink()
-    with pytest.raises(holdfast.StoreError, match=r"no asked\.json"):
+    with pytest.raises(anchorhold.StoreError, match=r"no asked\.json"):
         write(tmp_path)
-    with pytest.raises(holdfast.StoreError, match="holds no text"):
-        holdfast.OwnText.load(tmp_path)
+    with pytest.raises(anchorhold.StoreError, match="holds no text"):
+        anchorhold.OwnText.load(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', "\udcff"])
 def test_a_damaged_list_of_settings_is_refused(tmp_path, content):
     write(tmp_path)
     (tmp_path / "asked.json").write_bytes(content.encode("utf-8", "surrogateescape"))
-    for read in (write, holdfast.OwnText.load):
-        with pytest.raises(holdfast.StoreError, match=r"asked\.json"):
+    for read in (write, anchorhold.OwnText.load):
+        with pytest.raises(anchorhold.StoreError, match=r"asked\.json"):
             read(tmp_path)
 
 
@@ -167,21 +167,21 @@ def test_a_newer_format_is_refused(tmp_path):
     write(tmp_path)
     asked = json.loads((tmp_path / "asked.json").read_text())
     (tmp_path / "asked.json").write_text(json.dumps({**asked, "format": 2}))
-    with pytest.raises(holdfast.StateError, match="format 2"):
+    with pytest.raises(anchorhold.StateError, match="format 2"):
         write(tmp_path)
 
 
 def test_a_text_that_is_not_all_there_is_told_of_when_loaded(tmp_path):
     with pytest.raises(Stopped):
         write(tmp_path, progress=stop_after(2))
-    with pytest.warns(holdfast.HoldfastWarning, match="6 of 11 pieces"):
-        loaded = holdfast.OwnText.load(tmp_path)
+    with pytest.warns(anchorhold.AnchorholdWarning, match="6 of 11 pieces"):
+        loaded = anchorhold.OwnText.load(tmp_path)
     assert len(loaded) == 6
 
 
 def test_a_folder_that_cannot_be_one_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(holdfast.StoreError, match="cannot be made a folder"):
+    with pytest.raises(anchorhold.StoreError, match="cannot be made a folder"):
         write(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -192,14 +192,14 @@ def test_a_disk_that_is_full_is_told_of(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(text_folder, "write_tensors", full)
-        with pytest.raises(holdfast.StoreError, match="No space left"):
+        with pytest.raises(anchorhold.StoreError, match="No space left"):
             write(tmp_path)
     assert same(write(tmp_path), write(None))
 
 
 def test_batches_of_a_loaded_text_are_those_of_the_written_one(tmp_path):
-    text = holdfast.write_text(tiny.gpt2(), 5, 8, store=tmp_path, keep_top=2)
-    loaded = holdfast.OwnText.load(tmp_path, tiny.tokenizer())
+    text = anchorhold.write_text(tiny.gpt2(), 5, 8, store=tmp_path, keep_top=2)
+    loaded = anchorhold.OwnText.load(tmp_path, tiny.tokenizer())
     for one, other in zip(text.batches(2, top=True), loaded.batches(2, top=True), strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM
 
-import holdfast
+import anchorhold
 from tests.integrations import tiny
 from tests.own_text.writers import TOKENS, Chain, Recurrent, same
 
@@ -36,7 +36,7 @@ MODELS = {"gpt2": tiny.gpt2, "llama": tiny.llama, "mistral": sliding, "bloom": b
 def test_pieces_are_draws_from_the_model():
     """All 216 texts of three tokens, each as often as its probability says."""
     model, pieces = Chain(), 20_000
-    text = holdfast.write_text(model, pieces, 3, start=2, batch_size=pieces)
+    text = anchorhold.write_text(model, pieces, 3, start=2, batch_size=pieces)
     q = torch.softmax(model.table, -1).detach()
     seen = torch.stack([piece.written for piece in text.pieces])
     counts = torch.zeros(TOKENS, TOKENS, TOKENS, dtype=torch.float64)
@@ -50,9 +50,9 @@ def test_pieces_are_draws_from_the_model():
 def test_settings_of_the_draw_are_followed(temperature, top_k, top_p):
     model = Chain()
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    text = holdfast.write_text(model, 4000, 1, start=0, batch_size=4000, **options)
+    text = anchorhold.write_text(model, 4000, 1, start=0, batch_size=4000, **options)
     seen = torch.cat([piece.written for piece in text.pieces]).bincount(minlength=TOKENS).double()
-    q = holdfast.own_text.next_tokens.Choice(temperature, top_k, top_p).probabilities(model.table[:1].detach())[0]
+    q = anchorhold.own_text.next_tokens.Choice(temperature, top_k, top_p).probabilities(model.table[:1].detach())[0]
     assert bool((seen[q == 0] == 0).all())
     chi_square = float(((seen - 4000 * q) ** 2 / (4000 * q))[q > 0].sum())
     assert chi_square < 20.5
@@ -63,10 +63,10 @@ def test_the_cache_changes_nothing(make):
     model = make().double()
     calls = []
     model.register_forward_pre_hook(lambda _, args, given: calls.append(given["input_ids"].shape[1]), with_kwargs=True)
-    cached = holdfast.write_text(model, 12, 10, keep_top=3)
+    cached = anchorhold.write_text(model, 12, 10, keep_top=3)
     with_cache = len(calls), sum(calls)
     calls.clear()
-    assert same(cached, holdfast.write_text(model, 12, 10, keep_top=3, cache=False))
+    assert same(cached, anchorhold.write_text(model, 12, 10, keep_top=3, cache=False))
     assert sum(calls) > 1.5 * with_cache[1]  # so the first did use it
 
 
@@ -75,9 +75,9 @@ def test_the_cache_changes_nothing(make):
 def test_a_piece_depends_on_no_other(make, batch_size):
     model = make().double()
     prompts = [[3], [3, 4, 5], [4, 4], [5, 3, 3, 4, 5]]
-    whole = holdfast.write_text(model, 14, 8, prompts=prompts, end=2, batch_size=7)
-    other = holdfast.write_text(model, 11, 8, prompts=prompts, end=2, batch_size=batch_size)
-    assert same(holdfast.OwnText(whole.pieces[:11]), other)
+    whole = anchorhold.write_text(model, 14, 8, prompts=prompts, end=2, batch_size=7)
+    other = anchorhold.write_text(model, 11, 8, prompts=prompts, end=2, batch_size=batch_size)
+    assert same(anchorhold.OwnText(whole.pieces[:11]), other)
     assert [piece.begun for piece in other.pieces[:4]] == [1, 3, 2, 5]
     for piece in whole.pieces:
         assert piece.tokens[: piece.begun].tolist() == prompts[piece.number % 4]
@@ -85,7 +85,7 @@ def test_a_piece_depends_on_no_other(make, batch_size):
 
 def test_what_is_kept_is_what_the_model_says_of_the_text():
     model = tiny.gpt2().double()
-    text = holdfast.write_text(model, 6, 10, prompts=[[3, 4], [5]], temperature=0.7, top_p=0.9, keep_top=4)
+    text = anchorhold.write_text(model, 6, 10, prompts=[[3, 4], [5]], temperature=0.7, top_p=0.9, keep_top=4)
     model.eval()
     for piece in text.pieces:
         log_q = model(input_ids=piece.tokens[None]).logits[0, piece.begun - 1 : -1].log_softmax(-1).detach()
@@ -98,7 +98,7 @@ def test_what_is_kept_is_what_the_model_says_of_the_text():
 
 def test_seeds_differ_and_pieces_do():
     model = Recurrent()
-    one, again, other = (holdfast.write_text(model, 20, 12, start=0, seed=seed) for seed in (3, 3, 4))
+    one, again, other = (anchorhold.write_text(model, 20, 12, start=0, seed=seed) for seed in (3, 3, 4))
     assert same(one, again)
     written = {tuple(piece.tokens.tolist()) for text in (one, other) for piece in text.pieces}
     assert len(written) == 40
@@ -106,20 +106,20 @@ def test_seeds_differ_and_pieces_do():
 
 @pytest.mark.filterwarnings("ignore:.*pieces are empty")
 def test_pieces_end_with_the_end_token_and_only_there():
-    text = holdfast.write_text(tiny.gpt2(), 40, 12)  # its config names 1 as the beginning and 2 as the end
+    text = anchorhold.write_text(tiny.gpt2(), 40, 12)  # its config names 1 as the beginning and 2 as the end
     for piece in text.pieces:
         ends = (piece.written == 2).nonzero().flatten().tolist()
         assert ends == [len(piece.written) - 1] if len(piece.written) < 12 else ends in ([], [11])
         assert piece.tokens[0] == 1 and piece.begun == 1
     assert {len(piece.written) for piece in text.pieces} > {1, 12}
-    whole = holdfast.write_text(tiny.gpt2(), 40, 12, end=None)
+    whole = anchorhold.write_text(tiny.gpt2(), 40, 12, end=None)
     assert {len(piece.written) for piece in whole.pieces} == {12}
-    several = holdfast.write_text(tiny.gpt2(), 40, 12, end=[2, 5])
+    several = anchorhold.write_text(tiny.gpt2(), 40, 12, end=[2, 5])
     assert not any(bool(torch.isin(piece.written[:-1], torch.tensor([2, 5])).any()) for piece in several.pieces)
 
 
 def test_an_end_token_within_a_prompt_ends_nothing():
-    text = holdfast.write_text(tiny.gpt2(), prompts=[[2, 3, 2], [2]], length=4)
+    text = anchorhold.write_text(tiny.gpt2(), prompts=[[2, 3, 2], [2]], length=4)
     assert all(len(piece.written) >= 1 for piece in text.pieces) and len(text) == 2
 
 
@@ -132,41 +132,41 @@ def test_the_model_is_left_as_it_was(training):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    text = holdfast.write_text(model, 6, 5, start=1)
+    text = anchorhold.write_text(model, 6, 5, start=1)
     assert torch.equal(torch.rand(3), expected)
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     assert not any(tensor.requires_grad for piece in text.pieces for tensor in (piece.tokens, piece.log_probabilities))
-    assert same(text, holdfast.write_text(model.eval(), 6, 5, start=1))  # so there was no dropout
+    assert same(text, anchorhold.write_text(model.eval(), 6, 5, start=1))  # so there was no dropout
 
 
 def test_the_mode_is_put_back_after_an_error():
     model = Chain().train()
-    with pytest.raises(holdfast.ConfigurationError):
-        holdfast.write_text(model, 3, 3, start=99)
+    with pytest.raises(anchorhold.ConfigurationError):
+        anchorhold.write_text(model, 3, 3, start=99)
     assert model.training
 
 
 def test_adapters_write_as_the_model_is_now():
     model = peft.get_peft_model(tiny.gpt2(), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
     model = model.double()
-    before = holdfast.write_text(model, 12, 10)
+    before = anchorhold.write_text(model, 12, 10)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=3.0, generator=torch.Generator().manual_seed(0))
-    adapted = holdfast.write_text(model, 12, 10)
-    assert same(adapted, holdfast.write_text(model, 12, 10, cache=False))
+    adapted = anchorhold.write_text(model, 12, 10)
+    assert same(adapted, anchorhold.write_text(model, 12, 10, cache=False))
     assert any(not torch.equal(a.tokens, b.tokens) for a, b in zip(before.pieces, adapted.pieces, strict=True))
     with model.disable_adapter():
-        assert same(before, holdfast.write_text(model, 12, 10))
+        assert same(before, anchorhold.write_text(model, 12, 10))
 
 
 def test_a_learned_prompt_is_read_and_its_cache_is_not_used():
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     model = peft.get_peft_model(tiny.gpt2().double(), config).double()
-    with pytest.warns(holdfast.HoldfastWarning, match="writes without a cache"):
-        text = holdfast.write_text(model, 4, 6)
-    assert same(text, holdfast.write_text(model, 4, 6, cache=False))
+    with pytest.warns(anchorhold.AnchorholdWarning, match="writes without a cache"):
+        text = anchorhold.write_text(model, 4, 6)
+    assert same(text, anchorhold.write_text(model, 4, 6, cache=False))
 
 
 def test_a_model_that_is_part_of_a_module_writes():
@@ -178,7 +178,7 @@ def test_a_model_that_is_part_of_a_module_writes():
         def forward(self, input_ids, attention_mask=None):
             return self.language(input_ids=input_ids, attention_mask=attention_mask).logits
 
-    assert same(holdfast.write_text(Around(), 4, 6), holdfast.write_text(tiny.gpt2().double(), 4, 6))
+    assert same(anchorhold.write_text(Around(), 4, 6), anchorhold.write_text(tiny.gpt2().double(), 4, 6))
 
 
 def test_a_model_can_be_called_in_another_way():
@@ -194,28 +194,30 @@ def test_a_model_can_be_called_in_another_way():
         return model({"text": tokens})["scores"]
 
     assert same(
-        holdfast.write_text(Batched(), 9, 5, start=1, forward=forward), holdfast.write_text(Chain(), 9, 5, start=1)
+        anchorhold.write_text(Batched(), 9, 5, start=1, forward=forward), anchorhold.write_text(Chain(), 9, 5, start=1)
     )
 
 
 def test_progress_is_told_after_each_batch():
     told = []
-    holdfast.write_text(Chain(), 7, 2, start=0, batch_size=3, progress=lambda done, wanted: told.append((done, wanted)))
+    anchorhold.write_text(
+        Chain(), 7, 2, start=0, batch_size=3, progress=lambda done, wanted: told.append((done, wanted))
+    )
     assert told == [(3, 7), (6, 7), (7, 7)]
 
 
 def test_prompts_of_similar_length_are_written_side_by_side():
     model = Chain()
     prompts = [[1] * (1 + 9 * (number % 2)) for number in range(8)]
-    holdfast.write_text(model, length=2, prompts=prompts, batch_size=4)
+    anchorhold.write_text(model, length=2, prompts=prompts, batch_size=4)
     writing = [shape for shape in model.calls if shape[0] == 4]
     assert writing == [(4, 1), (4, 2), (4, 10), (4, 11)]
 
 
 def test_as_many_pieces_as_prompts_unless_said():
     prompts = [[1], [2], [3]]
-    assert len(holdfast.write_text(Chain(), length=2, prompts=prompts)) == 3
-    more = holdfast.write_text(Chain(), 7, 2, prompts=prompts)
+    assert len(anchorhold.write_text(Chain(), length=2, prompts=prompts)) == 3
+    more = anchorhold.write_text(Chain(), 7, 2, prompts=prompts)
     assert [piece.tokens[0].item() for piece in more.pieces] == [1, 2, 3, 1, 2, 3, 1]
     assert len({tuple(piece.tokens.tolist()) for piece in more.pieces}) > 3  # each with numbers of its own
 
@@ -226,7 +228,7 @@ def test_nothing_is_read_twice_with_a_cache():
     model.register_forward_pre_hook(
         lambda _, args, given: read.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
-    holdfast.write_text(model, 3, 6, prompts=[[3, 4, 5, 6]], end=None)
+    anchorhold.write_text(model, 3, 6, prompts=[[3, 4, 5, 6]], end=None)
     writing = [shape for shape in read if shape[0] == 3]
     assert writing == [(3, 4)] + [(3, 1)] * 5
 
@@ -234,7 +236,7 @@ def test_nothing_is_read_twice_with_a_cache():
 def test_every_text_of_two_tokens_has_its_log_probability():
     model = Chain()
     log_q = model.table.log_softmax(-1).detach()
-    text = holdfast.write_text(model, 300, 2, start=4)
+    text = anchorhold.write_text(model, 300, 2, start=4)
     for first, second in itertools.product(range(TOKENS), repeat=2):
         for piece in text.pieces:
             if piece.written.tolist() == [first, second]:
@@ -245,6 +247,6 @@ def test_every_text_of_two_tokens_has_its_log_probability():
 def test_many_empty_pieces_are_told_of():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(3, 8), nn.Linear(8, 3))
-    with pytest.warns(holdfast.HoldfastWarning, match=r"of 64 pieces are empty: .*start= and end="):
-        written = holdfast.write_text(model, 64, 6, start=0, end=1)
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"of 64 pieces are empty: .*start= and end="):
+        written = anchorhold.write_text(model, 64, 6, start=0, end=1)
     assert written.empty > 6

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from holdfast.persample.engine import SampleImportance, sample_importance
-from holdfast.persample.phi import ABSOLUTE, SQUARE, Phi
-from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
+from anchorhold.persample.engine import SampleImportance, sample_importance
+from anchorhold.persample.phi import ABSOLUTE, SQUARE, Phi
+from anchorhold.persample.scores import CustomScore, LogLikelihood, OutputNorm, Score
 from tests import oracles
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.isolation.autocast import autocast_off
-from holdfast.persample.phi import SQUARE
-from holdfast.persample.scores import LogLikelihood
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.isolation.autocast import autocast_off
+from anchorhold.persample.phi import SQUARE
+from anchorhold.persample.scores import LogLikelihood
 
 SET_ENABLED = torch.set_autocast_enabled
 

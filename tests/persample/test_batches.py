@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.errors import BatchError
-from holdfast.persample.batches import BatchReader, call_model, read_batch
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import SQUARE
-from holdfast.persample.scores import LogLikelihood
+from anchorhold.errors import BatchError
+from anchorhold.persample.batches import BatchReader, call_model, read_batch
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.phi import SQUARE
+from anchorhold.persample.scores import LogLikelihood
 
 CPU = torch.device("cpu")
 X, Y = torch.arange(12.0).view(4, 3), torch.arange(4)

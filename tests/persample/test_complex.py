@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import HoldfastWarning, ModelError, ProtectError
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import SQUARE
-from holdfast.persample.scores import LogLikelihood
-from holdfast.persample.tracing.sample_layout import same_values
+import anchorhold
+from anchorhold.errors import AnchorholdWarning, ModelError, ProtectError
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.phi import SQUARE
+from anchorhold.persample.scores import LogLikelihood
+from anchorhold.persample.tracing.sample_layout import same_values
 from tests.persample.agreement import MEASURES, assert_agrees
 
 
@@ -111,15 +111,15 @@ class Complex(nn.Module):
 
 def test_complex_parameters_are_named_or_refused():
     model, batches = Complex(), [torch.randn(5, 6)]
-    with pytest.warns(HoldfastWarning, match="'gain' is complex.*real and imaginary parts.*parameters="):
-        found = holdfast.Fisher().measure(model, batches)
+    with pytest.warns(AnchorholdWarning, match="'gain' is complex.*real and imaginary parts.*parameters="):
+        found = anchorhold.Fisher().measure(model, batches)
     assert set(found) == {"head.weight", "head.bias"}
     real = {name: p for name, p in model.named_parameters() if not p.is_complex()}
-    assert set(holdfast.Fisher().measure(model, batches, parameters=real)) == set(found)  # without a word
+    assert set(anchorhold.Fisher().measure(model, batches, parameters=real)) == set(found)  # without a word
     with pytest.raises(ModelError, match=r"'gain' has type torch\.complex64"):
-        holdfast.Fisher().measure(model, batches, parameters=dict(model.named_parameters()))
+        anchorhold.Fisher().measure(model, batches, parameters=dict(model.named_parameters()))
     with pytest.raises(ProtectError, match=r"'gain' has type torch\.complex64"):
-        holdfast.Consolidator(model, holdfast.Fisher())
+        anchorhold.Guard(model, anchorhold.Fisher())
 
 
 def test_complex_values_are_the_same_up_to_rounding():

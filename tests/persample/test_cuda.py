@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.persample.isolation.autocast import autocast_off
+from anchorhold.persample.isolation.autocast import autocast_off
 from tests.persample.test_autocast import Checkpointed, Inside, Plain, fisher
 from tests.persample.test_sample_order import ORDERS, SeenBatches, UsedTwice
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.persample.engine import SampleAccumulator, sample_importance
-from holdfast.persample.phi import ABSOLUTE, SQUARE
-from holdfast.persample.rules import base
-from holdfast.persample.scores import LogLikelihood, OutputNorm
+from anchorhold.persample.engine import SampleAccumulator, sample_importance
+from anchorhold.persample.phi import ABSOLUTE, SQUARE
+from anchorhold.persample.rules import base
+from anchorhold.persample.scores import LogLikelihood, OutputNorm
 from tests import oracles
 from tests.persample import networks
 from tests.persample.agreement import FOR_POSITIONS, MEASURES, assert_agrees

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import holdfast
-from holdfast.errors import BatchError, HoldfastError, HoldfastWarning, ModelError, NotFiniteError
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import ABSOLUTE, SQUARE
-from holdfast.persample.scores import LogLikelihood, OutputNorm
+import anchorhold
+from anchorhold.errors import AnchorholdError, AnchorholdWarning, BatchError, ModelError, NotFiniteError
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.phi import ABSOLUTE, SQUARE
+from anchorhold.persample.scores import LogLikelihood, OutputNorm
 
 X = torch.randn(3, 4)
 Y = torch.tensor([0, 1, 1])
@@ -62,7 +62,7 @@ class Returns(nn.Module):
 def test_batches(batches, labels, error, message):
     with pytest.raises(error, match=message) as raised:
         sample_importance(nn.Linear(4, 2), batches, LogLikelihood(labels), SQUARE)
-    assert isinstance(raised.value, HoldfastError)
+    assert isinstance(raised.value, AnchorholdError)
 
 
 @pytest.mark.parametrize(("score", "phi"), [(OutputNorm(), ABSOLUTE), (LogLikelihood(), ABSOLUTE)])  # MAS and AF
@@ -73,7 +73,7 @@ def test_labels_that_are_not_used_may_be_of_other_outputs_and_those_of_positions
     assert all(torch.equal(with_others[name], value) for name, value in own.items())
     images, labels = torch.randn(2, 3, 2, 2), torch.tensor([[[0, 1], [255, 1]], [[1, 0], [0, 1]]])
     score = type(score)(positions="separate", class_dim=1)
-    with pytest.warns(HoldfastWarning, match="Label 255 .*replace your ignore_index by -100.*this one does"):
+    with pytest.warns(AnchorholdWarning, match="Label 255 .*replace your ignore_index by -100.*this one does"):
         sample_importance(nn.Conv2d(3, 2, 1), [(images, labels)], score, phi)
     with pytest.raises(BatchError, match=r"Label 255 of sample 0, position 2,.*replace your ignore_index by -100"):
         sample_importance(nn.Conv2d(3, 2, 1), [(images, labels)], LogLikelihood(class_dim=1), SQUARE)
@@ -133,7 +133,7 @@ def test_gradients_that_overflow():
 def test_batches_that_are_none(batches, message):
     with pytest.raises(BatchError, match=message):
         sample_importance(nn.Linear(4, 2), batches, LogLikelihood(), SQUARE)
-    guard = holdfast.Consolidator(nn.Linear(4, 2), holdfast.Fisher())
+    guard = anchorhold.Guard(nn.Linear(4, 2), anchorhold.Fisher())
     with pytest.raises(BatchError, match=message):
         guard.consolidate(batches)
     assert guard.tasks == 0
@@ -186,18 +186,20 @@ def test_a_model_that_takes_a_batch_and_none_of_its_parts():
             return edges @ self.layer(x)
 
     batch = (torch.randn(6, 3), torch.ones(6, 6))
-    with pytest.raises(holdfast.ModelError, match=r"called with the 6 samples of this batch, and not with one or two"):
-        holdfast.Fisher().measure(Nodes(), [(batch, torch.zeros(6, dtype=torch.long))])
+    with pytest.raises(
+        anchorhold.ModelError, match=r"called with the 6 samples of this batch, and not with one or two"
+    ):
+        anchorhold.Fisher().measure(Nodes(), [(batch, torch.zeros(6, dtype=torch.long))])
 
 
 def test_a_model_that_fails_on_the_batch_itself_says_so_in_its_own_words():
     model = nn.Linear(3, 2)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        holdfast.Fisher().measure(model, [torch.randn(6, 4)])
+        anchorhold.Fisher().measure(model, [torch.randn(6, 4)])
 
 
 def test_an_exported_program_has_no_eval_mode():
     model = nn.Linear(3, 2)
     exported = torch.export.export(model, (torch.randn(4, 3),), dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
-    with pytest.raises(holdfast.ModelError, match="measure the module that it was made from"):
-        holdfast.Fisher().measure(exported.module(), [torch.randn(4, 3)])
+    with pytest.raises(anchorhold.ModelError, match="measure the module that it was made from"):
+        anchorhold.Fisher().measure(exported.module(), [torch.randn(4, 3)])

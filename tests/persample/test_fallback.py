@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from holdfast.persample.engine import sample_importance
+from anchorhold.persample.engine import sample_importance
 from tests import oracles
 from tests.persample.agreement import MEASURES, assert_agrees
 

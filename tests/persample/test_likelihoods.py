@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.errors import ConfigurationError
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import ABSOLUTE, SQUARE
-from holdfast.persample.scores import LogLikelihood, OutputNorm
+from anchorhold.errors import ConfigurationError
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.phi import ABSOLUTE, SQUARE
+from anchorhold.persample.scores import LogLikelihood, OutputNorm
 from tests import oracles
 from tests.persample.agreement import FOR_POSITIONS, Measure, assert_agrees
 from tests.persample.test_scores import PerPosition

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from holdfast.persample import engine
-from holdfast.persample.engine import SampleAccumulator, sample_importance
-from holdfast.persample.phi import ABSOLUTE, SQUARE
-from holdfast.persample.scores import LogLikelihood, OutputNorm
+from anchorhold.persample import engine
+from anchorhold.persample.engine import SampleAccumulator, sample_importance
+from anchorhold.persample.phi import ABSOLUTE, SQUARE
+from anchorhold.persample.scores import LogLikelihood, OutputNorm
 from tests.persample import networks
 
 

@@ -5,10 +5,10 @@ import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from torch import nn
 
-from holdfast.errors import ModelError
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import SQUARE
-from holdfast.persample.scores import LogLikelihood
+from anchorhold.errors import ModelError
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.phi import SQUARE
+from anchorhold.persample.scores import LogLikelihood
 
 ADAPTERS = {
     "LoRA": LoraConfig(target_modules=["0"], r=2, init_lora_weights=False),

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import ABSOLUTE, SQUARE
-from holdfast.persample.scores import LogLikelihood, OutputNorm
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.phi import ABSOLUTE, SQUARE
+from anchorhold.persample.scores import LogLikelihood, OutputNorm
 
 
 def _model():

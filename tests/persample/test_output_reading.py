@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning
-from holdfast.persample.engine import SampleAccumulator, sample_importance
-from holdfast.persample.phi import ABSOLUTE, SQUARE
-from holdfast.persample.scores import LogLikelihood, OutputNorm
-from holdfast.persample.scores.problem_type import problem_type
+import anchorhold
+from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError
+from anchorhold.persample.engine import SampleAccumulator, sample_importance
+from anchorhold.persample.phi import ABSOLUTE, SQUARE
+from anchorhold.persample.scores import LogLikelihood, OutputNorm
+from anchorhold.persample.scores.problem_type import problem_type
 
 ZEROS_AND_ONES = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
 ONE_HOT = torch.eye(3)[[0, 2, 1, 0]]
@@ -351,17 +351,17 @@ def test_labels_that_do_not_fit_the_named_dimension_are_refused():
 def test_a_model_that_ends_in_a_softmax_is_told_of(dtype):
     body, x = nn.Linear(4, 3).to(dtype), torch.randn(8, 4, dtype=dtype)
     model = nn.Sequential(body, nn.Softmax(-1))
-    with pytest.warns(HoldfastWarning, match=r"outputs are probabilities.*expected are logits.*\.log\(\)"):
-        holdfast.Fisher().measure(model, [x])
+    with pytest.warns(AnchorholdWarning, match=r"outputs are probabilities.*expected are logits.*\.log\(\)"):
+        anchorhold.Fisher().measure(model, [x])
 
 
 def test_logarithms_of_probabilities_are_logits():
     """What the warning says to do: the importance is that of the model without its softmax."""
     body, x = nn.Linear(4, 3).double(), torch.randn(8, 4).double()
     ends, logs = nn.Sequential(body, nn.Softmax(-1)), nn.Sequential(body, nn.LogSoftmax(-1))
-    of_logits = holdfast.Fisher().measure(nn.Sequential(body), [x])
-    of_logs = holdfast.Fisher().measure(logs, [x])
-    said = holdfast.Fisher().measure(ends, [x], forward=lambda model, inputs: model(inputs).clamp(min=1e-30).log())
+    of_logits = anchorhold.Fisher().measure(nn.Sequential(body), [x])
+    of_logs = anchorhold.Fisher().measure(logs, [x])
+    said = anchorhold.Fisher().measure(ends, [x], forward=lambda model, inputs: model(inputs).clamp(min=1e-30).log())
     for name, omega in of_logits.items():
         torch.testing.assert_close(of_logs[name], omega)
         torch.testing.assert_close(said[name], omega)

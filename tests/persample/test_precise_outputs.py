@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.scores import LogLikelihood
-from holdfast.persample.scores import precise_outputs as module
-from holdfast.persample.scores.precise_outputs import precise_outputs
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.scores import LogLikelihood
+from anchorhold.persample.scores import precise_outputs as module
+from anchorhold.persample.scores.precise_outputs import precise_outputs
 from tests import oracles
 from tests.persample.agreement import MEASURES, assert_agrees
 

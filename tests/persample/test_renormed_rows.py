@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from holdfast.errors import ModelError
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.isolation.renormed_rows import renormed_rows_put_back
-from holdfast.persample.phi import SQUARE
-from holdfast.persample.scores import LogLikelihood
+from anchorhold.errors import ModelError
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.isolation.renormed_rows import renormed_rows_put_back
+from anchorhold.persample.phi import SQUARE
+from anchorhold.persample.scores import LogLikelihood
 from tests.persample.agreement import MEASURES, assert_agrees
 
 

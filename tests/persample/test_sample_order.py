@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import SQUARE
-from holdfast.persample.scores import LogLikelihood
-from holdfast.persample.tracing.sample_order import route_of
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.phi import SQUARE
+from anchorhold.persample.scores import LogLikelihood
+from anchorhold.persample.tracing.sample_order import route_of
 from tests import oracles
 from tests.persample.agreement import MEASURES, assert_agrees
 

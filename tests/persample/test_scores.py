@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.errors import BatchError, ConfigurationError
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import ABSOLUTE, SQUARE
-from holdfast.persample.scores import CustomScore, LogLikelihood, OutputNorm
+from anchorhold.errors import BatchError, ConfigurationError
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.phi import ABSOLUTE, SQUARE
+from anchorhold.persample.scores import CustomScore, LogLikelihood, OutputNorm
 from tests import oracles
 from tests.persample.agreement import FOR_POSITIONS, MEASURES, Measure, assert_agrees
 

@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, ShiraConfig, get_peft_model
 from torch import nn
 
-from holdfast.persample.engine import sample_importance
+from anchorhold.persample.engine import sample_importance
 from tests import oracles
 from tests.persample.agreement import MEASURES
 

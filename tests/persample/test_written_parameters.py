@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from holdfast.errors import ModelError
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.isolation.written_parameters import Writes
-from holdfast.persample.phi import SQUARE
-from holdfast.persample.scores import LogLikelihood
+from anchorhold.errors import ModelError
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.isolation.written_parameters import Writes
+from anchorhold.persample.phi import SQUARE
+from anchorhold.persample.scores import LogLikelihood
 from tests.persample.agreement import MEASURES, assert_agrees
 
 

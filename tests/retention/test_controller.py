@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from holdfast import Tolerance
-from holdfast.retention.controller import AT_FIRST, ERROR, GAIN, RANGE, TRACED, Control, TracePoint
+from anchorhold import Tolerance
+from anchorhold.retention.controller import AT_FIRST, ERROR, GAIN, RANGE, TRACED, Control, TracePoint
 
 TAU = 0.02
 

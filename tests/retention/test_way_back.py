@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from holdfast.retention.diagnosis import weaker_start
-from holdfast.retention.way_back import HALVINGS, furthest_within
+from anchorhold.retention.diagnosis import weaker_start
+from anchorhold.retention.way_back import HALVINGS, furthest_within
 
 
 def counted(function):

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import holdfast
-from holdfast.errors import BatchError, ConfigurationError, NotFiniteError, StateError
+import anchorhold
+from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError, StateError
 from tests import oracles
 
 
@@ -23,8 +23,8 @@ def batch(step, size=6):
 
 def test_every_so_many_steps_on_the_hardest_and_the_total_is_a_mean():
     model = network()
-    guard = holdfast.Consolidator(model, holdfast.MAS(average=True), 1.0, from_scratch=True)
-    task_free = holdfast.TaskFree(guard, every=3, hard=5, recent=2)
+    guard = anchorhold.Guard(model, anchorhold.MAS(average=True), 1.0, from_scratch=True)
+    task_free = anchorhold.TaskFree(guard, every=3, hard=5, recent=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     hard_x, hard_y = torch.zeros(0, 4, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
@@ -60,8 +60,8 @@ def test_every_so_many_steps_on_the_hardest_and_the_total_is_a_mean():
 
 def test_after_a_plateau_that_follows_a_peak():
     model = network()
-    guard = holdfast.Consolidator(model, "MAS", 1.0)
-    task_free = holdfast.TaskFree(guard, plateaus=holdfast.Plateaus(window=2, mean=0.5, variance=0.1))
+    guard = anchorhold.Guard(model, "MAS", 1.0)
+    task_free = anchorhold.TaskFree(guard, plateaus=anchorhold.Plateaus(window=2, mean=0.5, variance=0.1))
     for step, loss in enumerate([2.0, 0.1, 0.1, 0.1, 3.0, 0.1, torch.tensor([0.0, 0.2])]):
         task_free.step(loss, batch(step))
     assert task_free.consolidated == [3, 7]
@@ -69,8 +69,8 @@ def test_after_a_plateau_that_follows_a_peak():
 
 def test_measures_along_the_path_need_no_batch():
     model = network()
-    guard = holdfast.Consolidator(model, "SI", 1.0, from_scratch=True)
-    task_free = holdfast.TaskFree(guard, every=2)
+    guard = anchorhold.Guard(model, "SI", 1.0, from_scratch=True)
+    task_free = anchorhold.TaskFree(guard, every=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for step in range(4):
@@ -85,12 +85,12 @@ def test_measures_along_the_path_need_no_batch():
 
 def test_samples_without_targets_are_the_last_ones():
     model = network()
-    guard = holdfast.Consolidator(model, "MAS", 1.0)
-    task_free = holdfast.TaskFree(guard, every=2, hard=4)
+    guard = anchorhold.Guard(model, "MAS", 1.0)
+    task_free = anchorhold.TaskFree(guard, every=2, hard=4)
     for step in range(2):
         found = task_free.step(1.0, batch(step)[0])
     last = batch(1)[0][-4:]
-    expected = holdfast.MAS().measure(model, [last])
+    expected = anchorhold.MAS().measure(model, [last])
     assert found["MAS"].samples == 4
     for name, value in expected.items():
         torch.testing.assert_close(guard.importance[name], value)
@@ -101,8 +101,8 @@ def test_a_regression_is_ordered_by_squared_errors_or_as_is_said():
     x, y = batch(0)[0], torch.randn(6, 2, dtype=torch.float64)
     errors = (model(x) - y).detach().square().mean(1)
     for losses, order in ((None, errors), (lambda outputs, targets: -errors, -errors)):
-        guard = holdfast.Consolidator(model, holdfast.Fisher(likelihood="gaussian"), 1.0)
-        task_free = holdfast.TaskFree(guard, every=1, hard=3, losses=losses)
+        guard = anchorhold.Guard(model, anchorhold.Fisher(likelihood="gaussian"), 1.0)
+        task_free = anchorhold.TaskFree(guard, every=1, hard=3, losses=losses)
         task_free.step(1.0, (x, y))
         assert torch.equal(
             torch.stack([s.target for s in task_free.samples.hard]), y[order.argsort(descending=True)[:3]]
@@ -114,8 +114,8 @@ def test_it_goes_on_where_it_was():
     losses = [2.0, 0.1, 0.1, 0.1, 3.0, 0.1, 0.1, 0.1]
 
     def made():
-        plateaus = holdfast.Plateaus(window=2, mean=0.5, variance=0.1)
-        return holdfast.TaskFree(holdfast.Consolidator(model, "MAS", 1.0), plateaus=plateaus)
+        plateaus = anchorhold.Plateaus(window=2, mean=0.5, variance=0.1)
+        return anchorhold.TaskFree(anchorhold.Guard(model, "MAS", 1.0), plateaus=plateaus)
 
     whole = made()
     for step, loss in enumerate(losses):
@@ -151,8 +151,8 @@ def test_it_goes_on_where_it_was():
     ids=str,
 )
 def test_a_state_that_cannot_be_is_refused_and_changes_nothing(changed):
-    guard = holdfast.Consolidator(network(), "L2", 1.0, from_scratch=True)
-    task_free = holdfast.TaskFree(guard)
+    guard = anchorhold.Guard(network(), "L2", 1.0, from_scratch=True)
+    task_free = anchorhold.TaskFree(guard)
     good = {"steps": 5, "consolidated": [3, 5, 5], "plateaus": {"losses": [0.5], "peak": False, "last": [0.1, 0.0]}}
     task_free.load_state_dict(good)
     with pytest.raises(StateError, match=r"(no|This) state of (TaskFree|Plateaus)"):
@@ -161,36 +161,36 @@ def test_a_state_that_cannot_be_is_refused_and_changes_nothing(changed):
 
 
 def test_what_makes_no_sense_is_refused():
-    guard = holdfast.Consolidator(network(), "MAS", 1.0)
-    with pytest.raises(ConfigurationError, match="expected a Consolidator"):
-        holdfast.TaskFree(network())
+    guard = anchorhold.Guard(network(), "MAS", 1.0)
+    with pytest.raises(ConfigurationError, match="expected a Guard"):
+        anchorhold.TaskFree(network())
     with pytest.raises(ConfigurationError, match="expected one of both"):
-        holdfast.TaskFree(guard, every=5, plateaus=holdfast.Plateaus())
+        anchorhold.TaskFree(guard, every=5, plateaus=anchorhold.Plateaus())
     with pytest.raises(ConfigurationError, match="every=0"):
-        holdfast.TaskFree(guard, every=0)
+        anchorhold.TaskFree(guard, every=0)
     with pytest.raises(ConfigurationError, match="A loss of type str"):
-        holdfast.TaskFree(guard).step("0.1")
+        anchorhold.TaskFree(guard).step("0.1")
     with pytest.raises(BatchError, match=r"step\(loss, batch\) takes the step's batch"):
-        holdfast.TaskFree(guard, every=1).step(0.1)
+        anchorhold.TaskFree(guard, every=1).step(0.1)
     with pytest.raises(ConfigurationError, match="expected one number for each"):
-        holdfast.TaskFree(guard, every=1, losses=lambda outputs, targets: outputs.mean()).step(0.1, batch(0))
+        anchorhold.TaskFree(guard, every=1, losses=lambda outputs, targets: outputs.mean()).step(0.1, batch(0))
     with pytest.raises(ConfigurationError, match=r"losses=3: expected a function losses\(outputs, targets\)"):
-        holdfast.TaskFree(guard, every=1, losses=3)
+        anchorhold.TaskFree(guard, every=1, losses=3)
     with pytest.raises(ConfigurationError, match="returned a float for 6 samples; expected one number for each"):
-        holdfast.TaskFree(guard, every=1, losses=lambda outputs, targets: 0.5).step(0.1, batch(0))
+        anchorhold.TaskFree(guard, every=1, losses=lambda outputs, targets: 0.5).step(0.1, batch(0))
     assert guard.tasks == 0
-    spoilt = holdfast.TaskFree(guard, every=1)
-    with pytest.raises(holdfast.HoldfastError):
+    spoilt = anchorhold.TaskFree(guard, every=1)
+    with pytest.raises(anchorhold.AnchorholdError):
         spoilt.step(0.1, (torch.full((6, 4), torch.nan, dtype=torch.float64), batch(0)[1]))
     assert guard.tasks == 0 and not spoilt.samples.hard and len(spoilt.samples.recent) == 1
     with pytest.raises(ConfigurationError, match="average='yes'"):
-        holdfast.MAS(average="yes")
+        anchorhold.MAS(average="yes")
 
 
 def test_what_could_not_be_consolidated_is_tried_again():
     model = network()
-    guard = holdfast.Consolidator(model, "EWC", 1.0, from_scratch=True)
-    task_free = holdfast.TaskFree(guard, plateaus=holdfast.Plateaus(3, 2.0, 0.5), recent=1)
+    guard = anchorhold.Guard(model, "EWC", 1.0, from_scratch=True)
+    task_free = anchorhold.TaskFree(guard, plateaus=anchorhold.Plateaus(3, 2.0, 0.5), recent=1)
     bad = batch(0)[0] * torch.nan, batch(0)[1]
     for _ in range(2):
         task_free.step(1.0, bad)
@@ -202,20 +202,20 @@ def test_what_could_not_be_consolidated_is_tried_again():
 
 
 def test_a_state_of_losses_that_are_none_is_refused():
-    plateaus = holdfast.Plateaus(2, 2.0, 0.5)
+    plateaus = anchorhold.Plateaus(2, 2.0, 0.5)
     with pytest.raises(StateError, match="not finite"):
         plateaus.load_state_dict({"losses": [float("nan")] * 2, "peak": True, "last": None})
     assert list(plateaus.losses) == []
 
 
 def test_it_says_when_it_has_consolidated_and_how_far_the_loss_is_from_a_plateau():
-    guard = holdfast.Consolidator(nn.Linear(3, 2), holdfast.L2(), strength=1.0, from_scratch=True)
-    settled = holdfast.TaskFree(guard, plateaus=holdfast.Plateaus(window=2, mean=0.3, variance=0.05))
+    guard = anchorhold.Guard(nn.Linear(3, 2), anchorhold.L2(), strength=1.0, from_scratch=True)
+    settled = anchorhold.TaskFree(guard, plateaus=anchorhold.Plateaus(window=2, mean=0.3, variance=0.05))
     assert "Plateaus(window=2, mean=0.3, variance=0.05); 0 steps seen, consolidated after none" in repr(settled)
     for loss in (0.9, 0.7):
         settled.step(loss)
     assert "now at mean 0.8 and variance 0.01; 2 steps seen, consolidated after none" in repr(settled)
-    often = holdfast.TaskFree(guard, every=1)
+    often = anchorhold.TaskFree(guard, every=1)
     for _ in range(7):
         often.step(1.0)
     assert repr(often) == "TaskFree: every 1 steps; 7 steps seen, consolidated after 2 earlier ones, 3, 4, 5, 6, 7"

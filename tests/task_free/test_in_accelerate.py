@@ -6,8 +6,8 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader
 
-import holdfast
-from holdfast.integrations.accelerate import prepare_guard
+import anchorhold
+from anchorhold.integrations.accelerate import prepare_guard
 from tests.integrations.test_accelerate import data, forget_settings, net
 
 PARTS = 2
@@ -21,8 +21,8 @@ def settings_of_ones_own():
 
 
 def made(model):
-    guard = holdfast.Consolidator(model, holdfast.MAS(average=True), 1.0, from_scratch=True)
-    return guard, holdfast.TaskFree(guard, every=2, hard=3)
+    guard = anchorhold.Guard(model, anchorhold.MAS(average=True), 1.0, from_scratch=True)
+    return guard, anchorhold.TaskFree(guard, every=2, hard=3)
 
 
 def trained(accelerator, folder=None, resume=None, epochs=1):

@@ -5,9 +5,9 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, default_data_collator
 
-import holdfast
-from holdfast.errors import ConfigurationError, HoldfastWarning, OrderError
-from holdfast.integrations.huggingface import HoldfastCallback
+import anchorhold
+from anchorhold.errors import AnchorholdWarning, ConfigurationError, OrderError
+from anchorhold.integrations.huggingface import AnchorholdCallback
 from tests.integrations.test_huggingface import arguments, model_without_dropout, texts
 from tests.integrations.test_huggingface_checkpoints import BEST, Judged
 
@@ -15,8 +15,8 @@ from tests.integrations.test_huggingface_checkpoints import BEST, Judged
 def made():
     torch.manual_seed(0)
     model = model_without_dropout()
-    guard = holdfast.Consolidator(model, holdfast.MAS(average=True), 1.0, from_scratch=True)
-    return model, guard, holdfast.TaskFree(guard, every=2, hard=3)
+    guard = anchorhold.Guard(model, anchorhold.MAS(average=True), 1.0, from_scratch=True)
+    return model, guard, anchorhold.TaskFree(guard, every=2, hard=3)
 
 
 def trained(folder, model, callback, resume=None, **changes):
@@ -42,7 +42,7 @@ def test_it_is_that_of_a_plain_loop(tmp_path, parts):
             seen.append({name: torch.as_tensor(value).clone() for name, value in batch.items()})
 
     noting = watched.register_forward_pre_hook(note, with_kwargs=True)
-    callback = HoldfastCallback(other, consolidate_at_end=False, task_free=own)
+    callback = AnchorholdCallback(other, consolidate_at_end=False, task_free=own)
     trained(tmp_path, watched, callback, gradient_accumulation_steps=parts)
     noting.remove()
     assert len(seen) == 4 * parts
@@ -69,9 +69,9 @@ def test_it_is_that_of_a_plain_loop(tmp_path, parts):
 def test_holds_that_run_the_model_are_not_taken_for_steps(tmp_path):
     model = model_without_dropout()
     old = list(DataLoader(texts(4, 9), batch_size=2))
-    guard = holdfast.Consolidator(model, "fine-tune", holds=[holdfast.Replay(old)], from_scratch=True)
-    callback = HoldfastCallback(
-        guard, consolidate_at_end=False, task_free=lambda guard: holdfast.TaskFree(guard, every=3, recent=2)
+    guard = anchorhold.Guard(model, "fine-tune", holds=[anchorhold.Replay(old)], from_scratch=True)
+    callback = AnchorholdCallback(
+        guard, consolidate_at_end=False, task_free=lambda guard: anchorhold.TaskFree(guard, every=3, recent=2)
     )
     trained(tmp_path, model, callback)
     assert callback.task_free.steps == 4 and callback.task_free.consolidated == [3]
@@ -84,7 +84,7 @@ def test_options_that_are_no_part_of_a_sample_are_left_out_of_it(tmp_path):
             return model(**inputs, logits_to_keep=0, output_hidden_states=True).loss
 
     model, guard, task_free = made()
-    callback = HoldfastCallback(guard, consolidate_at_end=False, task_free=task_free)
+    callback = AnchorholdCallback(guard, consolidate_at_end=False, task_free=task_free)
     Told(
         model,
         arguments(tmp_path),
@@ -106,39 +106,39 @@ def test_what_returns_no_loss_is_refused(tmp_path):
         arguments(tmp_path),
         train_dataset=texts(),
         data_collator=default_data_collator,
-        callbacks=[HoldfastCallback(guard, consolidate_at_end=False, task_free=task_free)],
+        callbacks=[AnchorholdCallback(guard, consolidate_at_end=False, task_free=task_free)],
     )
     with pytest.raises(OrderError, match="computes its loss past the model"):
         trainer.train()
     _, _, other = made()
     with pytest.raises(ConfigurationError, match="task_free of another guard"):
-        HoldfastCallback(guard, task_free=other)
+        AnchorholdCallback(guard, task_free=other)
     with pytest.raises(ConfigurationError, match="task_free=True; expected"):
-        HoldfastCallback(guard, task_free=True)
+        AnchorholdCallback(guard, task_free=True)
     with pytest.raises(ConfigurationError, match="a function that returned None"):
-        trained(tmp_path, model, HoldfastCallback(guard, task_free=lambda guard: None))
+        trained(tmp_path, model, AnchorholdCallback(guard, task_free=lambda guard: None))
 
 
 def test_training_that_resumes_goes_on_where_it_was(tmp_path):
     """After 3 of 6 steps, one of which was since it had consolidated: next after one more, not after two."""
     saving = {"save_strategy": "steps", "save_steps": 3}
     model, guard, whole = made()
-    trained(tmp_path, model, HoldfastCallback(guard, False, task_free=whole), max_steps=6, **saving)
+    trained(tmp_path, model, AnchorholdCallback(guard, False, task_free=whole), max_steps=6, **saving)
     assert whole.consolidated == [2, 4, 6]
     checkpoint = str(tmp_path / "checkpoint-3")
     model, guard, _ = made()
-    callback = HoldfastCallback(guard, False, task_free=lambda guard: holdfast.TaskFree(guard, every=2))
+    callback = AnchorholdCallback(guard, False, task_free=lambda guard: anchorhold.TaskFree(guard, every=2))
     trained(tmp_path, model, callback, resume=checkpoint, max_steps=6, **saving)
     assert callback.task_free.consolidated == [2, 4, 6] and guard.tasks == 3
 
     model, guard, _ = made()
-    trained(tmp_path / "without", model, HoldfastCallback(guard, False), max_steps=3, **saving)
+    trained(tmp_path / "without", model, AnchorholdCallback(guard, False), max_steps=3, **saving)
     model, guard, task_free = made()
-    with pytest.warns(HoldfastWarning, match="says nothing of task_free"):
+    with pytest.warns(AnchorholdWarning, match="says nothing of task_free"):
         trained(
             tmp_path / "without",
             model,
-            HoldfastCallback(guard, False, task_free=task_free),
+            AnchorholdCallback(guard, False, task_free=task_free),
             resume=str(tmp_path / "without" / "checkpoint-3"),
             max_steps=6,
         )
@@ -153,7 +153,7 @@ def test_it_goes_back_to_the_best_checkpoint_as_the_guard_does(tmp_path):
         train_dataset=texts(),
         eval_dataset=texts(2),
         data_collator=default_data_collator,
-        callbacks=[HoldfastCallback(guard, False, task_free=task_free)],
+        callbacks=[AnchorholdCallback(guard, False, task_free=task_free)],
     )
     trainer.best = 3
     trainer.train()

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast
-from holdfast.errors import ConfigurationError
-from holdfast.integrations.lightning import HoldfastCallback
+import anchorhold
+from anchorhold.errors import ConfigurationError
+from anchorhold.integrations.lightning import AnchorholdCallback
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -40,8 +40,8 @@ def loader():
 
 def made():
     module = Module()
-    guard = holdfast.Consolidator(module, holdfast.MAS(average=True), 1.0, from_scratch=True)
-    return module, guard, holdfast.TaskFree(guard, every=2, hard=3)
+    guard = anchorhold.Guard(module, anchorhold.MAS(average=True), 1.0, from_scratch=True)
+    return module, guard, anchorhold.TaskFree(guard, every=2, hard=3)
 
 
 def test_it_is_that_of_a_plain_loop(tmp_path):
@@ -55,7 +55,7 @@ def test_it_is_that_of_a_plain_loop(tmp_path):
         optimizer.step()
         task_free.step(loss, tuple(batch))
     watched, other, own = made()
-    callback = HoldfastCallback(other, consolidate_at_end=False, task_free=own)
+    callback = AnchorholdCallback(other, consolidate_at_end=False, task_free=own)
     trainer = lightning.Trainer(
         max_epochs=1,
         callbacks=[callback],
@@ -77,9 +77,9 @@ def test_that_of_another_guard_is_refused():
     _, guard, _ = made()
     _, _, other = made()
     with pytest.raises(ConfigurationError, match="task_free of another guard"):
-        HoldfastCallback(guard, task_free=other)
+        AnchorholdCallback(guard, task_free=other)
     with pytest.raises(ConfigurationError, match="task_free=3; expected"):
-        HoldfastCallback(guard, task_free=3)
+        AnchorholdCallback(guard, task_free=3)
 
 
 def test_training_that_resumes_goes_on_where_it_was(tmp_path):
@@ -87,8 +87,8 @@ def test_training_that_resumes_goes_on_where_it_was(tmp_path):
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": tmp_path}
     for epochs, path, consolidated in ((1, None, [4]), (2, tmp_path / "after-1.ckpt", [4, 8, 12])):
         module, guard, _ = made()
-        task_free = holdfast.TaskFree(guard, every=4)
-        callback = HoldfastCallback(guard, consolidate_at_end=False, task_free=task_free)
+        task_free = anchorhold.TaskFree(guard, every=4)
+        callback = AnchorholdCallback(guard, consolidate_at_end=False, task_free=task_free)
         trainer = lightning.Trainer(
             max_epochs=epochs, accelerator="cpu", callbacks=[callback], enable_checkpointing=False, **quiet
         )

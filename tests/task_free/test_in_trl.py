@@ -5,9 +5,9 @@ import torch
 from datasets import Dataset, disable_progress_bars
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-import holdfast
-from holdfast.errors import OrderError
-from holdfast.integrations.huggingface import HoldfastCallback
+import anchorhold
+from anchorhold.errors import OrderError
+from anchorhold.integrations.huggingface import AnchorholdCallback
 from tests.integrations import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL's and of transformers' own
@@ -29,8 +29,8 @@ def made():
     torch.manual_seed(0)
     disable_progress_bars()
     model = tiny.gpt2(layers=1)
-    guard = holdfast.Consolidator(model, holdfast.MAS(average=True), 1.0, from_scratch=True)
-    return model, guard, holdfast.TaskFree(guard, every=2, hard=3)
+    guard = anchorhold.Guard(model, anchorhold.MAS(average=True), 1.0, from_scratch=True)
+    return model, guard, anchorhold.TaskFree(guard, every=2, hard=3)
 
 
 def test_fine_tuning_consolidates_on_the_way(tmp_path):
@@ -41,7 +41,7 @@ def test_fine_tuning_consolidates_on_the_way(tmp_path):
         SFTConfig(str(tmp_path), **QUIET),
         train_dataset=Dataset.from_list(rows),
         processing_class=tiny.tokenizer(),
-        callbacks=[HoldfastCallback(guard, consolidate_at_end=False, task_free=task_free)],
+        callbacks=[AnchorholdCallback(guard, consolidate_at_end=False, task_free=task_free)],
     )
     trainer.train()
     assert task_free.steps == 4 and task_free.consolidated == [2, 4] and guard.tasks == 2
@@ -79,8 +79,8 @@ def test_preferences_are_refused_and_can_be_told_of(tmp_path):
         )
 
     with pytest.raises(OrderError, match="computes its loss past the model"):
-        trainer(HoldfastCallback(guard, consolidate_at_end=False, task_free=task_free)).train()
+        trainer(AnchorholdCallback(guard, consolidate_at_end=False, task_free=task_free)).train()
     assert guard.tasks == 0
     guard.restart_task()
-    trainer(HoldfastCallback(guard, consolidate_at_end=False), task_free=task_free).train()
+    trainer(AnchorholdCallback(guard, consolidate_at_end=False), task_free=task_free).train()
     assert task_free.steps == 4 and guard.tasks == 2

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-import holdfast
+import anchorhold
 from torture import bit_flips, mutated_files
 from torture.kept_files import KeptFile
 from torture.outcome import RIGHT, Outcome, table
@@ -38,11 +38,11 @@ def test_defects_are_told_by_their_names(tmp_path):
         return look
 
     def refuse(content):
-        raise holdfast.StateError("no")
+        raise anchorhold.StateError("no")
 
     def lose(content):
         known.clear()
-        raise holdfast.StateError("no")
+        raise anchorhold.StateError("no")
 
     def verdict(answer, **more):
         return KeptFile("a file", path, reader(answer), **more).tried(1, b"other", "changed").verdict

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-import holdfast
-from holdfast.errors import BatchError, ConfigurationError, HoldfastWarning, NotFiniteError
+import anchorhold
+from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError, NotFiniteError
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(5)), torch.arange(12) % 3
 
@@ -17,12 +17,12 @@ X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(5)), torch.ara
 def network():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-    return holdfast.mean_field(model, log_variance=-3.0)
+    return anchorhold.mean_field(model, log_variance=-3.0)
 
 
 def guarded(model, **settings):
-    hold = holdfast.Variational(**{"samples": 20, **settings})
-    guard = holdfast.Consolidator(model, "fine-tune", holds=[hold], from_scratch=True)
+    hold = anchorhold.Variational(**{"samples": 20, **settings})
+    guard = anchorhold.Guard(model, "fine-tune", holds=[hold], from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     return guard, optimizer, hold
@@ -73,7 +73,7 @@ class Heads(nn.Module):
 
 def test_a_head_that_is_not_used_is_left_alone_and_a_new_one_begins_at_the_first_prior():
     torch.manual_seed(0)
-    model = holdfast.mean_field(Heads())
+    model = anchorhold.mean_field(Heads())
     guard, optimizer, hold = guarded(model)
     last = [p.detach().clone() for p in model.heads[2].parameters()]
     for task in range(2):
@@ -88,7 +88,7 @@ def test_a_head_that_is_not_used_is_left_alone_and_a_new_one_begins_at_the_first
     other, optimizer, _ = guarded(model)
     F.cross_entropy(model(X, 0), Y % 2).backward()
     optimizer.step()
-    with pytest.warns(HoldfastWarning, match="trained as numbers"):
+    with pytest.warns(AnchorholdWarning, match="trained as numbers"):
         other.consolidate()
 
 
@@ -120,22 +120,22 @@ def test_a_coreset_changes_what_is_predicted_and_not_the_model():
     model = network()
     before = [p.detach().clone() for p in model.parameters()]
     batches = [(X[:6].double(), Y[:6]), (X[6:].double(), Y[6:])]
-    weights = holdfast.refined(model.eval(), batches, epochs=60, learning_rate=0.05)
+    weights = anchorhold.refined(model.eval(), batches, epochs=60, learning_rate=0.05)
     assert not model.training
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     losses = [
-        F.nll_loss(holdfast.predictive(model, X.double(), samples=20, weights=these), Y) for these in (None, weights)
+        F.nll_loss(anchorhold.predictive(model, X.double(), samples=20, weights=these), Y) for these in (None, weights)
     ]
     assert losses[1] < losses[0] - 0.05
-    stays = holdfast.refined(model, batches, epochs=0)
+    stays = anchorhold.refined(model, batches, epochs=0)
     assert all(torch.equal(stays[name], p) for name, p in model.named_parameters())
 
 
 def test_a_coreset_leaves_the_statistics_of_batch_norms_alone():
     torch.manual_seed(0)
-    model = holdfast.mean_field(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)))
+    model = anchorhold.mean_field(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)))
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    holdfast.refined(model, [(X + 5, Y)], epochs=3)
+    anchorhold.refined(model, [(X + 5, Y)], epochs=3)
     assert before and all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
 
 
@@ -144,7 +144,7 @@ def test_a_coreset_holds_means_whose_variances_are_frozen_and_variances_whose_me
     for frozen, moved in (("weight_log_variance", "weight"), ("weight", "weight_log_variance")):
         model = network()
         getattr(model[0], frozen).requires_grad_(False)
-        found = holdfast.refined(
+        found = anchorhold.refined(
             model,
             [(X.double(), Y)],
             epochs=60,
@@ -162,15 +162,15 @@ def test_a_coreset_that_is_near_to_all_samples():
         nearest = [min(float((x[i] - x[j]).norm()) for j in chosen) for i in range(30)]
         chosen.append(max(range(30), key=nearest.__getitem__))
     for size in (1.0, 1e20, 1e-25, 1e-38):  # whose squares single precision does not have
-        assert holdfast.k_center(x * size, 7, first=4).tolist() == chosen
+        assert anchorhold.k_center(x * size, 7, first=4).tolist() == chosen
     for none in (x.to(torch.complex64), x[:0], x[:, :0]):
         with pytest.raises(BatchError, match=r"complex64; expected finite real|there are no numbers"):
-            holdfast.k_center(none, 1)
-    assert sorted(holdfast.k_center(torch.zeros(5, 2), 5).tolist()) == [0, 1, 2, 3, 4]  # of equal ones, each once
+            anchorhold.k_center(none, 1)
+    assert sorted(anchorhold.k_center(torch.zeros(5, 2), 5).tolist()) == [0, 1, 2, 3, 4]  # of equal ones, each once
     with pytest.raises(ConfigurationError, match="count=31 and first=0 of 30 samples"):
-        holdfast.k_center(x, 31)
+        anchorhold.k_center(x, 31)
     with pytest.raises(BatchError, match="expected finite real numbers"):
-        holdfast.k_center(x * torch.nan, 2)
+        anchorhold.k_center(x * torch.nan, 2)
 
 
 def test_what_is_no_coreset_is_refused():
@@ -184,18 +184,18 @@ def test_what_is_no_coreset_is_refused():
         ([(x * torch.nan, Y)], NotFiniteError, "Batch 0 of the coreset has a NaN"),
     ):
         with pytest.raises(error, match=message):
-            holdfast.refined(model, given)
+            anchorhold.refined(model, given)
     with pytest.raises(ConfigurationError, match=r"loss=3: expected a function loss\(outputs, targets\)"):
-        holdfast.refined(model, [(x, Y)], loss=3)
+        anchorhold.refined(model, [(x, Y)], loss=3)
     with pytest.raises(ConfigurationError, match="without distributions"):
-        holdfast.refined(nn.Linear(4, 3).double(), [(x, Y)])
+        anchorhold.refined(nn.Linear(4, 3).double(), [(x, Y)])
     with pytest.raises(ConfigurationError, match="all frozen"):
-        holdfast.refined(model.requires_grad_(False), [(x, Y)])
+        anchorhold.refined(model.requires_grad_(False), [(x, Y)])
 
 
 def test_a_head_whose_gradient_is_zero_is_not_used():
     torch.manual_seed(0)
-    model = holdfast.mean_field(Heads())
+    model = anchorhold.mean_field(Heads())
     guard, optimizer, hold = guarded(model)
     F.cross_entropy(model(X, 1), Y % 2).backward()  # a look that no step follows
     before = [p.detach().clone() for p in model.heads[1].parameters()]
@@ -223,10 +223,10 @@ def test_what_would_train_something_else_is_refused_at_the_first_step():
         step(model, optimizer, 0)
     model = nn.Linear(4, 3).double()
     early = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(
-        holdfast.mean_field(model), "fine-tune", holds=[holdfast.Variational(5)], from_scratch=True
+    guard = anchorhold.Guard(
+        anchorhold.mean_field(model), "fine-tune", holds=[anchorhold.Variational(5)], from_scratch=True
     )
-    with pytest.warns(HoldfastWarning, match="No attached optimiser trains 'weight_log_variance'"):
+    with pytest.warns(AnchorholdWarning, match="No attached optimiser trains 'weight_log_variance'"):
         guard.attach(early)
     with pytest.raises(ConfigurationError, match="made before mean_field"):
         step(model, early, 0)
@@ -277,7 +277,7 @@ class TestNarrowWeights:
 
     def test_a_new_head_that_is_narrow_by_itself_does_not_stand_for_what_was_learned(self):
         torch.manual_seed(0)
-        model = holdfast.mean_field(Heads(), log_variance=self.RESTART)
+        model = anchorhold.mean_field(Heads(), log_variance=self.RESTART)
         guard, optimizer, hold = guarded(model, restart=self.RESTART)
         for head in (0, 1):
             optimizer.zero_grad()
@@ -329,14 +329,14 @@ class TestNarrowWeights:
     @pytest.mark.parametrize("restart", [-6.0, None])
     def test_what_is_no_part_of_a_model_is_refused(self, given, message, restart):
         with pytest.raises(ConfigurationError, match=message):
-            holdfast.Variational(10, restart=restart).narrow(*given)
+            anchorhold.Variational(10, restart=restart).narrow(*given)
 
     def test_without_a_restart_there_is_nothing_to_narrow_to(self):
         with pytest.raises(ConfigurationError, match=r"without restart=.*expected Variational\(restart=-6\.0\)"):
-            holdfast.Variational(5).narrow(network())
+            anchorhold.Variational(5).narrow(network())
 
     def test_a_part_without_distributions_may_stand_beside_one_that_has_some(self):
-        hold, model = holdfast.Variational(10, restart=-6.0), network()
+        hold, model = anchorhold.Variational(10, restart=-6.0), network()
         hold.narrow(nn.Linear(2, 2), model)
 
 
@@ -355,6 +355,6 @@ def test_a_task_that_begins_narrow_is_not_told_of():
 
 def test_a_model_that_is_consolidated_before_it_is_trained_is_told_to_have_no_posterior():
     guard, _, hold = guarded(network())
-    with pytest.warns(HoldfastWarning, match="consolidated before any step.*around 0, and not around the weights"):
+    with pytest.warns(AnchorholdWarning, match="consolidated before any step.*around 0, and not around the weights"):
         guard.consolidate()
     assert not hold.prior

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anchorhold import L2, SI, SOS, Guard
 from benchmarks.families.verdicts import REFUSED, RIGHT, RIGHTLY_REFUSED, WARNED, WRONG, Outcome, listening, worst
-from holdfast import L2, SI, SOS, Consolidator
 
 Loss = Callable[[], Tensor]
 Weights = dict[str, Tensor]
@@ -87,7 +87,7 @@ def judge(make: Callable[[], Trained]) -> Outcome:
 def _seen(trained: Trained) -> Outcome:
     """Compare SI and SOS with −ΣgΔ and v ← β₂v + (1−β₂)g², computed beside the steps."""
     model, optimizer = _start(trained)
-    guard = Consolidator(model, SI(), watch=[SOS(beta2=BETA2)], from_scratch=True)
+    guard = Guard(model, SI(), watch=[SOS(beta2=BETA2)], from_scratch=True)
     named = dict(model.named_parameters())
     handed: Weights = {}
 
@@ -131,7 +131,7 @@ def _moved(trained: Trained, *, hold: bool) -> float:
     model, optimizer = _start(trained)
     if hold:
         # In the gradient, where every optimiser takes it: after its step, SGD's would be another thing to judge.
-        guard = Consolidator(model, L2(), strength=trained.strength or 0.5 / trained.lr, implicit=False)
+        guard = Guard(model, L2(), strength=trained.strength or 0.5 / trained.lr, implicit=False)
         guard.consolidate()
         guard.attach(*trained.attach(optimizer))
     path = []

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from anchorhold.seeding import generator_for
 from benchmarks.language.formats.records import Format, Record, invented, records
 from benchmarks.language.gpt import GPT
 from benchmarks.language.sequence.kinds import Kind
 from benchmarks.language.training import EVALUATED_TOGETHER, Device
-from holdfast.seeding import generator_for
 
 ROW = 144
 """Bytes of a row: a question and its answer, and new lines to its end."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.seeding import generator_for
+from anchorhold.seeding import generator_for
 
 FIELDS = ("name", "trade", "age", "town")
 FIRST_NAMES = (

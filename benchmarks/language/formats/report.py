@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from anchorhold.whole_files import write_whole
 from benchmarks.language.corpus import corpora
 from benchmarks.language.formats.study import GAIN
 from benchmarks.language.frontier import Mean
@@ -11,7 +12,6 @@ from benchmarks.language.sequence.course import Went
 from benchmarks.language.sequence.keeping import KEEPINGS, Keeping
 from benchmarks.language.sequence.kinds import REPORTED
 from benchmarks.language.sequence.report import chosen, needs
-from holdfast.whole_files import write_whole
 
 
 def write(path: Path, went: Sequence[Went]) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import anchorhold
 from benchmarks.language.english import Taught, start_python, weights_of
 from benchmarks.language.recipes import Trial
 from benchmarks.language.sequence.keeper import Keeper
@@ -136,10 +136,10 @@ class Course:
         low, high = 0.0, 1.0
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            self.taught.model.load_state_dict(holdfast.merge(before, trained, middle))
+            self.taught.model.load_state_dict(anchorhold.merge(before, trained, middle))
             if kind.wrong(self.device, self.taught.model)[CHOOSES] <= enough:
                 high = middle
             else:
                 low = middle
-        self.taught.model.load_state_dict(holdfast.merge(before, trained, high))
+        self.taught.model.load_state_dict(anchorhold.merge(before, trained, high))
         return high

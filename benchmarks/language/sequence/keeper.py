@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import holdfast
+import anchorhold
+from anchorhold import Guard, OwnText
+from anchorhold.holds.of_batches.batch_hold import BatchHold
+from anchorhold.holds.of_batches.batch_sources import GivenBatches
 from benchmarks.language.english import Taught, new_guard
 from benchmarks.language.recipes import PIECES, Trial
 from benchmarks.language.sequence.keeping import Keeping
 from benchmarks.language.sequence.kinds import Kind
 from benchmarks.language.settings import Settings
 from benchmarks.language.training import Device
-from holdfast import Consolidator, OwnText
-from holdfast.holds.of_batches.batch_hold import BatchHold
-from holdfast.holds.of_batches.batch_sources import GivenBatches
 
 TOGETHER = 64
 """Pieces that a guard is measured on at once."""
@@ -42,7 +42,7 @@ class Keeper:
     seed: int
     folder: Path
     first: Kind
-    guard: Consolidator | None = None
+    guard: Guard | None = None
     _hold: BatchHold | None = None
     _pieces: list[Any] = field(default_factory=list)
     """Batches of old or own text, of all kinds so far."""
@@ -65,18 +65,18 @@ class Keeper:
         else:
             self.guard.consolidate(self._measured(kind, own if keeping.measured_on == "own" else None))
 
-    def _new_guard(self) -> Consolidator:
+    def _new_guard(self) -> Guard:
         keeping = self.keeping
         if keeping.text is not None:
-            way = holdfast.Distillation if keeping.distilled else holdfast.Replay
+            way = anchorhold.Distillation if keeping.distilled else anchorhold.Replay
             self._hold = way(self._pieces, share=self.trial.old, seed=self.seed)
         holds = [] if self._hold is None else [self._hold]
         if keeping.guard is None:
-            return Consolidator(self.taught.model, "fine-tune", 0.0, holds=holds)
+            return Guard(self.taught.model, "fine-tune", 0.0, holds=holds)
         plain = new_guard(self.taught.model, "full", keeping.guard, self.settings)
         (measure,) = plain.measures.values()
         strength = self.trial.strength
-        return Consolidator(self.taught.model, measure, form=plain.form, relative_strength=strength, holds=holds)
+        return Guard(self.taught.model, measure, form=plain.form, relative_strength=strength, holds=holds)
 
     def _old(self, kind: Kind, size: int) -> list[tuple[Tensor, Tensor]]:
         pieces = kind.batches(-(-self._many // size), size, self.seed, "old", kind.name)
@@ -96,7 +96,7 @@ class Keeper:
     def _written(self, kind: Kind) -> OwnText:
         """Return what the network writes now, as long as what it reads of the kind."""
         with torch.autocast(self.device.device.type, torch.bfloat16, enabled=self.device.on_gpu):
-            return holdfast.write_text(
+            return anchorhold.write_text(
                 self.taught.model,
                 self._many,
                 kind.context - 1,  # and the byte that it begins with

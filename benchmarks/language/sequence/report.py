@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from anchorhold.whole_files import write_whole
 from benchmarks.language.corpus import corpora
 from benchmarks.language.frontier import Mean
 from benchmarks.language.lines import named_networks, studies
 from benchmarks.language.sequence.course import Went
 from benchmarks.language.sequence.keeping import FREE, KEEPINGS, Keeping
 from benchmarks.language.sequence.kinds import CHOOSES, REPORTED
-from holdfast.whole_files import write_whole
 
 
 def needs(keeping: Keeping) -> str:

@@ -28,12 +28,12 @@ from typing import Any
 
 import torch
 
-import holdfast
+import anchorhold
+from anchorhold.lab.data.locations import Datasets
 from benchmarks.language import corpus, lines
 from benchmarks.language.training import Device
 from benchmarks.tolerance.at_scale import choosing, held, images, report, store, text
 from benchmarks.tolerance.at_scale.trials import SETTINGS, Setting, Study, Trial
-from holdfast.lab.data.locations import Datasets
 
 LINES, COSTS = "trials.jsonl", "watching.jsonl"
 
@@ -162,7 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     needs_text = options.what != "digits" and any(setting.language is not None for setting in study.settings)
     if options.corpus is None and needs_text:
         raise SystemExit("The setting english-python needs --corpus, or leave it out: --settings permuted-mnist …")
-    warnings.simplefilter("ignore", holdfast.HoldfastWarning)  # strengths that are too much are among what is searched
+    warnings.simplefilter(
+        "ignore", anchorhold.AnchorholdWarning
+    )  # strengths that are too much are among what is searched
     options.store.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     if options.what == "digits":

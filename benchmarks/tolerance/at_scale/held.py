@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-import holdfast
+import anchorhold
+from anchorhold.persample.batches import Forward
 from benchmarks.tolerance.at_scale.trials import Setting, Trial
 from benchmarks.undamped import undamped
-from holdfast.persample.batches import Forward
 
 DAMPING = 0.1
 """What searched strengths of the rotated form are damped by: as a tolerance is there."""
@@ -62,7 +62,7 @@ def run(trial: Trial, subject: Subject, first: Path) -> dict[str, Any]:
     before, old = subject.judged(), subject.old
     guard = new_guard(trial, subject)
     guard.consolidate(old.measured, forward=old.forward)
-    judge = holdfast.Consolidator(subject.model, "fine-tune")
+    judge = anchorhold.Guard(subject.model, "fine-tune")
     judge.keep(old.fresh, "fresh", samples=sum(map(len, old.fresh)), forward=old.forward)
     if trial.kind == "tolerance":
         guard.keep(old.kept, "kept", samples=sum(map(len, old.kept)), forward=old.forward)
@@ -78,29 +78,29 @@ def run(trial: Trial, subject: Subject, first: Path) -> dict[str, Any]:
             found |= {"looks": len(guard.trace) - 1, "share": back.share, "kept": back.kl, "said": str(back)}
             found["sure"] = back.is_sure
             found["back"] = ended(subject, judge)
-    except holdfast.NotFiniteError as error:
+    except anchorhold.NotFiniteError as error:
         return {"before": before._asdict(), "diverged": True, "why": str(error)}
     return {"before": before._asdict(), **found}
 
 
-def new_guard(trial: Trial, subject: Subject) -> holdfast.Consolidator:
+def new_guard(trial: Trial, subject: Subject) -> anchorhold.Guard:
     """Return a guard with a trial's tolerance or strength.
 
     SGD's hold acts after the step, or the strengths that it bears would decide what is compared.
     """
     samples = subject.setting.measured
     text = subject.setting.language is not None
-    measure = holdfast.Fisher(samples, labels="sampled") if text else holdfast.Fisher(samples)
+    measure = anchorhold.Fisher(samples, labels="sampled") if text else anchorhold.Fisher(samples)
     options: dict[str, Any] = {"protect": subject.protect, "implicit": trial.optimiser == "SGD"}
     if trial.kind == "tolerance":
-        tolerance = holdfast.Tolerance(trial.value, **trial.said)
+        tolerance = anchorhold.Tolerance(trial.value, **trial.said)
         form = undamped(trial.form)  # the tolerance damps it
-        return holdfast.Consolidator(subject.model, measure, tolerance=tolerance, form=form, **options)
-    form = holdfast.Rotated(damping=DAMPING) if trial.form == "rotated" else trial.form
-    return holdfast.Consolidator(subject.model, measure, relative_strength=trial.value, form=form, **options)
+        return anchorhold.Guard(subject.model, measure, tolerance=tolerance, form=form, **options)
+    form = anchorhold.Rotated(damping=DAMPING) if trial.form == "rotated" else trial.form
+    return anchorhold.Guard(subject.model, measure, relative_strength=trial.value, form=form, **options)
 
 
-def ended(subject: Subject, judge: holdfast.Consolidator) -> dict[str, float]:
+def ended(subject: Subject, judge: anchorhold.Guard) -> dict[str, float]:
     """Return where a network is: what fresh old data has lost, and how well both tasks are done."""
     return {"kl": judge.retention().kl, **subject.judged()._asdict()}
 

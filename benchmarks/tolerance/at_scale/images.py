@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anchorhold.lab.data import Dataset, Images
+from anchorhold.lab.networks import MultiHead, cnn, mlp
+from anchorhold.lab.scenarios import Samples, Task, permuted, split_cifar
+from anchorhold.seeding import derive_seed, generator_for
+from anchorhold.whole_files import read_tensors, write_tensors
 from benchmarks.tolerance.at_scale.held import Judged, Old
 from benchmarks.tolerance.at_scale.trials import Setting
-from holdfast.lab.data import Dataset, Images
-from holdfast.lab.networks import MultiHead, cnn, mlp
-from holdfast.lab.scenarios import Samples, Task, permuted, split_cifar
-from holdfast.seeding import derive_seed, generator_for
-from holdfast.whole_files import read_tensors, write_tensors
 
 SHAPES = {"MNIST": (1, 28, 28, 10), "CIFAR-10": (3, 32, 32, 10), "CIFAR-100": (3, 32, 32, 100)}
 

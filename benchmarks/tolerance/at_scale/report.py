@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from anchorhold.retention.diagnosis import NEARLY
 from benchmarks.tolerance.at_scale import choosing
 from benchmarks.tolerance.at_scale.trials import Setting, Study, Trial
-from holdfast.retention.diagnosis import NEARLY
 
 COMMAND = "python -m benchmarks.tolerance.at_scale"
 NAME = "tolerance-at-scale"

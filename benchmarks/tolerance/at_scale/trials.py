@@ -66,7 +66,7 @@ class Trial:
     """Nats, or s."""
     damping: float | None = None
     start: float | None = None
-    """Of a tolerance, where they are not what :class:`holdfast.Tolerance` takes by default."""
+    """Of a tolerance, where they are not what :class:`anchorhold.Tolerance` takes by default."""
 
     @property
     def said(self) -> dict[str, float]:

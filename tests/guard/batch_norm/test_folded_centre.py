@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import holdfast
-from holdfast.forms import Dense, Kronecker, LowRank, Rotated
+import anchorhold
+from anchorhold.forms import Dense, Kronecker, LowRank, Rotated
 from tests.guard.batch_norm.networks import dense
 from tests.guard.batch_norm.test_folding import CLOSE, NETWORKS, Folded, folded_map, moved, parts
 from tests.guard.helpers import batch, loss
@@ -85,8 +85,8 @@ def of_task(network, data, form):
 def after_tasks(network, form, centre, strength=0.7, decay=0.6):
     """A guard that has consolidated three tasks, the network moved after each, and their penalties written out."""
     model = network[0]
-    guard = holdfast.Consolidator(
-        model, holdfast.Fisher(), strength, form=FORMS[form], decay=decay, batch_norm="fold", **CENTRES[centre]
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength, form=FORMS[form], decay=decay, batch_norm="fold", **CENTRES[centre]
     )
     terms = []
     for seed in range(3):
@@ -194,9 +194,9 @@ def test_in_forms_of_layers_it_is_what_guards_of_one_task_each_add_up_to(form, s
     network = dense(), *NETWORKS["dense"][1:]
     model = network[0]
     options = {"form": form, "batch_norm": "fold", "anchor": "mean", "gradient_term": slopes}
-    guard, alone = holdfast.Consolidator(model, holdfast.Fisher(), 0.7, **options), []
+    guard, alone = anchorhold.Guard(model, anchorhold.Fisher(), 0.7, **options), []
     for seed in range(3):
-        alone.append(holdfast.Consolidator(model, holdfast.Fisher(), 0.7, **options))
+        alone.append(anchorhold.Guard(model, anchorhold.Fisher(), 0.7, **options))
         for each in (guard, alone[-1]):
             each.consolidate([batch(seed)])
         moved(model, seed)
@@ -218,8 +218,8 @@ def test_a_state_goes_on_to_the_last_bit(tmp_path, form, centre):
     guard, _ = after_tasks(network, form, centre)
     guard.save(tmp_path / "guard.safetensors")
     twin = copy.deepcopy(network[0])
-    again = holdfast.Consolidator(
-        twin, holdfast.Fisher(), 0.7, form=FORMS[form], decay=0.6, batch_norm="fold", **CENTRES[centre]
+    again = anchorhold.Guard(
+        twin, anchorhold.Fisher(), 0.7, form=FORMS[form], decay=0.6, batch_norm="fold", **CENTRES[centre]
     )
     again.load(tmp_path / "guard.safetensors")
     for model, own in ((network[0], guard), (twin, again)):
@@ -240,7 +240,7 @@ def test_what_cannot_be_consolidated_leaves_model_and_guard_as_they_were():
     model = network[0]
     parameters, values = list(model.parameters()), copy.deepcopy(model.state_dict())
     before = copy.deepcopy(guard.state_dict())
-    with pytest.raises(holdfast.BatchError, match="true label"):
+    with pytest.raises(anchorhold.BatchError, match="true label"):
         guard.consolidate([batch(4), batch(5)[0]])
     assert all(p is q for p, q in zip(model.parameters(), parameters, strict=True))
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-import holdfast
-from holdfast.forms import Diagonal
+import anchorhold
+from anchorhold.forms import Diagonal
 from tests.guard.batch_norm.networks import Images, dense, statistics
 from tests.guard.helpers import batch, consolidated, loss, train
 
@@ -128,7 +128,7 @@ def test_importance_and_anchor_are_those_of_the_folded_map(network):
         if parts(model)[1].affine:
             parts(model)[1].weight[1] = 0.0  # where the gradient of W says nothing of that of W̃
     start, before = Folded(model), copy.deepcopy(model.state_dict())
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm="fold")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="fold")
     guard.consolidate([batch(9)])
     expected = fisher(start, batch(9)[0])
     at = places(network)
@@ -145,7 +145,7 @@ def test_importance_and_anchor_are_those_of_the_folded_map(network):
 def test_the_penalty_and_its_gradient_are_those_of_autograd(network):
     model = network[0]
     start = Folded(model)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=3.0, batch_norm="fold")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3.0, batch_norm="fold")
     guard.consolidate([batch(9)])
     assert guard.penalty().item() == pytest.approx(0.0, abs=1e-20)
     moved(model)
@@ -164,7 +164,7 @@ def test_the_penalty_and_its_gradient_are_those_of_autograd(network):
 def test_a_step_is_pulled_by_that_gradient(network, closure):
     model = network[0]
     start = Folded(model)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=3.0, batch_norm="fold")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3.0, batch_norm="fold")
     guard.consolidate([batch(9)])
     moved(model).train()
     twin = copy.deepcopy(model)
@@ -196,7 +196,7 @@ def test_a_step_is_pulled_by_that_gradient(network, closure):
 @pytest.mark.parametrize("between", ["nothing", "passes", "weights"])
 def test_what_is_held_stays_while_statistics_move_unless_weights_are_given(between):
     model = dense().train()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=2.0, batch_norm="fold")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=2.0, batch_norm="fold")
     guard.consolidate([batch(9)])
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.0))
     for i in range(3):
@@ -221,8 +221,8 @@ def test_what_is_held_stays_while_statistics_move_unless_weights_are_given(betwe
 @pytest.mark.parametrize("options", [{"strength": 0.0}, {"hold": False}, {"frozen": True}])
 def test_scales_are_left_alone_where_nothing_is_held_or_they_are_not_trained(options):
     model = dense().train()
-    guard = holdfast.Consolidator(
-        model, holdfast.Fisher(), strength=options.get("strength", 1.0), batch_norm="fold", protect="*"
+    guard = anchorhold.Guard(
+        model, anchorhold.Fisher(), strength=options.get("strength", 1.0), batch_norm="fold", protect="*"
     )
     guard.consolidate([batch(9)])
     model[1].requires_grad_(not options.get("frozen"))
@@ -257,7 +257,7 @@ def test_what_the_statistics_do_is_held_against():
         model = dense().train()
         x, y = batch(9, n=64)
         before = model.eval()(x).detach()
-        guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=3000.0, **options)
+        guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3000.0, **options)
         guard.consolidate([(x, y)])
         guard.attach(optimizer := torch.optim.Adam(model.parameters(), lr=1e-3))
         model.train()
@@ -268,7 +268,7 @@ def test_what_the_statistics_do_is_held_against():
             optimizer.step()
         return float((model.eval()(x) - before).detach().square().mean().sqrt())
 
-    with pytest.warns(holdfast.HoldfastWarning, match="Batch norms in training mode"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="Batch norms in training mode"):
         loose = change()
     assert change(batch_norm="fold") < 0.5 * loose
     assert change(batch_norm="freeze") < 0.5 * loose
@@ -283,7 +283,7 @@ class BlockByBlock(Diagonal):
 def test_other_forms_hold_the_map_too(network):
     def stepped(form):
         model = copy.deepcopy(network[0])
-        guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=3.0, batch_norm="fold", form=form)
+        guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3.0, batch_norm="fold", form=form)
         guard.consolidate([batch(9)])
         moved(model).train()
         value = guard.penalty().detach()
@@ -310,8 +310,8 @@ def test_forms_of_whole_layers_are_those_of_the_folded_network(form):
     model = dense()
     reference = folded(model)
     guards = [
-        holdfast.Consolidator(model, holdfast.Fisher(), strength=3.0, batch_norm="fold", form=form),
-        holdfast.Consolidator(reference, holdfast.Fisher(), strength=3.0, form=form),
+        anchorhold.Guard(model, anchorhold.Fisher(), strength=3.0, batch_norm="fold", form=form),
+        anchorhold.Guard(reference, anchorhold.Fisher(), strength=3.0, form=form),
     ]
     for guard in guards:
         guard.consolidate([batch(9, n=32)])
@@ -337,7 +337,7 @@ def test_forms_of_whole_layers_are_those_of_the_folded_network(form):
 
 def test_tasks_add_up_in_the_coordinates_of_the_map(network):
     model = network[0]
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm="fold", decay=0.5)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="fold", decay=0.5)
     guard.consolidate([batch(9)])
     first = fisher(Folded(model), batch(9)[0])
     moved(model)
@@ -352,9 +352,9 @@ def test_tasks_add_up_in_the_coordinates_of_the_map(network):
 def test_any_measure_but_those_of_the_path_measures_the_map(measure):
     model = dense()
     start = Folded(model)
-    guard = holdfast.Consolidator(model, measure, batch_norm="fold")
+    guard = anchorhold.Guard(model, measure, batch_norm="fold")
     guard.consolidate([batch(9)])
-    other = holdfast.Consolidator(start, measure)
+    other = anchorhold.Guard(start, measure)
     other.consolidate([batch(9)])
     for name, place in places((model, "0.weight", "0.bias", "3")).items():
         torch.testing.assert_close(guard.importance[name], other.importance[place], **CLOSE)
@@ -362,12 +362,12 @@ def test_any_measure_but_those_of_the_path_measures_the_map(measure):
 
 def test_a_state_goes_on_where_it_was(tmp_path):
     model = dense()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=2.0, batch_norm="fold")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=2.0, batch_norm="fold")
     guard.consolidate([batch(9)])
     moved(model)
     guard.save(tmp_path / "guard.safetensors")
     twin = copy.deepcopy(model)
-    again = holdfast.Consolidator(twin, holdfast.Fisher(), strength=2.0, batch_norm="fold")
+    again = anchorhold.Guard(twin, anchorhold.Fisher(), strength=2.0, batch_norm="fold")
     again.load(tmp_path / "guard.safetensors")
     assert guard.state_dict()["folded_norms"] == again.state_dict()["folded_norms"] == {"1": "0"}
     assert torch.equal(again.penalty(), guard.penalty()) and guard.penalty().item() > 0
@@ -375,8 +375,8 @@ def test_a_state_goes_on_where_it_was(tmp_path):
         own.attach(optimizer := torch.optim.Adam(one.parameters()))
         train(one.train(), optimizer)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
-    with pytest.raises(holdfast.StateError, match="batch_norm=fold; this Consolidator has batch_norm=freeze"):
-        holdfast.Consolidator(dense(), holdfast.Fisher(), batch_norm="freeze").load(tmp_path / "guard.safetensors")
+    with pytest.raises(anchorhold.StateError, match="batch_norm=fold; this Guard has batch_norm=freeze"):
+        anchorhold.Guard(dense(), anchorhold.Fisher(), batch_norm="freeze").load(tmp_path / "guard.safetensors")
 
 
 def test_a_copied_guard_folds_the_copied_model():
@@ -396,7 +396,7 @@ def test_batches_are_drawn_once_and_the_first_one_counts():
             yield from (batch(9), batch(8))
 
     def importance(batches):
-        guard = holdfast.Consolidator(dense(), holdfast.Fisher(), batch_norm="fold")
+        guard = anchorhold.Guard(dense(), anchorhold.Fisher(), batch_norm="fold")
         found = guard.consolidate(batches)["EWC"]
         assert found.samples == 16
         return guard.importance["0.weight"]
@@ -409,8 +409,8 @@ def test_batches_are_drawn_once_and_the_first_one_counts():
 def test_a_model_that_fails_while_it_is_measured_is_as_it_was():
     model = dense()
     before = copy.deepcopy(model.state_dict())
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm="fold")
-    with pytest.raises(holdfast.HoldfastError):
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="fold")
+    with pytest.raises(anchorhold.AnchorholdError):
         guard.consolidate([batch(9), (torch.full((2, 4), torch.nan, dtype=torch.float64), torch.zeros(2).long())])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not guard.anchor and guard.penalty().item() == 0.0
@@ -422,39 +422,39 @@ def test_sgd_is_warned_by_what_the_pull_is_in_its_own_weights(form):
     model = dense()
     with torch.no_grad():
         model[1].weight.fill_(100.0)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=1.0, batch_norm="fold", form=form)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=1.0, batch_norm="fold", form=form)
     guard.consolidate([batch(9)])
     curvature = 2 * (guard.importance["0.weight"] * 1e4 / (model[1].running_var + 1e-5).view(-1, 1)).max()
     lr = float(2 / curvature)  # the bound is that of the largest of all parameters
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=2 * lr))
     loss(model, batch(0)).backward()
-    with pytest.warns(holdfast.HoldfastWarning, match="too much for SGD"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="too much for SGD"):
         optimizer.step()
 
 
 def test_measures_of_the_path_are_refused():
-    with pytest.raises(holdfast.ConfigurationError, match="batch_norm='fold' with SI"):
-        holdfast.Consolidator(dense(), holdfast.SI(), batch_norm="fold")
-    with pytest.raises(holdfast.ConfigurationError, match="batch_norm='fold' with SOS"):
-        holdfast.Consolidator(dense(), holdfast.Fisher(), batch_norm="fold", watch=["SOS"])
+    with pytest.raises(anchorhold.ConfigurationError, match="batch_norm='fold' with SI"):
+        anchorhold.Guard(dense(), anchorhold.SI(), batch_norm="fold")
+    with pytest.raises(anchorhold.ConfigurationError, match="batch_norm='fold' with SOS"):
+        anchorhold.Guard(dense(), anchorhold.Fisher(), batch_norm="fold", watch=["SOS"])
 
 
 def test_holds_that_look_at_the_anchor_are_refused():
-    class Own(holdfast.Hold):
+    class Own(anchorhold.Hold):
         name = "own"
 
-    with pytest.raises(holdfast.ConfigurationError, match="beside the hold 'own'"):
-        holdfast.Consolidator(dense(), holdfast.Fisher(), batch_norm="fold", holds=[Own()])
+    with pytest.raises(anchorhold.ConfigurationError, match="beside the hold 'own'"):
+        anchorhold.Guard(dense(), anchorhold.Fisher(), batch_norm="fold", holds=[Own()])
 
 
 def test_it_needs_batches():
-    with pytest.raises(holdfast.BatchError, match="batch_norm='fold' has to see the model called"):
-        holdfast.Consolidator(dense(), holdfast.L2(), batch_norm="fold").consolidate()
+    with pytest.raises(anchorhold.BatchError, match="batch_norm='fold' has to see the model called"):
+        anchorhold.Guard(dense(), anchorhold.L2(), batch_norm="fold").consolidate()
 
 
 def test_a_guard_prints_it():
     model = dense()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm="fold")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="fold")
     guard.consolidate([batch(9)])
     assert "folded into the layers before them: the batch norm '1'" in repr(guard)
     assert "no weight has moved since" in repr(guard)
@@ -465,8 +465,8 @@ def test_a_guard_prints_it():
 
 def test_functional_calls_of_the_model_work_while_it_is_folded():
     model = dense()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm="fold")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="fold")
     guard.consolidate([batch(9)], forward=lambda m, x: functional_call(m, {}, (x,)))
-    other = holdfast.Consolidator(dense(), holdfast.Fisher(), batch_norm="fold")
+    other = anchorhold.Guard(dense(), anchorhold.Fisher(), batch_norm="fold")
     other.consolidate([batch(9)])
     torch.testing.assert_close(guard.importance, other.importance, **CLOSE)

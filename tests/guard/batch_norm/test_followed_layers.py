@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 from tests.guard.batch_norm.networks import dense, statistics, stirred
 from tests.guard.helpers import batch, loss
 
@@ -42,7 +42,7 @@ class Network(nn.Module):
 
 
 def folded_and_told(model, **options):
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm="fold", **options)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="fold", **options)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         guard.rehearse([batch(9)])
@@ -86,8 +86,8 @@ def test_what_cannot_be_folded_is_told_once_and_frozen(way, why):
 
 def test_an_output_that_is_used_beside_its_batch_norm_is_refused():
     model = Network("beside")
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm="fold")
-    with pytest.raises(holdfast.ModelError, match=r"computes something else.*batch_norm='freeze'"):
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="fold")
+    with pytest.raises(anchorhold.ModelError, match=r"computes something else.*batch_norm='freeze'"):
         guard.consolidate([batch(9)])
     assert not guard.anchor
 
@@ -123,7 +123,7 @@ def test_a_network_whose_order_has_changed_is_refused():
     model = Network("plain")
     guard, _, _ = folded_and_told(model)
     model.way = "activation between"
-    with pytest.raises(holdfast.ModelError, match="'norm_of_first' was consolidated together with 'first'"):
+    with pytest.raises(anchorhold.ModelError, match="'norm_of_first' was consolidated together with 'first'"):
         guard.consolidate([batch(9)])
     assert guard.tasks == 2
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 from tests.guard.batch_norm.networks import Images, dense, statistics
 from tests.guard.helpers import batch, consolidated, loss, train
 
@@ -33,7 +33,7 @@ def assert_moved(model, before):
 def test_statistics_are_those_of_the_first_consolidation(make):
     model = make()
     model.train()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm="freeze", from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="freeze", from_scratch=True)
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.05))
     untrained = statistics(model)
     if not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):  # which trains on GPUs alone
@@ -141,7 +141,7 @@ def test_copies_are_frozen_too_and_a_copied_guard_can_let_go(way):
 
 def test_a_state_that_is_loaded_freezes_and_one_from_before_thaws():
     model = dense().train()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm="freeze")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="freeze")
     early = guard.state_dict()
     guard.consolidate([batch(9)])
     late = guard.state_dict()
@@ -149,7 +149,7 @@ def test_a_state_that_is_loaded_freezes_and_one_from_before_thaws():
     guard.load_state_dict(early)
     assert model[1].training
     twin = dense().train()
-    again = holdfast.Consolidator(twin, holdfast.Fisher(), batch_norm="freeze")
+    again = anchorhold.Guard(twin, anchorhold.Fisher(), batch_norm="freeze")
     again.load_state_dict(late)
     assert not twin[1].training and not twin.train()[1].training
 
@@ -158,8 +158,8 @@ def test_a_state_says_nothing_of_it_where_nothing_is_done():
     model = dense()
     guard = consolidated(model)
     assert {"batch_norm", "frozen_norms", "folded_norms"}.isdisjoint(guard.state_dict())
-    other = holdfast.Consolidator(dense(), holdfast.Fisher(), batch_norm="freeze")
-    with pytest.raises(holdfast.StateError, match="batch_norm=None; this Consolidator has batch_norm=freeze"):
+    other = anchorhold.Guard(dense(), anchorhold.Fisher(), batch_norm="freeze")
+    with pytest.raises(anchorhold.StateError, match="batch_norm=None; this Guard has batch_norm=freeze"):
         other.load_state_dict(guard.state_dict())
 
 
@@ -167,15 +167,15 @@ def test_a_state_of_another_network_is_refused():
     guard = consolidated(dense(), batch_norm="freeze", protect=["0.*", "3.*", "1.*"])
     state = guard.state_dict()
     bare = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3)).double()
-    with pytest.raises(holdfast.StateError, match="batch norm '1' with running statistics"):
-        holdfast.Consolidator(bare, holdfast.Fisher(), batch_norm="freeze").load_state_dict(state)
+    with pytest.raises(anchorhold.StateError, match="batch norm '1' with running statistics"):
+        anchorhold.Guard(bare, anchorhold.Fisher(), batch_norm="freeze").load_state_dict(state)
 
 
 def test_files_keep_it(tmp_path):
     model = dense().train()
     consolidated(model, batch_norm="freeze").save(tmp_path / "guard.safetensors")
     twin = dense().train()
-    holdfast.Consolidator(twin, holdfast.Fisher(), batch_norm="freeze").load(tmp_path / "guard.safetensors")
+    anchorhold.Guard(twin, anchorhold.Fisher(), batch_norm="freeze").load(tmp_path / "guard.safetensors")
     assert not twin[1].training
 
 
@@ -189,18 +189,18 @@ def test_what_is_left_out_of_protection_is_left_alone():
             return self.body(x) + self.head(x)
 
     model = TwoParts().train()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), protect="body.*", batch_norm="freeze")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), protect="body.*", batch_norm="freeze")
     guard.consolidate([batch(9)])
     assert not model.body[1].training and model.head[1].training
     everything = TwoParts().train()
-    holdfast.Consolidator(everything, holdfast.Fisher(), batch_norm="freeze").consolidate([batch(9)])
+    anchorhold.Guard(everything, anchorhold.Fisher(), batch_norm="freeze").consolidate([batch(9)])
     assert not everything.body[1].training and not everything.head[1].training
 
 
 def test_a_layer_that_has_seen_no_data_yet_is_left_to_learn():
     model = dense().train()
     model[1].reset_running_stats()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm="freeze")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="freeze")
     guard.consolidate([batch(9)])
     assert model[1].training
     model(batch(0)[0])
@@ -231,15 +231,15 @@ def test_a_compiled_model_stops_following_the_data_too():
 
 def test_a_failed_consolidation_freezes_nothing():
     model = dense().train()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), batch_norm="freeze")
-    with pytest.raises(holdfast.BatchError):
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), batch_norm="freeze")
+    with pytest.raises(anchorhold.BatchError):
         guard.consolidate([])
     assert model[1].training
 
 
 def test_other_words_are_refused():
-    with pytest.raises(holdfast.ConfigurationError, match="batch_norm='frozen': expected 'freeze'"):
-        holdfast.Consolidator(dense(), holdfast.Fisher(), batch_norm="frozen")
+    with pytest.raises(anchorhold.ConfigurationError, match="batch_norm='frozen': expected 'freeze'"):
+        anchorhold.Guard(dense(), anchorhold.Fisher(), batch_norm="frozen")
 
 
 def test_a_guard_prints_it():

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import BatchError, ConfigurationError, NotFiniteError, StateError
-from holdfast.forms import FORMS, Diagonal, Kronecker, Rotated, register_form
+import anchorhold
+from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError, StateError
+from anchorhold.forms import FORMS, Diagonal, Kronecker, Rotated, register_form
 from tests.forms.toy_dense import ToyDense
 from tests.forms.toy_kronecker import ToyKronecker
 from tests.guard.helpers import batch, loss, net, weights
@@ -48,8 +48,8 @@ def moved(model, seed):
 
 
 def guard_of(model, form="diagonal", strength=0.5, **settings):
-    return holdfast.Consolidator(
-        model, holdfast.Fisher(likelihood="gaussian"), strength, form=form, anchor="mean", **settings
+    return anchorhold.Guard(
+        model, anchorhold.Fisher(likelihood="gaussian"), strength, form=form, anchor="mean", **settings
     )
 
 
@@ -109,7 +109,7 @@ def test_the_mean_is_the_sum_of_all_tasks_penalties(form, decay, slopes):
     torch.testing.assert_close(values[0], values[1], **CLOSE)  # the constant, which is left out
     put(model, torch.cat([guard.anchor[name].flatten() for name, _ in model.named_parameters()]))
     assert guard.penalty() == 0
-    last = holdfast.Consolidator(model, holdfast.Fisher(likelihood="gaussian"), 0.7, form=form, decay=decay)
+    last = anchorhold.Guard(model, anchorhold.Fisher(likelihood="gaussian"), 0.7, form=form, decay=decay)
     for task, theta in tasks:
         put(model, theta)
         last.consolidate([task])
@@ -151,8 +151,8 @@ def test_a_step_is_pulled_by_it(form, slopes, closure):
 def trained(form, *, stopped_early, steps=4, **settings):
     """Return a model after three regressions, the last one learned to its end, and the solution of all together."""
     model = regression()
-    measure = holdfast.Fisher(likelihood="gaussian")
-    guard = holdfast.Consolidator(model, measure, 0.5, form=form, from_scratch=True, **settings)
+    measure = anchorhold.Fisher(likelihood="gaussian")
+    guard = anchorhold.Guard(model, measure, 0.5, form=form, from_scratch=True, **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     tasks = [orthogonal(seed) if form == "diagonal" else data(seed) for seed in range(3)]
     for number, task in enumerate(tasks):
@@ -289,7 +289,7 @@ def test_a_state_in_the_middle_of_a_sequence_goes_on_to_the_last_bit(tmp_path, f
 
 
 def test_a_state_says_only_what_is_not_as_usual_and_fits_only_where_it_is_so():
-    usual = holdfast.Consolidator(regression(), holdfast.Fisher(likelihood="gaussian"))
+    usual = anchorhold.Guard(regression(), anchorhold.Fisher(likelihood="gaussian"))
     usual.consolidate([data(0)])
     assert not {"anchor", "gradient_term"} & usual.state_dict().keys()
     guard = guard_of(regression(), gradient_term=True)
@@ -297,7 +297,7 @@ def test_a_state_says_only_what_is_not_as_usual_and_fits_only_where_it_is_so():
     state = guard.state_dict()
     assert (state["anchor"], state["gradient_term"]) == ("mean", True)
     assert {"tilt/weight", "tilt/bias"} <= state["tensors"].keys()
-    with pytest.raises(StateError, match=r"made with anchor=mean; this Consolidator has anchor=last"):
+    with pytest.raises(StateError, match=r"made with anchor=mean; this Guard has anchor=last"):
         usual.load_state_dict(state)
     with pytest.raises(StateError, match=r"made with gradient_term=True; .* gradient_term=False"):
         guard_of(regression()).load_state_dict(state)
@@ -306,14 +306,14 @@ def test_a_state_says_only_what_is_not_as_usual_and_fits_only_where_it_is_so():
 def sequence(form, **settings):
     """Return a network and its guard after three tasks, and a guard for each of them alone, all elsewhere by now."""
     model = nn.Sequential(nn.Conv1d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(6, 3), nn.LayerNorm(3)).double()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.7, form=form, anchor="mean", **settings)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.7, form=form, anchor="mean", **settings)
     alone = []
     for seed in range(3):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))
         task = [(x.unsqueeze(1), y) for x, y in [batch(seed)]]
-        alone.append(holdfast.Consolidator(model, holdfast.Fisher(), 0.7, form=form, **{"anchor": "mean", **settings}))
+        alone.append(anchorhold.Guard(model, anchorhold.Fisher(), 0.7, form=form, **{"anchor": "mean", **settings}))
         for each in (guard, alone[-1]):
             each.consolidate(task)
     moved(model, 9)
@@ -372,7 +372,7 @@ def test_weights_that_no_task_needs_are_held_to_the_last_solution():
 
 @pytest.mark.parametrize(("total", "old"), [("add", 1.0), ("replace", 0.0), ("average", 1.0)])
 def test_the_mean_is_weighted_as_the_total_is_made(total, old):
-    class Constant(holdfast.WeightMeasure):
+    class Constant(anchorhold.WeightMeasure):
         choose_when = "never"
 
         def importance(self, weight):
@@ -380,7 +380,7 @@ def test_the_mean_is_weighted_as_the_total_is_made(total, old):
 
     Constant.total = total
     model = nn.Linear(2, 1, bias=False).double()
-    guard = holdfast.Consolidator(model, Constant(), anchor="mean")
+    guard = anchorhold.Guard(model, Constant(), anchor="mean")
     for value in (1.0, 5.0):
         with torch.no_grad():
             model.weight.fill_(value)
@@ -390,7 +390,7 @@ def test_the_mean_is_weighted_as_the_total_is_made(total, old):
 
 def test_a_measure_along_the_path_takes_the_gradient_from_the_batches_it_is_given():
     model = net()
-    guard = holdfast.Consolidator(model, "SOS", 0.5, anchor="mean", gradient_term=True, from_scratch=True)
+    guard = anchorhold.Guard(model, "SOS", 0.5, anchor="mean", gradient_term=True, from_scratch=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     loss(model, batch(0)).backward()
@@ -426,10 +426,10 @@ def test_what_cannot_be_consolidated_leaves_everything_as_it_was():
 
 def test_forgetting_a_part_lets_go_of_the_tilt_of_its_block():
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3, bias=False)).double()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), form=ToyKronecker(), anchor="mean", gradient_term=True)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), form=ToyKronecker(), anchor="mean", gradient_term=True)
     guard.consolidate([batch(0)])
     assert guard.tilt.keys() == {"0.weight", "0.bias", "2.weight"}
-    with pytest.warns(holdfast.HoldfastWarning, match="in one matrix with '0.weight'"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="in one matrix with '0.weight'"):
         guard.forget("0.bias")
     assert guard.tilt.keys() == {"2.weight"}
 
@@ -490,11 +490,11 @@ def test_it_is_said_what_weights_are_held_to():
         ({"anchor": "mean", "gradient_term": 1}, r"gradient_term=1: expected True or False"),
         ({"gradient_term": True}, r"gradient_term=True with anchor='last': .* Give anchor='mean', which is SOLA"),
         (
-            {"measure": holdfast.SI(clamp="total"), "anchor": "mean"},
+            {"measure": anchorhold.SI(clamp="total"), "anchor": "mean"},
             r"anchor='mean' with SI, whose total has importances below 0.*clamp='task'",
         ),
     ],
 )
 def test_what_is_no_centre_is_refused(settings, message):
     with pytest.raises(ConfigurationError, match=message):
-        holdfast.Consolidator(regression(), **{"measure": "EWC", **settings})
+        anchorhold.Guard(regression(), **{"measure": "EWC", **settings})

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import holdfast
-from holdfast.persample.phi import IDENTITY
+import anchorhold
+from anchorhold.persample.phi import IDENTITY
 from tests.guard.helpers import batch, loss, net
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -18,7 +18,7 @@ def random(*shape, seed=0):
 
 def check(model, measure, batches, expected, **settings):
     """Compare what a first consolidation keeps, −g, with the gradient of a loss."""
-    guard = holdfast.Consolidator(model, measure, anchor="mean", gradient_term=True)
+    guard = anchorhold.Guard(model, measure, anchor="mean", gradient_term=True)
     guard.consolidate(batches, **settings)
     found = dict(zip(guard.parameters, torch.autograd.grad(expected, list(guard.parameters.values())), strict=True))
     for name, g in found.items():
@@ -29,10 +29,10 @@ def check(model, measure, batches, expected, **settings):
 def test_of_a_classifier_over_several_batches():
     model = net()
     x, y = (torch.cat(parts) for parts in zip(batch(1, 5), batch(2, 9), strict=True))
-    check(model, holdfast.Fisher(), [batch(1, 5), batch(2, 9)], F.cross_entropy(model(x), y))
+    check(model, anchorhold.Fisher(), [batch(1, 5), batch(2, 9)], F.cross_entropy(model(x), y))
 
 
-@pytest.mark.parametrize("measure", [holdfast.Fisher(samples=6, labels="sampled"), holdfast.MAS(samples=6)])
+@pytest.mark.parametrize("measure", [anchorhold.Fisher(samples=6, labels="sampled"), anchorhold.MAS(samples=6)])
 def test_of_the_samples_that_the_measure_sees(measure):
     model = net()
     x, y = batch(1, 10)
@@ -41,11 +41,11 @@ def test_of_the_samples_that_the_measure_sees(measure):
 
 def test_of_values_and_of_labels_that_are_each_0_or_1():
     model, x, y = net(), random(7, 4), random(7, 3, seed=1)
-    check(model, holdfast.Fisher(), [(x, y)], 0.5 * (model(x) - y).square().sum(1).mean())
+    check(model, anchorhold.Fisher(), [(x, y)], 0.5 * (model(x) - y).square().sum(1).mean())
     marks = (y > 0).double()
     marks[2, 1] = -100  # does not count
     terms = F.binary_cross_entropy_with_logits(model(x), marks.clamp(min=0), reduction="none")
-    measure = holdfast.Fisher(likelihood="bernoulli")
+    measure = anchorhold.Fisher(likelihood="bernoulli")
     check(model, measure, [(x, marks)], (terms * (marks >= 0)).sum() / 7)
 
 
@@ -80,14 +80,14 @@ def test_of_positions_some_of_which_do_not_count(settings, divisor):
     y[3] = -100
     total = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
     count = {"samples": 4, "tokens": int((y != -100).sum())}[divisor]
-    check(model, holdfast.Fisher(labels="sampled", **settings), [(x, y)], total / count)
+    check(model, anchorhold.Fisher(labels="sampled", **settings), [(x, y)], total / count)
 
 
 def test_of_a_convolution():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)).double()
     x, y = random(6, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    check(model, holdfast.Fisher(), [(x, y)], F.cross_entropy(model(x), y))
+    check(model, anchorhold.Fisher(), [(x, y)], F.cross_entropy(model(x), y))
 
 
 def test_the_model_is_left_as_it_was_and_seen_in_eval_mode():
@@ -97,7 +97,7 @@ def test_the_model_is_left_as_it_was_and_seen_in_eval_mode():
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model(random(9, 4, seed=3))
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), anchor="mean", gradient_term=True)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), anchor="mean", gradient_term=True)
     state = torch.get_rng_state()
     guard.consolidate([batch(0)])
     assert model.training and all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
@@ -109,7 +109,7 @@ def test_the_model_is_left_as_it_was_and_seen_in_eval_mode():
 
 def test_batches_that_can_be_gone_through_once_will_do():
     model = net()
-    check(model, holdfast.Fisher(), iter([batch(1)]), loss(model, batch(1)))
+    check(model, anchorhold.Fisher(), iter([batch(1)]), loss(model, batch(1)))
 
 
 def test_a_plain_mean_leaves_what_it_is_given_alone():

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast
-from holdfast.retention import kept_set, sample_marks
-from holdfast.retention.sample_marks import SampleMarks, marks_of
-from holdfast.tensors.checksums import row_checksums
+import anchorhold
+from anchorhold.retention import kept_set, sample_marks
+from anchorhold.retention.sample_marks import SampleMarks, marks_of
+from anchorhold.tensors.checksums import row_checksums
 from tests.guard.helpers import batch, net
 
 OLD = batch(9, 40)
@@ -19,7 +19,7 @@ TWICE = "{} of {} inputs of the kept set 'old' are ones that importance was meas
 
 def said_of(*calls, measure="EWC", **options):
     """What is told while a new guard is asked for all of it."""
-    guard = holdfast.Consolidator(net(), measure, strength=1.0, **options)
+    guard = anchorhold.Guard(net(), measure, strength=1.0, **options)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for call in calls:
@@ -62,26 +62,26 @@ def test_others_are_not_told_of_nor_a_few_that_are_alike():
 
 def test_only_what_was_measured_from_counts():
     x = OLD[0]
-    some = holdfast.Fisher(samples=8)
+    some = anchorhold.Fisher(samples=8)
     assert said_of(consolidate([OLD]), keep(x[8:]), measure=some) == []
     assert said_of(consolidate([OLD]), keep(x[4:16]), measure=some)[0].startswith(TWICE.format(4, 12))
-    assert said_of(consolidate([OLD, batch(5)]), keep(x[8:]), measure=holdfast.Fisher(samples=8)) == []
+    assert said_of(consolidate([OLD, batch(5)]), keep(x[8:]), measure=anchorhold.Fisher(samples=8)) == []
 
 
 def test_a_consolidation_that_fails_marks_nothing():
-    guard = holdfast.Consolidator(net(), "EWC", strength=1.0)
-    with pytest.raises(holdfast.NotFiniteError):
+    guard = anchorhold.Guard(net(), "EWC", strength=1.0)
+    with pytest.raises(anchorhold.NotFiniteError):
         guard.consolidate([OLD, (OLD[0] * float("nan"), OLD[1])])
     guard.keep([OLD], "old")
 
 
 def test_no_state_has_the_marks_and_a_copy_of_the_guard_does():
-    guard = holdfast.Consolidator(net(), "EWC", strength=1.0)
+    guard = anchorhold.Guard(net(), "EWC", strength=1.0)
     guard.consolidate([batch(1)])
     plain = {key for key in guard.state_dict() if key != "tensors"}
     guard.consolidate([OLD])
     assert {key for key in guard.state_dict() if key != "tensors"} == plain
-    with pytest.warns(holdfast.HoldfastWarning, match="measured from"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="measured from"):
         copy.deepcopy(guard).keep([OLD], "old")
 
 
@@ -110,14 +110,14 @@ def test_inputs_by_name_are_marked_without_their_labels_and_without_what_all_sha
 
 
 def test_kept_inputs_are_marked_once_however_many_tasks_follow(monkeypatch):
-    guard = holdfast.Consolidator(net(), "EWC", strength=1.0)
+    guard = anchorhold.Guard(net(), "EWC", strength=1.0)
     guard.keep([OLD], "old")
     marked = []
     monkeypatch.setattr(kept_set, "marks_of", lambda batches: marked.append(1) or marks_of(batches))
     for seed in (1, 2):
         guard.consolidate([batch(seed)])
     assert len(marked) == 1
-    with pytest.warns(holdfast.HoldfastWarning, match="measured from"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="measured from"):
         guard.consolidate([OLD])  # and are compared at every one
     assert len(marked) == 1
 

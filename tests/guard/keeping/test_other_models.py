@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.retention.diagnosis import is_of_another
+import anchorhold
+from anchorhold.retention.diagnosis import is_of_another
 from tests.guard.helpers import batch, loss, net
 
 KEPT = [batch(20, 40)]
@@ -25,14 +25,14 @@ def nudged(by):
 
 def kept_with(model, path):
     """A file of inputs that were kept with a model."""
-    guard = holdfast.Consolidator(model, "L2")
+    guard = anchorhold.Guard(model, "L2")
     guard.keep(KEPT, "old")
     guard.kept.save(path)
     return path
 
 
 def guarded(model, path, **options):
-    guard = holdfast.Consolidator(model, "EWC", **options or {"tolerance": 0.1})
+    guard = anchorhold.Guard(model, "EWC", **options or {"tolerance": 0.1})
     guard.kept.load(path)
     guard.consolidate([batch(9, dtype=next(model.parameters()).dtype)])
     return guard
@@ -46,7 +46,7 @@ def step(model, guard):
 
 
 def messages(told):
-    return [str(each.message) for each in told if issubclass(each.category, holdfast.HoldfastWarning)]
+    return [str(each.message) for each in told if issubclass(each.category, anchorhold.AnchorholdWarning)]
 
 
 @pytest.mark.parametrize("options", [{"tolerance": 1.0}, {"tolerance": 0.1}, {"tolerance": 0.02}, {"strength": 5.0}])
@@ -78,10 +78,10 @@ def test_the_set_of_the_model_itself_is_not_told_of_whatever_mode_and_precision(
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.ReLU(), nn.Linear(64, 3)).double().to(dtype)
         given = [(KEPT[0][0].to(dtype), KEPT[0][1])]
-        guard = holdfast.Consolidator(model, "L2")
+        guard = anchorhold.Guard(model, "L2")
         guard.keep(given, "old")
         guard.kept.save(path)
-        again = holdfast.Consolidator(model, "EWC", tolerance=0.01)
+        again = anchorhold.Guard(model, "EWC", tolerance=0.01)
         again.kept.load(path)
         again.consolidate([batch(9, dtype=dtype)])
         assert again.retention().kl < 1e-6
@@ -91,10 +91,10 @@ def test_the_set_of_the_model_itself_is_not_told_of_whatever_mode_and_precision(
 def test_weights_of_fewer_bits_are_still_the_same_model(tmp_path):
     exact = net(dtype=torch.float32)
     path = tmp_path / "kept"
-    guard = holdfast.Consolidator(exact, "L2")
+    guard = anchorhold.Guard(exact, "L2")
     guard.keep([KEPT[0][0].float()], "old", forward=lambda model, x: model(x.to(model[0].weight.dtype)))
     guard.kept.save(path)
-    again = holdfast.Consolidator(exact.to(torch.bfloat16), "EWC", tolerance=0.01)
+    again = anchorhold.Guard(exact.to(torch.bfloat16), "EWC", tolerance=0.01)
     again.kept.load(path)
     again.kept["old"].forward = lambda model, x: model(x.to(model[0].weight.dtype))
     again.consolidate([batch(9, dtype=torch.bfloat16)])
@@ -104,7 +104,7 @@ def test_weights_of_fewer_bits_are_still_the_same_model(tmp_path):
 def test_what_was_lost_in_training_is_no_other_model(tmp_path):
     """Resumed in the middle of a task, or at the end of one, with the guard's state."""
     model = net()
-    guard = holdfast.Consolidator(model, "EWC", tolerance=1.0)
+    guard = anchorhold.Guard(model, "EWC", tolerance=1.0)
     guard.consolidate([batch(9)])
     guard.keep(KEPT, "old")
     guard.kept.save(tmp_path / "kept")
@@ -115,7 +115,7 @@ def test_what_was_lost_in_training_is_no_other_model(tmp_path):
         if end:
             guard.consolidate([batch(9)])
         guard.save(tmp_path / "guard")
-        again = holdfast.Consolidator(model, "EWC", tolerance=1.0)
+        again = anchorhold.Guard(model, "EWC", tolerance=1.0)
         again.kept.load(tmp_path / "kept")
         again.load(tmp_path / "guard")
         assert again.retention().kl > 0.02
@@ -131,7 +131,7 @@ def test_what_was_lost_since_the_first_consolidation_is_no_other_model(tmp_path)
     assert guard.retention().kl > 0.02
     guard.consolidate([batch(10)])
     assert guard.retention().kl > 0.02  # which an earlier task may have lost
-    judge = holdfast.Consolidator(model, "fine-tune")
+    judge = anchorhold.Guard(model, "fine-tune")
     judge.kept.load(path)
     assert judge.retention().kl > 0.02  # and to ask that is what the file is for
 
@@ -139,18 +139,20 @@ def test_what_was_lost_since_the_first_consolidation_is_no_other_model(tmp_path)
 def test_a_later_task_names_another_model_beside_other_causes(tmp_path):
     path = kept_with(nudged(0.2), tmp_path / "kept")
     model = net()
-    guard = holdfast.Consolidator(model, "EWC", tolerance=0.05)
+    guard = anchorhold.Guard(model, "EWC", tolerance=0.05)
     guard.consolidate([batch(9)])
     guard.consolidate([batch(10)])
     guard.kept.load(path)
-    with pytest.warns(holdfast.HoldfastWarning, match="Earlier tasks .*, or the set, which came from a file"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="Earlier tasks .*, or the set, which came from a file"):
         step(model, guard)
 
 
 def test_a_tolerance_that_the_anchor_cannot_meet_names_another_model(tmp_path):
     path = kept_with(nudged(0.5), tmp_path / "kept")
     guard = guarded(net(), path, tolerance=0.05)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"cannot be met.*which came from a file, was kept with another"):
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match=r"cannot be met.*which came from a file, was kept with another"
+    ):
         guard.pull_back()
 
 

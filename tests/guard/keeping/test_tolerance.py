@@ -8,10 +8,10 @@ import warnings
 import pytest
 import torch
 
-import holdfast
-from holdfast import Tolerance
-from holdfast.guard.keeping.following import part_of
-from holdfast.guard.keeping.taking_inputs import FEW
+import anchorhold
+from anchorhold import Tolerance
+from anchorhold.guard.keeping.following import part_of
+from anchorhold.guard.keeping.taking_inputs import FEW
 from tests.guard.helpers import batch, loss, net, weights
 
 KEPT = [batch(20, 40)]
@@ -25,7 +25,7 @@ def new_task(seed):
 
 def guarded(model, measure=None, kept=KEPT, **options):
     options = {"tolerance": Tolerance(0.05, every=2)} | options
-    guard = holdfast.Consolidator(model, measure or holdfast.Fisher(), **options)
+    guard = anchorhold.Guard(model, measure or anchorhold.Fisher(), **options)
     guard.consolidate([batch(9)])
     if kept:
         guard.keep(kept, "old")
@@ -45,12 +45,12 @@ def adam(model, rate=0.01):
 
 @pytest.mark.parametrize("given", [0, -1, math.nan, math.inf, "much", True, [0.1]])
 def test_a_tolerance_that_is_none_is_refused(given):
-    with pytest.raises(holdfast.ConfigurationError, match=r"tolerance=.*: expected a number of nats above 0"):
-        holdfast.Consolidator(net(), "EWC", tolerance=given)
+    with pytest.raises(anchorhold.ConfigurationError, match=r"tolerance=.*: expected a number of nats above 0"):
+        anchorhold.Guard(net(), "EWC", tolerance=given)
     guard = guarded(net())
-    with pytest.raises(holdfast.ConfigurationError, match="nats above 0"):
+    with pytest.raises(anchorhold.ConfigurationError, match="nats above 0"):
         guard.tolerance = given
-    with pytest.raises(holdfast.ConfigurationError, match="nats above 0"):
+    with pytest.raises(anchorhold.ConfigurationError, match="nats above 0"):
         guard.pull_back(given)
     assert guard.tolerance == 0.05
 
@@ -64,28 +64,28 @@ def test_a_tolerance_that_is_none_is_refused(given):
     ],
 )
 def test_what_does_not_go_together_with_a_tolerance_is_refused(options, match):
-    with pytest.raises(holdfast.ConfigurationError, match=match):
-        holdfast.Consolidator(net(), "EWC", tolerance=0.1, **options)
+    with pytest.raises(anchorhold.ConfigurationError, match=match):
+        anchorhold.Guard(net(), "EWC", tolerance=0.1, **options)
 
 
 @pytest.mark.parametrize(
     "settings", [{"every": 0}, {"every": 1.5}, {"damping": -1}, {"damping": math.nan}, {"start": 0}]
 )
 def test_settings_of_a_tolerance_that_make_no_sense_are_refused(settings):
-    with pytest.raises(holdfast.ConfigurationError, match=rf"{next(iter(settings))}=.*: expected"):
+    with pytest.raises(anchorhold.ConfigurationError, match=rf"{next(iter(settings))}=.*: expected"):
         Tolerance(0.1, **settings)
 
 
 def test_a_strength_that_follows_is_not_set_and_one_that_does_not_has_no_tolerance():
     guard = guarded(net())
-    with pytest.raises(holdfast.ConfigurationError, match=r"here it follows tolerance=0.05"):
+    with pytest.raises(anchorhold.ConfigurationError, match=r"here it follows tolerance=0.05"):
         guard.strength = 3.0
-    plain = holdfast.Consolidator(net(), "EWC")
+    plain = anchorhold.Guard(net(), "EWC")
     assert plain.tolerance is None
     assert plain.strength == 1.0
-    with pytest.raises(holdfast.ConfigurationError, match="made with a strength"):
+    with pytest.raises(anchorhold.ConfigurationError, match="made with a strength"):
         plain.tolerance = 0.1
-    with pytest.raises(holdfast.ConfigurationError, match="without a tolerance"):
+    with pytest.raises(anchorhold.ConfigurationError, match="without a tolerance"):
         plain.pull_back()
 
 
@@ -96,7 +96,7 @@ def test_a_held_step_without_kept_inputs_is_refused_with_what_to_do_and_not_take
     guard.attach(optimizer)
     before = weights(model)
     loss(model, new_task(0)).backward()
-    with pytest.raises(holdfast.OrderError, match=re.escape("tolerance=0.05 and no inputs to measure it on")):
+    with pytest.raises(anchorhold.OrderError, match=re.escape("tolerance=0.05 and no inputs to measure it on")):
         optimizer.step()
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     guard.keep(KEPT)
@@ -111,9 +111,11 @@ def test_steps_that_are_not_held_need_no_kept_inputs_and_a_penalty_does():
     guard.attach(optimizer, hold=False)
     learn(model, optimizer, 2)
     assert guard.path.steps == 2 and guard.trace == ()
-    with pytest.raises(holdfast.OrderError, match=re.escape("tolerance=0.05 and no inputs to measure it on")):
+    with pytest.raises(anchorhold.OrderError, match=re.escape("tolerance=0.05 and no inputs to measure it on")):
         guard.penalty()  # of no strength at all
-    with pytest.warns(holdfast.HoldfastWarning, match=r"keep\(\) after 2 steps of task 2: .* from the weights of now"):
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match=r"keep\(\) after 2 steps of task 2: .* from the weights of now"
+    ):
         guard.keep(KEPT)
     learn(model, optimizer, 2)
     assert guard.penalty() > 0 and guard.trace[-1].strength == guard.strength
@@ -121,7 +123,7 @@ def test_steps_that_are_not_held_need_no_kept_inputs_and_a_penalty_does():
 
 def test_nothing_is_needed_before_the_first_consolidation():
     model = net()
-    guard = holdfast.Consolidator(model, "EWC", tolerance=0.1, from_scratch=True)
+    guard = anchorhold.Guard(model, "EWC", tolerance=0.1, from_scratch=True)
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 2)
@@ -147,7 +149,7 @@ def test_training_ends_near_the_tolerance_and_never_beyond_it(form, nats):
 
 def test_without_a_guard_more_would_be_lost():
     model = net()
-    guard = holdfast.Consolidator(model, "fine-tune")
+    guard = anchorhold.Guard(model, "fine-tune")
     guard.keep(KEPT)
     learn(model, adam(model), 300)
     assert guard.retention().kl > 0.5
@@ -160,7 +162,7 @@ def held(guard):
 
 def test_the_strength_begins_at_one_over_the_mean_importance_and_omega_is_damped():
     model = net()
-    undamped = holdfast.Consolidator(copy.deepcopy(model), holdfast.Fisher())
+    undamped = anchorhold.Guard(copy.deepcopy(model), anchorhold.Fisher())
     undamped.consolidate([batch(9)])
     guard = guarded(model, tolerance=Tolerance(0.05, every=1000, damping=0.25, start=3.0))
     every = torch.cat([omega.reshape(-1) for omega in undamped.importance.values()])
@@ -178,7 +180,7 @@ def test_the_strength_begins_at_one_over_the_mean_importance_and_omega_is_damped
 
 def test_only_a_tolerance_damps():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=2.0)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=2.0)
     guard.consolidate([batch(9)])
     assert guard.matrices.keys() == guard.importance.keys()
     ledger = guard._memory.driving
@@ -191,7 +193,7 @@ def test_sgd_is_not_given_a_strength_that_it_cannot_bear():
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     guard.attach(optimizer)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", holdfast.HoldfastWarning)  # that the strength is too much
+        warnings.simplefilter("error", anchorhold.AnchorholdWarning)  # that the strength is too much
         warnings.filterwarnings("ignore", ".*the largest that this SGD bears")
         learn(model, optimizer, 60)
     most = max(float(omega.max()) for omega in held(guard).values())
@@ -206,7 +208,7 @@ def test_a_tolerance_that_cannot_be_met_is_told_of_and_nothing_is_moved():
     guard.attach(optimizer)
     learn(model, optimizer, 100)
     before = weights(model)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"cannot be met: .* are lost, .* at the nearest point"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"cannot be met: .* are lost, .* at the nearest point"):
         found = guard.pull_back(1e-6)
     assert found.outcome == "cannot be met"
     assert found.nearest is not None
@@ -222,7 +224,7 @@ def test_what_begins_broken_is_told_of_before_the_first_step():
     optimizer = adam(model)
     guard.attach(optimizer)
     with pytest.warns(
-        holdfast.HoldfastWarning, match="Before the first step of this task, predictions on the kept set"
+        anchorhold.AnchorholdWarning, match="Before the first step of this task, predictions on the kept set"
     ):
         learn(model, optimizer, 1)
     assert guard.trace[0].step == 0
@@ -232,7 +234,7 @@ def test_what_begins_broken_is_told_of_before_the_first_step():
 def test_a_tolerance_that_is_never_touched_is_said_to_be():
     model = net()
     with pytest.warns(
-        holdfast.HoldfastWarning,
+        anchorhold.AnchorholdWarning,
         match="A tolerance of 50 nats allows everything .* 3 classes.* 1.099 nats",
     ):
         guard = guarded(model, tolerance=Tolerance(50.0, every=2, start=0.1))
@@ -254,7 +256,7 @@ def test_consolidate_goes_back_first_or_leaves_everything_as_it_was():
     learn(model, optimizer, 60)
     assert guard.retention().kl > 0.01
     before, seen = weights(model), guard.last_seen
-    with pytest.raises(holdfast.BatchError):
+    with pytest.raises(anchorhold.BatchError):
         guard.consolidate([])
     assert guard.last_seen == seen and guard.pulled_back is None
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
@@ -301,7 +303,7 @@ def test_a_run_that_was_stopped_in_the_middle_of_a_task_goes_on_bit_for_bit(tmp_
 
     other = net(seed=3)
     other.load_state_dict(torch.load(tmp_path / "model"))
-    again = holdfast.Consolidator(other, holdfast.Fisher(), tolerance=Tolerance(0.05, every=2))
+    again = anchorhold.Guard(other, anchorhold.Fisher(), tolerance=Tolerance(0.05, every=2))
     again.kept.load(tmp_path / "kept")
     again.load(tmp_path / "guard")
     opt = torch.optim.SGD(other.parameters(), 0.02)
@@ -319,34 +321,34 @@ def test_a_state_says_that_it_needs_its_kept_inputs(tmp_path):
     model = net()
     guard = guarded(model)
     guard.save(tmp_path / "guard")
-    again = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.05)
-    with pytest.warns(holdfast.HoldfastWarning, match="kept inputs are data, which no guard's file carries"):
+    again = anchorhold.Guard(model, anchorhold.Fisher(), tolerance=0.05)
+    with pytest.warns(anchorhold.AnchorholdWarning, match="kept inputs are data, which no guard's file carries"):
         again.load(tmp_path / "guard")
     optimizer = adam(model)
     again.attach(optimizer)
     loss(model, new_task(0)).backward()
-    with pytest.raises(holdfast.OrderError, match="saved with the kept set 'old', and it is not here"):
+    with pytest.raises(anchorhold.OrderError, match="saved with the kept set 'old', and it is not here"):
         optimizer.step()
     again.keep(KEPT, "another")
-    with pytest.raises(holdfast.OrderError, match="saved with the kept set 'old'"):
+    with pytest.raises(anchorhold.OrderError, match="saved with the kept set 'old'"):
         optimizer.step()
     again.kept.drop("old")
     optimizer.step()
 
 
 def test_states_with_and_without_a_tolerance():
-    plain = holdfast.Consolidator(net(), holdfast.Fisher(), strength=2.0)
+    plain = anchorhold.Guard(net(), anchorhold.Fisher(), strength=2.0)
     plain.consolidate([batch(9)])
     assert not {"tolerance", "control", "kept"} & plain.state_dict().keys()
     guard = guarded(net())
-    with pytest.raises(holdfast.StateError, match=r"The state was made with tolerance=0.05"):
+    with pytest.raises(anchorhold.StateError, match=r"The state was made with tolerance=0.05"):
         plain.load_state_dict(guard.state_dict())
-    fresh = holdfast.Consolidator(net(), holdfast.Fisher(), tolerance=0.3)
+    fresh = anchorhold.Guard(net(), anchorhold.Fisher(), tolerance=0.3)
     fresh.load_state_dict(plain.state_dict())
     assert fresh.tolerance == 0.3
     for name, omega in held(fresh).items():
         assert bool((omega > plain.importance[name]).all())  # damped by what is loaded too
-    with pytest.warns(holdfast.HoldfastWarning, match="kept inputs"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="kept inputs"):
         fresh.load_state_dict(guard.state_dict())
     assert fresh.tolerance == 0.05
 
@@ -370,7 +372,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage):
     learn(model, optimizer, 4)
     state = guard.state_dict()
     strength, trace = guard.strength, guard.trace
-    with pytest.raises(holdfast.StateError, match="damaged"):
+    with pytest.raises(anchorhold.StateError, match="damaged"):
         guard.load_state_dict({**state, **damage})
     assert (guard.strength, guard.trace) == (strength, trace)
 
@@ -391,7 +393,7 @@ def test_traces_have_the_second_order_prediction_beside_what_is_measured():
     )
     assert point.predicted == pytest.approx(half, rel=1e-10)
     assert guard.retention().second_order_prediction == pytest.approx(half, rel=1e-10)
-    assert guard.retention().to_dict()["holdfast/second_order_prediction"] == pytest.approx(half, rel=1e-10)
+    assert guard.retention().to_dict()["anchorhold/second_order_prediction"] == pytest.approx(half, rel=1e-10)
     assert point.kl == pytest.approx(guard.retention().kl, rel=1e-10)  # all of the set is one part
     assert guard.last_seen == {"old": point.kl}
     learn(model, optimizer, 1, start=4)
@@ -404,13 +406,13 @@ def test_traces_have_the_second_order_prediction_beside_what_is_measured():
     learn(other._memory.model, optimizer, 2)
     assert other.trace[-1].predicted is None
     assert other.retention().second_order_prediction is None
-    assert "holdfast/second_order_prediction" not in other.retention().to_dict()
+    assert "anchorhold/second_order_prediction" not in other.retention().to_dict()
 
 
 def test_looking_changes_nothing_of_training_and_happens_without_a_tolerance_too():
     models = [net(), net()]
     for model, kept in zip(models, (True, False), strict=True):
-        guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=3.0)
+        guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3.0)
         guard.consolidate([batch(9)])
         if kept:
             guard.keep(KEPT)
@@ -442,14 +444,14 @@ def test_sets_are_looked_at_in_turn_and_the_worst_counts():
 
 
 def test_parts_of_a_set_have_enough_predictions():
-    guard = holdfast.Consolidator(net(), "L2")
+    guard = anchorhold.Guard(net(), "L2")
     kept = guard.keep([batch(seed, 50) for seed in range(6)])
     assert [part_of(kept, cursor) for cursor in (0, 3, 5)] == [[0, 1, 2], [3, 4, 5], [5]]
 
 
 def test_tokens_of_one_large_batch_are_looked_at_as_often_as_those_of_small_ones():
     model = torch.nn.Linear(4, 3)
-    guard = holdfast.Consolidator(model, "L2")
+    guard = anchorhold.Guard(model, "L2")
     guard.consolidate()
     guard.keep([torch.randn(64, 20, 4)])
     optimizer = adam(model)
@@ -475,10 +477,10 @@ def test_several_optimisers_that_take_turns_look_once():
 
 
 def test_a_measure_without_importance_has_no_strength_to_follow():
-    with pytest.raises(holdfast.ConfigurationError, match="fine-tune, which finds no importance whose strength"):
-        holdfast.Consolidator(net(), "fine-tune", tolerance=0.1)
+    with pytest.raises(anchorhold.ConfigurationError, match="fine-tune, which finds no importance whose strength"):
+        anchorhold.Guard(net(), "fine-tune", tolerance=0.1)
     model = net()
-    guard = guarded(model, holdfast.Magnitude())
+    guard = guarded(model, anchorhold.Magnitude())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -510,7 +512,7 @@ def test_the_bound_of_an_earlier_tasks_optimiser_does_not_count():
     for optimizer in (torch.optim.SGD(model.parameters(), lr=0.5), torch.optim.SGD(model.parameters(), lr=0.005)):
         guard.attach(optimizer)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", holdfast.HoldfastWarning)  # that the tolerance is used up
+            warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)  # that the tolerance is used up
             learn(model, optimizer, 40)
             ends.append(guard.strength)
             guard.consolidate([batch(9)])
@@ -541,26 +543,26 @@ def test_a_set_of_other_predictions_than_a_state_was_saved_with_is_refused():
     guard.attach(optimizer)
     learn(model, optimizer, 40)
     state = guard.state_dict()
-    again = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.05)
+    again = anchorhold.Guard(model, anchorhold.Fisher(), tolerance=0.05)
     again.keep(KEPT, "old")  # what the half-trained model says
     again.load_state_dict(state)
     again.attach(optimizer := adam(model))
-    with pytest.raises(holdfast.OrderError, match="of other predictions than the one here"):
+    with pytest.raises(anchorhold.OrderError, match="of other predictions than the one here"):
         learn(model, optimizer, 1)
-    with pytest.raises(holdfast.OrderError, match="of other predictions than the one here"):
+    with pytest.raises(anchorhold.OrderError, match="of other predictions than the one here"):
         again.consolidate([batch(9)])
 
 
 def test_a_state_brings_how_its_tolerance_is_followed_and_no_strengths_beside_one():
     guard = guarded(net(), tolerance=Tolerance(0.05, every=2, damping=1.0, aim=2.0))
-    again = holdfast.Consolidator(net(), holdfast.Fisher(), tolerance=0.05)
+    again = anchorhold.Guard(net(), anchorhold.Fisher(), tolerance=0.05)
     again.kept.add(guard.kept["old"])
     again.load_state_dict(guard.state_dict())
     assert torch.equal(held(again)["0.weight"], held(guard)["0.weight"])
     for options in ({"strength": {"0.*": 0.0, "*": 3.0}}, {"relative_strength": 0.1}):
-        other = holdfast.Consolidator(net(), holdfast.Fisher(), **options)
+        other = anchorhold.Guard(net(), anchorhold.Fisher(), **options)
         other.consolidate([batch(9)])
-        with pytest.raises(holdfast.StateError, match=r"The state was made with .* has tolerance=0.05"):
+        with pytest.raises(anchorhold.StateError, match=r"The state was made with .* has tolerance=0.05"):
             again.load_state_dict(other.state_dict())
 
 
@@ -570,7 +572,7 @@ def test_a_state_that_brings_another_tolerance_says_so():
         guarded(net(), tolerance=given, kept=[]).load_state_dict(guard.state_dict())
     strict = guarded(net(), tolerance=0.05, kept=[])
     said = r"made with tolerance=0\.05, and the state .* has tolerance=0\.5.* set guard\.tolerance"
-    with pytest.warns(holdfast.HoldfastWarning, match=said):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=said):
         strict.load_state_dict(guard.state_dict())
     assert strict.tolerance == 0.5
     strict.load_state_dict(guard.state_dict())  # which changes nothing any more
@@ -636,13 +638,13 @@ def test_a_tolerance_that_is_used_up_is_told_of_before_the_next_task_and_after_i
     assert guard.pulled_back.outcome == "pulled back" and guard.last_seen == {"old": guard.retention().kl}
     assert "beyond the tolerance" not in str(guard)
     with pytest.warns(
-        holdfast.HoldfastWarning, match=r"leaves \S+ to this task\. Earlier tasks have used it up\. What"
+        anchorhold.AnchorholdWarning, match=r"leaves \S+ to this task\. Earlier tasks have used it up\. What"
     ):
         learn(model, optimizer, 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", holdfast.HoldfastWarning)
+        warnings.simplefilter("ignore", anchorhold.AnchorholdWarning)
         learn(model, optimizer, 100)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"nearly all that was learned is undone"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"nearly all that was learned is undone"):
         found = guard.pull_back()
     assert found.is_undone and found is guard.pulled_back
     assert "0.0499 were lost before the first step of this task" in str(found)
@@ -693,12 +695,12 @@ def test_a_task_that_was_taken_in_is_diagnosed_as_it_was_before():
 
 def test_a_first_task_that_nothing_held_is_told_of():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.001, from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), tolerance=0.001, from_scratch=True)
     guard.keep([batch(5, 16)], "old")
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 50)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"nats are lost of the kept set 'old'.*nothing was held"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"nats are lost of the kept set 'old'.*nothing was held"):
         guard.consolidate([batch(9)])
     assert guard.tasks == 1
 
@@ -709,10 +711,10 @@ def test_what_a_state_was_saved_with_is_not_kept_anew_in_the_middle_of_its_task(
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 5)
-    again = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.05)
-    with pytest.warns(holdfast.HoldfastWarning, match="saved with the kept set 'old'"):
+    again = anchorhold.Guard(model, anchorhold.Fisher(), tolerance=0.05)
+    with pytest.warns(anchorhold.AnchorholdWarning, match="saved with the kept set 'old'"):
         again.load_state_dict(guard.state_dict())
-    with pytest.raises(holdfast.OrderError, match="what a half-trained model says"):
+    with pytest.raises(anchorhold.OrderError, match="what a half-trained model says"):
         again.keep([batch(5)], "old")
     again.kept.drop("old")
     again.keep([batch(5, 16)], "old")  # asked for
@@ -723,7 +725,7 @@ def test_how_much_is_added_to_importances_goes_by_the_form_unless_it_is_said(for
     assert guarded(net(), form=form, tolerance=0.05)._memory.driving.damping == share
     said = guarded(net(), form=form, tolerance=Tolerance(0.05, damping=0.02))
     assert said._memory.driving.damping == 0.02
-    again = holdfast.Consolidator(net(), holdfast.Fisher(), form=form, tolerance=0.05)
+    again = anchorhold.Guard(net(), anchorhold.Fisher(), form=form, tolerance=0.05)
     again.kept.add(said.kept["old"])
     again.load_state_dict(said.state_dict())
     assert again._memory.driving.damping == 0.02
@@ -734,7 +736,7 @@ def test_a_state_means_the_same_where_defaults_are_others():
     state = guard.state_dict()
     assert (state["tolerance"]["damping"], state["tolerance"]["start"]) == (0.001, 0.1)
     state["tolerance"] |= {"damping": None, "start": 0.3}  # as it was written when a hundredth was the default
-    again = holdfast.Consolidator(net(), holdfast.Fisher(), tolerance=0.05)
+    again = anchorhold.Guard(net(), anchorhold.Fisher(), tolerance=0.05)
     again.kept.add(guard.kept["old"])
     again.load_state_dict(state)
     assert again._memory.driving.damping == 0.01
@@ -754,7 +756,7 @@ def test_going_back_says_how_sure_it_is():
 def test_going_back_tells_of_the_set_that_is_least_sure():
     model = net()
     guard = guarded(model, tolerance=0.05)
-    with pytest.warns(holdfast.HoldfastWarning, match="The set 'few' has 4 samples"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="The set 'few' has 4 samples"):
         guard.keep(KEPT[0][0][12:16], "few")
     optimizer = adam(model)
     guard.attach(optimizer)
@@ -770,25 +772,25 @@ def test_going_back_tells_of_the_set_that_is_least_sure():
 
 def test_a_single_kept_sample_is_told_of():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), tolerance=0.05)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), tolerance=0.05)
     guard.consolidate([batch(0)])
-    with pytest.warns(holdfast.HoldfastWarning, match="has one sample, and the tolerance is met on that alone"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="has one sample, and the tolerance is met on that alone"):
         guard.keep([tuple(part[:1] for part in batch(5))], "old")
-    with pytest.warns(holdfast.HoldfastWarning, match="The kept set 'old' is a single sample, which tells nothing"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="The kept set 'old' is a single sample, which tells nothing"):
         assert not guard.pull_back().is_sure
-    holdfast.Consolidator(net(), holdfast.Fisher(), 1.0).keep([tuple(part[:1] for part in batch(5))])  # nothing is met
+    anchorhold.Guard(net(), anchorhold.Fisher(), 1.0).keep([tuple(part[:1] for part in batch(5))])  # nothing is met
 
 
 @pytest.mark.parametrize("count", [3, FEW - 1])
 def test_so_few_kept_samples_that_their_spread_says_nothing_are_told_of(count):
-    guard = holdfast.Consolidator(net(), holdfast.Fisher(), tolerance=0.05)
+    guard = anchorhold.Guard(net(), anchorhold.Fisher(), tolerance=0.05)
     guard.consolidate([batch(0)])
     told = rf"The set 'old' has {count} samples, and the tolerance is met on those alone.*Keep a few hundred"
-    with pytest.warns(holdfast.HoldfastWarning, match=told):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=told):
         guard.keep([batch(5, count)], "old")
     assert guard.kept["old"].samples == count
     guard.keep([batch(6, FEW)], "enough")
-    holdfast.Consolidator(net(), holdfast.Fisher(), 1.0).keep([batch(5, count)])  # nothing is met
+    anchorhold.Guard(net(), anchorhold.Fisher(), 1.0).keep([batch(5, count)])  # nothing is met
 
 
 def test_a_strength_that_sgd_bears_no_more_of_is_told_of_once():

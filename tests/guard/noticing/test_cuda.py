@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import holdfast
-from holdfast.guard.noticing.new_classes import LOOKED_AT
-from holdfast.guard.noticing.unseen_steps import MOVES
+import anchorhold
+from anchorhold.guard.noticing.new_classes import LOOKED_AT
+from anchorhold.guard.noticing.unseen_steps import MOVES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -16,7 +16,7 @@ def started(classes=3, measure="EWC"):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6)).cuda()
     x, y = torch.randn(32, 4, device="cuda"), torch.arange(32, device="cuda") % classes
-    guard = holdfast.Consolidator(model, measure, strength=0.01)
+    guard = anchorhold.Guard(model, measure, strength=0.01)
     guard.consolidate([(x, y)])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=True)
     guard.attach(optimizer)
@@ -39,9 +39,9 @@ def test_a_guard_in_a_few_lines():
 
 def test_new_classes_and_optimisers_that_pass_by_are_told():
     model, guard, optimizer, x, y = started()
-    with pytest.warns(holdfast.HoldfastWarning, match="are all new"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="are all new"):
         train(model, optimizer, x, y + 3, LOOKED_AT)
-    with pytest.warns(holdfast.HoldfastWarning, match="is not attached"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="is not attached"):
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), x, y, 1)
     guard.detach()
 
@@ -60,7 +60,7 @@ def test_weights_that_move_within_backward_are_told():
         for _ in range(steps):
             cross_entropy(model(x), y).backward()
 
-    with pytest.warns(holdfast.HoldfastWarning, match="from one backward pass to the next"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="from one backward pass to the next"):
         by_backward(MOVES + 1)
 
 
@@ -88,7 +88,7 @@ def test_a_step_can_be_captured(measure, warm):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6)).cuda()
     x, y = torch.randn(32, 4, device="cuda"), torch.arange(32, device="cuda") % 3
-    guard = holdfast.Consolidator(model, measure, strength=0.01, from_scratch=True)
+    guard = anchorhold.Guard(model, measure, strength=0.01, from_scratch=True)
     optimizer = torch.optim.Adam(model.parameters(), capturable=True)
     guard.attach(optimizer)
     train(model, optimizer, x, y, 2)
@@ -113,7 +113,7 @@ def test_a_model_that_is_moved_in_the_middle_of_a_task(measure):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6))
     x, y = torch.randn(32, 4), torch.arange(32) % 3
-    guard = holdfast.Consolidator(model, measure, strength=0.01, from_scratch=True)
+    guard = anchorhold.Guard(model, measure, strength=0.01, from_scratch=True)
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
     train(model, optimizer, x, y, 3)
     model.cuda()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 from tests.guard.batch_norm.networks import dense, statistics
 from tests.guard.helpers import batch, consolidated, train
 
@@ -35,7 +35,7 @@ def test_statistics_that_move_are_told_once_at_the_first_step():
 
 def test_before_the_first_consolidation_nothing_is_told():
     model = dense().train()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), from_scratch=True)
     assert told_of(model, attached(model, guard)) == []
 
 
@@ -46,7 +46,7 @@ def test_several_layers_are_counted():
 
 
 @pytest.mark.parametrize(
-    "options", [{"strength": 0.0}, {"batch_norm": "freeze"}, {"batch_norm": "fold"}, {"measure": holdfast.FineTune()}]
+    "options", [{"strength": 0.0}, {"batch_norm": "freeze"}, {"batch_norm": "fold"}, {"measure": anchorhold.FineTune()}]
 )
 def test_nothing_is_told_where_nothing_is_held_or_something_is_done(options):
     model = dense().train()

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import holdfast
-from holdfast.guard.noticing.new_classes import LOOKED_AT
+import anchorhold
+from anchorhold.guard.noticing.new_classes import LOOKED_AT
 
 ALL_NEW = r"classes of this task \(3 to 5\) are all new: none of those consolidated before \(0 to 2\)"
 
@@ -31,7 +31,7 @@ def train(model, optimizer, data, steps, loss=cross_entropy):
 
 def after_a_task(measure, classes=(0, 1, 2), steps=50, **options):
     model = network()
-    guard = holdfast.Consolidator(model, measure, strength=0.01, from_scratch=True, **options)
+    guard = anchorhold.Guard(model, measure, strength=0.01, from_scratch=True, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     guard.attach(optimizer)
     data = samples(classes)
@@ -44,7 +44,7 @@ def after_a_task(measure, classes=(0, 1, 2), steps=50, **options):
 def test_new_classes_alone_are_told_once_the_old_ones_are_gone(measure):
     model, _, optimizer = after_a_task(measure)
     data = samples((3, 4, 5))
-    with pytest.warns(holdfast.HoldfastWarning, match=ALL_NEW) as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match=ALL_NEW) as told:
         train(model, optimizer, data, LOOKED_AT)
     assert len(told) == 1
 
@@ -75,30 +75,30 @@ def test_a_loss_that_compares_this_tasks_classes_alone_pushes_no_other_down():
 
 def test_data_tell_where_no_step_was_seen():
     model = network()
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     guard.consolidate([samples((0, 1, 2))])
-    with pytest.warns(holdfast.HoldfastWarning, match=ALL_NEW):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=ALL_NEW):
         guard.rehearse([samples((3, 4, 5))])
-    with pytest.warns(holdfast.HoldfastWarning, match=ALL_NEW):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=ALL_NEW):
         guard.consolidate([samples((3, 4, 5))])
     guard.consolidate([samples((3, 4, 5))])  # known by now
 
 
 def test_they_tell_after_a_state_was_loaded_too(tmp_path):
-    guard = holdfast.Consolidator(network(), holdfast.Fisher())
+    guard = anchorhold.Guard(network(), anchorhold.Fisher())
     guard.consolidate([samples((0, 1, 2))])
     guard.save(tmp_path / "guard")
-    again = holdfast.Consolidator(network(), holdfast.Fisher())
+    again = anchorhold.Guard(network(), anchorhold.Fisher())
     again.load(tmp_path / "guard")
-    with pytest.warns(holdfast.HoldfastWarning, match=ALL_NEW):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=ALL_NEW):
         again.consolidate([samples((3, 4, 5))])
 
 
 def test_a_warning_that_is_an_error_changes_nothing():
-    guard = holdfast.Consolidator(network(), holdfast.Fisher())
+    guard = anchorhold.Guard(network(), anchorhold.Fisher())
     guard.consolidate([samples((0, 1, 2))])
     before = {name: omega.clone() for name, omega in guard.importance.items()}
-    with pytest.raises(holdfast.HoldfastWarning, match=ALL_NEW):  # the tests make errors of warnings
+    with pytest.raises(anchorhold.AnchorholdWarning, match=ALL_NEW):  # the tests make errors of warnings
         guard.consolidate([samples((3, 4, 5))])
     assert guard.tasks == 1
     assert all(torch.equal(omega, guard.importance[name]) for name, omega in before.items())
@@ -116,7 +116,7 @@ def test_heads_of_their_own_are_no_such_case():
 
     torch.manual_seed(0)
     model = Heads()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=0.01, protect="body.*", from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=0.01, protect="body.*", from_scratch=True)
     optimizer = torch.optim.Adam(model.parameters())
     guard.attach(optimizer)
     for task, classes in enumerate([(0, 1, 2), (3, 4, 5)]):
@@ -130,7 +130,7 @@ def test_heads_of_their_own_are_no_such_case():
 
 def test_outputs_that_are_masked_are_no_such_case():
     model = network()
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     masks = torch.zeros(6), torch.zeros(6)
     masks[0][3:], masks[1][:3] = -torch.inf, -torch.inf
     for mask, classes in zip(masks, [(0, 1, 2), (3, 4, 5)], strict=True):
@@ -138,12 +138,12 @@ def test_outputs_that_are_masked_are_no_such_case():
 
 
 def test_few_labels_say_nothing():
-    guard = holdfast.Consolidator(network(), holdfast.Fisher())
+    guard = anchorhold.Guard(network(), anchorhold.Fisher())
     guard.consolidate([samples((0, 1, 2))])
     guard.rehearse([samples((3, 4), count=2)])
 
 
 def test_nothing_is_said_of_a_guard_that_holds_nothing():
-    guard = holdfast.Consolidator(network(), holdfast.Fisher(), strength=0.0)
+    guard = anchorhold.Guard(network(), anchorhold.Fisher(), strength=0.0)
     guard.consolidate([samples((0, 1, 2))])
     guard.consolidate([samples((3, 4, 5))])

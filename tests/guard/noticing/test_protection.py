@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 from tests.guard.helpers import batch, consolidated, loss, net, train
 
 NOTHING_YET = "error:This guard holds nothing yet"
@@ -14,7 +14,7 @@ NOTHING_YET = "error:This guard holds nothing yet"
 
 
 def attached(model, *measure, **options):
-    guard = holdfast.Consolidator(model, *measure, **options)
+    guard = anchorhold.Guard(model, *measure, **options)
     optimizer = torch.optim.Adam(model.parameters())
     guard.attach(optimizer)
     return guard, optimizer
@@ -27,7 +27,7 @@ def test_a_guard_that_has_consolidated_nothing_says_so_at_its_first_step(name):
     guard, optimizer = attached(model, name, strength=500.0)
     loss(model, batch(0)).backward()
     told = r"holds nothing yet.*strength=500.*from_scratch=True.*Fisher\(\)"
-    with pytest.warns(holdfast.HoldfastWarning, match=told) as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match=told) as told:
         optimizer.step()
     train(model, optimizer)
     assert len(told) == 1
@@ -38,7 +38,7 @@ def test_a_guard_that_has_consolidated_nothing_says_so_at_its_first_step(name):
 @pytest.mark.filterwarnings(NOTHING_YET)
 def test_nor_a_baseline_that_is_to_hold_nothing():
     model = net()
-    _, optimizer = attached(model, holdfast.FineTune())
+    _, optimizer = attached(model, anchorhold.FineTune())
     train(model, optimizer)
 
 
@@ -55,7 +55,7 @@ def test_nor_is_it_told_where_nothing_is_asked_for():
     _, optimizer = attached(observing, "SOS", strength=0.0)
     train(observing, optimizer)
     by_hand = net()
-    guard = holdfast.Consolidator(by_hand, "SOS")
+    guard = anchorhold.Guard(by_hand, "SOS")
     guard.attach(optimizer := torch.optim.Adam(by_hand.parameters()), hold=False)
     train(by_hand, optimizer)
     pretrained = net()
@@ -71,40 +71,44 @@ def two_layers(frozen):
 
 def test_a_backbone_that_thaws_has_no_anchor_and_that_is_told():
     model = two_layers(frozen=True)
-    guard, optimizer = attached(model, holdfast.Fisher())
+    guard, optimizer = attached(model, anchorhold.Fisher())
     train(model, optimizer)
     guard.consolidate([batch(0)])
     train(model, optimizer)
     model[0].requires_grad_(True)  # in the middle of a task
-    with pytest.warns(holdfast.HoldfastWarning, match=r"Frozen until .*'0.weight' and 1 other .* is not known") as told:
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match=r"Frozen until .*'0.weight' and 1 other .* is not known"
+    ) as told:
         train(model, optimizer)
     assert len(told) == 1
 
 
 def test_it_is_told_after_a_state_was_loaded_too(tmp_path):
     model = two_layers(frozen=True)
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     guard.consolidate([batch(0)])
     guard.save(tmp_path / "guard")
     thawed = two_layers(frozen=False)
-    again = holdfast.Consolidator(thawed, holdfast.Fisher())
+    again = anchorhold.Guard(thawed, anchorhold.Fisher())
     again.load(tmp_path / "guard")
     again.attach(optimizer := torch.optim.Adam(thawed.parameters()))
-    with pytest.warns(holdfast.HoldfastWarning, match="Frozen until"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="Frozen until"):
         train(thawed, optimizer)
 
 
 def test_a_state_whose_model_was_not_loaded_is_told_of_at_the_first_step(tmp_path):
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=0.5)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=0.5)
     guard.consolidate([batch(9)])
     guard.save(tmp_path / "guard")
     other = copy.deepcopy(model)
     other[0].reset_parameters()
-    again = holdfast.Consolidator(other, holdfast.Fisher())
+    again = anchorhold.Guard(other, anchorhold.Fisher())
     again.load(tmp_path / "guard")
     again.attach(optimizer := torch.optim.Adam(other.parameters()))
-    with pytest.warns(holdfast.HoldfastWarning, match=r"weights are \d+ % away .*guard' was saved with.*checkpoint"):
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match=r"weights are \d+ % away .*guard' was saved with.*checkpoint"
+    ):
         train(other, optimizer)
     train(other, optimizer)  # once
     again.load(tmp_path / "guard")
@@ -114,7 +118,7 @@ def test_a_state_whose_model_was_not_loaded_is_told_of_at_the_first_step(tmp_pat
 
 def test_a_state_of_the_middle_of_a_task_is_not_compared(tmp_path):
     model = net()
-    guard, optimizer = attached(model, holdfast.SOS(), strength=1.0, from_scratch=True)
+    guard, optimizer = attached(model, anchorhold.SOS(), strength=1.0, from_scratch=True)
     train(model, optimizer)
     guard.consolidate()
     train(model, optimizer)
@@ -127,17 +131,17 @@ def test_a_state_of_the_middle_of_a_task_is_not_compared(tmp_path):
 
 def test_a_measure_along_the_path_knows_nothing_of_what_was_frozen():
     model = two_layers(frozen=True)
-    guard, optimizer = attached(model, holdfast.SOS(), protect="*", from_scratch=True)
+    guard, optimizer = attached(model, anchorhold.SOS(), protect="*", from_scratch=True)
     train(model, optimizer)
     guard.consolidate()
     model[0].requires_grad_(True)
-    with pytest.warns(holdfast.HoldfastWarning, match="Frozen until"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="Frozen until"):
         train(model, optimizer)
 
 
 def test_one_that_was_named_is_held_from_the_start():
     model = two_layers(frozen=True)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), protect="*")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), protect="*")
     guard.consolidate([batch(0)])
     model[0].requires_grad_(True)
     guard.attach(optimizer := torch.optim.Adam(model.parameters()))
@@ -156,7 +160,7 @@ def test_a_new_head_is_no_oversight():
             return self.heads[-1](self.body(x))
 
     model = Growing()
-    guard, optimizer = attached(model, holdfast.Fisher())
+    guard, optimizer = attached(model, anchorhold.Fisher())
     train(model, optimizer)
     guard.consolidate([batch(0)])
     model.heads.append(nn.Linear(3, 3).double())
@@ -174,29 +178,29 @@ def test_a_module_that_was_renamed_after_consolidation_is_told():
             return self.last((self.first if hasattr(self, "first") else self.encoder)(x))
 
     model = Renamed()
-    guard, optimizer = attached(model, holdfast.Fisher())
+    guard, optimizer = attached(model, anchorhold.Fisher())
     train(model, optimizer)
     guard.consolidate([batch(0)])
     model.encoder = model.first
     del model.first
-    with pytest.warns(holdfast.HoldfastWarning, match=r"no longer has 'first.weight' and 1 other .* not held"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"no longer has 'first.weight' and 1 other .* not held"):
         train(model, optimizer)
 
 
 def test_importances_that_are_all_zero_are_told():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), protect="0.*")
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), protect="0.*")
     with torch.no_grad():
         model[2].weight.zero_()  # so that no output depends on what is before it
     guard.consolidate([batch(0)])
     guard.attach(optimizer := torch.optim.Adam(model.parameters()))
-    with pytest.warns(holdfast.HoldfastWarning, match="every weight has importance 0"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="every weight has importance 0"):
         train(model, optimizer)
 
 
 def test_those_of_the_baseline_that_holds_nothing_are_meant():
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.FineTune())
+    guard = anchorhold.Guard(model, anchorhold.FineTune())
     guard.consolidate()
     guard.attach(optimizer := torch.optim.Adam(model.parameters()))
     train(model, optimizer)
@@ -207,7 +211,7 @@ def test_a_strength_that_is_set_later_is_looked_at_then():
     model = net()
     guard, optimizer = attached(model, "SOS", strength=0.0)
     train(model, optimizer)
-    with pytest.warns(holdfast.HoldfastWarning, match="holds nothing yet"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="holds nothing yet"):
         guard.strength = 10.0
     guard.strength = 20.0  # told once
 
@@ -215,10 +219,10 @@ def test_a_strength_that_is_set_later_is_looked_at_then():
 @pytest.mark.filterwarnings(NOTHING_YET)
 def test_a_tolerance_that_has_nothing_to_follow_yet_is_named():
     model = net()
-    guard, optimizer = attached(model, holdfast.Fisher(), tolerance=0.05)
+    guard, optimizer = attached(model, anchorhold.Fisher(), tolerance=0.05)
     guard.keep([batch(0, 16)[0]])
     loss(model, batch(0)).backward()
-    with pytest.warns(holdfast.HoldfastWarning, match=r"so tolerance=0\.05 has nothing to pull at"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"so tolerance=0\.05 has nothing to pull at"):
         optimizer.step()
 
 
@@ -242,7 +246,7 @@ def test_that_nobody_has_said_how_strongly_is_told_once_at_the_first_step_that_i
     train(model, optimizer)  # in which nothing is held
     guard.consolidate([batch(0)])
     what_to_give = rf"given to this guard, and {name} holds with 1\..*relative_strength=.*tolerance=.*how-strong\.md"
-    with pytest.warns(holdfast.HoldfastWarning, match=what_to_give) as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match=what_to_give) as told:
         train(model, optimizer)
     assert len(told) == 1
     guard.consolidate([batch(0)])
@@ -251,18 +255,18 @@ def test_that_nobody_has_said_how_strongly_is_told_once_at_the_first_step_that_i
 
 
 def test_it_is_told_beside_other_holds_too():
-    model, _, optimizer = held("EWC", holds=[holdfast.Replay([batch(1)])])
-    with pytest.warns(holdfast.HoldfastWarning, match=UNSAID):
+    model, _, optimizer = held("EWC", holds=[anchorhold.Replay([batch(1)])])
+    with pytest.warns(anchorhold.AnchorholdWarning, match=UNSAID):
         train(model, optimizer)
 
 
 @unsaid_is_an_error
 def test_and_of_a_penalty_that_goes_into_the_loss():
     model = net()
-    guard = holdfast.Consolidator(model, "EWC")
+    guard = anchorhold.Guard(model, "EWC")
     guard.penalty()  # of nothing
     guard.consolidate([batch(9)])
-    with pytest.warns(holdfast.HoldfastWarning, match=UNSAID):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=UNSAID):
         guard.penalty()
     guard.penalty()
 
@@ -289,7 +293,7 @@ def test_nor_of_a_strength_that_was_set_before_the_first_step():
 
 @unsaid_is_an_error
 def test_nor_where_there_is_nothing_to_hold_strongly():
-    model, guard, optimizer = held(holdfast.FineTune())
+    model, guard, optimizer = held(anchorhold.FineTune())
     train(model, optimizer)
     guard.penalty()
 
@@ -306,5 +310,5 @@ def test_a_state_brings_its_strength_and_a_1_in_it_may_be_nobodys():
     train(model, optimizer)
     model, guard, optimizer = held("EWC")
     guard.load_state_dict(unsaid.state_dict())
-    with pytest.warns(holdfast.HoldfastWarning, match=UNSAID):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=UNSAID):
         train(model, optimizer)

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
+import anchorhold
 from tests.guard.helpers import batch, net, train, weights
 
 TOLD = r"has other parameters than those that were consolidated as '2\.weight', '2\.bias'.* pulled .*guard\.forget\(\)"
 
 
 def after_a_task(model, **options):
-    guard = holdfast.Consolidator(model, options.pop("measure", holdfast.Fisher()), 0.5, **options)
+    guard = anchorhold.Guard(model, options.pop("measure", anchorhold.Fisher()), 0.5, **options)
     guard.consolidate([batch(9)])
     return guard
 
@@ -37,7 +37,7 @@ def test_a_layer_in_anothers_place_is_told_of_once(options):
     model = net()
     guard = after_a_task(model, **options)
     model[2] = another(model)
-    with pytest.warns(holdfast.HoldfastWarning, match=TOLD) as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match=TOLD) as told:
         go_on(model, guard)
     assert len(told) == 1
     guard.restart_task()
@@ -51,7 +51,7 @@ def test_it_is_told_where_the_layer_was_gone_for_a_while():
     del model[2]
     guard.refresh()
     model.append(head)
-    with pytest.warns(holdfast.HoldfastWarning, match=TOLD):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=TOLD):
         go_on(model, guard)
 
 
@@ -59,7 +59,7 @@ def test_a_layer_that_is_set_to_zero_is_told_of():
     model = net()
     guard = after_a_task(model)
     model[2].weight = nn.Parameter(torch.zeros_like(model[2].weight))
-    with pytest.warns(holdfast.HoldfastWarning, match=r"as '2\.weight', .*'2\.weight' is 100 % away"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"as '2\.weight', .*'2\.weight' is 100 % away"):
         go_on(model, guard)
 
 
@@ -137,7 +137,7 @@ def test_copies_are_of_the_same_layers(copied):
     guard.consolidate([batch(9)])
     model, guard = copied((model, guard))
     model[2] = another(model)
-    with pytest.warns(holdfast.HoldfastWarning, match=TOLD):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=TOLD):
         go_on(model, guard)
 
 
@@ -145,13 +145,13 @@ def test_a_guard_that_is_loaded_into_a_new_model_tells_of_its_file_alone(tmp_pat
     model = net()
     after_a_task(model).save(tmp_path / "guard")
     fresh = net(seed=1)
-    guard = holdfast.Consolidator(fresh, holdfast.Fisher(), 0.5)
+    guard = anchorhold.Guard(fresh, anchorhold.Fisher(), 0.5)
     guard.load(tmp_path / "guard")
-    with pytest.warns(holdfast.HoldfastWarning, match="was saved with") as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match="was saved with") as told:
         go_on(fresh, guard)
     assert len(told) == 1
     fresh = net(seed=1)
-    guard = holdfast.Consolidator(fresh, holdfast.Fisher(), 0.5)
+    guard = anchorhold.Guard(fresh, anchorhold.Fisher(), 0.5)
     guard.load(tmp_path / "guard")
     fresh.load_state_dict(model.state_dict(), assign=True)
     go_on(fresh, guard)
@@ -168,9 +168,9 @@ def test_a_compiled_model_has_the_same_layers():
 def test_layers_that_nothing_holds_are_passed_over():
     """One that was never trained has no importance along the path."""
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.SOS(), 0.5, from_scratch=True)
+    guard = anchorhold.Guard(model, anchorhold.SOS(), 0.5, from_scratch=True)
     optimizer = torch.optim.SGD(model[:2].parameters(), lr=0.1)
-    with warnings.catch_warnings(action="ignore", category=holdfast.HoldfastWarning):
+    with warnings.catch_warnings(action="ignore", category=anchorhold.AnchorholdWarning):
         guard.attach(optimizer)
     train(model, optimizer)
     guard.consolidate()
@@ -217,7 +217,7 @@ def test_another_adapter_of_the_same_name_is_told_of():
     model.delete_adapter("default")
     model.add_adapter("default", config)
     model.set_adapter("default")
-    with pytest.warns(holdfast.HoldfastWarning, match=r"has other parameters .*lora_A\.default\.weight"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"has other parameters .*lora_A\.default\.weight"):
         go_on(model, guard)
 
 
@@ -236,14 +236,14 @@ def test_it_is_told_once_to_those_who_add_the_penalty_to_their_loss(attached):
         guard.penalty().backward()
         optimizer.step()
 
-    with pytest.warns(holdfast.HoldfastWarning, match=TOLD):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=TOLD):
         by_hand()
     by_hand()  # it is not told again
     guard.consolidate([batch(9)])
     model[2] = another(model)
     for parameter in model[2].parameters():
         parameter.data.neg_()
-    with pytest.warns(holdfast.HoldfastWarning, match=TOLD):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=TOLD):
         guard.penalty()
 
 
@@ -279,8 +279,8 @@ def test_a_small_head_that_is_another_than_a_files_is_told_of(tmp_path):
     model[0].weight.data.mul_(1000)
     after_a_task(model).save(tmp_path / "guard.safetensors")
     model[2] = another(model)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), 0.5)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), 0.5)
     guard.load(tmp_path / "guard.safetensors")
-    with pytest.warns(holdfast.HoldfastWarning, match=TOLD) as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match=TOLD) as told:
         go_on(model, guard)
     assert len(told) == 1

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.guard.noticing.stability import largest_curvature, rounded_down
-from holdfast.guard.noticing.task_share import LATER, STEPS
+import anchorhold
+from anchorhold.guard.noticing.stability import largest_curvature, rounded_down
+from anchorhold.guard.noticing.task_share import LATER, STEPS
 from tests.guard.sam import SAM
 
 SETTINGS = [
@@ -41,7 +41,7 @@ def test_the_bound_is_where_sgd_on_a_quadratic_begins_to_diverge(settings, share
 def trained(strength, optimizer=torch.optim.SGD, steps=1, implicit=False, **settings):
     """Train a model beside an anchor of importance 1, with a gradient of nothing but the hold."""
     model = nn.Linear(3, 2).double()
-    guard = holdfast.Consolidator(model, holdfast.L2(), strength, implicit=implicit)
+    guard = anchorhold.Guard(model, anchorhold.L2(), strength, implicit=implicit)
     guard.consolidate()
     guard.attach(built := optimizer(model.parameters(), **settings))
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_what_is_beyond_it_is_told_with_what_is_not(settings):
     )
     trained(0.49 * bound, lr=0.1, **settings)
     with pytest.warns(
-        holdfast.HoldfastWarning, match=r"too much for SGD with lr=0.1.*a strength of \S+ or less"
+        anchorhold.AnchorholdWarning, match=r"too much for SGD with lr=0.1.*a strength of \S+ or less"
     ) as told:
         trained(0.51 * bound, lr=0.1, **settings)
     advised = float(re.search(r"strength of (\S+) or less", str(told[0].message))[1])
@@ -69,7 +69,7 @@ def test_what_is_beyond_it_is_told_with_what_is_not(settings):
 
 
 def test_it_is_told_once_and_again_when_something_has_changed():
-    with pytest.warns(holdfast.HoldfastWarning) as told:
+    with pytest.warns(anchorhold.AnchorholdWarning) as told:
         model, optimizer, guard = trained(11.0, lr=0.1, steps=3)
     assert len(told) == 1
     optimizer.param_groups[0]["lr"] = 0.01
@@ -81,12 +81,12 @@ def test_it_is_told_once_and_again_when_something_has_changed():
 
     step()
     guard.strength = 101.0
-    with pytest.warns(holdfast.HoldfastWarning, match="strength=101 is too much"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="strength=101 is too much"):
         step()
 
 
 def test_weight_decay_counts():
-    with pytest.warns(holdfast.HoldfastWarning, match="too much"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="too much"):
         trained(9.9, lr=0.1, weight_decay=0.5)
 
 
@@ -96,7 +96,7 @@ def test_optimisers_without_such_a_bound_are_not_told():
 
 def test_a_guard_that_only_observes_is_not_told():
     model = nn.Linear(3, 2)
-    guard = holdfast.Consolidator(model, holdfast.L2(), 1e6)
+    guard = anchorhold.Guard(model, anchorhold.L2(), 1e6)
     guard.consolidate()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1), hold=False)
     model(torch.ones(1, 3)).sum().backward()
@@ -105,7 +105,7 @@ def test_a_guard_that_only_observes_is_not_told():
 
 def test_closures_are_told_too():
     model = nn.Linear(3, 2)
-    guard = holdfast.Consolidator(model, holdfast.L2(), 11.0, implicit=False)
+    guard = anchorhold.Guard(model, anchorhold.L2(), 11.0, implicit=False)
     guard.consolidate()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -115,13 +115,13 @@ def test_closures_are_told_too():
         value.backward()
         return value
 
-    with pytest.warns(holdfast.HoldfastWarning, match="too much"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="too much"):
         optimizer.step(closure)
 
 
 def test_it_does_diverge():
     """What the warning says is so: some hundred steps later nothing is left of the weights."""
-    with pytest.warns(holdfast.HoldfastWarning, match="until weights are infinite"), warnings.catch_warnings():
+    with pytest.warns(anchorhold.AnchorholdWarning, match="until weights are infinite"), warnings.catch_warnings():
         model, *_ = trained(15.0, lr=0.1, steps=300)
     assert not float(model.weight.detach().abs().max()) < 1e30
 
@@ -135,13 +135,13 @@ def test_by_default_it_does_not_and_nothing_is_told():
 
 
 def test_a_pull_after_the_step_is_advised():
-    with pytest.warns(holdfast.HoldfastWarning, match=r"implicit=True, as it is by default with SGD\), whose pull"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"implicit=True, as it is by default with SGD\), whose pull"):
         trained(15.0, lr=0.1)
 
 
 def test_the_sgd_inside_sam_is_looked_at_too():
     model = nn.Linear(3, 2)
-    guard = holdfast.Consolidator(model, holdfast.L2(), 11.0, implicit=False)
+    guard = anchorhold.Guard(model, anchorhold.L2(), 11.0, implicit=False)
     guard.consolidate()
     guard.attach(optimizer := SAM(model.parameters(), torch.optim.SGD, lr=0.1))
 
@@ -152,7 +152,7 @@ def test_the_sgd_inside_sam_is_looked_at_too():
         return value
 
     closure()
-    with pytest.warns(holdfast.HoldfastWarning, match="too much for SGD.* or Adam, which has no such bound.$"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="too much for SGD.* or Adam, which has no such bound.$"):
         optimizer.step(closure)  # SAM itself is no SGD, after whose step weights could be pulled
 
 
@@ -163,7 +163,7 @@ def test_what_is_advised_is_rounded_down(value, expected):
 
 def test_a_schedule_is_told_of_once():
     model = nn.Linear(3, 2)
-    guard = holdfast.Consolidator(model, holdfast.L2(), 15.0, implicit=False)
+    guard = anchorhold.Guard(model, anchorhold.L2(), 15.0, implicit=False)
     guard.consolidate()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
@@ -175,21 +175,21 @@ def test_a_schedule_is_told_of_once():
             optimizer.step()
             schedule.step()
 
-    with pytest.warns(holdfast.HoldfastWarning, match="too much") as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match="too much") as told:
         train(20)
     assert len(told) == 1
 
 
 def test_what_is_not_trained_or_was_forgotten_is_not_told_of():
     @dataclasses.dataclass(frozen=True)
-    class FirstAlone(holdfast.WeightMeasure):
+    class FirstAlone(anchorhold.WeightMeasure):
         choose_when = "never"
 
         def importance(self, parameter):
             return torch.full_like(parameter, 1000.0 if parameter.shape[0] == 5 else 0.1)
 
     model = nn.ModuleList([nn.Linear(3, 5), nn.Linear(3, 2)])
-    guard = holdfast.Consolidator(model, FirstAlone(), 0.1)
+    guard = anchorhold.Guard(model, FirstAlone(), 0.1)
     guard.consolidate()
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
     model[1](torch.ones(1, 3)).sum().backward()
@@ -205,7 +205,7 @@ def left_for_a_second_task(strength, form="diagonal", steps=STEPS, **settings):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     x, y = torch.randn(64, 6, dtype=torch.float64), torch.randint(0, 3, (64,))
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength, form=form, **settings)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength, form=form, **settings)
     guard.consolidate([(x, y)])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     parts = []
@@ -231,7 +231,7 @@ def left_for_a_second_task(strength, form="diagonal", steps=STEPS, **settings):
 @pytest.mark.parametrize("form", ["diagonal", "rotated"])
 def test_a_hold_that_leaves_adam_no_step_for_the_task_is_told_once(form):
     left_for_a_second_task(1.0, form, steps=2 * STEPS)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"strength=1e.08 is far too much.*tolerance=.*\.$") as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"strength=1e.08 is far too much.*tolerance=.*\.$") as told:
         share = left_for_a_second_task(1e8, form, steps=2 * STEPS)
     assert len(told) == 1
     # Where an implicit hold is refused, as with Adam in coordinates that are no weights, it is not advised.
@@ -248,7 +248,7 @@ def test_it_is_told_of_layers_that_are_held_as_maps_with_their_batch_norms():
     x, y = 100 * torch.randn(64, 6, dtype=torch.float64), torch.randint(0, 3, (64,))
     for _ in range(100):
         model(x)
-    guard = holdfast.Consolidator(model.eval(), holdfast.Fisher(), 1e8, batch_norm="fold", protect=["0.*", "1.*"])
+    guard = anchorhold.Guard(model.eval(), anchorhold.Fisher(), 1e8, batch_norm="fold", protect=["0.*", "1.*"])
     guard.consolidate([(x, y)])
     guard.attach(optimizer := torch.optim.Adam(model.parameters(), lr=1e-3))
 
@@ -259,7 +259,7 @@ def test_it_is_told_of_layers_that_are_held_as_maps_with_their_batch_norms():
 
     for _ in range(STEPS - 1):
         step()
-    with pytest.warns(holdfast.HoldfastWarning, match="far too much"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="far too much"):
         step()
 
 
@@ -268,7 +268,7 @@ def test_it_is_told_with_a_closure_and_where_a_rate_has_warmed_up(how):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     x, y = torch.randn(64, 6, dtype=torch.float64), torch.randint(0, 3, (64,))
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), 1e8)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), 1e8)
     guard.consolidate([(x, y)])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     guard.attach(optimizer)
@@ -286,12 +286,12 @@ def test_it_is_told_with_a_closure_and_where_a_rate_has_warmed_up(how):
 
     warming = 0 if how == "closure" else 2 * STEPS
     train(warming, 1e-30)
-    with pytest.warns(holdfast.HoldfastWarning, match="strength=1e.08 is far too much") as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match="strength=1e.08 is far too much") as told:
         train(LATER - warming)
     assert len(told) == 1
 
 
 def test_an_implicit_hold_leaves_adam_its_step_and_undoes_it():
-    with pytest.warns(holdfast.HoldfastWarning, match="the pull after the step leaves") as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match="the pull after the step leaves") as told:
         left_for_a_second_task(1e8, implicit=True)
     assert len(told) == 1

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.guard.noticing.task_share import LATER, STEPS
+import anchorhold
+from anchorhold.guard.noticing.task_share import LATER, STEPS
 
 X, Y = torch.randn(64, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 3
 
@@ -16,7 +16,7 @@ def held(strength, form="diagonal", optimizer="SGD", lr=0.1, **settings):
     """A guard that holds a small network, and a function that takes steps of another task."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength, form=form, **settings)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength, form=form, **settings)
     guard.consolidate([(X, Y)])
     steps = getattr(torch.optim, optimizer)(model.parameters(), lr=lr)
     guard.attach(steps)
@@ -39,7 +39,9 @@ def moved(guard):
 def test_what_stands_still_is_told_of_once(form):
     guard, train = held(1e9, form)
     train(STEPS - 1)
-    with pytest.warns(holdfast.HoldfastWarning, match=r"strength=1e.09 is far too much.*, 1e.07 to begin with") as told:
+    with pytest.warns(
+        anchorhold.AnchorholdWarning, match=r"strength=1e.09 is far too much.*, 1e.07 to begin with"
+    ) as told:
         train(LATER)
     assert len(told) == 1 and moved(guard) < 1e-4
     guard.consolidate([(X, Y)])
@@ -50,7 +52,7 @@ def test_what_is_left_is_what_the_formula_leaves():
     """Of one weight, 1 / (1 + 2ηcω)."""
     model = nn.Linear(1, 2, bias=False).double()
     nn.init.zeros_(model.weight)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), 1e4)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), 1e4)
     guard.consolidate([torch.ones(1, 1, dtype=torch.float64)])  # ω = p(1 - p) = 1/4 for both
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
@@ -61,20 +63,20 @@ def test_what_is_left_is_what_the_formula_leaves():
             model(torch.ones(1, 1, dtype=torch.float64))[0, 0].backward()
             optimizer.step()
 
-    with pytest.warns(holdfast.HoldfastWarning, match=rf"leaves {100 / (1 + 2 * 0.1 * 1e4 / 4):.2g} %"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=rf"leaves {100 / (1 + 2 * 0.1 * 1e4 / 4):.2g} %"):
         train()
 
 
 def test_a_rate_that_warms_up_is_looked_at_when_it_has():
     _, train = held(1e9)
     train(2 * STEPS, rate=1e-30)
-    with pytest.warns(holdfast.HoldfastWarning, match="is far too much"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="is far too much"):
         train(LATER - 2 * STEPS)
 
 
 def test_an_implicit_hold_under_adam_is_told_of_too():
     _, train = held(1e9, optimizer="Adam", implicit=True)
-    with pytest.warns(holdfast.HoldfastWarning, match="Adam's step included"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="Adam's step included"):
         train(STEPS)
 
 
@@ -99,7 +101,7 @@ def test_what_learns_something_or_is_centred_elsewhere_is_not(strength, settings
 def test_a_tolerance_looks_after_its_strength_by_itself():
     torch.manual_seed(0)
     model = nn.Linear(6, 3).double()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), form="rotated", tolerance=holdfast.Tolerance(1e-9))
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), form="rotated", tolerance=anchorhold.Tolerance(1e-9))
     guard.consolidate([(X, Y)])
     guard.keep(torch.randn(32, 6, dtype=torch.float64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

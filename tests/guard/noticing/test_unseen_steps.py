@@ -8,8 +8,8 @@ import pytest
 import torch
 from lomo_optim import Lomo
 
-import holdfast
-from holdfast.guard.noticing import unseen_steps
+import anchorhold
+from anchorhold.guard.noticing import unseen_steps
 from tests.guard.helpers import batch, loss, net, train, weights
 from tests.guard.sam import SAM
 
@@ -17,14 +17,14 @@ IN_BACKWARD = "move from one backward pass to the next, and no step of an attach
 
 
 def guarded(model, strength=1.0, measure=None):
-    guard = holdfast.Consolidator(model, measure or holdfast.Fisher(), strength=strength)
+    guard = anchorhold.Guard(model, measure or anchorhold.Fisher(), strength=strength)
     guard.consolidate([batch(9)])
     return guard
 
 
 def lomo_weights(strength):
     model = net(dtype=torch.float32)
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=strength)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=strength)
     guard.consolidate([batch(9, dtype=torch.float32)])
     optimizer = Lomo(model, lr=0.1)
     guard.attach(optimizer)
@@ -34,9 +34,9 @@ def lomo_weights(strength):
 
 
 def test_an_optimiser_that_steps_within_backward_is_told():
-    with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=IN_BACKWARD):
         held = lomo_weights(1e6)
-    with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=IN_BACKWARD):
         free = lomo_weights(0.0)
     assert all(torch.equal(held[name], free[name]) for name in free)  # which is why
 
@@ -85,12 +85,12 @@ def test_deepspeeds_flat_copies_are_refused_or_told():
     guard.attach(optimizer)
     as_zero_has_them(model, optimizer)
     with pytest.raises(
-        holdfast.OptimizerError, match=r"DeepSpeed's ZeRO.*engine.backward\(loss \+ guard.penalty\(\)\)"
+        anchorhold.OptimizerError, match=r"DeepSpeed's ZeRO.*engine.backward\(loss \+ guard.penalty\(\)\)"
     ):
         optimizer.step()
     guard.detach()
     guard.consolidate([batch(9)])
-    with pytest.warns(holdfast.HoldfastWarning, match=r"takes a step on what is protected.*DeepSpeed's ZeRO"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"takes a step on what is protected.*DeepSpeed's ZeRO"):
         optimizer.step()
     guard.consolidate([batch(9)])
     (loss(model, batch(0)) + guard.penalty()).backward()  # as the message says
@@ -108,7 +108,7 @@ def test_deepspeeds_empty_parameters_are_refused():
         guard.penalty, lambda: guard.attach(optimizer), lambda: guard.consolidate([batch(9)]), lambda: guarded(model),
     ]  # fmt: skip
     for ask in asked:
-        with pytest.raises(holdfast.ModelError, match=r"partitioned by DeepSpeed's ZeRO 3.*Use ZeRO 1 or 2"):
+        with pytest.raises(anchorhold.ModelError, match=r"partitioned by DeepSpeed's ZeRO 3.*Use ZeRO 1 or 2"):
             ask()
     assert guard.tasks == 1
 
@@ -130,7 +130,7 @@ def test_one_whose_step_does_nothing_is_told_too():
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(update)
-    with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=IN_BACKWARD):
         train(model, optimizer, steps=unseen_steps.MOVES + 1)
 
 
@@ -138,7 +138,7 @@ def test_weights_moved_by_hand_are_told():
     model = net()
     guard = guarded(model)
     guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=IN_BACKWARD):
         by_hand_with(model, unseen_steps.MOVES + 1)
 
 
@@ -165,7 +165,7 @@ def test_every_task_is_looked_at():
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
     train(model, optimizer)
     guard.consolidate([batch(0)])
-    with pytest.warns(holdfast.HoldfastWarning, match=IN_BACKWARD):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=IN_BACKWARD):
         by_hand_with(model, unseen_steps.MOVES + 1)
 
 
@@ -184,9 +184,9 @@ def test_a_step_that_raised_is_over():
     guard.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
     loss(model, batch(0)).backward()
     model[0].weight.grad[0, 0] = torch.nan
-    with pytest.raises(holdfast.NotFiniteError):
+    with pytest.raises(anchorhold.NotFiniteError):
         optimizer.step()
-    with pytest.warns(holdfast.HoldfastWarning, match="is not attached"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="is not attached"):
         train(model, torch.optim.AdamW(model.parameters()))
 
 
@@ -211,7 +211,7 @@ def test_an_optimiser_that_was_never_attached_is_told_once():
     model = net()
     guard = guarded(model)
     guard.attach(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.warns(holdfast.HoldfastWarning, match=r"This AdamW takes a step on '0.bias' and 3 other") as told:
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"This AdamW takes a step on '0.bias' and 3 other") as told:
         train(model, torch.optim.AdamW(model.parameters()))
     assert len(told) == 1
     assert told[0].filename.endswith("helpers.py")  # the line that called step()
@@ -221,7 +221,7 @@ def test_a_guard_that_was_never_attached_is_told_of():
     model = net()
     guard = guarded(model)
     with pytest.warns(
-        holdfast.HoldfastWarning, match="the guard that has consolidated them is attached to no optimiser"
+        anchorhold.AnchorholdWarning, match="the guard that has consolidated them is attached to no optimiser"
     ):
         train(model, torch.optim.AdamW(model.parameters()))
     assert guard.tasks == 1
@@ -230,9 +230,9 @@ def test_a_guard_that_was_never_attached_is_told_of():
 def test_one_that_was_loaded_and_never_attached_is_told_of(tmp_path):
     guarded(net()).save(tmp_path / "guard")
     model = net()
-    again = holdfast.Consolidator(model, holdfast.Fisher())
+    again = anchorhold.Guard(model, anchorhold.Fisher())
     again.load(tmp_path / "guard")
-    with pytest.warns(holdfast.HoldfastWarning, match="attached to no optimiser"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="attached to no optimiser"):
         train(model, torch.optim.AdamW(model.parameters()))
 
 
@@ -246,7 +246,7 @@ def test_a_closure_that_raises_ends_the_step():
 
     with pytest.raises(KeyError):
         optimizer.step(closure)
-    with pytest.warns(holdfast.HoldfastWarning, match="is not attached"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="is not attached"):
         train(model, torch.optim.AdamW(model.parameters()))
 
 
@@ -266,7 +266,7 @@ def test_a_penalty_that_acts_twice_is_told():
     guard.attach(optimizer := torch.optim.AdamW(model.parameters()))
     guard.penalty().item()  # for a log
     total = loss(model, batch(0)) + guard.penalty()
-    with pytest.warns(holdfast.HoldfastWarning, match="it acts twice"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="it acts twice"):
         total.backward()
     (loss(model, batch(0)) + guard.penalty()).backward()  # it has been told
     guard = guarded(model)
@@ -290,7 +290,7 @@ def test_sam_in_two_steps_with_the_wrapper_attached_is_told():
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
     guard.attach(optimizer)
     told = r"attached SAM lets it do so outside its own step\(\).*attach the SGD"
-    with pytest.warns(holdfast.HoldfastWarning, match=told):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=told):
         sam_in_two_steps(model, optimizer)
 
 
@@ -298,7 +298,7 @@ def test_sam_in_two_steps_with_its_base_attached_is_held():
     moved = {}
     for strength in (0.0, 0.3):
         model = net()
-        guard = guarded(model, strength, holdfast.L2())
+        guard = guarded(model, strength, anchorhold.L2())
         before = weights(model)
         optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
         guard.attach(optimizer.base_optimizer)
@@ -339,7 +339,7 @@ def test_a_copy_of_model_and_optimiser_is_told():
     optimizer = torch.optim.Adam(model.parameters())
     guard.attach(optimizer)
     copied, its_optimizer = copy.deepcopy((model, optimizer))
-    with pytest.warns(holdfast.HoldfastWarning, match="is a copy of one that a guard is attached to"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="is a copy of one that a guard is attached to"):
         train(copied, its_optimizer)
 
 
@@ -348,7 +348,7 @@ def test_all_three_copied_together_are_held():
     guard = guarded(model)
     optimizer = torch.optim.Adam(model.parameters())
     guard.attach(optimizer)
-    with pytest.warns(holdfast.HoldfastWarning, match="attached to nothing"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="attached to nothing"):
         copied, its_optimizer, its_guard = copy.deepcopy((model, optimizer, guard))
     its_guard.attach(its_optimizer)
     train(copied, its_optimizer)
@@ -431,11 +431,11 @@ def test_steps_without_a_gradient_are_told(measure):
                 p.add_(0.1)
 
     model = net()
-    guard = holdfast.Consolidator(model, measure, from_scratch=True)
+    guard = anchorhold.Guard(model, measure, from_scratch=True)
     optimizer = Trials(model.parameters(), lr=0.1)
     guard.attach(optimizer)
-    with pytest.warns(holdfast.HoldfastWarning, match="no protected parameter had a gradient"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="no protected parameter had a gradient"):
         optimizer.step()
-    watching = holdfast.Consolidator(net(), holdfast.Fisher())  # needs none
+    watching = anchorhold.Guard(net(), anchorhold.Fisher())  # needs none
     watching.attach(other := Trials(watching.parameters.values(), lr=0.1))
     other.step()

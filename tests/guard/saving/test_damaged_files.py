@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-import holdfast
-from holdfast.whole_files import content_digest
+import anchorhold
+from anchorhold.whole_files import content_digest
 from tests.guard.helpers import batch, loss, net
 
 OLD = Path(__file__).parent / "saved_by_0.1.0" / "SI.safetensors"
@@ -20,7 +20,7 @@ OLD = Path(__file__).parent / "saved_by_0.1.0" / "SI.safetensors"
 
 def trained(measure=None, tasks=1, **options):
     model = net()
-    guard = holdfast.Consolidator(model, measure or holdfast.SI(), 2.0, **options)
+    guard = anchorhold.Guard(model, measure or anchorhold.SI(), 2.0, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for task in range(tasks + 1):
@@ -44,7 +44,7 @@ def same(one, two):
 
 def refused(guard, load, message=None):
     before = own(guard.state_dict())
-    with pytest.raises(holdfast.StateError, match=message):
+    with pytest.raises(anchorhold.StateError, match=message):
         load()
     assert same(guard.state_dict(), before) and guard.state_dict()["tensors"].keys() == before["tensors"].keys()
 
@@ -211,7 +211,7 @@ def test_what_is_no_state_at_all_is_refused(given):
 @pytest.mark.parametrize("change", ["strength -5", "-7 tasks", "importance NaN", "no anchors", "importance int64"])
 def test_files_of_the_first_version_are_checked_too(change, tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-    guard = holdfast.Consolidator(model, "SI", strength=3.0, decay=0.9)
+    guard = anchorhold.Guard(model, "SI", strength=3.0, decay=0.9)
     guard.load(OLD)
     values, tensors = parts(OLD)
     state = {**values, "tensors": tensors}
@@ -223,7 +223,7 @@ def test_files_of_the_first_version_are_checked_too(change, tmp_path):
 
 
 def test_negative_totals_are_right_where_the_total_is_clamped():
-    guard = trained(holdfast.SI(clamp="total"), tasks=0)
+    guard = trained(anchorhold.SI(clamp="total"), tasks=0)
     for tensor in guard.path.running["SI"]["path"].values():
         tensor.fill_(-1.0)
     guard.consolidate()
@@ -235,7 +235,7 @@ def test_negative_totals_are_right_where_the_total_is_clamped():
 
 @pytest.mark.parametrize("form", ["kronecker", "dense", "lowrank", "rotated"])
 def test_matrices_are_checked_as_diagonals_are(form):
-    guard = trained(holdfast.Fisher(), form=form, tasks=2)
+    guard = trained(anchorhold.Fisher(), form=form, tasks=2)
     state = own(guard.state_dict())
     guard.load_state_dict(state)
     for name in [name for name in state["tensors"] if name.startswith("total/")]:
@@ -255,20 +255,28 @@ def test_a_running_state_that_training_has_made_nan_still_loads(tmp_path):
     next(iter(guard.path.running["SI"]["path"].values())).fill_(float("nan"))
     guard.save(tmp_path / "guard")
     guard.load(tmp_path / "guard")
-    with pytest.raises(holdfast.NotFiniteError, match="restart_task"):
+    with pytest.raises(anchorhold.NotFiniteError, match="restart_task"):
         guard.consolidate()
 
 
 def test_a_state_from_which_all_was_forgotten_loads_with_a_word():
     guard = trained()
     guard.forget(*guard.parameters)
-    with pytest.warns(holdfast.HoldfastWarning, match="after 1 task and holds nothing"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="after 1 task and holds nothing"):
         guard.load_state_dict(own(guard.state_dict()))
 
 
 def test_states_of_many_kinds_of_guards_are_taken_as_before():
     """No check refuses what a guard writes: measures of all kinds, forms, decay, layers that were forgotten."""
-    measures = [holdfast.SI(), holdfast.SOS(), holdfast.Fisher(), holdfast.MAS(), "L2-growing", "AF", "posterior"]
+    measures = [
+        anchorhold.SI(),
+        anchorhold.SOS(),
+        anchorhold.Fisher(),
+        anchorhold.MAS(),
+        "L2-growing",
+        "AF",
+        "posterior",
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for measure, decay, tasks in itertools.product(measures, (1.0, 0.3), (0, 1, 3)):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-import holdfast
+import anchorhold
 
 # As those were made: the posterior's importances are beyond what SGD bears for long.
 pytestmark = pytest.mark.filterwarnings("ignore:strength=3 is too much for SGD")
@@ -22,9 +22,7 @@ def trained_guard(name):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(
-        model, name, strength=3.0, decay=0.9, watch=[] if name == "SI" else ["SI"], implicit=False
-    )
+    guard = anchorhold.Guard(model, name, strength=3.0, decay=0.9, watch=[] if name == "SI" else ["SI"], implicit=False)
     guard.attach(optimizer)
     generator = torch.Generator().manual_seed(1)
     data = [(torch.randn(8, 3, generator=generator), torch.randint(2, (8,), generator=generator)) for _ in range(4)]
@@ -47,7 +45,7 @@ LATER = {"ALASSO", "RWalk", "RWalk-batch", "online-EWC"}
 
 
 def test_there_is_one_of_every_measure():
-    assert {path.stem for path in FILES} == set(holdfast.measures()) - LATER
+    assert {path.stem for path in FILES} == set(anchorhold.measures()) - LATER
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -7,16 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import holdfast
-from holdfast.errors import HoldfastWarning, StateError
-from holdfast.guard.saving import state_files
+import anchorhold
+from anchorhold.errors import AnchorholdWarning, StateError
+from anchorhold.guard.saving import state_files
 
 FILES = sorted((Path(__file__).parent / "saved_before_damping").glob("*.safetensors"))
 FORMS = {
-    "rotated": holdfast.Rotated,
-    "rotated16": holdfast.Rotated16,
-    "kronecker": holdfast.Kronecker,
-    "kronecker16": holdfast.Kronecker16,
+    "rotated": anchorhold.Rotated,
+    "rotated16": anchorhold.Rotated16,
+    "kronecker": anchorhold.Kronecker,
+    "kronecker16": anchorhold.Kronecker16,
 }
 
 
@@ -28,7 +28,7 @@ class Training:
         self.model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         settings = {"strength": 3.0, "decay": 0.9, "from_scratch": True}
-        self.guard = holdfast.Consolidator(self.model, "EWC", form=form, **settings)
+        self.guard = anchorhold.Guard(self.model, "EWC", form=form, **settings)
         self.guard.attach(self.optimizer)
         drawn = torch.Generator().manual_seed(1)
         self.data = [(torch.randn(8, 3, generator=drawn), torch.randint(2, (8,), generator=drawn)) for _ in range(4)]
@@ -65,7 +65,9 @@ def test_they_go_on_as_they_were_made_whether_the_form_is_given_by_name_or_said(
             close = {"rtol": 2e-2 if "16" in path.stem else 1e-4, "atol": 1e-6}
             torch.testing.assert_close(tensor, made["tensors"][key], **close)
     said.guard.load(path)  # without a word
-    with pytest.warns(HoldfastWarning, match=rf"damping=0.0.*has damping=0.001.*{type(said.guard.form).__name__}\(dam"):
+    with pytest.warns(
+        AnchorholdWarning, match=rf"damping=0.0.*has damping=0.001.*{type(said.guard.form).__name__}\(dam"
+    ):
         named.guard.load(path)
     assert named.guard.form == said.guard.form
     named.model.load_state_dict(said.model.state_dict())
@@ -81,27 +83,27 @@ def test_what_is_made_now_says_its_damping_and_the_name_takes_either(tmp_path):
     new.guard.save(tmp_path / "new")
     assert state_files.read(tmp_path / "new")["form"]["damping"] == 0.001
     again = Training("rotated").to_the_file()
-    with pytest.warns(HoldfastWarning, match=r"damping=0\.0"):
+    with pytest.warns(AnchorholdWarning, match=r"damping=0\.0"):
         again.guard.load(FILES[[path.stem for path in FILES].index("rotated")])
     again.guard.load(tmp_path / "new")  # without a word: it is what the name means
-    assert again.guard.form == holdfast.Rotated()
+    assert again.guard.form == anchorhold.Rotated()
 
 
 def test_a_form_that_says_its_damping_is_refused_another_with_what_to_give(tmp_path):
     path = FILES[[path.stem for path in FILES].index("rotated")]
-    other = Training(holdfast.Rotated()).to_the_file()
+    other = Training(anchorhold.Rotated()).to_the_file()
     before = copy.deepcopy(other.guard.state_dict())
     with pytest.raises(StateError, match=r"Make one with the same: form=Rotated\(damping=0\.0\)\."):
         other.guard.load(path)
     by_name = Training("rotated").to_the_file()
-    Training(holdfast.Rotated(damping=0.01)).to_the_file().guard.save(tmp_path / "more")
+    Training(anchorhold.Rotated(damping=0.01)).to_the_file().guard.save(tmp_path / "more")
     with pytest.raises(StateError, match=r"form=Rotated\(damping=0\.01\)\."):
         by_name.guard.load(tmp_path / "more")
     broken = {**state_files.read(path), "tasks": 7, "parameters": ["of another model"]}
     with pytest.raises(StateError):
         by_name.guard.load_state_dict(broken)
-    assert by_name.guard.form == holdfast.Rotated()  # as it was before
+    assert by_name.guard.form == anchorhold.Rotated()  # as it was before
     for key, tensor in other.guard.state_dict()["tensors"].items():
         assert torch.equal(tensor, before["tensors"][key])
     assert "with a damping" not in repr(other.guard)
-    assert "in the form 'rotated' with a damping of 0," in repr(Training(holdfast.Rotated(damping=0.0)).guard)
+    assert "in the form 'rotated' with a damping of 0," in repr(Training(anchorhold.Rotated(damping=0.0)).guard)

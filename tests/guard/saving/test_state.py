@@ -13,15 +13,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import holdfast
-from holdfast.whole_files import content_digest
+import anchorhold
+from anchorhold.whole_files import content_digest
 from tests.guard.helpers import batch, loss, net, weights
 
 WATCH = ["SIU", "SIB", "SOS", "posterior", "EWC-sampled", "MAS", "L2", "magnitude"]
 
 
 def make_guard(model, **options):
-    return holdfast.Consolidator(model, holdfast.SI(clamp="total"), strength=2.0, watch=WATCH, **options)
+    return anchorhold.Guard(model, anchorhold.SI(clamp="total"), strength=2.0, watch=WATCH, **options)
 
 
 def steps(model, guard, optimizer, seeds):
@@ -77,7 +77,7 @@ def test_a_continued_run_is_the_same_run(tmp_path, stop_after, through_file):
 
 def refused(guard, path, message):
     before = (copy.deepcopy(guard.anchor), copy.deepcopy(guard.importance), guard.strength, guard.tasks)
-    with pytest.raises(holdfast.StateError, match=message):
+    with pytest.raises(anchorhold.StateError, match=message):
         guard.load(path)
     assert all(torch.equal(guard.anchor[k], v) for k, v in before[0].items())
     assert all(torch.equal(guard.importance[k], v) for k, v in before[1].items())
@@ -87,7 +87,7 @@ def refused(guard, path, message):
 @pytest.fixture
 def saved(tmp_path):
     model = net()
-    guard = holdfast.Consolidator(model, holdfast.Fisher(), strength=2.0)
+    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=2.0)
     guard.consolidate([batch(0)])
     path = tmp_path / "guard.safetensors"
     guard.save(path)
@@ -97,31 +97,31 @@ def saved(tmp_path):
 
 
 def test_a_run_whose_strength_follows_a_schedule_resumes_without_a_word(tmp_path):
-    guard = holdfast.Consolidator(net(), "L2", 1.0)
+    guard = anchorhold.Guard(net(), "L2", 1.0)
     guard.consolidate()
     for step in range(3):
         guard.strength = 2.0 + step
     guard.save(tmp_path / "guard")
     for given in (1.0, 4.0, None):  # as it was made, as it is, and nothing: a warning would be an error here
-        again = holdfast.Consolidator(net(), "L2", given)
+        again = anchorhold.Guard(net(), "L2", given)
         again.load(tmp_path / "guard")
         again.save(tmp_path / "again")
         assert again.strength == 4.0
-    third = holdfast.Consolidator(net(), "L2", 1.0)
+    third = anchorhold.Guard(net(), "L2", 1.0)
     third.load(tmp_path / "again")
-    with pytest.warns(holdfast.HoldfastWarning, match="This guard was made with strength=3"):
-        holdfast.Consolidator(net(), "L2", 3.0).load(tmp_path / "guard")
+    with pytest.warns(anchorhold.AnchorholdWarning, match="This guard was made with strength=3"):
+        anchorhold.Guard(net(), "L2", 3.0).load(tmp_path / "guard")
 
 
 def test_a_state_that_brings_another_strength_says_so(saved):
     guard, path = saved
-    with pytest.warns(holdfast.HoldfastWarning, match="made with strength=3, and the state .* has strength=2"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="made with strength=3, and the state .* has strength=2"):
         guard.load(path)
     guard.load(path)  # which changes nothing any more
     for options in ({"strength": 2.0}, {}):
-        holdfast.Consolidator(guard.model, holdfast.Fisher(), **options).load(path)
-    with pytest.warns(holdfast.HoldfastWarning, match="made with relative_strength=5, and the state .* strength=2"):
-        holdfast.Consolidator(guard.model, holdfast.Fisher(), relative_strength=5.0).load(path)
+        anchorhold.Guard(guard.model, anchorhold.Fisher(), **options).load(path)
+    with pytest.warns(anchorhold.AnchorholdWarning, match="made with relative_strength=5, and the state .* strength=2"):
+        anchorhold.Guard(guard.model, anchorhold.Fisher(), relative_strength=5.0).load(path)
 
 
 def test_files_of_no_use_are_refused_and_nothing_is_lost(saved, tmp_path):
@@ -135,12 +135,12 @@ def test_files_of_no_use_are_refused_and_nothing_is_lost(saved, tmp_path):
     refused(guard, broken, "not a whole safetensors file")
     refused(guard, tmp_path / "absent.safetensors", "There is no state file")
     save_file({"weight": torch.zeros(2)}, broken)
-    refused(guard, broken, "not one that a Consolidator wrote")
+    refused(guard, broken, "not one that a Guard wrote")
 
 
 def test_a_folder_that_is_missing_is_named(saved, tmp_path):
     guard, _ = saved
-    with pytest.raises(holdfast.StateError, match=r"There is no folder '.*nowhere', so no state was written"):
+    with pytest.raises(anchorhold.StateError, match=r"There is no folder '.*nowhere', so no state was written"):
         guard.save(tmp_path / "nowhere" / "guard.safetensors")
 
 
@@ -148,7 +148,9 @@ def test_a_folder_in_a_files_place_is_named_and_stays_empty(saved, tmp_path):
     guard, _ = saved
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.raises(holdfast.StateError, match="is a folder, so no state was written; expected the path of a file"):
+    with pytest.raises(
+        anchorhold.StateError, match="is a folder, so no state was written; expected the path of a file"
+    ):
         guard.save(folder)
     assert not any(folder.iterdir())
 
@@ -178,10 +180,10 @@ def test_states_of_something_else_are_refused(saved, tmp_path):
     refused(guard, changed(lambda s, t: t.update({"anchor/0.weight": torch.zeros(2, 2)})), "another model")
     refused(guard, changed(lambda s, t: t.update({"surprise/0.weight": torch.zeros(2, 2)})), "does not know")
     refused(guard, changed(lambda s, t: s["parameters"].append("9.weight")), "'9.weight'")
-    other = holdfast.Consolidator(net(), holdfast.MAS())
+    other = anchorhold.Guard(net(), anchorhold.MAS())
     other.consolidate([batch(0)])
     refused(other, path, "Make one with the same measures")
-    narrow = holdfast.Consolidator(net(), holdfast.Fisher(), protect="0.*")
+    narrow = anchorhold.Guard(net(), anchorhold.Fisher(), protect="0.*")
     refused(narrow, path, "another `protect`")
 
 
@@ -202,7 +204,7 @@ def test_a_failed_write_leaves_the_old_file(saved, tmp_path, monkeypatch):
 def test_a_state_is_a_copy_when_loaded(saved):
     guard, _ = saved
     state = guard.state_dict()
-    other = holdfast.Consolidator(net(), holdfast.Fisher())
+    other = anchorhold.Guard(net(), anchorhold.Fisher())
     other.load_state_dict(state)
     other.anchor["0.weight"].zero_()
     assert float(guard.anchor["0.weight"].abs().max()) > 0
@@ -213,7 +215,7 @@ def test_tied_and_transposed_weights_are_saved(tmp_path):
     model[1].weight = model[0].weight
     with torch.no_grad():
         model[0].weight.set_(torch.randn(4, 4, dtype=torch.float64).t())
-    guard = holdfast.Consolidator(model, holdfast.Fisher())
+    guard = anchorhold.Guard(model, anchorhold.Fisher())
     guard.consolidate([torch.randn(5, 4, dtype=torch.float64)])
     guard.save(tmp_path / "tied.safetensors")
     anchor = guard.anchor["0.weight"].clone()
@@ -251,7 +253,7 @@ def test_a_state_that_is_loaded_in_inference_mode_serves_in_training(saved):
 
 
 @dataclasses.dataclass(frozen=True)
-class Weighted(holdfast.WeightMeasure):
+class Weighted(anchorhold.WeightMeasure):
     """A measure of one's own with a setting that JSON has no word for."""
 
     choose_when: ClassVar[str] = "never"
@@ -263,18 +265,18 @@ class Weighted(holdfast.WeightMeasure):
 
 def test_a_setting_that_is_a_tuple_comes_back(tmp_path):
     model = net()
-    guard = holdfast.Consolidator(model, Weighted())
+    guard = anchorhold.Guard(model, Weighted())
     guard.consolidate()
     guard.save(tmp_path / "guard.safetensors")
-    again = holdfast.Consolidator(model, Weighted())
+    again = anchorhold.Guard(model, Weighted())
     again.load(tmp_path / "guard.safetensors")
     assert again.tasks == 1
-    other = holdfast.Consolidator(model, Weighted(factors=(0.5, 3.0)))
-    with pytest.raises(holdfast.StateError, match="same measures and settings"):
+    other = anchorhold.Guard(model, Weighted(factors=(0.5, 3.0)))
+    with pytest.raises(anchorhold.StateError, match="same measures and settings"):
         other.load(tmp_path / "guard.safetensors")
 
 
-class Labelled(holdfast.Consolidator):
+class Labelled(anchorhold.Guard):
     """A guard with something of a user's own."""
 
     def __init__(self, *args, label, **options):
@@ -292,9 +294,9 @@ def test_a_copy_of_a_subclass_has_what_is_its_own(how):
 
 
 def test_a_setting_that_no_file_holds_is_named():
-    guard = holdfast.Consolidator(net(), Weighted(factors=[torch.tensor(0.5)]))
+    guard = anchorhold.Guard(net(), Weighted(factors=[torch.tensor(0.5)]))
     with pytest.raises(
-        holdfast.ConfigurationError, match=r"settings of Weighted are .*factors.*a saved state can hold"
+        anchorhold.ConfigurationError, match=r"settings of Weighted are .*factors.*a saved state can hold"
     ):
         guard.state_dict()
 
@@ -305,14 +307,14 @@ def test_a_setting_that_no_file_holds_is_named():
 def test_a_copy_is_attached_to_nothing_and_says_so(how):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = holdfast.Consolidator(model, "SOS", 2.0)
+    guard = anchorhold.Guard(model, "SOS", 2.0)
     guard.attach(optimizer)
     loss(model, batch(0)).backward()
     optimizer.step()
     guard.consolidate()
-    with pytest.warns(holdfast.HoldfastWarning, match=r"attached to nothing. Call attach\(\) on the copy"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match=r"attached to nothing. Call attach\(\) on the copy"):
         model_2, optimizer_2, guard_2 = how((model, optimizer, guard))
-    with pytest.raises(holdfast.OrderError, match="before attach"):
+    with pytest.raises(anchorhold.OrderError, match="before attach"):
         guard_2.observe(loss(model_2, batch(1)))
     guard_2.attach(optimizer_2)
     for each, stepping in ((model, optimizer), (model_2, optimizer_2)):
@@ -329,6 +331,6 @@ def test_a_copy_is_attached_to_nothing_and_says_so(how):
 
 
 def test_the_weights_of_a_model_are_no_state():
-    guard = holdfast.Consolidator(net(), "EWC", strength=1.0)
-    with pytest.raises(holdfast.StateError, match=r"'0.weight' in it is no state.*for model\.load_state_dict\(\)"):
+    guard = anchorhold.Guard(net(), "EWC", strength=1.0)
+    with pytest.raises(anchorhold.StateError, match=r"'0.weight' in it is no state.*for model\.load_state_dict\(\)"):
         guard.load_state_dict(guard.model.state_dict())

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import holdfast
-from holdfast import AveragedGradient, Reservoir, Ring
+import anchorhold
+from anchorhold import AveragedGradient, Reservoir, Ring
 
 X = torch.linspace(-1, 1, 80, dtype=torch.float64).reshape(20, 4).sin()
 Y = torch.arange(20) % 3
@@ -34,7 +34,7 @@ def projected(g, reference):
 
 def started(hold, measure="fine-tune", strength=0.0, **options):
     model = network()
-    guard = holdfast.Consolidator(model, measure, strength, holds=[hold], from_scratch=True, **options)
+    guard = anchorhold.Guard(model, measure, strength, holds=[hold], from_scratch=True, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     guard.attach(optimizer)
     for _ in range(20):
@@ -140,7 +140,7 @@ def test_it_keeps_what_fine_tuning_loses():
     for holds in ((), ("A-GEM",)):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
-        guard = holdfast.Consolidator(model, "fine-tune", holds=holds, from_scratch=True)
+        guard = anchorhold.Guard(model, "fine-tune", holds=holds, from_scratch=True)
         first, second = (torch.randn(200, 10), torch.randn(200, 10))
         rules = torch.randn(2, 10, 3)
         for x, rule in ((first, rules[0]), (second, rules[1])):
@@ -159,7 +159,7 @@ def test_it_keeps_what_fine_tuning_loses():
 
 def test_several_optimisers_are_told_of():
     model = network()
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[AveragedGradient(Ring(2))], from_scratch=True)
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[AveragedGradient(Ring(2))], from_scratch=True)
     first, second = (torch.optim.SGD(layer.parameters(), lr=RATE) for layer in (model[0], model[2]))
-    with pytest.warns(holdfast.HoldfastWarning, match="'A-GEM' with 2 optimisers"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="'A-GEM' with 2 optimisers"):
         guard.attach(first, second)

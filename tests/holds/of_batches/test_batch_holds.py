@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import holdfast
-from holdfast import DarkExperience, Distillation, Replay, Reservoir, Ring
-from holdfast.errors import BatchError, ConfigurationError, OrderError
-from holdfast.tensors.divergence import divergence
+import anchorhold
+from anchorhold import DarkExperience, Distillation, Replay, Reservoir, Ring
+from anchorhold.errors import BatchError, ConfigurationError, OrderError
+from anchorhold.tensors.divergence import divergence
 
 X = torch.linspace(-1, 1, 120, dtype=torch.float64).reshape(40, 3).sin()
 Y = torch.arange(40) % 4
@@ -44,7 +44,7 @@ def step(model, optimizer, x=NEW, y=Y):
 
 def started(hold, measure="EWC", strength=0.0, protect="0.*", **options):
     model = network()
-    guard = holdfast.Consolidator(model, measure, strength, protect, holds=[hold], from_scratch=True, **options)
+    guard = anchorhold.Guard(model, measure, strength, protect, holds=[hold], from_scratch=True, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     step(model, optimizer, X)
@@ -71,7 +71,7 @@ def test_what_is_added_to_a_step_is_the_gradient_of_the_value(kind):
     F.cross_entropy(model(NEW), Y).backward()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     own = {name: p.grad.clone() for name, p in model.named_parameters()}
-    with pytest.warns(holdfast.HoldfastWarning, match="acts twice"):  # it is no part of a loss here, but could be
+    with pytest.warns(anchorhold.AnchorholdWarning, match="acts twice"):  # it is no part of a loss here, but could be
         added = torch.autograd.grad(guard.penalty(), list(model.parameters()))
     optimizer.step()
     for (name, parameter), pull in zip(model.named_parameters(), added, strict=True):
@@ -117,7 +117,7 @@ def test_a_share_beside_a_quadratic_hold_leaves_that_whole():
 def test_a_loss_scale_is_taken_out_of_the_tasks_part_too():
     def moved(scale):
         model = network().float()
-        guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Replay([(X.float(), Y)], share=0.5)])
+        guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay([(X.float(), Y)], share=0.5)])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
         guard.attach(optimizer)
         optimizer.grad_scale, optimizer.found_inf = torch.tensor(scale), torch.tensor(0.0)
@@ -135,7 +135,7 @@ def test_measures_see_no_hold(measure):
     for holds in ([], [Replay(Reservoir(10), share=0.5, size=4), Distillation("new"), DarkExperience(8, size=4)]):
         torch.manual_seed(1)
         model = Heads().double()
-        guard = holdfast.Consolidator(model, measure, 1.0, "body*", holds=holds, from_scratch=True)
+        guard = anchorhold.Guard(model, measure, 1.0, "body*", holds=holds, from_scratch=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         guard.attach(optimizer)
         step(model, optimizer, X)
@@ -154,7 +154,7 @@ def test_random_states_and_statistics_are_left_alone():
     torch.manual_seed(0)
     model = Heads().double()
     hold = Replay([(X, Y)], share=0.5)
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
     guard.consolidate()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
@@ -169,7 +169,7 @@ def test_the_heads_of_old_tasks_are_replayed_through():
     model = Heads()
     x, y = X.float(), Y
     hold = Replay(Reservoir(16), share=0.5, forward=lambda model, inputs, task: model(inputs, task))
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, "body*", holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, "body*", holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     guard.consolidate([(x, y)])
@@ -183,7 +183,7 @@ def test_the_heads_of_old_tasks_are_replayed_through():
 def test_the_way_a_task_was_consolidated_is_the_way_it_is_replayed():
     model = Heads()
     hold = Distillation(8, 1.0)
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, "body*", holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, "body*", holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for task in range(2):
@@ -193,7 +193,7 @@ def test_the_way_a_task_was_consolidated_is_the_way_it_is_replayed():
     F.cross_entropy(model(NEW.float(), 1), Y).backward()
     seen = {int(hold.buffer.draw(4, number).task) for number in range(20)}
     assert seen == {0, 1}
-    with pytest.warns(holdfast.HoldfastWarning, match="acts twice"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="acts twice"):
         pulled = [
             torch.autograd.grad(guard.penalty(), model.heads[task].weight, allow_unused=True)[0] for task in range(2)
         ]
@@ -203,7 +203,7 @@ def test_the_way_a_task_was_consolidated_is_the_way_it_is_replayed():
 def test_learning_without_forgetting_holds_every_old_head():
     model = Heads().eval()
     hold = Distillation("new", 1.0, forward=lambda model, inputs, task: model(inputs, task))
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
     for _ in range(2):
         guard.consolidate()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -218,7 +218,7 @@ def test_learning_without_forgetting_holds_every_old_head():
 
 def test_one_way_of_calling_for_all_tasks_counts_once():
     model = Heads().eval()
-    guard = holdfast.Consolidator(
+    guard = anchorhold.Guard(
         model, "fine-tune", 0.0, holds=[Distillation("new", forward=lambda model, inputs: model(inputs))]
     )
     for _ in range(2):
@@ -234,7 +234,7 @@ def test_one_way_of_calling_for_all_tasks_counts_once():
 def test_an_old_model_is_what_was_trainable_and_the_rest_is_shared():
     model = network()
     model[0].requires_grad_(False)
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Distillation([X])])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Distillation([X])])
     guard.consolidate()
     assert set(guard.holds[0].before) == {"2.weight", "2.bias"}
 
@@ -247,7 +247,7 @@ def test_a_distilled_model_goes_on_exactly_from_a_saved_state(tmp_path):
         step(model, optimizer)
     again = network()
     again.load_state_dict(weights)
-    other = holdfast.Consolidator(again, "EWC", 0.0, "0.*", holds=[Distillation([X[:9], X[9:20]], 0.7)])
+    other = anchorhold.Guard(again, "EWC", 0.0, "0.*", holds=[Distillation([X[:9], X[9:20]], 0.7)])
     other.load(tmp_path / "guard")
     optimizer = torch.optim.SGD(again.parameters(), lr=0.1)
     optimizer.load_state_dict(state)
@@ -267,7 +267,7 @@ def test_a_guards_file_carries_no_training_data_and_a_buffers_does(tmp_path):
     step(model, optimizer)
     again = network()
     again.load_state_dict(weights)
-    other = holdfast.Consolidator(again, "EWC", 0.0, "0.*", holds=[Replay(Reservoir(12), share=0.5, size=4)])
+    other = anchorhold.Guard(again, "EWC", 0.0, "0.*", holds=[Replay(Reservoir(12), share=0.5, size=4)])
     other.load(tmp_path / "guard")
     optimizer = torch.optim.SGD(again.parameters(), lr=0.1)
     other.attach(optimizer)
@@ -285,7 +285,7 @@ def test_a_task_that_is_refused_leaves_the_buffer_as_it_was():
     kept, seen = list(buffer.samples), dict(buffer.seen)
     with torch.no_grad():
         model[0].weight.fill_(torch.nan)
-    with pytest.raises(holdfast.NotFiniteError):
+    with pytest.raises(anchorhold.NotFiniteError):
         guard.consolidate([(X, Y)])
     assert [id(s) for s in buffer.samples] == [id(s) for s in kept] and dict(buffer.seen) == seen
 
@@ -294,16 +294,16 @@ def test_two_holds_may_share_a_buffer():
     buffer = Reservoir(12)
     holds = [Replay(buffer, share=None), Distillation(buffer)]
     model = network()
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=holds)
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=holds)
     guard.consolidate([(X, Y)])
     assert sum(buffer.seen.values()) == len(X) and len(buffer) == 12
 
 
 def test_two_of_a_kind_have_names_of_their_own():
     holds = [Replay([(X, Y)], name="first"), Replay([(X, Y)], share=0.25, name="second")]
-    assert [hold.name for hold in holdfast.Consolidator(network(), "EWC", holds=holds).holds] == ["first", "second"]
+    assert [hold.name for hold in anchorhold.Guard(network(), "EWC", holds=holds).holds] == ["first", "second"]
     with pytest.raises(ConfigurationError, match="each of them once"):
-        holdfast.Consolidator(network(), "EWC", holds=[Replay([(X, Y)]), Replay([(X, Y)])])
+        anchorhold.Guard(network(), "EWC", holds=[Replay([(X, Y)]), Replay([(X, Y)])])
 
 
 def test_autocast_is_that_of_training():
@@ -316,7 +316,7 @@ def test_autocast_is_that_of_training():
             return super().loss(held, drawn)
 
     hold = Watching([(X.float(), Y)], share=0.5, name="watching")
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     for on in (True, False):
@@ -354,7 +354,7 @@ def test_checkpointed_layers_are_replayed_through(reentrant):
 
     results = []
     for model in (Checkpointed(), network()):
-        guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Replay([(X.clone(), Y)], share=0.5)])
+        guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay([(X.clone(), Y)], share=0.5)])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         guard.attach(optimizer)
         for _ in range(2):
@@ -367,9 +367,9 @@ def test_labels_of_tokens_and_of_pixels():
     outputs = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([[1, 2, -100, 3, 4], [0, -100, -100, 6, 5]])
     expected = F.cross_entropy(outputs.reshape(-1, 7), labels.reshape(-1), ignore_index=-100)
-    torch.testing.assert_close(holdfast.holds.of_batches.replay.class_loss(outputs, labels), expected)
-    torch.testing.assert_close(holdfast.holds.of_batches.replay.class_loss(outputs.mT, labels), expected)
-    assert holdfast.holds.of_batches.replay.class_loss(outputs, torch.full((2, 5), -100)) == 0
+    torch.testing.assert_close(anchorhold.holds.of_batches.replay.class_loss(outputs, labels), expected)
+    torch.testing.assert_close(anchorhold.holds.of_batches.replay.class_loss(outputs.mT, labels), expected)
+    assert anchorhold.holds.of_batches.replay.class_loss(outputs, torch.full((2, 5), -100)) == 0
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_labels_of_tokens_and_of_pixels():
         (lambda: Replay([(X, Y)], 1.5), ConfigurationError, "share=1.5: expected a number from 0 to 1"),
         (lambda: Replay([(X, Y)], share=-0.1), ConfigurationError, "share=-0.1"),
         (lambda: Replay(0, 0.5), ConfigurationError, "source=0: expected how many old samples to keep"),
-        (lambda: holdfast.AveragedGradient(-1, size=8), ConfigurationError, "source=-1: expected"),
+        (lambda: anchorhold.AveragedGradient(-1, size=8), ConfigurationError, "source=-1: expected"),
         (lambda: Replay([(X, Y)], size=0), ConfigurationError, "size=0"),
         (lambda: Replay([(X, Y)], forward=3), ConfigurationError, "forward=3"),
         (lambda: Replay((X, Y)), BatchError, "single batch"),
@@ -403,7 +403,7 @@ def test_what_makes_no_sense_is_refused_at_once(make, error, message):
 def test_shares_that_leave_nothing_are_refused():
     holds = [Replay([(X, Y)], 0.75), Distillation([X], share=0.5)]
     with pytest.raises(ConfigurationError, match="more than the whole step"):
-        holdfast.Consolidator(network(), "EWC", holds=holds)
+        anchorhold.Guard(network(), "EWC", holds=holds)
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,7 @@ def test_shares_that_leave_nothing_are_refused():
 )
 def test_what_cannot_be_right_is_refused_at_the_first_step(hold, error, message):
     model = network()
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[hold()])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold()])
     guard.consolidate()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
@@ -432,11 +432,11 @@ def test_what_cannot_be_right_is_refused_at_the_first_step(hold, error, message)
 
 
 def test_data_that_a_buffer_needs_are_asked_for():
-    guard = holdfast.Consolidator(network(), "fine-tune", 0.0, holds=[Replay(10)])
+    guard = anchorhold.Guard(network(), "fine-tune", 0.0, holds=[Replay(10)])
     with pytest.raises(BatchError, match="looks at each task's data"):
         guard.consolidate()
     guard.consolidate(iter([(X, Y)]))  # read once, by the buffer alone
-    guard = holdfast.Consolidator(network(), "EWC", 0.0, holds=[Replay(10)])
+    guard = anchorhold.Guard(network(), "EWC", 0.0, holds=[Replay(10)])
     with pytest.raises(BatchError, match="only once"):
         guard.consolidate(iter([(X, Y)]))
     assert guard.tasks == 0
@@ -444,7 +444,7 @@ def test_data_that_a_buffer_needs_are_asked_for():
 
 def test_a_model_that_was_not_called_has_no_new_inputs():
     model = network()
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Distillation("new")])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Distillation("new")])
     guard.consolidate()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
@@ -455,7 +455,7 @@ def test_a_model_that_was_not_called_has_no_new_inputs():
 
 def test_what_is_forgotten_is_no_longer_the_old_models():
     model = network()
-    guard = holdfast.Consolidator(model, "EWC", 0.0, holds=[Distillation([X])])
+    guard = anchorhold.Guard(model, "EWC", 0.0, holds=[Distillation([X])])
     guard.consolidate([(X, Y)])
     guard.forget("2.weight", "2.bias")
     model[2] = nn.Linear(6, 5).double()
@@ -467,14 +467,14 @@ def test_what_is_forgotten_is_no_longer_the_old_models():
 
 def test_a_guard_whose_own_hold_has_nothing_yet_says_so_beside_others():
     model = network()
-    guard = holdfast.Consolidator(model, "EWC", 10.0, holds=[Replay([(X, Y)])])
+    guard = anchorhold.Guard(model, "EWC", 10.0, holds=[Replay([(X, Y)])])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
-    with pytest.warns(holdfast.HoldfastWarning, match="holds nothing yet by EWC"):
+    with pytest.warns(anchorhold.AnchorholdWarning, match="holds nothing yet by EWC"):
         step(model, optimizer)
 
 
 def test_a_setting_that_a_hold_does_not_have_names_those_that_it_has():
     with pytest.raises(ConfigurationError, match=r"has no setting 'shar'; it has source, share, strength"):
-        holdfast.holds.hold("replay", shar=0.5)
-    assert holdfast.holds.hold("replay", source=10, share=0.25).share == 0.25
+        anchorhold.holds.hold("replay", shar=0.5)
+    assert anchorhold.holds.hold("replay", source=10, share=0.25).share == 0.25

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import holdfast
-from holdfast import DarkExperience, Distillation, HoldfastWarning, Replay, Reservoir
-from holdfast.errors import BatchError, ConfigurationError, NotFiniteError, OrderError
+import anchorhold
+from anchorhold import AnchorholdWarning, DarkExperience, Distillation, Replay, Reservoir
+from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError, OrderError
 from tests.guard.sam import SAM
 from tests.integrations.tiny import gpt2, text
 
@@ -28,7 +28,7 @@ def network(dtype=torch.float64):
 
 def guarded(model, *holds, measure="fine-tune", strength=0.0, **options):
     """A guard that has consolidated the model as it is, which then moves away."""
-    guard = holdfast.Consolidator(model, measure, strength, holds=holds, **options)
+    guard = anchorhold.Guard(model, measure, strength, holds=holds, **options)
     x = X.to(next(model.parameters()).dtype)
     guard.consolidate([(x, Y)])
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_a_scaled_float16_loop(fused):
 def test_float16_that_overflows_is_scaled_down_or_refused(factor, finite):
     model = network(torch.float32)
     hold = Replay([(X.float(), Y)], share=None, loss=lambda out, y: factor * F.cross_entropy(out, y))
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     guard.attach(optimizer)
     before = copy.deepcopy(model)
@@ -142,7 +142,7 @@ def test_a_closure_runs_the_model_once_for_each_hold():
     calls = []
     model = network()
     hold = Replay([(X, Y)], share=0.5, forward=lambda model, x: calls.append(0) or model(x))
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[hold])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
 
@@ -199,8 +199,8 @@ def test_optimisers_that_take_turns_get_the_same_old_batch():
 def test_a_head_outside_the_model_is_replayed_through_and_not_distilled():
     for hold in (Replay([(X, Y)], 0.5), Distillation([X])):
         body, head = nn.Linear(3, 6).double(), nn.Linear(6, 4).double()
-        hold.forward = holdfast.holds.of_batches.batch_hold.Way.of(lambda body, x, head=head: head(body(x)))
-        guard = holdfast.Consolidator(body, "fine-tune", 0.0, holds=[hold])
+        hold.forward = anchorhold.holds.of_batches.batch_hold.Way.of(lambda body, x, head=head: head(body(x)))
+        guard = anchorhold.Guard(body, "fine-tune", 0.0, holds=[hold])
         guard.consolidate()
         optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
         guard.attach(optimizer)
@@ -222,8 +222,8 @@ def test_an_argument_with_a_value_of_its_own_is_no_task():
         lambda model, x, task=5: task: True,
     }
     for function, asks in ways.items():
-        assert holdfast.holds.of_batches.batch_hold.Way.of(function).asks_for_task == asks
-    guard = holdfast.Consolidator(network(), "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5)])
+        assert anchorhold.holds.of_batches.batch_hold.Way.of(function).asks_for_task == asks
+    guard = anchorhold.Guard(network(), "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5)])
     guard.consolidate(forward=lambda model, x, scale=7.0: scale * model(x))
     expected = 0.5 * F.cross_entropy(7 * guard._memory.model(X), Y)
     torch.testing.assert_close(guard.penalty(), expected)
@@ -233,7 +233,7 @@ def test_layers_that_thaw_are_part_of_the_old_model():
     """Kept as they were before their first step: otherwise the old model would go along with the new."""
     model = network()
     model[0].requires_grad_(False)
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Distillation([X], 3.0)])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Distillation([X], 3.0)])
     guard.consolidate()
     before = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -260,7 +260,7 @@ def test_tied_weights_and_inputs_by_name():
     torch.manual_seed(0)
     model = Tied().double()
     old = {"ids": torch.arange(6).reshape(2, 3), "labels": torch.arange(6).reshape(2, 3)}
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Replay([old], 0.5), Distillation("new")])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay([old], 0.5), Distillation("new")])
     guard.consolidate()
     before, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.5)
     guard.attach(optimizer)
@@ -280,7 +280,7 @@ def test_tied_weights_and_inputs_by_name():
 def test_a_language_models_loss_is_its_own_with_texts_of_any_length():
     model = gpt2(layers=1, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).double()
     batches = [text(rows=3, length=5, seed=1), text(rows=2, length=8, seed=2), text(rows=4, length=6, seed=3)]
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Replay(batches, share=None), Replay(30, name="kept")])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay(batches, share=None), Replay(30, name="kept")])
     guard.consolidate(batches)
     for number in range(3):
         hold = guard.holds[0]
@@ -301,7 +301,7 @@ def test_a_compiled_model():
     for compiled in (lambda model: model, lambda model: torch.compile(model, backend="aot_eager")):
         torch._dynamo.reset()
         model = compiled(network())
-        guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5), Distillation("new", 2.0)])
+        guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5), Distillation("new", 2.0)])
         guard.consolidate()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         guard.attach(optimizer)
@@ -341,7 +341,7 @@ def test_a_guard_is_copied_and_pickled_with_its_holds():
     guard.attach(optimizer)
     step(model, optimizer)  # so that the loader is in the middle of its pass
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="A copy of an attached Consolidator")
+        warnings.filterwarnings("ignore", message="A copy of an attached Guard")
         copies = [copy.deepcopy((model, guard)), pickle.loads(pickle.dumps((model, guard)))]
     guard.detach()
     assert not model._forward_pre_hooks
@@ -362,7 +362,7 @@ def test_a_loader_that_shuffles_leaves_random_states_alone():
     for holds in ([], [Replay(loader, 0.5)]):
         torch.manual_seed(3)
         model = network()
-        guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=holds)
+        guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=holds)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         guard.attach(optimizer)
         for _ in range(7):
@@ -382,7 +382,7 @@ def test_checkpointed_batch_norms_keep_their_statistics():
 
     torch.manual_seed(0)
     model = Checkpointed()
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5)])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     F.cross_entropy(model(NEW), Y).backward()
@@ -399,7 +399,7 @@ def test_new_inputs_go_through_each_way_of_calling_once():
     def twice(model, x):
         return 2 * model(x)
 
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[Distillation("new")])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[Distillation("new")])
     for _ in range(3):
         guard.consolidate(forward=twice)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -413,7 +413,7 @@ def test_new_inputs_go_through_each_way_of_calling_once():
 
 def test_a_function_that_no_state_carries_is_asked_for():
     def make():
-        return holdfast.Consolidator(network(), "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5), Distillation([X])])
+        return anchorhold.Guard(network(), "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5), Distillation([X])])
 
     guard = make()
     guard.consolidate(forward=lambda model, x: 2 * model(x))
@@ -422,13 +422,13 @@ def test_a_function_that_no_state_carries_is_asked_for():
     again.load_state_dict(state)
     with pytest.raises(OrderError, match=r"Task 1 was consolidated with forward=.*no state carries"):
         again.penalty()
-    again.holds[0].forward = again.holds[1].forward = holdfast.holds.of_batches.batch_hold.Way.of(with_head)
+    again.holds[0].forward = again.holds[1].forward = anchorhold.holds.of_batches.batch_hold.Way.of(with_head)
     again.load_state_dict(state)
     assert again.penalty() > 0
 
 
 def test_what_a_buffer_would_refuse_is_refused_by_a_rehearsal():
-    guard = holdfast.Consolidator(network(), "fine-tune", 0.0, holds=[Replay(10), Distillation("new")])
+    guard = anchorhold.Guard(network(), "fine-tune", 0.0, holds=[Replay(10), Distillation("new")])
     with pytest.raises(BatchError, match="str among its inputs"):
         guard.rehearse([{"x": X, "text": "hello"}])
     with pytest.raises(BatchError, match="without labels for Replay"):
@@ -443,7 +443,7 @@ def test_print_says_what_each_hold_keeps():
         Replay(20, 0.25, size=5), DarkExperience(12, 0.1, 0.5), Distillation("new", 2.0),
         Replay([(X, Y)], share=None, strength=3, name="given"),
     ]  # fmt: skip
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=made, from_scratch=True)
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=made, from_scratch=True)
     assert "out of Reservoir(empty), from the first consolidation on" in str(guard)
     guard.consolidate([(X, Y)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -463,9 +463,9 @@ def test_print_says_what_each_hold_keeps():
 @pytest.mark.parametrize("measure", ["fine-tune", "EWC"])
 def test_holds_that_keep_are_no_reason_to_warn(measure):
     with warnings.catch_warnings():
-        warnings.simplefilter("error", HoldfastWarning)
+        warnings.simplefilter("error", AnchorholdWarning)
         model = network()
-        guard = holdfast.Consolidator(model, measure, 0.0, holds=[Replay([(X, Y)], 0.5)])
+        guard = anchorhold.Guard(model, measure, 0.0, holds=[Replay([(X, Y)], 0.5)])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         guard.attach(optimizer)
         step(model, optimizer)
@@ -476,14 +476,14 @@ def test_holds_that_keep_are_no_reason_to_warn(measure):
 @pytest.mark.parametrize("hold", [lambda: Distillation("new"), lambda: Replay(10)])
 def test_holds_that_keep_nothing_yet_are(hold):
     model = network()
-    guard = holdfast.Consolidator(model, "fine-tune", 0.0, holds=[hold()])
+    guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold()])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
-    with pytest.warns(HoldfastWarning, match=r"holds nothing yet: .* keeps what a model was or had seen"):
+    with pytest.warns(AnchorholdWarning, match=r"holds nothing yet: .* keeps what a model was or had seen"):
         step(model, optimizer)
     guard.consolidate([(X, Y)])
     with warnings.catch_warnings():
-        warnings.simplefilter("error", HoldfastWarning)
+        warnings.simplefilter("error", AnchorholdWarning)
         step(model, optimizer)
 
 

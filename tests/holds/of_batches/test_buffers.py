@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import holdfast
-from holdfast import Reservoir, Ring
-from holdfast.errors import BatchError, ConfigurationError, StateError
-from holdfast.whole_files import read_tensors, sealed, unsealed
+import anchorhold
+from anchorhold import Reservoir, Ring
+from anchorhold.errors import BatchError, ConfigurationError, StateError
+from anchorhold.whole_files import read_tensors, sealed, unsealed
 
 
 def batches(labels, size=10, start=0):
@@ -173,11 +173,11 @@ def test_an_input_that_belongs_to_no_sample_stays_with_its_samples():
 
 
 def test_a_buffer_is_for_one_guard():
-    replay = holdfast.Replay(Reservoir(20))
+    replay = anchorhold.Replay(Reservoir(20))
     one, other = (torch.nn.Linear(1, 2) for _ in range(2))
-    holdfast.Consolidator(one, "fine-tune", holds=[replay]).consolidate(batches([0, 1] * 5))
+    anchorhold.Guard(one, "fine-tune", holds=[replay]).consolidate(batches([0, 1] * 5))
     with pytest.raises(ConfigurationError, match="a buffer for each guard"):
-        holdfast.Consolidator(other, "fine-tune", holds=[replay]).consolidate(batches([0, 1] * 5))
+        anchorhold.Guard(other, "fine-tune", holds=[replay]).consolidate(batches([0, 1] * 5))
 
 
 def test_places_that_are_no_files_are_refused(tmp_path):

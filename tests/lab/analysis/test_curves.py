@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.analysis.probes.curves import running_sums
-from holdfast.lab.training.fast.fast_runs import FastRuns
-from holdfast.lab.training.plain_run import PlainRun
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.analysis.probes.curves import running_sums
+from anchorhold.lab.training.fast.fast_runs import FastRuns
+from anchorhold.lab.training.plain_run import PlainRun
 from tests.lab.analysis.helpers import SETTINGS, loss_over_all, observed_learner
 from tests.lab.training.helpers import finish
 

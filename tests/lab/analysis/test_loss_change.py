@@ -10,9 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError, HoldfastWarning, ModelError, NotFiniteError, OptimizerError, OrderError
-from holdfast.lab.analysis import LossChangeAllocation
+import anchorhold
+from anchorhold.errors import (
+    AnchorholdWarning,
+    ConfigurationError,
+    ModelError,
+    NotFiniteError,
+    OptimizerError,
+    OrderError,
+)
+from anchorhold.lab.analysis import LossChangeAllocation
 
 SAMPLES = 60
 
@@ -148,7 +155,7 @@ def test_the_sum_tends_to_the_decrease_as_intervals_are_split(activation, splits
         torch.manual_seed(1)
         training = Training(network(activation), rate=0.3)
         allocation = LossChangeAllocation(training.model, training.full_loss, tolerance=1e-12, most_splits=most)
-        told = pytest.warns(HoldfastWarning, match=f"after {most} splits; expected at most tolerance=1e-12")
+        told = pytest.warns(AnchorholdWarning, match=f"after {most} splits; expected at most tolerance=1e-12")
         with told, allocation.along(training.optimizer):
             training.steps(3)
         assert len(told.list) == 1 and allocation.unsettled == 3
@@ -176,7 +183,7 @@ def test_it_splits_until_every_step_is_within_the_tolerance():
 def test_si_siu_and_sib_beside_it():
     """From one path: with all samples as every batch SI has no bias, so that SIB is 0; what is left is the left end."""
     training = Training(network(), rate=0.05, batch=SAMPLES)
-    guard = holdfast.Consolidator(training.model, "SI", watch=("SIU", "SIB"), from_scratch=True)
+    guard = anchorhold.Guard(training.model, "SI", watch=("SIU", "SIB"), from_scratch=True)
     guard.attach(training.optimizer)
     allocation = LossChangeAllocation(training.model, training.full_loss, tolerance=1e-10)
     with allocation.along(training.optimizer):
@@ -326,7 +333,7 @@ def test_what_is_refused():
             pass
     with pytest.raises(OptimizerError, match="no optimiser"), allocation.along():
         pass
-    with pytest.warns(HoldfastWarning, match="No step was seen"), allocation.along(training.optimizer):
+    with pytest.warns(AnchorholdWarning, match="No step was seen"), allocation.along(training.optimizer):
         pass
     spent = iter([])
     elsewhere = network()

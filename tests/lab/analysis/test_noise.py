@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.analysis.probes.noise import Noise
-from holdfast.lab.analysis.probes.sampled_steps import uniform_sample
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.protocol import Settings
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.analysis.probes.noise import Noise
+from anchorhold.lab.analysis.probes.sampled_steps import uniform_sample
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.lab.training.protocol import Settings
 from tests.lab.analysis.helpers import gradient_of_each, observed_learner
 from tests.lab.training.helpers import finish
 

@@ -6,11 +6,11 @@ import itertools
 import pytest
 import torch
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.analysis.probes.path import Path
-from holdfast.lab.analysis.probes.sampled_steps import stratified_sample, stretches
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.protocol import Settings
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.analysis.probes.path import Path
+from anchorhold.lab.analysis.probes.sampled_steps import stratified_sample, stretches
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.lab.training.protocol import Settings
 from tests.lab.analysis.helpers import SETTINGS, gradient_of_each, loss_over_all, observed_learner, weights_of
 from tests.lab.training import helpers
 from tests.lab.training.helpers import finish

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from holdfast.lab.analysis.probes import scatter
-from holdfast.lab.training.plain_run import PlainRun
+from anchorhold.lab.analysis.probes import scatter
+from anchorhold.lab.training.plain_run import PlainRun
 from tests.lab.analysis.helpers import observed_learner
 from tests.lab.training.helpers import finish
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.analysis import (
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.analysis import (
     Estimate,
     correlation_interval,
     difference_in_errors,
@@ -17,7 +17,7 @@ from holdfast.lab.analysis import (
     shares_at_least,
     welch_test,
 )
-from holdfast.lab.analysis.repetitions import standard_error
+from anchorhold.lab.analysis.repetitions import standard_error
 
 accuracies = st.lists(st.floats(0, 100), min_size=2, max_size=12)
 

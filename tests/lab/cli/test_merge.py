@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import holdfast
-from holdfast.lab.cli.exits import ExitCode
-from holdfast.merging import tensor_files
+import anchorhold
+from anchorhold.lab.cli.exits import ExitCode
+from anchorhold.merging import tensor_files
 from tests.merging.models import guarded, moved, network
 
 
@@ -32,18 +32,18 @@ def test_the_average(call, models, tmp_path):
     assert shown.exit_code == 0
     assert shown.stdout.strip() == str(tmp_path / "merged.safetensors")
     assert "shares 0.3, 0.7, by the average" in shown.stderr
-    assert same(tmp_path / "merged.safetensors", holdfast.merge(before, after, 0.7))
+    assert same(tmp_path / "merged.safetensors", anchorhold.merge(before, after, 0.7))
 
 
 def test_half_unless_told(call, models, tmp_path):
     (before, after), files = models
     assert call("merge", *files, "-o", tmp_path / "merged.safetensors").exit_code == 0
-    assert same(tmp_path / "merged.safetensors", holdfast.merge(before, after))
+    assert same(tmp_path / "merged.safetensors", anchorhold.merge(before, after))
 
 
 @pytest.mark.parametrize(
     ("form", "said"),
-    [("diagonal", "diagonal"), (holdfast.Kronecker(outputs="identity"), "RegMean"), ("rotated", "rotated")],
+    [("diagonal", "diagonal"), (anchorhold.Kronecker(outputs="identity"), "RegMean"), ("rotated", "rotated")],
 )
 def test_by_guards(call, models, tmp_path, form, said):
     (before, after), files = models
@@ -56,11 +56,11 @@ def test_by_guards(call, models, tmp_path, form, said):
     assert shown.exit_code == 0, shown.stderr
     told = json.loads(shown.stdout)
     assert told["shares"] == [0.6, 0.4] and said in told["by"]
-    assert same(tmp_path / "merged.safetensors", holdfast.merge(*files, 0.4, by=paths))
+    assert same(tmp_path / "merged.safetensors", anchorhold.merge(*files, 0.4, by=paths))
     for arguments in (by[:2], [*by[:2], "--by", "-"]):
         out = tmp_path / f"alone{len(arguments)}.safetensors"
         assert call("merge", *files, *arguments, "-o", out, "--damping", 0.01, "--normalise", "layers").exit_code == 0
-        assert same(out, holdfast.merge(*files, by=paths[0], damping=0.01, normalise="layers"))
+        assert same(out, anchorhold.merge(*files, by=paths[0], damping=0.01, normalise="layers"))
 
 
 def test_three_models(call, models, tmp_path):
@@ -69,7 +69,7 @@ def test_three_models(call, models, tmp_path):
     save_file(third.state_dict(), tmp_path / "third.safetensors")
     arguments = [*files, tmp_path / "third.safetensors", "-s", 0.3, "-s", 0.2]
     assert call("merge", *arguments, "-o", tmp_path / "merged.safetensors").exit_code == 0
-    assert same(tmp_path / "merged.safetensors", holdfast.merge(before, [after, third], [0.3, 0.2]))
+    assert same(tmp_path / "merged.safetensors", anchorhold.merge(before, [after, third], [0.3, 0.2]))
 
 
 def test_folders(call, models, tmp_path):
@@ -80,7 +80,7 @@ def test_folders(call, models, tmp_path):
         (tmp_path / name / "config.json").write_text(json.dumps({"name": name}))
     shown = call("merge", tmp_path / "one", tmp_path / "other", "-o", tmp_path / "merged", "--dtype", "float32")
     assert shown.exit_code == 0
-    expected = holdfast.merge(before, after, dtype=torch.float32)
+    expected = anchorhold.merge(before, after, dtype=torch.float32)
     assert same(tmp_path / "merged" / tensor_files.ONE_FILE, expected)
     assert json.loads((tmp_path / "merged" / "config.json").read_text()) == {"name": "other"}
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from holdfast import registry
-from holdfast.lab.experiments import SCENARIOS, Store
+from anchorhold import registry
+from anchorhold.lab.experiments import SCENARIOS, Store
 from tests.lab.cli.small import OPTIONS
 from tests.lab.experiments.study_file import OTHER, STUDY, write_study
 
@@ -165,10 +165,10 @@ def test_a_measure_that_raises_fails_its_own_runs_alone(run, store, tmp_path):
     file.write_text(
         "import dataclasses\n"
         "from typing import ClassVar\n"
-        "import holdfast\n\n\n"
-        '@holdfast.register_measure("raising")\n'
+        "import anchorhold\n\n\n"
+        '@anchorhold.register_measure("raising")\n'
         "@dataclasses.dataclass(frozen=True)\n"
-        "class Raising(holdfast.WeightMeasure):\n"
+        "class Raising(anchorhold.WeightMeasure):\n"
         '    choose_when: ClassVar[str] = "never"\n\n'
         "    def importance(self, parameter):\n"
         '        return parameter + "one"\n'

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from holdfast.lab.cli.listing.plain_table import Column, Line, PlainTable
+from anchorhold.lab.cli.listing.plain_table import Column, Line, PlainTable
 
 COLUMNS = [Column("name", breaks=True), Column("count", right=True)]
 

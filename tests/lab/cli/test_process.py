@@ -9,13 +9,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-import holdfast
-from holdfast.lab.experiments import Store, paper_spec
+import anchorhold
+from anchorhold.lab.experiments import Store, paper_spec
 from tests.lab.cli.small import OPTIONS
 from tests.lab.data.mirror import serving
 from tests.limits import limit
 
-HOLDFAST = (sys.executable, "-m", "holdfast")
+ANCHORHOLD = (sys.executable, "-m", "anchorhold")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "no_proxy": "*"}
 
 
@@ -32,14 +32,14 @@ def run(*arguments, **options):
 
 
 def test_the_first_thing_that_a_new_user_tries(tmp_path):
-    done = run(*HOLDFAST, "run", "permuted-digits", *OPTIONS, cwd=tmp_path)
+    done = run(*ANCHORHOLD, "run", "permuted-digits", *OPTIONS, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len(Store(tmp_path / "holdfast-runs").results()) == 1
+    assert len(Store(tmp_path / "anchorhold-runs").results()) == 1
     assert done.stdout.split()[:2] == ["permuted-digits", "measure"]
 
 
 def test_the_help_shows_the_commands_and_the_exit_codes():
-    done = run(*HOLDFAST, "--help")
+    done = run(*ANCHORHOLD, "--help")
     assert done.returncode == 0
     assert all(f"{code} " in done.stdout for code in (0, 1, 2, 3, 4, 130, 143))
     assert all(name in done.stdout for name in ("run", "search", "runs", "measures", "data"))
@@ -47,20 +47,20 @@ def test_the_help_shows_the_commands_and_the_exit_codes():
 
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_without_its_packages_the_command_says_which_extra(package):
-    program = f"import sys; sys.modules[{package!r}] = None; from holdfast.lab.cli import main; main()"
+    program = f"import sys; sys.modules[{package!r}] = None; from anchorhold.lab.cli import main; main()"
     done = run(sys.executable, "-c", program)
     assert done.returncode == 2
-    assert done.stderr == "holdfast's command line needs typer and rich: pip install 'holdfast[cli]'\n"
+    assert done.stderr == "anchorhold's command line needs typer and rich: pip install 'anchorhold[cli]'\n"
 
 
 def test_ctrl_c_while_the_commands_are_loaded():
     program = """
 import os, signal, sys
-from holdfast.lab.cli import main
+from anchorhold.lab.cli import main
 
 class Impatient:
     def find_spec(self, name, path=None, target=None):
-        if name == "holdfast.lab.cli.app":
+        if name == "anchorhold.lab.cli.app":
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Impatient())
@@ -78,7 +78,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_result(call, tmp_
     spec = paper_spec("permuted-digits", "SI", **changes)
 
     with subprocess.Popen(
-        [*HOLDFAST, *command, tmp_path / "stopped"],
+        [*ANCHORHOLD, *command, tmp_path / "stopped"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -114,7 +114,7 @@ LONG = ("--tasks", "3", "--epochs", "4000", "--hidden", "16", "--engine", "plain
 def running(store):
     """A run that takes minutes, from its first progress on."""
     with subprocess.Popen(
-        [*HOLDFAST, "run", "permuted-digits", *LONG, "--store", store],
+        [*ANCHORHOLD, "run", "permuted-digits", *LONG, "--store", store],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -148,15 +148,15 @@ def test_many_ctrl_c_stop_at_once_without_noise(tmp_path):
 
 
 def test_the_version():
-    done = run(*HOLDFAST, "--version")
-    assert (done.returncode, done.stdout) == (0, f"holdfast {holdfast.__version__}\n")
+    done = run(*ANCHORHOLD, "--version")
+    assert (done.returncode, done.stdout) == (0, f"anchorhold {anchorhold.__version__}\n")
 
 
 def test_ctrl_c_while_fetching_keeps_what_has_arrived(tmp_path):
     with serving() as mirror:
         mirror.files["train-images-idx3-ubyte.gz"] = bytes(9912422)
         mirror.faults = [("drop", 500_000), ("stall", 0)]  # the second request comes once the first has been kept
-        command = [*HOLDFAST, "data", "fetch", "MNIST", "--data-dir", tmp_path, "--mirror", mirror.address]
+        command = [*ANCHORHOLD, "data", "fetch", "MNIST", "--data-dir", tmp_path, "--mirror", mirror.address]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as p:
             assert mirror.stalled.wait(60)
             p.send_signal(signal.SIGINT)

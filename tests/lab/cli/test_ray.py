@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast import registry
-from holdfast.lab.cli import session
-from holdfast.lab.cli.exits import ExitCode
-from holdfast.lab.experiments import SCENARIOS, Store, execute, load_source, paper_spec
-from holdfast.lab.experiments.on_ray.ray_executor import execute_on_ray
-from holdfast.lab.paper import PRESETS, items_named
-from holdfast.lab.paper.item import runs_of
+from anchorhold import registry
+from anchorhold.lab.cli import session
+from anchorhold.lab.cli.exits import ExitCode
+from anchorhold.lab.experiments import SCENARIOS, Store, execute, load_source, paper_spec
+from anchorhold.lab.experiments.on_ray.ray_executor import execute_on_ray
+from anchorhold.lab.paper import PRESETS, items_named
+from anchorhold.lab.paper.item import runs_of
 from tests.lab.cli.small import OPTIONS
 from tests.lab.experiments.helpers import StopAfter, same_result
 from tests.lab.experiments.study_file import STUDY, write_study
@@ -129,11 +129,11 @@ def test_an_executor_that_there_is_not(call, tmp_path):
 @pytest.mark.slow
 def test_the_guide(call, on_ray, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    local, by_address = re.findall(r"```sh\nholdfast (.*)\n```", GUIDE)
+    local, by_address = re.findall(r"```sh\nanchorhold (.*)\n```", GUIDE)
     assert "--address 10.0.0.1:6379" in by_address
     for command in (local, by_address.partition(" --address")[0]):  # an address is tested in a process of its own
         assert call(*shlex.split(command)).exit_code == 0
-    assert len(Store("holdfast-runs").results()) == 5
+    assert len(Store("anchorhold-runs").results()) == 5
     scope = {}
     for block in re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL):
         exec(compile(block, "ray.md", "exec"), scope)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.lab.experiments import Store, execute, paper_spec
+from anchorhold.lab.experiments import Store, execute, paper_spec
 from tests.lab.experiments.helpers import same_result
 from tests.limits import limit, patient_ray
 
-HOLDFAST = (sys.executable, "-m", "holdfast")
+ANCHORHOLD = (sys.executable, "-m", "anchorhold")
 # The token is that of the cluster below; without one, Ray would write some into the home folder.
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
 ENVIRONMENT = {**os.environ, **TOKEN, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", **patient_ray()}
@@ -71,7 +71,7 @@ def address():
 @contextlib.contextmanager
 def running(store, *options):
     """A run that takes minutes, from its first progress on."""
-    command = [*HOLDFAST, "run", "permuted-digits", *LONG, "--store", store, *options]
+    command = [*ANCHORHOLD, "run", "permuted-digits", *LONG, "--store", store, *options]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
     )
@@ -90,7 +90,7 @@ def wait_for(event, process):
 def worker_of(store):
     """Return the process that makes a run: the one that holds a store of its own."""
     (run,) = Store(store).ids()
-    for spec in Path(tempfile.gettempdir()).glob(f"holdfast-worker-*/runs/{run}/lock"):
+    for spec in Path(tempfile.gettempdir()).glob(f"anchorhold-worker-*/runs/{run}/lock"):
         inode = spec.stat().st_ino
         for line in Path("/proc/locks").read_text().splitlines():
             if line.split()[5].endswith(f":{inode}"):
@@ -109,7 +109,7 @@ def test_ctrl_c_saves_and_leaves_nothing_running(tmp_path):
     assert (child.returncode, complaints) == (130, STOPPED)
     assert json.loads(told.splitlines()[-1])["interrupted"]
     assert list(tmp_path.glob("runs/*/within-task.safetensors"))
-    assert not list(Path(tempfile.gettempdir()).glob(f"holdfast-worker-*/runs/{Store(tmp_path).ids()[0]}"))
+    assert not list(Path(tempfile.gettempdir()).glob(f"anchorhold-worker-*/runs/{Store(tmp_path).ids()[0]}"))
 
 
 @pytest.mark.slow
@@ -148,9 +148,9 @@ def test_a_ray_that_ends_by_itself_is_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_the_guides_command_for_a_cluster(tmp_path, address):
-    (command,) = re.findall(r"```sh\nholdfast (.* --address .*)\n```", GUIDE)
+    (command,) = re.findall(r"```sh\nanchorhold (.* --address .*)\n```", GUIDE)
     done = subprocess.run(
-        [*HOLDFAST, *shlex.split(command.replace("10.0.0.1:6379", address)), "--store", tmp_path / "store"],
+        [*ANCHORHOLD, *shlex.split(command.replace("10.0.0.1:6379", address)), "--store", tmp_path / "store"],
         capture_output=True,
         text=True,
         check=False,

@@ -3,10 +3,10 @@ import json
 
 import pytest
 
-from holdfast.lab.experiments import Store
-from holdfast.lab.paper import ITEMS, PRESETS
-from holdfast.lab.paper.relatives import Row, Study
-from holdfast.lab.paper.relatives.study import strengths
+from anchorhold.lab.experiments import Store
+from anchorhold.lab.paper import ITEMS, PRESETS
+from anchorhold.lab.paper.relatives import Row, Study
+from anchorhold.lab.paper.relatives.study import strengths
 from tests.lab.paper.tiny import tiny_preset
 
 
@@ -33,7 +33,7 @@ def test_options_without_items_are_not_ignored_in_silence(call, monkeypatch, tmp
     shown = call("reproduce", "--preset", "digits")
     assert (shown.exit_code, shown.stdout) == (0, call("reproduce").stdout)
     assert shown.stderr == "Nothing was run or reported: name items, or all, beside the options.\n"
-    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path))
+    monkeypatch.setenv("ANCHORHOLD_STORE", str(tmp_path))
     assert call("reproduce").stderr == ""
 
 
@@ -130,4 +130,4 @@ def test_missing_data_names_the_command_that_gets_it(call, tmp_path):
     folders = ("--data-dir", tmp_path / "nothing", "--store", tmp_path / "store", "--out", tmp_path / "report")
     shown = call("reproduce", "table1", "--preset", "quick", "--device", "cpu", *folders)
     assert shown.exit_code == 3
-    assert "holdfast data fetch" in shown.stderr
+    assert "anchorhold data fetch" in shown.stderr

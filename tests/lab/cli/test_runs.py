@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from holdfast.lab.experiments import Store
+from anchorhold.lab.experiments import Store
 from tests.lab.cli.small import OPTIONS, small_spec, small_store
 
 SPECS = [

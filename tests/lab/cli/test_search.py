@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from holdfast.lab.cli.progress.labels import label_in_search
-from holdfast.lab.experiments import Store, search
+from anchorhold.lab.cli.progress.labels import label_in_search
+from anchorhold.lab.experiments import Store, search
 from tests.lab.cli.small import CHANGES, OPTIONS, small_spec
 
 RANGE = ("--from", "10", "--to", "20", "--seeds", "2")
@@ -137,7 +137,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_choice(call, tmp_
     long = ("--epochs", "30", "--batch-size", "256", "--search-seeds", "1")
     arguments = ("search", "permuted-digits", "-m", "SI", *RANGE, "--no-reinit", *OPTIONS, *long, "--json", "--store")
     with subprocess.Popen(
-        [sys.executable, "-m", "holdfast", *arguments, str(tmp_path / "stopped")],
+        [sys.executable, "-m", "anchorhold", *arguments, str(tmp_path / "stopped")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 
-import holdfast
-from holdfast.lab.cli.commands import merge
-from holdfast.lab.cli.commands.making_runs import search
-from holdfast.lab.experiments.strengths import strength_search
-from holdfast.merging import between
+import anchorhold
+from anchorhold.lab.cli.commands import merge
+from anchorhold.lab.cli.commands.making_runs import search
+from anchorhold.lab.experiments.strengths import strength_search
+from anchorhold.merging import between
 
 MISTAKES = (["run", "--nosuch"], ["run", "permuted-digits", "--seeds", "1000000000"])
 HELPS = (
@@ -28,7 +28,7 @@ HELPS = (
 PROGRAM = """
 import json, sys
 from typer.testing import CliRunner
-from holdfast.lab.cli.app import app
+from anchorhold.lab.cli.app import app
 
 for command in json.loads(sys.argv[1]):
     shown = CliRunner().invoke(app, command, catch_exceptions=False)
@@ -64,7 +64,7 @@ def test_the_help_of_search_says_the_numbers_that_it_takes():
 
 INTERRUPTED = """
 import os, signal, sys
-from holdfast.lab.cli import main
+from anchorhold.lab.cli import main
 
 class Impatient:
     def find_spec(self, name, path=None, target=None):
@@ -75,7 +75,7 @@ class Impatient:
                 raise ImportError("torch is broken") from None
 
 sys.meta_path.insert(0, Impatient())
-sys.argv = ["holdfast", "measures"]
+sys.argv = ["anchorhold", "measures"]
 main()
 """
 
@@ -86,20 +86,20 @@ def test_ctrl_c_while_torch_is_imported_is_one_line_and_the_usual_code():
 
 
 LAZY = """
-import sys, holdfast
-assert "torch" not in sys.modules and holdfast.__version__
-import holdfast.measures                    # the package, which must not hide the function of its name
-from holdfast import *
-assert callable(holdfast.measures) and holdfast.measures is measures
-assert holdfast.Consolidator is Consolidator and holdfast.errors.HoldfastError is HoldfastError
-assert set(holdfast.__all__) <= set(dir(holdfast))
-assert not {"Any", "ModuleType", "importlib", "sys"} & set(dir(holdfast)) and "errors" in dir(holdfast)
-assert not hasattr(holdfast, "nosuch")
-from holdfast.persample.batches import _known_conventions
+import sys, anchorhold
+assert "torch" not in sys.modules and anchorhold.__version__
+import anchorhold.measures                    # the package, which must not hide the function of its name
+from anchorhold import *
+assert callable(anchorhold.measures) and anchorhold.measures is measures
+assert anchorhold.Guard is Guard and anchorhold.errors.AnchorholdError is AnchorholdError
+assert set(anchorhold.__all__) <= set(dir(anchorhold))
+assert not {"Any", "ModuleType", "importlib", "sys"} & set(dir(anchorhold)) and "errors" in dir(anchorhold)
+assert not hasattr(anchorhold, "nosuch")
+from anchorhold.persample.batches import _known_conventions
 assert _known_conventions()
 
 import torch
-guard = Consolidator(torch.nn.Linear(2, 2), "L2")
+guard = Guard(torch.nn.Linear(2, 2), "L2")
 guard.consolidate()
 assert guard.tasks == 1
 assert "torch._dynamo" not in sys.modules   # takes longer to load than torch, and comes with the first optimiser
@@ -109,4 +109,4 @@ assert "torch._dynamo" not in sys.modules   # takes longer to load than torch, a
 def test_the_package_loads_its_names_when_they_are_asked_for():
     done = python(LAZY)
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(getattr(holdfast, name) is not None for name in holdfast.__all__)
+    assert all(getattr(anchorhold, name) is not None for name in anchorhold.__all__)

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from holdfast.lab.cli.streams import fits
+from anchorhold.lab.cli.streams import fits
 
-HOLDFAST = (sys.executable, "-m", "holdfast")
+ANCHORHOLD = (sys.executable, "-m", "anchorhold")
 
 
-def shell(redirected, *arguments, command=HOLDFAST, **environment):
+def shell(redirected, *arguments, command=ANCHORHOLD, **environment):
     """Return how a command ends whose streams a shell has redirected."""
     return subprocess.run(
         ["sh", "-c", f'exec "$@" {redirected}', "sh", *command, *arguments],
@@ -26,7 +26,7 @@ def shell(redirected, *arguments, command=HOLDFAST, **environment):
 
 def test_without_stderr_a_command_works_and_a_mistake_still_has_its_code():
     done = shell("2>&-", "--version")
-    assert done.returncode == 0 and done.stdout.startswith(b"holdfast ")
+    assert done.returncode == 0 and done.stdout.startswith(b"anchorhold ")
     assert shell("2>&-", "run", "--nosuch").returncode == 2
     assert shell("2>/dev/full", "run", "--nosuch").returncode == 2
     assert shell("2>&- >&- <&-", "--version").returncode == 1
@@ -47,14 +47,14 @@ def test_when_nobody_reads_on_a_command_ends_as_others_do_and_says_nothing():
     readable, unread = os.pipe()
     os.close(readable)
     done = subprocess.run(
-        [*HOLDFAST, "--help"], stdout=unread, stderr=subprocess.PIPE, check=False, timeout=100, env=dict(os.environ)
+        [*ANCHORHOLD, "--help"], stdout=unread, stderr=subprocess.PIPE, check=False, timeout=100, env=dict(os.environ)
     )
     os.close(unread)
     assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_what_was_closed_is_not_given_to_the_next_file_that_is_opened(tmp_path):
-    program = "import os; from holdfast.lab.cli.streams import prepare_streams; prepare_streams(); os.open('x', 577)"
+    program = "import os; from anchorhold.lab.cli.streams import prepare_streams; prepare_streams(); os.open('x', 577)"
     program += "; os.write(2, b'a message'); assert os.path.getsize('x') == 0"
     done = shell("2>&- >&- <&-", command=("env", "-C", str(tmp_path), sys.executable, "-c", program))
     assert done.returncode == 0
@@ -86,7 +86,7 @@ def test_a_terminal_of_no_width_still_shows_what_is_wrong():
     ],
 )
 def test_signs_that_an_encoding_lacks(text, encoding, shown):
-    assert text.encode(encoding, "holdfast-readable") == shown
+    assert text.encode(encoding, "anchorhold-readable") == shown
     assert fits("plain", io.TextIOWrapper(io.BytesIO(), "ascii"))
 
 

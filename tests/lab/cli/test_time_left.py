@@ -1,7 +1,7 @@
 import pytest
 
-from holdfast.lab.cli.progress.time_left import Pace, TimeLeft
-from holdfast.lab.training.telling.progress import Progress
+from anchorhold.lab.cli.progress.time_left import Pace, TimeLeft
+from anchorhold.lab.training.telling.progress import Progress
 
 
 def test_all_runs_that_are_left_count():

@@ -10,9 +10,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from holdfast.errors import DataError
-from holdfast.lab import data
-from holdfast.lab.data import cifar, mnist, unpickling
+from anchorhold.errors import DataError
+from anchorhold.lab import data
+from anchorhold.lab.data import cifar, mnist, unpickling
 
 
 def digests(pixels, labels):
@@ -235,7 +235,7 @@ def test_truncated_swapped_and_absent_cifar_files(cifar_folder):
     with pytest.raises(DataError, match="from the other CIFAR"):
         data.load("CIFAR-10", folder)
     (ten / "data_batch_1").unlink()
-    with pytest.raises(DataError, match="HOLDFAST_DATA"):
+    with pytest.raises(DataError, match="ANCHORHOLD_DATA"):
         data.load("CIFAR-10", folder)
 
 
@@ -311,11 +311,11 @@ def test_a_copy_that_holds_more_or_less_beside_the_images_is_as_good(cifar_folde
 
 def test_the_folder_is_the_given_one_or_the_environments(mnist_folder, monkeypatch):
     folder, _ = mnist_folder
-    monkeypatch.setenv("HOLDFAST_DATA", str(folder))
+    monkeypatch.setenv("ANCHORHOLD_DATA", str(folder))
     assert len(data.load("MNIST").train) == 6
     assert data.data_folder("elsewhere").name == "elsewhere"
-    monkeypatch.delenv("HOLDFAST_DATA")
-    assert data.data_folder().parts[-3:] == (".cache", "holdfast", "data")
+    monkeypatch.delenv("ANCHORHOLD_DATA")
+    assert data.data_folder().parts[-3:] == (".cache", "anchorhold", "data")
 
 
 def test_an_unknown_data_set():

@@ -5,8 +5,8 @@ import tarfile
 
 import pytest
 
-from holdfast.errors import DataError
-from holdfast.lab.data import unpacking
+from anchorhold.errors import DataError
+from anchorhold.lab.data import unpacking
 
 
 def archive(folder, *entries):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from holdfast.errors import StoreError
-from holdfast.lab.experiments import RunFinished, Store, execute
-from holdfast.lab.experiments.store.locks import Lock
+from anchorhold.errors import StoreError
+from anchorhold.lab.experiments import RunFinished, Store, execute
+from anchorhold.lab.experiments.store.locks import Lock
 from tests.forked import CONTEXT
 
 

@@ -7,11 +7,11 @@ import dataclasses
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.lab.experiments import register_scenario
-from holdfast.lab.networks import MultiHead, register_network
-from holdfast.lab.scenarios import scenario_of
-from holdfast.lab.training import Settings
+import anchorhold
+from anchorhold.lab.experiments import register_scenario
+from anchorhold.lab.networks import MultiHead, register_network
+from anchorhold.lab.scenarios import scenario_of
+from anchorhold.lab.training import Settings
 
 SPREAD = 1.0
 
@@ -22,9 +22,9 @@ def narrow(scenario, hidden):
     return MultiHead(body, hidden[0], scenario.classes, scenario.heads)
 
 
-@holdfast.register_measure("walk")
+@anchorhold.register_measure("walk")
 @dataclasses.dataclass(frozen=True)
-class Walk(holdfast.WeightMeasure):
+class Walk(anchorhold.WeightMeasure):
     """How far a weight is from zero."""
 
     power: float = 1.0

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from holdfast.errors import DamagedError
-from holdfast.lab.cli.app import app
-from holdfast.lab.experiments import Failure, Store, StoreDamaged, execute
-from holdfast.lab.experiments.store.checkpoints import has_checkpoint
+from anchorhold.errors import DamagedError
+from anchorhold.lab.cli.app import app
+from anchorhold.lab.experiments import Failure, Store, StoreDamaged, execute
+from anchorhold.lab.experiments.store.checkpoints import has_checkpoint
 from tests.lab.experiments.helpers import StopAfter, result_of, same_result, small_spec
 
 PUBLISHED = Path(__file__).parents[3] / "results" / "paper" / "store"
@@ -29,7 +29,7 @@ def finished(store, spec, accuracy=0.5):
     return store.run_folder(spec.id) / "result.json"
 
 
-def holdfast(*arguments):
+def anchorhold(*arguments):
     found = CliRunner().invoke(app, list(map(str, arguments)))
     assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
     return found
@@ -138,9 +138,9 @@ def test_the_command_line_names_it_and_goes_on(store):
     finished(store, other, 0.25)
     without_checksum(path, side_by_side=0)
     for command in ("list", "compare"):
-        found = holdfast("runs", command, "--store", store.folder)
+        found = anchorhold("runs", command, "--store", store.folder)
         assert found.exit_code == 4 and "25.0" in found.output and str(path) in found.stderr
-    shown = holdfast("runs", "show", spec.id[:8], "--store", store.folder)
+    shown = anchorhold("runs", "show", spec.id[:8], "--store", store.folder)
     assert shown.exit_code == 4 and "permuted-digits" in shown.stdout and shown.stderr.count(str(path)) == 1
 
 
@@ -161,7 +161,7 @@ def test_a_stray_copy_of_a_failure_is_named_and_hides_nothing(store):
     assert entries[other.id].status == "finished" and str(stray) in entries[spec.id].damage
     assert entries[spec.id].failures == tuple(store.failures(spec))
     assert execute([spec], store, device="cpu").skipped[0].reason == "too bad"
-    found = holdfast("runs", "show", spec.id, "--store", store.folder)
+    found = anchorhold("runs", "show", spec.id, "--store", store.folder)
     assert found.exit_code == 4 and "too bad" in found.stdout and str(stray) in found.stderr
 
 
@@ -225,7 +225,7 @@ def test_a_group_that_cannot_be_read_is_named_once_and_the_rest_goes_on(store):
     assert members.read_text() == "["
     place = ("--store", store.folder, "--device", "cpu")
     options = ("--tasks", 2, "--epochs", 1, "--samples", 50, "--hidden", 8)
-    found = holdfast("run", "permuted-digits", "-m", "SI", *options, *place)
+    found = anchorhold("run", "permuted-digits", "-m", "SI", *options, *place)
     assert found.exit_code == 4 and str(members) in found.stderr and "%" in found.stdout
 
 

@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from holdfast.errors import ConfigurationError, DataError
-from holdfast.lab.experiments import (
+from anchorhold.errors import ConfigurationError, DataError
+from anchorhold.lab.experiments import (
     CheckpointRejected,
     RunFailed,
     RunFinished,
@@ -18,8 +18,8 @@ from holdfast.lab.experiments import (
     Store,
     execute,
 )
-from holdfast.lab.experiments.running import job
-from holdfast.lab.experiments.running.engines import start_engine
+from anchorhold.lab.experiments.running import job
+from anchorhold.lab.experiments.running.engines import start_engine
 from tests.lab.experiments.helpers import StopAfter, following_spec, same_result, small_spec
 
 

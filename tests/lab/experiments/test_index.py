@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import registry
-from holdfast.lab.experiments import Failure, Store, load_source, paper_spec
-from holdfast.lab.experiments.store.listing import index, reading_rows
-from holdfast.lab.experiments.store.listing.making_rows import RowMaker
-from holdfast.lab.experiments.store.listing.reading_rows import rows_in, told_apart
+import anchorhold
+from anchorhold import registry
+from anchorhold.lab.experiments import Failure, Store, load_source, paper_spec
+from anchorhold.lab.experiments.store.listing import index, reading_rows
+from anchorhold.lab.experiments.store.listing.making_rows import RowMaker
+from anchorhold.lab.experiments.store.listing.reading_rows import rows_in, told_apart
 from tests.lab.experiments.helpers import result_of, small_spec
 from tests.lab.experiments.study_file import write_study
 
@@ -227,8 +227,8 @@ def test_a_small_store_has_no_index(folder, monkeypatch):
 
 
 def test_what_a_program_registers_by_itself_is_not_taken_in(tmp_path, reads):
-    @holdfast.register_measure("alike")
-    class Alike(holdfast.WeightMeasure):
+    @anchorhold.register_measure("alike")
+    class Alike(anchorhold.WeightMeasure):
         def importance(self, parameters):
             return {name: parameter.detach().clone().fill_(1) for name, parameter in parameters.items()}
 
@@ -290,10 +290,10 @@ def test_no_torch_is_needed_where_the_index_knows_all(folder):
     program = f"""
 import json, sys, types
 from pathlib import Path
-package = types.ModuleType("holdfast")  # without the names that it offers
-package.__path__, package.__file__ = [{str(Path(holdfast.__file__).parent)!r}], {holdfast.__file__!r}
-sys.modules["holdfast"], sys.modules["torch"] = package, None
-from holdfast.lab.experiments.store.listing.reading_rows import rows_in
+package = types.ModuleType("anchorhold")  # without the names that it offers
+package.__path__, package.__file__ = [{str(Path(anchorhold.__file__).parent)!r}], {anchorhold.__file__!r}
+sys.modules["anchorhold"], sys.modules["torch"] = package, None
+from anchorhold.lab.experiments.store.listing.reading_rows import rows_in
 print(json.dumps([row.id for row in rows_in(Path({str(folder)!r}))]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from holdfast.errors import StoreError
-from holdfast.lab.experiments import Store
-from holdfast.lab.experiments.store.locks import Lock
+from anchorhold.errors import StoreError
+from anchorhold.lab.experiments import Store
+from anchorhold.lab.experiments.store.locks import Lock
 from tests.lab.experiments import children
 from tests.lab.experiments.children import Child
 from tests.lab.experiments.helpers import small_spec

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import StateError
-from holdfast.lab.experiments.store.nested_files import Flattened, read_nested
+from anchorhold.errors import StateError
+from anchorhold.lab.experiments.store.nested_files import Flattened, read_nested
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 states = st.recursive(

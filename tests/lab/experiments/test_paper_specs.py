@@ -2,9 +2,9 @@
 
 import pytest
 
-import holdfast
-from holdfast.errors import ConfigurationError
-from holdfast.lab.experiments import SCENARIOS, paper_spec
+import anchorhold
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.experiments import SCENARIOS, paper_spec
 
 # algorithm: c and re-init on MNIST, c and re-init on CIFAR
 TABLE = {
@@ -78,7 +78,7 @@ def test_a_strength_that_nobody_knows_is_asked_for():
 
 @pytest.mark.parametrize("scenario", ["permuted-digits", "split-digits"])
 def test_the_digits_have_every_measure(scenario):
-    for name in holdfast.measures():
+    for name in anchorhold.measures():
         assert paper_spec(scenario, name).strength > 0 or name == "fine-tune"
 
 

@@ -9,15 +9,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg as Canvas
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.experiments import paper_spec
-from holdfast.lab.experiments.plots import run_panels
-from holdfast.lab.experiments.plots.methods import MOST, methods_of
-from holdfast.lab.experiments.plots.picture import _figure, legend_columns, panels_across, plot_runs
-from holdfast.lab.report.style import style
-from holdfast.lab.training.metrics import learned_later
-from holdfast.lab.training.telling.retention import TaskRetention
-from holdfast.retention import SetRetention, TracePoint
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.experiments import paper_spec
+from anchorhold.lab.experiments.plots import run_panels
+from anchorhold.lab.experiments.plots.methods import MOST, methods_of
+from anchorhold.lab.experiments.plots.picture import _figure, legend_columns, panels_across, plot_runs
+from anchorhold.lab.report.style import style
+from anchorhold.lab.training.metrics import learned_later
+from anchorhold.lab.training.telling.retention import TaskRetention
+from anchorhold.retention import SetRetention, TracePoint
 from tests.lab.experiments.helpers import result_of
 
 LOOKS = {name: {"color": "black", "marker": "o"} for name in ("EWC", "SI", "EWC with a tolerance")}

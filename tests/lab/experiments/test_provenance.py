@@ -4,13 +4,13 @@ import re
 
 import torch
 
-import holdfast
-from holdfast.lab.experiments.store import provenance
+import anchorhold
+from anchorhold.lab.experiments.store import provenance
 
 
 def test_versions_and_device_have_names():
     assert provenance.versions()["torch"] == torch.__version__
-    assert provenance.versions()["holdfast"] == holdfast.__version__
+    assert provenance.versions()["anchorhold"] == anchorhold.__version__
     assert provenance.device_name(torch.device("cpu"))
 
 
@@ -21,8 +21,8 @@ def test_the_commit_is_one_or_none():
 
 
 def test_a_package_inside_another_projects_checkout_has_no_commit(tmp_path, monkeypatch):
-    package = tmp_path / "site-packages" / "holdfast"
+    package = tmp_path / "site-packages" / "anchorhold"
     package.mkdir(parents=True)
     provenance._git(tmp_path, "init", "--quiet")
-    monkeypatch.setattr(holdfast, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(anchorhold, "__file__", str(package / "__init__.py"))
     assert provenance.source_commit.__wrapped__() is None

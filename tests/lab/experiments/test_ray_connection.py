@@ -22,13 +22,13 @@ def python(program):
 
 _WITHOUT = """
 import sys
-import holdfast.lab.experiments, holdfast.lab.cli.app
+import anchorhold.lab.experiments, anchorhold.lab.cli.app
 assert "ray" not in sys.modules
 sys.modules["ray"] = None
 for module in ("connection", "ray_executor"):
     try:
-        __import__(f"holdfast.lab.experiments.on_ray.{module}")
-    except holdfast.MissingExtraError as error:
+        __import__(f"anchorhold.lab.experiments.on_ray.{module}")
+    except anchorhold.MissingExtraError as error:
         print(error)
 """
 
@@ -36,7 +36,7 @@ for module in ("connection", "ray_executor"):
 def test_without_ray_it_says_which_extra_and_all_else_works():
     done = python(_WITHOUT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "Runs on Ray need Ray, which is not installed: pip install 'holdfast[ray]'\n" * 2
+    assert done.stdout == "Runs on Ray need Ray, which is not installed: pip install 'anchorhold[ray]'\n" * 2
 
 
 _ALONE = """
@@ -45,8 +45,8 @@ from unittest import mock
 os.environ.pop("RAY_ADDRESS", None)
 # Without a token, Ray would write one into the home folder.
 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex())
-import holdfast, ray
-from holdfast.lab.experiments.on_ray.connection import connected
+import anchorhold, ray
+from anchorhold.lab.experiments.on_ray.connection import connected
 init = ray.init
 with mock.patch.object(ray, "init", lambda **options: init(num_cpus=1, **options)):  # as if there were one core
     before = signal.getsignal(signal.SIGTERM)
@@ -62,7 +62,7 @@ with mock.patch.object(ray, "init", lambda **options: init(num_cpus=1, **options
         try:
             with connected(address):
                 pass
-        except holdfast.errors.ConfigurationError as error:
+        except anchorhold.errors.ConfigurationError as error:
             print(error)
 """
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from holdfast import registry
-from holdfast.errors import StoreError
-from holdfast.lab.experiments import RunFinished, Store, execute, load_source, paper_spec
-from holdfast.lab.experiments.on_ray.parcel import Changes, Parcel, pack
+from anchorhold import registry
+from anchorhold.errors import StoreError
+from anchorhold.lab.experiments import RunFinished, Store, execute, load_source, paper_spec
+from anchorhold.lab.experiments.on_ray.parcel import Changes, Parcel, pack
 from tests.lab.experiments.helpers import StopAfter, same_result, small_spec
 from tests.lab.experiments.study_file import write_study
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast.errors import DamagedError
-from holdfast.lab.experiments import Store
-from holdfast.lab.experiments.store.read_once import ReadOnce
+from anchorhold.errors import DamagedError
+from anchorhold.lab.experiments import Store
+from anchorhold.lab.experiments.store.read_once import ReadOnce
 from tests.lab.experiments.helpers import result_of, small_spec
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import StoreError
-from holdfast.lab.experiments import Store, execute
+from anchorhold.errors import StoreError
+from anchorhold.lab.experiments import Store, execute
 from tests.lab.experiments import children
 from tests.lab.experiments.children import CONTEXT, Child
 from tests.lab.experiments.helpers import same_result, small_spec

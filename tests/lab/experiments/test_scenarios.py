@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from holdfast.lab.data import Dataset, Images
-from holdfast.lab.data.locations import Datasets
-from holdfast.lab.experiments import SCENARIOS, Spec
+from anchorhold.lab.data import Dataset, Images
+from anchorhold.lab.data.locations import Datasets
+from anchorhold.lab.experiments import SCENARIOS, Spec
 
 
 def made_up(name):

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from holdfast.errors import ConfigurationError, DamagedError
-from holdfast.lab.experiments import RunStarted, Store, Summary, execute, paper_spec, search
-from holdfast.lab.experiments.strengths.strength_search import FINALISTS, SEARCH_SEEDS
+from anchorhold.errors import ConfigurationError, DamagedError
+from anchorhold.lab.experiments import RunStarted, Store, Summary, execute, paper_spec, search
+from anchorhold.lab.experiments.strengths.strength_search import FINALISTS, SEARCH_SEEDS
 from tests.lab.experiments.helpers import StopAfter, result_of
 
 TINY = {"hidden": (30,), "epochs": 1, "tasks": 2, "batch_size": 128}

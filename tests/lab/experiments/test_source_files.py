@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-import holdfast
-from holdfast import registry
-from holdfast.errors import ConfigurationError, DamagedError
-from holdfast.lab.cli.commands.stored_runs.comparison import compare
-from holdfast.lab.experiments import (
+import anchorhold
+from anchorhold import registry
+from anchorhold.errors import ConfigurationError, DamagedError
+from anchorhold.lab.cli.commands.stored_runs.comparison import compare
+from anchorhold.lab.experiments import (
     SCENARIOS,
     Spec,
     Store,
@@ -24,10 +24,10 @@ from holdfast.lab.experiments import (
     register_scenario,
     search,
 )
-from holdfast.lab.experiments.running.grouping import plan
-from holdfast.lab.experiments.specs.spec_fields import fields_of
-from holdfast.lab.experiments.store.listing.making_rows import rows_of_results
-from holdfast.lab.scenarios import scenario_of
+from anchorhold.lab.experiments.running.grouping import plan
+from anchorhold.lab.experiments.specs.spec_fields import fields_of
+from anchorhold.lab.experiments.store.listing.making_rows import rows_of_results
+from anchorhold.lab.scenarios import scenario_of
 from tests.lab.experiments.helpers import StopAfter, same_result
 from tests.lab.experiments.study_file import OTHER, STUDY, write_study
 
@@ -98,9 +98,7 @@ def test_a_file_is_run_once_for_each_content(tmp_path):
 
 
 def test_things_of_two_files_are_not_mixed(loaded, tmp_path):
-    other = (
-        'from holdfast.lab.networks import mlp, register_network\n@register_network("wide")\ndef wide(scenario): ...\n'
-    )
+    other = 'from anchorhold.lab.networks import mlp, register_network\n@register_network("wide")\ndef wide(scenario): ...\n'
     load_source(write_study(tmp_path, other, "other.py"))
     with pytest.raises(ConfigurationError, match=r"are registered by 2 files .*; expected one file for all that a run"):
         Spec("blobs", network="wide")
@@ -110,7 +108,7 @@ def test_things_of_two_files_are_not_mixed(loaded, tmp_path):
 
 def test_it_is_a_module_that_knows_its_name(loaded):
     module = sys.modules[loaded.module]
-    assert module.__name__ == loaded.module == f"holdfast_source_{DIGEST}"
+    assert module.__name__ == loaded.module == f"anchorhold_source_{DIGEST}"
     assert module.Walk.__module__ == loaded.module and module.__file__ == str(loaded.place)
 
 
@@ -132,8 +130,8 @@ def test_a_file_that_cannot_be_loaded_leaves_nothing_behind(tmp_path, text, mess
     modules = set(sys.modules)
     with pytest.raises(ConfigurationError, match=message):
         load_source(write_study(tmp_path, text))
-    assert "blobs" not in SCENARIOS and "walk" not in holdfast.measures()
-    assert not [name for name in set(sys.modules) - modules if name.startswith("holdfast_source")]
+    assert "blobs" not in SCENARIOS and "walk" not in anchorhold.measures()
+    assert not [name for name in set(sys.modules) - modules if name.startswith("anchorhold_source")]
 
 
 def test_what_is_no_file_of_text(tmp_path):
@@ -272,7 +270,7 @@ def test_a_search_of_what_a_file_registers(loaded, tmp_path):
 def test_a_fresh_process_lists_and_resumes(study, tmp_path):
     """The same in a process that has never seen the file, which is gone by then."""
     program = (
-        "import sys; from holdfast.lab.experiments import *; store = Store('store');"
+        "import sys; from anchorhold.lab.experiments import *; store = Store('store');"
         "(entry,) = store.entries(); print(entry.status, entry.spec.scenario, 'blobs' in SCENARIOS);"
         "print(len(execute(entry.spec, store, device='cpu').finished), 'blobs' in SCENARIOS)"
     )

@@ -6,13 +6,13 @@ import json
 import pytest
 import torch
 
-from holdfast.errors import ConfigurationError
-from holdfast.holds import Hold, register_hold
-from holdfast.lab.data import digits_dataset
-from holdfast.lab.experiments import Spec, paper_spec
-from holdfast.lab.experiments.specs.spec_fields import fields_of
-from holdfast.lab.scenarios import Samples, scenario_of
-from holdfast.lab.training.protocol import Settings
+from anchorhold.errors import ConfigurationError
+from anchorhold.holds import Hold, register_hold
+from anchorhold.lab.data import digits_dataset
+from anchorhold.lab.experiments import Spec, paper_spec
+from anchorhold.lab.experiments.specs.spec_fields import fields_of
+from anchorhold.lab.scenarios import Samples, scenario_of
+from anchorhold.lab.training.protocol import Settings
 
 
 def test_the_id_is_the_same_in_every_process_and_version():
@@ -59,7 +59,7 @@ def test_a_relative_strength_is_part_of_the_name_where_there_is_one():
         ({"relative_strength": 0.0}, "relative_strength=0.0: expected a number above 0"),
         ({"relative_strength": "1"}, "relative_strength='1': expected a number above 0"),
         ({"measure": "fine-tune", "relative_strength": 1.0}, "finds no importance"),
-        ({"strength": {"*": 1.0}}, r"Consolidator\(strength=\{...\}\) alone takes them"),
+        ({"strength": {"*": 1.0}}, r"Guard\(strength=\{...\}\) alone takes them"),
     ],
 )
 def test_strengths_that_make_no_sense(change, said):
@@ -324,7 +324,7 @@ def test_a_tolerance_comes_with_kept_samples_and_the_plain_engine_and_is_left_ou
         ({"tolerance": 0.1, "measure": "fine-tune"}, "which finds no importance whose strength could follow it"),
         ({"tolerance": 0.1, "anchor": "mean"}, "Take anchor='last'"),
         ({"tolerance": 0.1, "batch_norm": "fold"}, "Take batch_norm='freeze'"),
-        ({"tolerance": 0.1, "tolerance_settings": {"aims": 2}}, "expected settings of holdfast.Tolerance"),
+        ({"tolerance": 0.1, "tolerance_settings": {"aims": 2}}, "expected settings of anchorhold.Tolerance"),
         ({"tolerance": 0.1, "tolerance_settings": {"aim": 0.5}}, "aim=0.5: expected a number of at least 1"),
         ({"tolerance_settings": {"aim": 2}}, "without a tolerance"),
         ({"kept": -1}, "kept=-1: expected a whole number"),

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.data.locations import Datasets
-from holdfast.lab.experiments import RunProgress, Spec, execute
-from holdfast.lab.experiments.running.step_counts import StepCounts
-from holdfast.lab.training import Settings
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.data.locations import Datasets
+from anchorhold.lab.experiments import RunProgress, Spec, execute
+from anchorhold.lab.experiments.running.step_counts import StepCounts
+from anchorhold.lab.training import Settings
 from tests.lab.experiments.helpers import small_spec
 
 JOINTLY = {"measure": "fine-tune", "settings": Settings(epochs=1, batch_size=256, trains="jointly"), "engine": "plain"}

@@ -8,8 +8,8 @@ import sys
 import pandas as pd
 import pytest
 
-from holdfast.errors import ConfigurationError, DamagedError, HoldfastWarning, MissingExtraError, StoreError
-from holdfast.lab.experiments import Failure, Result, Store, execute
+from anchorhold.errors import AnchorholdWarning, ConfigurationError, DamagedError, MissingExtraError, StoreError
+from anchorhold.lab.experiments import Failure, Result, Store, execute
 from tests.lab.experiments.helpers import following_spec, small_spec
 
 
@@ -171,11 +171,11 @@ def test_damage_to_one_run_does_not_hide_the_others(store):
         (bad.id, "damaged"),
     ]
     assert all(str(path) in store.entries()[-1].damage for path in paths)
-    with pytest.warns(HoldfastWarning, match="result.json"):
+    with pytest.warns(AnchorholdWarning, match="result.json"):
         frame = store.frame()
     assert frame.id.tolist() == [early.id, late.id, bad.id]
     assert str(paths[0]) in frame.reason.iloc[-1]
-    with pytest.warns(HoldfastWarning, match="result.json"):
+    with pytest.warns(AnchorholdWarning, match="result.json"):
         assert set(store.curves().id) == {early.id, late.id}
 
 
@@ -217,9 +217,9 @@ def test_observations_that_were_removed_are_damage_and_the_result_still_counts(s
     (entry,) = store.entries()
     assert (entry.status, entry.result) == ("damaged", make_result(spec)) and str(path) in entry.damage
     assert store.status(spec) == "finished" and not store.has_observations(spec)
-    with pytest.warns(HoldfastWarning, match="is missing"):
+    with pytest.warns(AnchorholdWarning, match="is missing"):
         assert store.frame().average_accuracy.tolist() == pytest.approx([0.75])
-    with pytest.warns(HoldfastWarning, match="is missing"):
+    with pytest.warns(AnchorholdWarning, match="is missing"):
         assert len(store.curves()) == 12
 
 
@@ -281,8 +281,8 @@ def test_curves_have_a_row_for_every_accuracy(store):
 
 def test_without_pandas_the_extra_is_named(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, "holdfast.lab.experiments.store.frames", raising=False)
-    with pytest.raises(MissingExtraError, match=r"pip install 'holdfast\[experiments\]'"):
+    monkeypatch.delitem(sys.modules, "anchorhold.lab.experiments.store.frames", raising=False)
+    with pytest.raises(MissingExtraError, match=r"pip install 'anchorhold\[experiments\]'"):
         store.frame()
 
 

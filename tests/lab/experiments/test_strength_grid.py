@@ -1,7 +1,7 @@
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.experiments.strengths.strength_grid import (
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.experiments.strengths.strength_grid import (
     numbers_around,
     numbers_between,
     numbers_to_try,

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.experiments import Spec, execute
-from holdfast.lab.networks import NETWORKS, MultiHead, register_network
-from holdfast.lab.scenarios import Samples, scenario_of
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.experiments import Spec, execute
+from anchorhold.lab.networks import NETWORKS, MultiHead, register_network
+from anchorhold.lab.scenarios import Samples, scenario_of
 from tests.lab.experiments.helpers import small_spec
 
 

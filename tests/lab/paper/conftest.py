@@ -2,10 +2,10 @@ import functools
 
 import pytest
 
-from holdfast.lab.experiments import Store, execute
-from holdfast.lab.paper import items_named
-from holdfast.lab.paper.findings import Results
-from holdfast.lab.paper.item import runs_of
+from anchorhold.lab.experiments import Store, execute
+from anchorhold.lab.paper import items_named
+from anchorhold.lab.paper.findings import Results
+from anchorhold.lab.paper.item import runs_of
 from tests.lab.paper.tiny import tiny_preset
 
 on_cpu = functools.partial(execute, device="cpu")

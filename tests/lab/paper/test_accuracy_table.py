@@ -2,13 +2,13 @@ import math
 
 import pytest
 
-from holdfast.lab.analysis.repetitions import Estimate
-from holdfast.lab.experiments import Store
-from holdfast.lab.paper.algorithms import BESIDE_TABLE1, TABLE1
-from holdfast.lab.paper.drawing.tables.accuracy_table import AccuracyRow, accuracy_table
-from holdfast.lab.paper.findings import Results
-from holdfast.lab.paper.presets import PRESETS
-from holdfast.lab.paper.published import ACCURACIES, Published
+from anchorhold.lab.analysis.repetitions import Estimate
+from anchorhold.lab.experiments import Store
+from anchorhold.lab.paper.algorithms import BESIDE_TABLE1, TABLE1
+from anchorhold.lab.paper.drawing.tables.accuracy_table import AccuracyRow, accuracy_table
+from anchorhold.lab.paper.findings import Results
+from anchorhold.lab.paper.presets import PRESETS
+from anchorhold.lab.paper.published import ACCURACIES, Published
 
 SI = ACCURACIES["P-MNIST", "SI"]
 

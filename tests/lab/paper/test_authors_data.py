@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from holdfast.lab.analysis.repetitions import Estimate
-from holdfast.lab.paper import PRESETS, authors_data
-from holdfast.lab.paper.algorithms import TABLE1
-from holdfast.lab.paper.claims import CLAIMS, OWN_CLAIMS, Claim, check, check_all
-from holdfast.lab.paper.claims.claim import AtLeast
-from holdfast.lab.paper.drawing.panels import bars, correlations_over_tasks, figure_of, lines_over_tasks
-from holdfast.lab.paper.drawing.paper_report import report_of
-from holdfast.lab.paper.drawing.tables.accuracy_table import accuracy_table
-from holdfast.lab.paper.findings import Results
-from holdfast.lab.paper.items import ITEMS
+from anchorhold.lab.analysis.repetitions import Estimate
+from anchorhold.lab.paper import PRESETS, authors_data
+from anchorhold.lab.paper.algorithms import TABLE1
+from anchorhold.lab.paper.claims import CLAIMS, OWN_CLAIMS, Claim, check, check_all
+from anchorhold.lab.paper.claims.claim import AtLeast
+from anchorhold.lab.paper.drawing.panels import bars, correlations_over_tasks, figure_of, lines_over_tasks
+from anchorhold.lab.paper.drawing.paper_report import report_of
+from anchorhold.lab.paper.drawing.tables.accuracy_table import accuracy_table
+from anchorhold.lab.paper.findings import Results
+from anchorhold.lab.paper.items import ITEMS
 
 RUNS = np.array([[0.5, 0.25, 0.125], [0.5, 0.75, 0.375]])
 
@@ -142,7 +142,7 @@ def _drawn(panel, stars):
 def test_a_report_without_any_run_says_what_they_say(paper):
     report = report_of(list(ITEMS.values()), paper)
     assert sum(bool(verdict.authors) for verdict in report.verdicts()) == len(authors_data.BY_CLAIM)
-    assert all("holdfast reproduce " in verdict.note for verdict in report.verdicts())
+    assert all("anchorhold reproduce " in verdict.note for verdict in report.verdicts())
 
 
 def test_claims_of_our_own_have_none():

@@ -4,11 +4,11 @@ import math
 import numpy as np
 import pytest
 
-from holdfast.lab.analysis.repetitions import Estimate
-from holdfast.lab.paper import ITEMS, PRESETS
-from holdfast.lab.paper.claims import CLAIMS, OWN_CLAIMS, Claim, check, check_all
-from holdfast.lab.paper.claims.claim import AtLeast, AtMost, Between
-from holdfast.lab.paper.claims.differences import (
+from anchorhold.lab.analysis.repetitions import Estimate
+from anchorhold.lab.paper import ITEMS, PRESETS
+from anchorhold.lab.paper.claims import CLAIMS, OWN_CLAIMS, Claim, check, check_all
+from anchorhold.lab.paper.claims.claim import AtLeast, AtMost, Between
+from anchorhold.lab.paper.claims.differences import (
     FIRST,
     LAST,
     LATER,
@@ -20,10 +20,10 @@ from holdfast.lab.paper.claims.differences import (
     over_tasks,
     spread,
 )
-from holdfast.lab.paper.claims.of_the_paper.bias import bias_ratio
-from holdfast.lab.paper.claims.on_digits import EXPECTED_ON_DIGITS
-from holdfast.lab.paper.drawing.task_columns import raw_sums
-from holdfast.lab.paper.findings import Results
+from anchorhold.lab.paper.claims.of_the_paper.bias import bias_ratio
+from anchorhold.lab.paper.claims.on_digits import EXPECTED_ON_DIGITS
+from anchorhold.lab.paper.drawing.task_columns import raw_sums
+from anchorhold.lab.paper.findings import Results
 
 TABLE = np.array([[1.0, 4.0, 2.0], [3.0, 4.0, 6.0]])
 

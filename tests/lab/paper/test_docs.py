@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from holdfast.lab.paper import ITEMS, PRESETS
+from anchorhold.lab.paper import ITEMS, PRESETS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reproduce.md").read_text(encoding="utf-8")
 

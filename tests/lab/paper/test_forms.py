@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from holdfast.lab.experiments import Store
-from holdfast.lab.paper import ITEMS, PRESETS
-from holdfast.lab.paper.drawing.kept_accuracy import of_every_task, of_first_task, on_average_so_far
-from holdfast.lab.paper.drawing.tables.form_table import form_table
-from holdfast.lab.paper.findings import NotMeasuredError, Results
-from holdfast.lab.paper.needed_runs import accuracy_runs
-from holdfast.lab.paper.searched_strengths import unknown_strengths
-from holdfast.lab.report import Measured
+from anchorhold.lab.experiments import Store
+from anchorhold.lab.paper import ITEMS, PRESETS
+from anchorhold.lab.paper.drawing.kept_accuracy import of_every_task, of_first_task, on_average_so_far
+from anchorhold.lab.paper.drawing.tables.form_table import form_table
+from anchorhold.lab.paper.findings import NotMeasuredError, Results
+from anchorhold.lab.paper.needed_runs import accuracy_runs
+from anchorhold.lab.paper.searched_strengths import unknown_strengths
+from anchorhold.lab.report import Measured
 from tests.lab.experiments.helpers import result_of
 from tests.lab.paper.tiny import tiny_preset
 

@@ -7,15 +7,15 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Canvas
 
-from holdfast.lab.experiments import Store
-from holdfast.lab.paper import ITEMS, PRESETS
-from holdfast.lab.paper.algorithms import TABLE1
-from holdfast.lab.paper.findings import Results
-from holdfast.lab.paper.needed_runs import MANY_SAMPLES, accuracy_runs, correlation_runs
-from holdfast.lab.paper.presets import PAPER
-from holdfast.lab.paper.published import ACCURACIES
-from holdfast.lab.report import Figure, Report, Section, Table, Text, colour, ink
-from holdfast.lab.report.style import style
+from anchorhold.lab.experiments import Store
+from anchorhold.lab.paper import ITEMS, PRESETS
+from anchorhold.lab.paper.algorithms import TABLE1
+from anchorhold.lab.paper.findings import Results
+from anchorhold.lab.paper.needed_runs import MANY_SAMPLES, accuracy_runs, correlation_runs
+from anchorhold.lab.paper.presets import PAPER
+from anchorhold.lab.paper.published import ACCURACIES
+from anchorhold.lab.report import Figure, Report, Section, Table, Text, colour, ink
+from anchorhold.lab.report.style import style
 
 
 def test_table_1_has_the_papers_130_runs_and_seven_more_of_mas_which_a_test_compares():

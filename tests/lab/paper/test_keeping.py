@@ -4,17 +4,17 @@ import dataclasses
 
 import pytest
 
-from holdfast.lab.experiments import Store, Summary, paper_spec
-from holdfast.lab.experiments.store.run_results import Failure
-from holdfast.lab.paper import ITEMS, PRESETS
-from holdfast.lab.paper.algorithms import ALGORITHMS, BOUNDS, KEEPING
-from holdfast.lab.paper.findings import Results
-from holdfast.lab.paper.needed_runs import accuracy_runs
-from holdfast.lab.paper.presets import BENCHMARKS, DIGITS, PAPER
-from holdfast.lab.paper.presets.keeping_variants import choices, keeping, tries
-from holdfast.lab.paper.presets.miniature import PERMUTED_TRIES, SPLIT_TRIES
-from holdfast.lab.paper.searched_strengths import find_strengths, unknown_strengths
-from holdfast.lab.paper.tried_settings import best_tried
+from anchorhold.lab.experiments import Store, Summary, paper_spec
+from anchorhold.lab.experiments.store.run_results import Failure
+from anchorhold.lab.paper import ITEMS, PRESETS
+from anchorhold.lab.paper.algorithms import ALGORITHMS, BOUNDS, KEEPING
+from anchorhold.lab.paper.findings import Results
+from anchorhold.lab.paper.needed_runs import accuracy_runs
+from anchorhold.lab.paper.presets import BENCHMARKS, DIGITS, PAPER
+from anchorhold.lab.paper.presets.keeping_variants import choices, keeping, tries
+from anchorhold.lab.paper.presets.miniature import PERMUTED_TRIES, SPLIT_TRIES
+from anchorhold.lab.paper.searched_strengths import find_strengths, unknown_strengths
+from anchorhold.lab.paper.tried_settings import best_tried
 from tests.lab.experiments.helpers import result_of
 from tests.lab.paper.tiny import tiny_preset
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from holdfast.lab.analysis.repetitions import Estimate
-from holdfast.lab.paper.drawing.labelled_lines import Level, over_samples, over_tasks
+from anchorhold.lab.analysis.repetitions import Estimate
+from anchorhold.lab.paper.drawing.labelled_lines import Level, over_samples, over_tasks
 
 
 def drawn(panel):

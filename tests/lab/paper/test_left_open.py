@@ -2,11 +2,11 @@
 
 import pytest
 
-from holdfast.lab.paper import ITEMS
-from holdfast.lab.paper.claims.left_open.predictions import loses_more, small_tasks
-from holdfast.lab.paper.claims.left_open.undecided import by_seed
-from holdfast.lab.paper.needed_runs import FROM_DATA, accuracy_runs, runs_at_their_rate, second_runs, unclamped_runs
-from holdfast.lab.paper.presets import PAPER
+from anchorhold.lab.paper import ITEMS
+from anchorhold.lab.paper.claims.left_open.predictions import loses_more, small_tasks
+from anchorhold.lab.paper.claims.left_open.undecided import by_seed
+from anchorhold.lab.paper.needed_runs import FROM_DATA, accuracy_runs, runs_at_their_rate, second_runs, unclamped_runs
+from anchorhold.lab.paper.presets import PAPER
 
 
 def test_the_authors_measures_are_not_clamped_and_have_their_damping():

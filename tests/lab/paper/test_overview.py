@@ -5,25 +5,25 @@ import itertools
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from holdfast.forms import FORMS
-from holdfast.holds import HOLDS
-from holdfast.lab.data import digits_dataset
-from holdfast.lab.experiments import Store, execute, paper_spec
-from holdfast.lab.experiments.running.engines import make_learner
-from holdfast.lab.paper import ITEMS, PRESETS
-from holdfast.lab.paper.algorithms import ALGORITHMS
-from holdfast.lab.paper.drawing.overview_figure import LONGEST, overview_figure
-from holdfast.lab.paper.drawing.tables.overview_table import (
+from anchorhold.forms import FORMS
+from anchorhold.holds import HOLDS
+from anchorhold.lab.data import digits_dataset
+from anchorhold.lab.experiments import Store, execute, paper_spec
+from anchorhold.lab.experiments.running.engines import make_learner
+from anchorhold.lab.paper import ITEMS, PRESETS
+from anchorhold.lab.paper.algorithms import ALGORITHMS
+from anchorhold.lab.paper.drawing.overview_figure import LONGEST, overview_figure
+from anchorhold.lab.paper.drawing.tables.overview_table import (
     every_line,
     item_of,
     overview_left,
     overview_table,
     standings,
 )
-from holdfast.lab.paper.findings import Results
-from holdfast.lab.paper.kept_bytes import kept_bytes
-from holdfast.lab.paper.needed_runs import accuracy_runs
-from holdfast.measures import MEASURES
+from anchorhold.lab.paper.findings import Results
+from anchorhold.lab.paper.kept_bytes import kept_bytes
+from anchorhold.lab.paper.needed_runs import accuracy_runs
+from anchorhold.measures import MEASURES
 from tests.lab.paper.tiny import tiny_preset
 
 SMALL = {"tasks": 3, "hidden": (8,), "epochs": 1}
@@ -39,7 +39,7 @@ def test_what_has_runs_is_in_the_table_and_everything_else_is_listed(tmp_path):
     assert shown == {(line.benchmark, line.method) for line in chosen}
     (left,) = overview_left(results)
     assert len(left.rows) == len(lines) - len(chosen)
-    assert all(row[-1].startswith(("holdfast run ", "holdfast reproduce ")) for row in left.rows)
+    assert all(row[-1].startswith(("anchorhold run ", "anchorhold reproduce ")) for row in left.rows)
     figure = overview_figure(standings(results))
     assert len(figure.data.rows) == len(chosen)
     canvas = Canvas()
@@ -88,7 +88,9 @@ def test_every_measure_form_and_hold_of_the_library_is_on_some_line(name, withou
 def _of_the_library(registry):
     """Names but for those that other tests have registered."""
     return {
-        name for name in registry if getattr(registry[name], "func", registry[name]).__module__.startswith("holdfast.")
+        name
+        for name in registry
+        if getattr(registry[name], "func", registry[name]).__module__.startswith("anchorhold.")
     }
 
 

@@ -1,10 +1,10 @@
 import pytest
 
-from holdfast.lab.experiments import paper_spec
-from holdfast.lab.paper import PRESETS, items_named
-from holdfast.lab.paper.drawing.paper_report import _described, _seeds, _short, _tally, report_of
-from holdfast.lab.paper.findings import Results
-from holdfast.lab.report import Verdict
+from anchorhold.lab.experiments import paper_spec
+from anchorhold.lab.paper import PRESETS, items_named
+from anchorhold.lab.paper.drawing.paper_report import _described, _seeds, _short, _tally, report_of
+from anchorhold.lab.paper.findings import Results
+from anchorhold.lab.report import Verdict
 
 
 @pytest.mark.parametrize(

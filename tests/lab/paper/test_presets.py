@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.experiments import SCENARIOS, paper_spec
-from holdfast.lab.paper.presets import DIGITS, PAPER, PRESETS, Chosen
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.experiments import SCENARIOS, paper_spec
+from anchorhold.lab.paper.presets import DIGITS, PAPER, PRESETS, Chosen
 from tests.lab.paper.tiny import FOUND, with_unknown_strength
 
 

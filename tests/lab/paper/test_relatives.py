@@ -5,19 +5,19 @@ import math
 
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.analysis.repetitions import Estimate
-from holdfast.lab.experiments import Store, execute
-from holdfast.lab.paper import PRESETS, items_named, reproduce
-from holdfast.lab.paper.claims import check
-from holdfast.lab.paper.claims.our_own.relatives import CLAIMS
-from holdfast.lab.paper.drawing.tables.relatives_table import choice_of, left_to_run, relatives_table, verdict
-from holdfast.lab.paper.findings import Results
-from holdfast.lab.paper.relatives import Reported, Row, Study
-from holdfast.lab.paper.relatives.narrowing import some_of
-from holdfast.lab.paper.relatives.study import references, strengths, tried
-from holdfast.lab.paper.reproduction import run_nothing
-from holdfast.lab.paper.tried_settings import SHARES
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.analysis.repetitions import Estimate
+from anchorhold.lab.experiments import Store, execute
+from anchorhold.lab.paper import PRESETS, items_named, reproduce
+from anchorhold.lab.paper.claims import check
+from anchorhold.lab.paper.claims.our_own.relatives import CLAIMS
+from anchorhold.lab.paper.drawing.tables.relatives_table import choice_of, left_to_run, relatives_table, verdict
+from anchorhold.lab.paper.findings import Results
+from anchorhold.lab.paper.relatives import Reported, Row, Study
+from anchorhold.lab.paper.relatives.narrowing import some_of
+from anchorhold.lab.paper.relatives.study import references, strengths, tried
+from anchorhold.lab.paper.reproduction import run_nothing
+from anchorhold.lab.paper.tried_settings import SHARES
 from tests.lab.paper.tiny import tiny_preset
 
 
@@ -61,7 +61,7 @@ def test_what_is_left_comes_with_its_command(made):
     (table,) = left_to_run(made, made.preset.relatives)
     ((study, method, count, why, command),) = table.rows
     assert (study, method, count, why) == ("Tiny", "EWC", 1, None)
-    assert command.startswith("holdfast run permuted-digits -m EWC -c 1 --seed 1 ")
+    assert command.startswith("anchorhold run permuted-digits -m EWC -c 1 --seed 1 ")
 
 
 def test_what_has_failed_is_left_with_a_reason(tmp_path):
@@ -73,7 +73,7 @@ def test_what_has_failed_is_left_with_a_reason(tmp_path):
     execute(study.runs(study.rows[0]), store, device="cpu")
     (table,) = left_to_run(Results(store, preset), preset.relatives)
     ((*_, why, command),) = table.rows
-    assert "diverged" in why and command.startswith("holdfast run ") and "--retry-failed" in table.caption
+    assert "diverged" in why and command.startswith("anchorhold run ") and "--retry-failed" in table.caption
 
 
 def test_claims_are_decided_where_their_runs_are(made, tmp_path):
@@ -121,7 +121,7 @@ def test_what_is_tried_is_judged_on_validation_data_and_then_run(tmp_path):
     unreached = reproduce(item, preset, Store(tmp_path / "empty"), tmp_path / "before", run=run_nothing)
     assert unreached.searches_left == 2 and not unreached.complete
     page = unreached.index.read_text(encoding="utf-8")
-    assert "holdfast reproduce relatives --preset digits --study tried --method EWC" in page
+    assert "anchorhold reproduce relatives --preset digits --study tried --method EWC" in page
     assert "What is best for it is to be found" in page
 
     store = Store(tmp_path / "store")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.experiments import Result, Spec, Store, Summary
-from holdfast.lab.experiments.store.store import read_nested
-from holdfast.lab.paper import ITEMS, items_named, reproduce, run_nothing
-from holdfast.lab.paper.drawing.tables.run_tables import (
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.experiments import Result, Spec, Store, Summary
+from anchorhold.lab.experiments.store.store import read_nested
+from anchorhold.lab.paper import ITEMS, items_named, reproduce, run_nothing
+from anchorhold.lab.paper.drawing.tables.run_tables import (
     AVERAGE_COLUMNS,
     FORM_COLUMNS,
     HOLD_COLUMNS,
@@ -20,9 +20,9 @@ from holdfast.lab.paper.drawing.tables.run_tables import (
     RUNS_COLUMNS,
     csv_files,
 )
-from holdfast.lab.paper.findings import Results
-from holdfast.lab.paper.needed_runs import accuracy_runs
-from holdfast.lab.paper.presets import BENCHMARKS, DIGITS
+from anchorhold.lab.paper.findings import Results
+from anchorhold.lab.paper.needed_runs import accuracy_runs
+from anchorhold.lab.paper.presets import BENCHMARKS, DIGITS
 from tests.lab.paper.conftest import on_cpu
 from tests.lab.paper.tiny import tiny_preset, with_unknown_strength
 from tests.lab.report.browser import Browser
@@ -187,7 +187,7 @@ def count_files(patch):
         return read_nested(path)
 
     patch.setattr(Result, "from_dict", parsed)
-    patch.setattr("holdfast.lab.experiments.store.store.read_nested", nested)
+    patch.setattr("anchorhold.lab.experiments.store.store.read_nested", nested)
     return read
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from holdfast.lab.experiments import Store, Summary
-from holdfast.lab.paper.algorithms import ALGORITHMS
-from holdfast.lab.paper.presets import Chosen, SearchPlan
-from holdfast.lab.paper.searched_strengths import find_strengths, unknown_strengths
+from anchorhold.lab.experiments import Store, Summary
+from anchorhold.lab.paper.algorithms import ALGORITHMS
+from anchorhold.lab.paper.presets import Chosen, SearchPlan
+from anchorhold.lab.paper.searched_strengths import find_strengths, unknown_strengths
 from tests.lab.experiments.helpers import result_of
 from tests.lab.paper.tiny import tiny_preset
 

@@ -3,11 +3,11 @@ import shutil
 import numpy as np
 import pytest
 
-from holdfast.lab.experiments import Store
-from holdfast.lab.paper.drawing import task_columns
-from holdfast.lab.paper.drawing.summed_importance import sums_over_tasks
-from holdfast.lab.paper.findings import NotMeasuredError, Results
-from holdfast.lab.paper.needed_runs import control_runs, correlation_runs
+from anchorhold.lab.experiments import Store
+from anchorhold.lab.paper.drawing import task_columns
+from anchorhold.lab.paper.drawing.summed_importance import sums_over_tasks
+from anchorhold.lab.paper.findings import NotMeasuredError, Results
+from anchorhold.lab.paper.needed_runs import control_runs, correlation_runs
 
 pytestmark = pytest.mark.slow
 

@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 
-from holdfast.lab.analysis.repetitions import Estimate
-from holdfast.lab.experiments import Store, execute
-from holdfast.lab.paper import ITEMS
-from holdfast.lab.paper.algorithms import WINDOWS
-from holdfast.lab.paper.claims.left_open.window import finding
-from holdfast.lab.paper.findings import NotMeasuredError, Results
-from holdfast.lab.paper.needed_runs import AVERAGES, reading_runs, watched_average
-from holdfast.lab.paper.presets import DIGITS, PAPER, Chosen, SearchPlan
-from holdfast.lab.paper.presets.window_variants import CELLS
-from holdfast.lab.paper.searched_strengths import find_strengths
+from anchorhold.lab.analysis.repetitions import Estimate
+from anchorhold.lab.experiments import Store, execute
+from anchorhold.lab.paper import ITEMS
+from anchorhold.lab.paper.algorithms import WINDOWS
+from anchorhold.lab.paper.claims.left_open.window import finding
+from anchorhold.lab.paper.findings import NotMeasuredError, Results
+from anchorhold.lab.paper.needed_runs import AVERAGES, reading_runs, watched_average
+from anchorhold.lab.paper.presets import DIGITS, PAPER, Chosen, SearchPlan
+from anchorhold.lab.paper.presets.window_variants import CELLS
+from anchorhold.lab.paper.searched_strengths import find_strengths
 from tests.lab.paper.tiny import tiny_preset
 
 LONG = {"with α": 97.0, "without α": 96.0}

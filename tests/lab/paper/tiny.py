@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from holdfast.lab.paper.presets import DIGITS, Chosen, SearchPlan
-from holdfast.lab.paper.presets.form_variants import by_samples, in_two_forms, over_many_tasks
-from holdfast.lab.paper.presets.window_variants import windows
-from holdfast.lab.paper.relatives import Reported, Row, Study
-from holdfast.lab.paper.relatives.studies import KINDS, importance_rows, kind_rows
-from holdfast.lab.paper.relatives.study import holding, strengths
+from anchorhold.lab.paper.presets import DIGITS, Chosen, SearchPlan
+from anchorhold.lab.paper.presets.form_variants import by_samples, in_two_forms, over_many_tasks
+from anchorhold.lab.paper.presets.window_variants import windows
+from anchorhold.lab.paper.relatives import Reported, Row, Study
+from anchorhold.lab.paper.relatives.studies import KINDS, importance_rows, kind_rows
+from anchorhold.lab.paper.relatives.study import holding, strengths
 
 _SMALL = {"tasks": 2, "epochs": 1, "hidden": (8,), "batch_size": 64}
 _LARGE = {"batch_size": 128}

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex, to_rgb
 
-from holdfast.lab.report import colour, ink, label
-from holdfast.lab.report.colours import told_apart
-from holdfast.lab.report.style import style
+from anchorhold.lab.report import colour, ink, label
+from anchorhold.lab.report.colours import told_apart
+from anchorhold.lab.report.style import style
 
 SHOWN_TOGETHER = (
     ("SI", "SIU", "full gradient", "decrease in loss"),

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from holdfast.lab.report import Measured, Table, Verdict
-from holdfast.lab.report.csv_files import to_csv, verdicts_table
+from anchorhold.lab.report import Measured, Table, Verdict
+from anchorhold.lab.report.csv_files import to_csv, verdicts_table
 
 
 def read(table):

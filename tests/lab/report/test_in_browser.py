@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.lab.report import write_report
+from anchorhold.lab.report import write_report
 from tests.lab.report.browser import Browser
 from tests.lab.report.sample import ALGORITHMS, sample_report
 

@@ -1,7 +1,7 @@
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.report import Figure, Measured, Report, Section, Table, Text, Verdict
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.report import Figure, Measured, Report, Section, Table, Text, Verdict
 
 
 def table(name="runs", columns=("a", "b"), rows=((1, 2),)):

@@ -3,7 +3,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from holdfast.lab.report import Figure, Report, Section, Table, Text, Verdict, write_report
+from anchorhold.lab.report import Figure, Report, Section, Table, Text, Verdict, write_report
 
 
 def draw(canvas):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.scenarios import Samples, scenario_of
-from holdfast.lab.scenarios.kept_samples import set_aside
-from holdfast.lab.scenarios.tasks import Scenario, Task
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.scenarios import Samples, scenario_of
+from anchorhold.lab.scenarios.kept_samples import set_aside
+from anchorhold.lab.scenarios.tasks import Scenario, Task
 
 
 def numbered(tasks=2, count=40):

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.data import digits_dataset
-from holdfast.lab.experiments import Spec, paper_spec
-from holdfast.lab.scenarios import of_kind, open_outputs, split
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.protocol import Settings
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.data import digits_dataset
+from anchorhold.lab.experiments import Spec, paper_spec
+from anchorhold.lab.scenarios import of_kind, open_outputs, split
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner
 
 DIGITS = split(digits_dataset(), 2, 3, flat=True, validation=0.1)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.data.digits import digits_dataset
-from holdfast.lab.experiments import Spec, Store, execute, paper_spec
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.data.digits import digits_dataset
+from anchorhold.lab.experiments import Spec, Store, execute, paper_spec
 
 DATASETS = {"digits": digits_dataset()}
 

@@ -2,11 +2,11 @@
 
 import torch
 
-import holdfast
-from holdfast.lab.networks import Dropout, MultiHead
-from holdfast.lab.scenarios import Samples, scenario_of
-from holdfast.lab.training.learner import Learner
-from holdfast.lab.training.protocol import Settings
+import anchorhold
+from anchorhold.lab.networks import Dropout, MultiHead
+from anchorhold.lab.scenarios import Samples, scenario_of
+from anchorhold.lab.training.learner import Learner
+from anchorhold.lab.training.protocol import Settings
 
 SETTINGS = Settings(epochs=2, batch_size=8, learning_rate=0.01, reinitialise=True, samples=10)
 
@@ -39,8 +39,8 @@ def make_learner(
     **options,
 ):
     scenario = scenario or make_scenario(own_heads=own_heads)
-    measure = holdfast.measure(measure) if isinstance(measure, str) else measure
-    watching = [holdfast.measure(name) for name in watch if name != measure.name]
+    measure = anchorhold.measure(measure) if isinstance(measure, str) else measure
+    watching = [anchorhold.measure(name) for name in watch if name != measure.name]
     model = model or make_model(scenario, dropout)
     return Learner(scenario, model, measure, strength, settings, seed=seed, watch=watching, **options)
 

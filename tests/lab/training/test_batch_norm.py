@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.errors import ConfigurationError, HoldfastWarning
-from holdfast.lab.networks import MultiHead
-from holdfast.lab.training.fast import FastRuns
-from holdfast.lab.training.plain_run import PlainRun
+from anchorhold.errors import AnchorholdWarning, ConfigurationError
+from anchorhold.lab.networks import MultiHead
+from anchorhold.lab.training.fast import FastRuns
+from anchorhold.lab.training.plain_run import PlainRun
 from tests.lab.training.fast.test_engine import LONG, compare
 from tests.lab.training.helpers import finish, make_learner, make_scenario
 
@@ -72,5 +72,5 @@ def test_runs_side_by_side_are_alike_in_it():
 
 
 def test_the_plain_loop_says_that_statistics_move():
-    with pytest.warns(HoldfastWarning, match=r"Batch norms in training mode: 'body\.1'"):
+    with pytest.warns(AnchorholdWarning, match=r"Batch norms in training mode: 'body\.1'"):
         finish(PlainRun(learner(None, settings=SHORT)))

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from holdfast.errors import ConfigurationError
-from holdfast.holds import Replay
-from holdfast.lab.experiments import Spec, paper_spec
-from holdfast.lab.training.fast import FastRuns
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.protocol import Settings
+from anchorhold.errors import ConfigurationError
+from anchorhold.holds import Replay
+from anchorhold.lab.experiments import Spec, paper_spec
+from anchorhold.lab.training.fast import FastRuns
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner, make_scenario
 
 USUAL = Settings(epochs=2, batch_size=8, learning_rate=0.01, samples=10)

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from holdfast.errors import ConfigurationError
-from holdfast.lab.training.fast.fast_runs import FastRuns
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.protocol import Settings
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.training.fast.fast_runs import FastRuns
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.lab.training.protocol import Settings
 from tests.lab.training.helpers import SETTINGS, finish, make_learner, make_model, make_scenario
 
 

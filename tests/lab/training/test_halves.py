@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-import holdfast
-from holdfast.errors import ConfigurationError
-from holdfast.lab.experiments import Spec
-from holdfast.lab.training.fast import FastRuns
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.protocol import Settings
+import anchorhold
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.experiments import Spec
+from anchorhold.lab.training.fast import FastRuns
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.lab.training.protocol import Settings
 from tests.lab.training.fast.test_engine import compare
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 
@@ -21,7 +21,7 @@ SETTINGS = Settings(epochs=2, batch_size=8, learning_rate=0.01, reinitialise=Tru
 def learner(alpha=1.0, seed=3, dropout=True, settings=SETTINGS, watch=()):
     scenario = make_scenario(2, True, torch.float64, train=35, seed=seed)
     model = make_model(scenario, dropout).to(torch.float64)
-    sos = holdfast.SOS(alpha=alpha, normalise=False)
+    sos = anchorhold.SOS(alpha=alpha, normalise=False)
     return make_learner(sos, settings=settings, seed=seed, scenario=scenario, model=model, watch=watch)
 
 

@@ -6,10 +6,10 @@ import dataclasses
 import pytest
 import torch
 
-from holdfast.holds import hold
-from holdfast.lab.experiments.store.nested_files import Flattened, read_nested
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.protocol import Settings
+from anchorhold.holds import hold
+from anchorhold.lab.experiments.store.nested_files import Flattened, read_nested
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner
 
 SETTINGS = Settings(epochs=2, batch_size=8, learning_rate=0.01, samples=20)

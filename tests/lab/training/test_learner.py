@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError, HoldfastWarning
-from holdfast.lab.networks import Dropout, MultiHead
-from holdfast.lab.scenarios import Samples, scenario_of
-from holdfast.lab.training import Learner, PlainRun, Settings
+import anchorhold
+from anchorhold.errors import AnchorholdWarning, ConfigurationError
+from anchorhold.lab.networks import Dropout, MultiHead
+from anchorhold.lab.scenarios import Samples, scenario_of
+from anchorhold.lab.training import Learner, PlainRun, Settings
 from tests.lab.training.helpers import SETTINGS, finish, make_learner, make_model, make_scenario
 
 
@@ -60,7 +60,7 @@ def test_a_network_that_draws_in_its_own_code_is_warned_of():
 
     scenario = make_scenario()
     model = MultiHead(nn.Sequential(nn.Linear(6, 4), Noisy()), 4, 3, scenario.heads)
-    with pytest.warns(HoldfastWarning, match="draws random numbers in its own code"):
+    with pytest.warns(AnchorholdWarning, match="draws random numbers in its own code"):
         learner = make_learner(scenario=scenario, model=model)
     assert learner.modes.differs and learner.modes.draws and not learner.modes.drops
 
@@ -70,7 +70,7 @@ def test_importance_is_measured_in_evaluation_mode_with_batch_norm_too():
     scenario = make_scenario(tasks=1)
     body = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU())
     learner = make_learner(
-        holdfast.SIB(clamp="total"), scenario=scenario, model=MultiHead(body, 5, 3), watch=(), settings=SETTINGS
+        anchorhold.SIB(clamp="total"), scenario=scenario, model=MultiHead(body, 5, 3), watch=(), settings=SETTINGS
     )
     learner.order = lambda task, epoch, second=False: torch.arange(24).view(3, 8)
     assert learner.modes.differs and not learner.modes.draws
@@ -126,7 +126,7 @@ def test_networks_that_do_not_fit_are_refused():
     scenario = make_scenario()
     settings = Settings(batch_size=8)
     with pytest.raises(ConfigurationError, match=r"a Linear; expected a MultiHead. Wrap it"):
-        Learner(scenario, nn.Linear(6, 3), holdfast.SI(), 1.0, settings, seed=0)
+        Learner(scenario, nn.Linear(6, 3), anchorhold.SI(), 1.0, settings, seed=0)
     with pytest.raises(ConfigurationError, match="1 heads for a scenario that needs 3"):
         make_learner(scenario=scenario, model=MultiHead(nn.Linear(6, 4), 4, 3))
 
@@ -138,7 +138,7 @@ def test_a_network_that_does_not_fit_the_scenario_is_refused_with_both_numbers()
 
     def learner(features, classes):
         model = MultiHead(nn.Linear(6, 8), features, classes)
-        return Learner(scenario, model, holdfast.SOS(), 1.0, SETTINGS, seed=0)
+        return Learner(scenario, model, anchorhold.SOS(), 1.0, SETTINGS, seed=0)
 
     learner(8, 5)
     with pytest.raises(ConfigurationError, match=r"heads of 2 classes for a scenario of 3; expected .*classes=3"):
@@ -150,5 +150,5 @@ def test_a_network_that_does_not_fit_the_scenario_is_refused_with_both_numbers()
     pixels = Samples((255 * x.abs()).to(torch.uint8), samples.y)
     with pytest.raises(ConfigurationError, match=r"and type torch.uint8 \(the .*torch.float32: x.float\(\) in the sc"):
         Learner(
-            scenario_of([(pixels, pixels)]), MultiHead(nn.Linear(6, 8), 8, 3), holdfast.SOS(), 1.0, SETTINGS, seed=0
+            scenario_of([(pixels, pixels)]), MultiHead(nn.Linear(6, 8), 8, 3), anchorhold.SOS(), 1.0, SETTINGS, seed=0
         )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holdfast.lab.training import FastRuns, PlainRun
+from anchorhold.lab.training import FastRuns, PlainRun
 from tests.lab.training.helpers import finish, make_learner
 
 

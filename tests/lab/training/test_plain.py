@@ -5,13 +5,13 @@ import copy
 import pytest
 import torch
 
-import holdfast
-from holdfast.errors import ConfigurationError, NotFiniteError
-from holdfast.lab.networks import mlp
-from holdfast.lab.training.batch_order import epoch_order, second_order, steps_per_epoch
-from holdfast.lab.training.fast import FastRuns
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.protocol import Settings
+import anchorhold
+from anchorhold.errors import ConfigurationError, NotFiniteError
+from anchorhold.lab.networks import mlp
+from anchorhold.lab.training.batch_order import epoch_order, second_order, steps_per_epoch
+from anchorhold.lab.training.fast import FastRuns
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner, make_scenario
 
 
@@ -97,7 +97,7 @@ def test_importance_is_measured_without_dropout():
     """SOS of one step, from the gradient that a network without dropout has at the same weights."""
     scenario = make_scenario(tasks=1)
     settings = Settings(epochs=1, batch_size=28)
-    run = make_run(holdfast.SOS(beta2=0.0, normalise=False), settings=settings, seed=1, scenario=scenario, watch=())
+    run = make_run(anchorhold.SOS(beta2=0.0, normalise=False), settings=settings, seed=1, scenario=scenario, watch=())
     model = copy.deepcopy(run.learner.model).eval()
     train = scenario.tasks[0].train
     chosen = epoch_order(28, 28, seed=1, task=0, epoch=0)[0]

@@ -6,11 +6,11 @@ import warnings
 import pytest
 import torch
 
-from holdfast import Tolerance
-from holdfast.errors import ConfigurationError
-from holdfast.lab.scenarios.kept_samples import set_aside
-from holdfast.lab.training import FastRuns, PlainRun, Settings
-from holdfast.lab.training.telling.retention import TRACED, TaskRetention
+from anchorhold import Tolerance
+from anchorhold.errors import ConfigurationError
+from anchorhold.lab.scenarios.kept_samples import set_aside
+from anchorhold.lab.training import FastRuns, PlainRun, Settings
+from anchorhold.lab.training.telling.retention import TRACED, TaskRetention
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 
 SETTINGS = Settings(epochs=6, batch_size=8, learning_rate=0.02, samples=10)

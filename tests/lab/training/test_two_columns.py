@@ -6,16 +6,16 @@ import dataclasses
 import pytest
 import torch
 
-import holdfast
-from holdfast.errors import ConfigurationError
-from holdfast.holds import Replay
-from holdfast.lab.experiments import Spec, Store, execute, paper_spec
-from holdfast.lab.experiments.specs.method_names import method_name
-from holdfast.lab.networks import MultiHead
-from holdfast.lab.scenarios import of_kind
-from holdfast.lab.training.fast import FastRuns
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.protocol import Settings
+import anchorhold
+from anchorhold.errors import ConfigurationError
+from anchorhold.holds import Replay
+from anchorhold.lab.experiments import Spec, Store, execute, paper_spec
+from anchorhold.lab.experiments.specs.method_names import method_name
+from anchorhold.lab.networks import MultiHead
+from anchorhold.lab.scenarios import of_kind
+from anchorhold.lab.training.fast import FastRuns
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.lab.training.protocol import Settings
 from tests import oracles
 from tests.lab.experiments.helpers import StopAfter, same_result, small_spec
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
@@ -32,7 +32,7 @@ def run_of(measure="online-EWC", settings=USUAL, watch=(), **options):
 def exact_run(**changes):
     scenario = make_scenario(own_heads=False, dtype=torch.float64)
     settings = dataclasses.replace(USUAL, **changes)
-    measure, model = holdfast.OnlineEWC(decay=GAMMA), make_model(scenario, dropout=False).double()
+    measure, model = anchorhold.OnlineEWC(decay=GAMMA), make_model(scenario, dropout=False).double()
     return run_of(measure, settings, strength=C, scenario=scenario, model=model)
 
 

@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 import torch
 
-from holdfast.errors import ConfigurationError, HoldfastWarning
-from holdfast.lab.experiments import paper_spec
-from holdfast.lab.training.fast import FastRuns
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.protocol import Settings
+from anchorhold.errors import AnchorholdWarning, ConfigurationError
+from anchorhold.lab.experiments import paper_spec
+from anchorhold.lab.training.fast import FastRuns
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 
 SETTINGS = Settings(epochs=3, batch_size=8, learning_rate=0.01, consolidate=5)
@@ -77,6 +77,6 @@ def test_specs_take_the_plain_engine_and_keep_their_names_without_it():
 
 
 def test_a_run_that_never_came_to_consolidate_is_told_of():
-    with pytest.warns(HoldfastWarning, match="the run of 24 steps never came to it, so that nothing was held"):
+    with pytest.warns(AnchorholdWarning, match="the run of 24 steps never came to it, so that nothing was held"):
         run = finish(PlainRun(learner(dataclasses.replace(SETTINGS, consolidate=1000))))
     assert run.learner.guard.tasks == 0

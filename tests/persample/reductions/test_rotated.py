@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.persample.phi import ABSOLUTE, SQUARE
-from holdfast.persample.reductions import Basis, Block, RotatedReduction
-from holdfast.persample.rules.base import Products
+from anchorhold.persample.phi import ABSOLUTE, SQUARE
+from anchorhold.persample.reductions import Basis, Block, RotatedReduction
+from anchorhold.persample.rules.base import Products
 
 # Rows, positions, outputs and inputs: each side is rotated in δ and a, or in the gradients where those are fewer.
 SHAPES = {

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from holdfast.persample.engine import SampleAccumulator
-from holdfast.persample.reductions import Arrival, Block, OuterReduction, ProductReduction, as_vector, in_shapes
+from anchorhold.persample.engine import SampleAccumulator
+from anchorhold.persample.reductions import Arrival, Block, OuterReduction, ProductReduction, as_vector, in_shapes
 from tests import oracles
 from tests.persample import networks
 from tests.persample.agreement import FOR_POSITIONS, MEASURES

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.errors import ModelError
-from holdfast.persample.engine import sample_importance
-from holdfast.persample.phi import SQUARE
-from holdfast.persample.scores import LogLikelihood
+from anchorhold.errors import ModelError
+from anchorhold.persample.engine import sample_importance
+from anchorhold.persample.phi import SQUARE
+from anchorhold.persample.scores import LogLikelihood
 from tests.persample.agreement import MEASURES, assert_agrees
 from tests.persample.networks import randomise
 

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.forms import Kronecker, Rotated, RotatedMatrix
-from holdfast.lab.networks import MultiHead
-from holdfast.lab.training.fast import FastRuns
-from holdfast.lab.training.fast.flat_layout import FlatLayout
-from holdfast.lab.training.fast.layer_holds import MULTIPLE, LayerHolds
-from holdfast.lab.training.fast.shared_steps import can_measure
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.persample.reductions import Basis
-from holdfast.tensors.matrices.products import tf32_allowed
+import anchorhold
+from anchorhold.forms import Kronecker, Rotated, RotatedMatrix
+from anchorhold.lab.networks import MultiHead
+from anchorhold.lab.training.fast import FastRuns
+from anchorhold.lab.training.fast.flat_layout import FlatLayout
+from anchorhold.lab.training.fast.layer_holds import MULTIPLE, LayerHolds
+from anchorhold.lab.training.fast.shared_steps import can_measure
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.persample.reductions import Basis
+from anchorhold.tensors.matrices.products import tf32_allowed
 from tests.lab.training.fast.test_engine import LONG, compare, relative
 from tests.lab.training.fast.test_gradients import convolutional
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
@@ -53,7 +53,7 @@ def learner(
 
 
 @pytest.mark.parametrize("runs", [1, 3])
-@pytest.mark.parametrize("measure", [name for name, made in holdfast.measures().items() if can_measure(made)])
+@pytest.mark.parametrize("measure", [name for name, made in anchorhold.measures().items() if can_measure(made)])
 def test_every_measure(measure, runs):
     """In float64, where 208 steps hardly amplify rounding."""
     plain = finish(PlainRun(learner(3, measure)))

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-import holdfast
-from holdfast.errors import ConfigurationError, HoldfastWarning, NotFiniteError
-from holdfast.lab.networks import MultiHead
-from holdfast.lab.scenarios import Samples, scenario_of
-from holdfast.lab.training.fast import FastRuns
-from holdfast.lab.training.fast.shared_steps import can_measure
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.protocol import Settings
+import anchorhold
+from anchorhold.errors import AnchorholdWarning, ConfigurationError, NotFiniteError
+from anchorhold.lab.networks import MultiHead
+from anchorhold.lab.scenarios import Samples, scenario_of
+from anchorhold.lab.training.fast import FastRuns
+from anchorhold.lab.training.fast.shared_steps import can_measure
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 
 # 4 steps an epoch, 26 epochs, 2 tasks: 208 steps and a change of task.
@@ -56,7 +56,7 @@ def plain_learner(seed, measure):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("measure", [name for name, made in holdfast.measures().items() if can_measure(made)])
+@pytest.mark.parametrize("measure", [name for name, made in anchorhold.measures().items() if can_measure(made)])
 def test_every_measure_as_in_the_plain_loop(measure, way):
     runs, batched = WAYS[way]
     seeds = range(3, 3 + runs)
@@ -171,7 +171,7 @@ def test_runs_that_stopped_anywhere_go_on_exactly(stop_after, batched):
 
 def test_a_run_within_an_epoch_goes_on_exactly(monkeypatch):
     """With so little patience that every step is told."""
-    monkeypatch.setattr("holdfast.lab.training.fast.fast_runs.TELL_EVERY", 0.0)
+    monkeypatch.setattr("anchorhold.lab.training.fast.fast_runs.TELL_EVERY", 0.0)
     whole, stopped, resumed = (FastRuns([learner()]) for _ in range(3))
     told = [progress.step for progress, _ in zip(stopped.learn(), range(7), strict=False)]
     assert told == [1, 2, 3, 4, 5, 6, 7]
@@ -228,7 +228,7 @@ def test_a_state_from_before_is_gone_back_to():
     finish(stopped)
     again = FastRuns([learner(strength=0.0)])
     finish(again)
-    with pytest.warns(HoldfastWarning, match="has strength=5"):
+    with pytest.warns(AnchorholdWarning, match="has strength=5"):
         again.load_state(early)
     finish(again)
     compare(again.learners[0], stopped.learners[0], 1e-12)
@@ -392,7 +392,7 @@ def test_what_cannot_share_steps_is_refused(monkeypatch):
     for leaning in ({"gradient_term": True}, {"form": "rotated"}):
         with pytest.raises(ConfigurationError, match=r"cannot do with anchor='mean' and .*; expected engine='plain'"):
             FastRuns([learner(1, "EWC", anchor="mean", **leaning)])
-    monkeypatch.setattr(holdfast.RWalk, "counts_on_device", False)
+    monkeypatch.setattr(anchorhold.RWalk, "counts_on_device", False)
     with pytest.raises(ConfigurationError, match="cannot do with RWalk, which counts steps in Python"):
         FastRuns([learner(1, "RWalk")])
     half = make_scenario(2, True, torch.bfloat16, train=35)

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from holdfast.errors import ConfigurationError
-from holdfast.forms import DiagonalMatrix, Kronecker, KroneckerMatrix, Rotated, Rotated16, RotatedMatrix
-from holdfast.lab.networks import MultiHead
-from holdfast.lab.training.fast import FastRuns
-from holdfast.lab.training.fast.flat_layout import FlatLayout
-from holdfast.lab.training.fast.layer_holds import LayerHolds, can_hold
-from holdfast.lab.training.plain_run import PlainRun
-from holdfast.lab.training.protocol import Settings
-from holdfast.persample.reductions import Basis
+import anchorhold
+from anchorhold.errors import ConfigurationError
+from anchorhold.forms import DiagonalMatrix, Kronecker, KroneckerMatrix, Rotated, Rotated16, RotatedMatrix
+from anchorhold.lab.networks import MultiHead
+from anchorhold.lab.training.fast import FastRuns
+from anchorhold.lab.training.fast.flat_layout import FlatLayout
+from anchorhold.lab.training.fast.layer_holds import LayerHolds, can_hold
+from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold.lab.training.protocol import Settings
+from anchorhold.persample.reductions import Basis
 from tests.lab.training.fast.test_engine import Tied, compare, frozen, relative, with_embedding, words
 from tests.lab.training.fast.test_gradients import convolutional
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
@@ -270,7 +270,7 @@ def never_stopped(form, implicit):
 def test_runs_that_stopped_anywhere_go_on_exactly(form, implicit, stop_after, monkeypatch):
     """With so little patience that every step is told, so within epochs of all three tasks: each takes 12 steps."""
     whole, stopped, resumed = never_stopped(form, implicit), stoppable(form, implicit), stoppable(form, implicit)
-    monkeypatch.setattr("holdfast.lab.training.fast.fast_runs.TELL_EVERY", 0.0)
+    monkeypatch.setattr("anchorhold.lab.training.fast.fast_runs.TELL_EVERY", 0.0)
     told = [(progress.task, progress.step) for progress, _ in zip(stopped.learn(), range(stop_after), strict=False)]
     assert told[-1] == {3: (0, 3), 10: (0, 10), 31: (2, 5)}[stop_after]
     resumed.load_state(stopped.state())
@@ -321,6 +321,6 @@ def test_forms_that_it_has_no_products_for_are_refused():
         assert not can_hold(form)
         with pytest.raises(ConfigurationError, match=r"cannot do with the form .*expected engine='plain'"):
             FastRuns([linear(1, form)])
-    assert all(can_hold(form) for form in (*FORMS.values(), holdfast.forms.Diagonal(), Rotated(precision="tf32")))
+    assert all(can_hold(form) for form in (*FORMS.values(), anchorhold.forms.Diagonal(), Rotated(precision="tf32")))
     with pytest.raises(ConfigurationError, match="alike but for seed and strength"):
         FastRuns([linear(1, Rotated()), linear(2, Rotated(damping=0.1))])

@@ -1,0 +1,66 @@
+"""In which space importance is kept, and how it is applied: each form is one file."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from anchorhold.errors import ConfigurationError
+from anchorhold.forms.base import Cost, Form, Matrix
+from anchorhold.forms.composed.summed import Summed
+from anchorhold.forms.diagonal import Diagonal, DiagonalMatrix
+from anchorhold.forms.of_layers.kronecker import Kronecker, Kronecker16, KroneckerMatrix
+from anchorhold.forms.of_layers.rotated import Rotated, Rotated16, RotatedMatrix
+from anchorhold.forms.of_vectors.dense import Dense, DenseMatrix
+from anchorhold.forms.of_vectors.lowrank import LowRank, LowRankMatrix
+from anchorhold.persample.reductions import Block
+from anchorhold.registry import Registry, registering_class
+
+F = TypeVar("F", bound=Form)
+
+FORMS: Registry[Callable[..., Form]] = Registry("form")
+"""What makes each form, by name."""
+
+
+def register_form(name: str) -> Callable[[type[F]], type[F]]:
+    """Let a form of one's own be asked for by name, wherever forms are."""
+    return registering_class(FORMS, Form, name)
+
+
+register_form("diagonal")(Diagonal)
+register_form("rotated")(Rotated)
+register_form("rotated16")(Rotated16)
+register_form("kronecker")(Kronecker)
+register_form("kronecker16")(Kronecker16)
+register_form("lowrank")(LowRank)
+register_form("dense")(Dense)
+
+
+def form(name: str, **settings: Any) -> Form:
+    """Return a form by its name, with settings of its own."""
+    try:
+        return FORMS[name](**settings)
+    except TypeError as error:
+        raise ConfigurationError(f"The form {name!r}: {error}.") from error
+
+
+__all__ = [
+    "FORMS",
+    "Block",
+    "Cost",
+    "Dense",
+    "DenseMatrix",
+    "Diagonal",
+    "DiagonalMatrix",
+    "Form",
+    "Kronecker",
+    "Kronecker16",
+    "KroneckerMatrix",
+    "LowRank",
+    "LowRankMatrix",
+    "Matrix",
+    "Rotated",
+    "Rotated16",
+    "RotatedMatrix",
+    "Summed",
+    "form",
+    "register_form",
+]

@@ -1,0 +1,128 @@
+r"""The diagonal, :math:`Q(D) = \Omega \circ D`: one number a weight, as EWC, SI, MAS and SOS keep it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from anchorhold.errors import StateError
+from anchorhold.forms.base import Displacement, Form, Matrix, checked_damping, pulled_share
+from anchorhold.measures.base import SampleMeasure
+from anchorhold.persample.reductions import Block, DiagonalReduction, Reduction
+from anchorhold.settings import added
+
+
+class DiagonalMatrix(Matrix):
+    """Ω of one parameter."""
+
+    def __init__(self, name: str, omega: Tensor) -> None:
+        self.name = name
+        self.block = Block(name, (name,))
+        self.omega = omega
+
+    def apply(self, d: Displacement) -> dict[str, Tensor]:
+        """Return Ω∘D."""
+        return {self.name: self.omega * d[self.name]}
+
+    def value(self, d: Displacement) -> Tensor:
+        """Return the sum of Ω D²."""
+        return (self.omega * d[self.name].square()).sum()
+
+    def plus(self, earlier: Matrix, decay: float) -> "DiagonalMatrix":
+        """Return the sum, weight by weight."""
+        assert isinstance(earlier, DiagonalMatrix)
+        return DiagonalMatrix(self.name, torch.add(self.omega, earlier.omega, alpha=decay))
+
+    def scaled(self, factor: float) -> "DiagonalMatrix":
+        """Return a multiple of Ω."""
+        return DiagonalMatrix(self.name, factor * self.omega)
+
+    def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return D/(1 + cΩ)."""
+        return {self.name: d[self.name] / (1 + strength * self.omega)}
+
+    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return D·cΩ/(1 + cΩ)."""
+        return {self.name: d[self.name] * pulled_share(strength * self.omega)}
+
+    def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
+        """Return B/(Ω + damping)."""
+        damped = self.omega + damping
+        return {self.name: torch.where(damped > 0, b[self.name] / damped, 0.0)}
+
+    def diagonal(self) -> dict[str, Tensor]:
+        """Return Ω."""
+        return {self.name: self.omega}
+
+    def trace(self) -> Tensor:
+        """Return the sum of Ω."""
+        return self.omega.sum()
+
+    def largest_eigenvalue(self) -> Tensor:
+        """Return the largest Ω."""
+        return self.omega.max() if self.omega.numel() else self.omega.new_zeros(())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return Ω, which needs no name beside the parameter's."""
+        return {"": self.omega}
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "DiagonalMatrix":
+        """Return another Ω."""
+        return DiagonalMatrix(self.name, change(self.omega))
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal(Form):
+    """One number a weight: all measures have it.
+
+    Args:
+        damping: a share of the mean importance of all weights, such as 0.01, by which each is held beside its own.
+            Without it, a weight of importance 0 is free at any strength. Those of a ReLU unit that no sample of the
+            task has made active at its end are such weights, and the unit may be active on that task's samples once
+            they have moved. What no task has used yet is held by it as well, such as the heads of tasks to come,
+            unless ``protect`` leaves them out.
+    """
+
+    damping: float = added(0.0)
+
+    elementwise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "damping", checked_damping(self.damping))
+
+    @property
+    def held_damping(self) -> float:
+        """That share: Ω itself stays as it was measured."""
+        return self.damping
+
+    def blocks(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
+        """Return each parameter by itself."""
+        return [Block(name, (name,)) for name in parameters]
+
+    def reduction(
+        self,
+        measure: SampleMeasure,
+        blocks: Sequence[Block],
+        parameters: Mapping[str, nn.Parameter],
+        known: Mapping[str, Tensor],
+    ) -> Reduction:
+        """Add up φ of every element."""
+        return DiagonalReduction(measure.phi, parameters)
+
+    def matrices(
+        self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]
+    ) -> dict[str, Matrix]:
+        """Return what the measure makes of the means."""
+        return {block.name: DiagonalMatrix(block.name, measure.transform(means[block.name])) for block in blocks}
+
+    def restored(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
+        """Return Ω, which has the parameter's shape."""
+        if tensors.keys() != {""} or tensors[""].shape != parameters[block.name].shape:
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            raise StateError(
+                f"The importance of {block.name!r} is {shapes}; expected one tensor of shape "
+                f"{tuple(parameters[block.name].shape)}. The state was made for another model, or with another form."
+            )
+        return DiagonalMatrix(block.name, tensors[""])

@@ -1,0 +1,62 @@
+"""Whether strengths by pattern fit what a guard protects: a pattern for each parameter, one strength for each block."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from anchorhold.adapters import every_adapter
+from anchorhold.errors import ConfigurationError
+from anchorhold.guard.arguments.strengths import PatternStrengths
+from anchorhold.guard.memory import Memory
+from anchorhold.guard.merged_space import MergedSpace
+
+
+def check_strengths(memory: Memory, strengths: PatternStrengths) -> None:
+    """Refuse strengths by pattern that do not fit what is protected."""
+    _refuse_own_parameters(memory, strengths)
+    strengths.check_used(memory.measured.keys() | memory.frozen.keys())
+    check_blocks(memory, strengths, memory.parameters)
+    memory.folding.check_strengths(strengths)
+
+
+def _refuse_own_parameters(memory: Memory, strengths: PatternStrengths) -> None:
+    """Refuse a pattern of adapters' own parameters alone where the weights are held that they are merged with."""
+    for pattern in strengths.given if memory.space == "merged" else ():
+        parts = [name for name in memory.merged.names if fnmatchcase(name, pattern)]
+        if parts and not any(fnmatchcase(name, pattern) for name in memory.measured):
+            weight = min(name for name, own in memory.merged.parts.items() if min(parts) in own)
+            raise ConfigurationError(
+                f"strength[{pattern!r}] is of adapters' own parameters, such as {min(parts)!r}, and here adapters "
+                f"are held by their merged weights. Give a pattern that matches the names of those, such as "
+                f"{weight!r}, or make a Guard with space='weights'."
+            )
+
+
+def _refuse_merged_weights(memory: Memory, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse a pattern of the weights alone that adapters change where their own parameters are held."""
+    unused = [each for each in strengths.given if not any(fnmatchcase(name, each) for name in parameters)]
+    held = {id(p) for p in parameters.values()} if unused else ()
+    for found in every_adapter(memory.model, held) if unused else ():
+        if pattern := next((each for each in unused if fnmatchcase(found.weight, each)), None):
+            raise ConfigurationError(
+                f"strength[{pattern!r}] is of weights that adapters change, such as {found.weight!r}, and here "
+                "adapters are held by their own parameters. Give space='merged', which holds those weights, or "
+                "a pattern of the adapters' parameters."
+            )
+
+
+def check_blocks(memory: Memory, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse a parameter without a strength, and a block with several."""
+    space = MergedSpace.of(memory.model, parameters, memory.space)
+    coordinates = space.coordinates(parameters)
+    if memory.space == "weights":
+        _refuse_merged_weights(memory, strengths, parameters)
+    for name in coordinates:
+        strengths.of(name)
+    form = memory.driving.form
+    if form.elementwise or any(map(is_lazy, parameters.values())):
+        return
+    for block in space.blocks_of(form, coordinates):
+        strengths.check_together(block.parameters, f"in the form {form.name!r} one matrix holds both")

@@ -1,0 +1,135 @@
+"""From what a Guard is given to what it remembers at first: each argument checked, by itself and with others."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from anchorhold.errors import ConfigurationError
+from anchorhold.forms import Form
+from anchorhold.guard.arguments.checked_arguments import (
+    as_form,
+    as_holds,
+    as_measure,
+    checked_anchor,
+    checked_batch_norm,
+    checked_decay,
+    checked_implicit,
+    checked_relative,
+    checked_space,
+    checked_tolerance,
+    device_with_number,
+    may_be_implicit,
+    named_measures,
+    refuse_merged_path,
+)
+from anchorhold.guard.arguments.default_space import tell_of_unmerged
+from anchorhold.guard.arguments.selection import Protect, Selection
+from anchorhold.guard.arguments.strengths import USUAL, PatternStrengths, checked_strength
+from anchorhold.guard.distributed.gathering import Gather, checked_gather
+from anchorhold.guard.ledger import Ledger
+from anchorhold.guard.memory import AnchorKind, Memory, leans
+from anchorhold.guard.merged_space import Space
+from anchorhold.guard.refreshing import first_look
+from anchorhold.holds import Hold
+from anchorhold.measures import Measure
+from anchorhold.retention import Tolerance
+from anchorhold.tensors.storage import Storage
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def new_memory(
+    model: nn.Module,
+    measure: Measure | str,
+    strength: float | Mapping[str, float] | None,
+    protect: Protect,
+    *,
+    relative_strength: float | None,
+    tolerance: float | Tolerance | None,
+    form: Form | str,
+    space: Space | None,
+    holds: Sequence[Hold | str],
+    decay: float,
+    anchor: AnchorKind,
+    gather: Gather | None,
+    gradient_term: bool,
+    from_scratch: bool,
+    watch: Sequence[Measure | str] | Mapping[str, Measure | str],
+    group: "ProcessGroup | None",
+    batch_norm: str | None,
+    implicit: bool | None,
+    state_dtype: torch.dtype | None,
+    state_device: torch.device | str | None,
+) -> Memory:
+    """Return what a guard remembers before its first task; the arguments are a Guard's."""
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(
+            f"model={type(model).__name__}: expected a torch.nn.Module, as in Guard(model, SOS(), strength)."
+        )
+    storage = Storage(state_dtype, None if state_device is None else device_with_number(state_device))
+    driver = as_measure(measure)
+    checked_anchor(anchor, driver, gradient_term=gradient_term)
+    kept_as = as_form(form)
+    refuse_merged_path(space, driver, kept_as)  # first: the form may refuse it with an advice that the space refuses
+    ledgers = _ledgers(driver, kept_as, watch, storage)
+    driving = ledgers[driver.name]
+    others = as_holds(holds)
+    for each in others:
+        each.check(driving.form)
+    relative = checked_relative(relative_strength, strength, driver)
+    c = 0.0 if relative is not None else checked_strength(USUAL if strength is None else strength)
+    strengths = {"strength": strength, "relative_strength": relative_strength}
+    driving.strengths = PatternStrengths(c) if isinstance(c, dict) else None
+    allowed = checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit is True)
+    lean = leans(driving.form, anchor, gradient_term=gradient_term)
+    either = implicit is None and may_be_implicit(driving.form, batch_norm, leans=lean)
+    memory = Memory(
+        model,
+        Selection(protect),
+        ledgers,
+        driver.name,
+        c if isinstance(c, float) else max(c.values()),
+        checked_decay(decay),
+        storage,
+        others,
+        group,
+        gather=checked_gather(gather),
+        anchor_kind=anchor,
+        gradient_term=gradient_term,
+        relative_strength=relative,
+        strength_given=any(each is not None for each in (strength, relative_strength, tolerance)),
+        space=allowed or "weights",
+        space_given=space is not None,
+        space_is_open=allowed is None,
+        named_form=kept_as if isinstance(form, str) else None,
+        from_scratch=from_scratch,
+        batch_norm=checked_batch_norm(batch_norm, ledgers, others),
+        implicit=None if either else checked_implicit(implicit or False, driving.form, batch_norm, leans=lean),
+        implicit_given=implicit is not None,
+        implicit_is_open=either,
+        tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
+    )
+    memory.made_with = memory.said_strength if memory.strength_given else None
+    first_look(memory)
+    memory.merged.refuse_parts()
+    tell_of_unmerged(memory)
+    return memory
+
+
+def _ledgers(
+    driver: Measure, form: Form, watch: Sequence[Measure | str] | Mapping[str, Measure | str], storage: Storage
+) -> dict[str, Ledger]:
+    """Return the account of every measure, by its name: first that of the one that drives the penalty."""
+    found = {driver.name: Ledger(driver, form, storage)}
+    for name, watching in named_measures(watch):
+        if name in found:
+            raise ConfigurationError(
+                f"Two measures are called {name!r}. Give watch as a mapping with a name of your own for each."
+            )
+        if "/" in name:
+            raise ConfigurationError(f"A measure is called {name!r}; expected a name without '/'.")
+        found[name] = Ledger(watching, storage=storage)
+    return found

@@ -1,0 +1,131 @@
+"""What becomes of batch norms when a task is consolidated."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anchorhold.errors import BatchError, ConfigurationError, ModelError
+from anchorhold.forms import Matrix
+from anchorhold.guard.batch_norm.folding import Folding
+from anchorhold.guard.batch_norm.followed_layers import Following, find_following
+from anchorhold.guard.batch_norm.frozen_statistics import is_fresh
+from anchorhold.guard.distributed.ranks import is_fully_sharded
+from anchorhold.guard.memory import Memory
+from anchorhold.guard.noticing.telling import tell
+from anchorhold.persample.batches import Forward, check_batches
+from anchorhold.tensors.names import named_modules
+
+
+@dataclass(frozen=True)
+class TaskNorms:
+    """The batch norms of a task that is about to be consolidated."""
+
+    frozen: frozenset[str]
+    """Those whose statistics stay as they are from now on."""
+    folded: dict[str, str]
+    """Those that are held together with the layer that they follow."""
+    folding: Folding
+    batches: Iterable[Any] | None
+    """The task's batches, of which the first may have been looked at."""
+
+    def silenced(self, matrices: Mapping[str, Matrix]) -> dict[str, Matrix]:
+        """Return importances with 0 for parameters that are no coordinates of what is held."""
+        silent = self.folding.silent
+        return {name: m.scaled(0.0) if silent.issuperset(m.block.parameters) else m for name, m in matrices.items()}
+
+
+def norms_of_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> TaskNorms:
+    """Return what is to be done with batch norms, without changing anything yet."""
+    if memory.batch_norm is None or not memory.norms:
+        return TaskNorms(frozenset(), {}, Folding({}), batches)
+    if memory.batch_norm == "freeze":
+        return TaskNorms(memory.frozen_norms | _trained(memory), {}, Folding({}), batches)
+    _refuse_sharded(memory)
+    if batches is None:
+        raise BatchError(
+            "batch_norm='fold' has to see the model called, to know which layer each batch norm follows: call "
+            "consolidate(batches) with some of the task's inputs."
+        )
+    given = check_batches(batches)
+    iterator = iter(given)
+    first = list(itertools.islice(iterator, 1))
+    seen = memory.ranks.each(
+        lambda: find_following(memory.model, memory.norms, memory.parameters, first[0], forward) if first else None
+    )
+    found = next((following for following in seen if following is not None), Following({}, {}, set()))
+    folded = _folded(memory, found)
+    left = (_trained(memory) | found.others.keys()) - folded.keys()
+    untold = left - memory.frozen_norms - memory.told_of_norms - found.unseen
+    _tell_of_unfolded({name: found.others.get(name, _OTHERWISE) for name in untold})
+    memory.told_of_norms |= untold
+    folding = Folding.of(folded, dict(named_modules(memory.model)), memory.parameters)
+    folding.agree(memory.ranks)
+    return TaskNorms(memory.frozen_norms | left, folded, folding, _with_first(given, iterator, first))
+
+
+def _trained(memory: Memory) -> set[str]:
+    """Return the batch norms that have statistics of some data."""
+    return {name for name, norm in memory.norms.items() if not is_fresh(norm)}
+
+
+def _folded(memory: Memory, found: Following) -> dict[str, str]:
+    """Return which batch norms are folded from now on: those that were, and new ones of layers that are new too."""
+    for name, layer in memory.folded_norms.items():
+        if name not in found.unseen and name in memory.norms and found.layers.get(name) != layer:
+            raise ModelError(
+                f"The batch norm {name!r} was consolidated together with {layer!r}, which it followed, and now "
+                f"{found.others.get(name, 'it follows another layer')}. Nothing was consolidated. Restore the model, "
+                f"or call forget() with the names of their parameters."
+            )
+    names = {id(parameter): name for name, parameter in memory.parameters.items()}
+    modules = dict(named_modules(memory.model))
+    held = {
+        name
+        for name, layer in found.layers.items()
+        if names.get(id(getattr(modules[layer], "weight", None))) in memory.anchor
+    }
+    new = {name: layer for name, layer in found.layers.items() if name not in held}
+    return memory.folded_norms | {name: layer for name, layer in new.items() if name not in memory.frozen_norms}
+
+
+def _refuse_sharded(memory: Memory) -> None:
+    if is_fully_sharded(memory.model):
+        raise ConfigurationError(
+            "batch_norm='fold' with a sharded model: its layers and its batch norms are split in different places, so "
+            "no process has what belongs together. Take batch_norm='freeze'."
+        )
+
+
+def _tell_of_unfolded(reasons: Mapping[str, str]) -> None:
+    if reasons:
+        name, reason = next(iter(sorted(reasons.items())))
+        others = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        tell(_NOT_FOLDED.format(name=name, others=others, reason=reason))
+
+
+_OTHERWISE = "its layer was consolidated before it, in other coordinates"
+
+_NOT_FOLDED = (
+    "The batch norm {name!r}{others} cannot be folded: {reason}. Its running statistics are frozen instead, as "
+    "batch_norm='freeze' does, and its scale and shift are held as they are."
+)
+
+
+def _with_first(batches: Iterable[Any], iterator: Iterator[Any], first: list[Any]) -> Iterable[Any]:
+    """Return batches of which the first has been taken already, without drawing them a second time."""
+    if iterator is batches:
+        return itertools.chain(first, iterator)
+    return _Reread(batches, itertools.chain(first, iterator))
+
+
+class _Reread:
+    """Batches that can be gone through again, and whose first pass has begun."""
+
+    def __init__(self, batches: Iterable[Any], begun: Iterator[Any]) -> None:
+        self._batches = batches
+        self._begun: Iterator[Any] | None = begun
+
+    def __iter__(self) -> Iterator[Any]:
+        begun, self._begun = self._begun, None
+        return iter(self._batches) if begun is None else begun

@@ -1,0 +1,80 @@
+"""Batch norms that keep their running statistics, whatever mode the model is put in.
+
+In eval mode a batch norm normalises with its running mean and variance, and leaves them alone. So nothing has to be
+done but to keep it there: its ``train()`` is replaced, on the layer itself, since ``model.train()`` calls that of every
+layer. A compiled model looks at the mode of its layers at every call, and not at hooks that came after it was compiled;
+and what lies on a layer is copied and pickled with it.
+"""
+
+from collections.abc import Iterable
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+from anchorhold.tensors.names import named_modules
+
+
+def with_statistics(model: nn.Module) -> dict[str, BatchNorm]:
+    """Return the batch norms of any kind that have running statistics, by name."""
+    every = named_modules(model)
+    return {name: layer for name, layer in every if isinstance(layer, BatchNorm) and layer.running_mean is not None}
+
+
+def is_fresh(layer: BatchNorm) -> bool:
+    """Whether a batch norm has seen no data yet, as that of a branch which only a later task uses."""
+    mean, variance = layer.running_mean, layer.running_var
+    assert mean is not None and variance is not None
+    return not bool(mean.any()) and bool((variance == 1).all())
+
+
+class FrozenStatistics:
+    """The batch norms that one guard keeps in eval mode."""
+
+    def __init__(self) -> None:
+        self._layers: list[BatchNorm] = []
+
+    def keep(self, layers: Iterable[BatchNorm], *, mode: bool) -> None:
+        """Keep these in eval mode from now on, and let others go back to the mode of the model."""
+        wanted = list(layers)
+        for layer in self._layers:
+            if layer not in wanted:
+                _let_go(layer, mode)
+        for layer in wanted:
+            if layer not in self._layers:
+                _keep(layer)
+        self._layers = wanted
+
+    def astray(self) -> list[BatchNorm]:
+        """Return those that are in training mode all the same: who sets ``layer.training`` goes past ``train()``."""
+        return [layer for layer in self._layers if layer.training]
+
+
+class _StaysInEval:
+    """Stands in for ``layer.train``."""
+
+    def __init__(self, layer: BatchNorm) -> None:
+        self.layer = layer
+        self.keepers = 0
+        """How many guards keep it in eval mode."""
+
+    def __call__(self, mode: bool = True) -> BatchNorm:
+        type(self.layer).train(self.layer, False)
+        return self.layer
+
+
+def _keep(layer: BatchNorm) -> None:
+    stand_in = vars(layer).get("train")
+    if not isinstance(stand_in, _StaysInEval):
+        stand_in = vars(layer)["train"] = _StaysInEval(layer)
+    stand_in.keepers += 1
+    layer.eval()
+
+
+def _let_go(layer: BatchNorm, mode: bool) -> None:
+    stand_in = vars(layer).get("train")
+    if not isinstance(stand_in, _StaysInEval):
+        return
+    stand_in.keepers -= 1
+    if stand_in.keepers <= 0:
+        del vars(layer)["train"]
+        layer.train(mode)

@@ -1,0 +1,163 @@
+"""What a guard will take, before it is paid: bytes and operations of every block in the guard's form."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from anchorhold.adapters import Product, in_parts
+from anchorhold.errors import ConfigurationError
+from anchorhold.forms import Block, Cost
+from anchorhold.forms.composed.summed import Summed
+from anchorhold.guard.consolidating.turns import measuring_bytes
+from anchorhold.guard.memory import Memory
+from anchorhold.tensors.in_words import in_bytes
+from anchorhold.tensors.storage import running_dtype
+
+_SHOWN = 12
+"""Blocks that a printed table lists, those that take most."""
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """What one block takes."""
+
+    name: str
+    """The block's, which is its weight's."""
+    weights: int
+    """How many it has."""
+    form: str
+    """In which form it is kept."""
+    kept: int
+    """Bytes that are kept from task to task: Q, its own coordinates where pulls after steps have to find them, the
+    anchor, and how the hold leans there, where it does. With ``sums="exact"`` Q is each task's own, as many as there
+    are by now."""
+    measuring: int
+    """Bytes of sums while a task is measured, in the pass that has most of them; beside the samples' own. Of a measure
+    along the path: its running states, which are there all through training, and θ(0) where it looks at steps."""
+    multiplications: int
+    """Of one application of Q, or one pull by it, which is once a step; of an adapter's merged weight, of the products
+    that it takes."""
+
+
+@dataclass(frozen=True, repr=False)
+class Costs:
+    """What every block takes, and all of them together."""
+
+    blocks: tuple[BlockCost, ...]
+    form: str
+    """The form that was asked for."""
+    implicit: bool | None = False
+    """Whether the hold acts after each step, as far as that is decided."""
+
+    @property
+    def kept(self) -> int:
+        """Bytes that are kept from task to task."""
+        return sum(block.kept for block in self.blocks)
+
+    @property
+    def measuring(self) -> int:
+        """Bytes of sums while a task is measured, or of running states."""
+        return sum(block.measuring for block in self.blocks)
+
+    @property
+    def multiplications(self) -> int:
+        """Of one step's hold."""
+        return sum(block.multiplications for block in self.blocks)
+
+    @property
+    def weights(self) -> int:
+        """How many weights are held."""
+        return sum(block.weights for block in self.blocks)
+
+    def __repr__(self) -> str:
+        form = f"{self.form}, implicit" if self.implicit else self.form
+        largest = sorted(self.blocks, key=lambda block: -block.kept)[:_SHOWN]
+        others = len(self.blocks) - len(largest)
+        wide = max([len(block.name) for block in largest] + [len("in all")])
+        lines = [
+            (
+                f"{form}: {in_bytes(self.kept)} kept ({self.kept / max(1, self.weights):.3g} bytes a weight), "
+                f"{in_bytes(self.measuring)} of sums while measuring, "
+                f"{self.multiplications / max(1, self.weights):,.0f} multiplications a weight and step"
+            ),
+            f"  {'':{wide}}  {'weights':>12}  {'kept':>10}  {'measuring':>10}  {'a step':>10}  form",
+        ]
+        lines += [
+            f"  {block.name:{wide}}  {block.weights:>12,}  {in_bytes(block.kept):>10}  "
+            f"{in_bytes(block.measuring):>10}  {block.multiplications:>10.2g}  {block.form}"
+            for block in largest
+        ]
+        if others:
+            lines.append(f"  and {others} smaller ones")
+        return "\n".join(lines)
+
+
+def costs_of(memory: Memory) -> Costs:
+    """Return what a guard takes for the parameters that it protects now."""
+    form, storage, found = memory.driving.form, memory.driving.storage, []
+    for name, parameter in memory.parameters.items():
+        if is_lazy(parameter):
+            raise ConfigurationError(
+                f"{name!r} has no shape yet, so what it takes is not known. Run the model once on a batch before."
+            )
+    measured, counted = memory.measured, set()
+    for block in memory.blocks(form):
+        members = [measured[name] for name in block.parameters]
+        cost, single = form.cost(block, measured), running_dtype(members[0]).itemsize
+        anchored, kept = (each.dtype.itemsize if each.dtype else single for each in (memory.storage, storage))
+        weights = sum(parameter.numel() for parameter in members)
+        anchors, applying = weights * (2 if memory.leans else 1), cost.applying
+        if block.name in memory.merged.adapters:
+            anchors, applying = _of_merged(memory, block, cost)
+        own = memory.driving.total.get(block.name)
+        if own is not None:  # known by now, of how many tasks it is, and how much of it another block has too
+            new = [tensor for tensor in own.tensors().values() if id(tensor) not in counted]
+            counted |= {id(tensor) for tensor in new}
+            q = sum(tensor.nbytes for tensor in new)
+        else:
+            q = kept * cost.kept
+        if memory.implicit and block.is_matrix and not form.keeps_coordinates:
+            q += single * (cost.kept + weights)  # eigenvectors as large as Q, and an eigenvalue for each direction
+            applying *= 2  # into those coordinates, and back
+        found.append(
+            BlockCost(
+                block.name,
+                weights,
+                cost.said,
+                q + anchored * anchors,
+                _measuring(memory, block) + (single * weights if memory.gradient_term else 0),
+                applying * (len(own.parts) if isinstance(own, Summed) else 1),
+            )
+        )
+    return Costs(tuple(found), form.name, memory.implicit)
+
+
+@torch.no_grad()
+def _of_merged(memory: Memory, block: Block, cost: Cost) -> tuple[int, int]:
+    """Return how many numbers the anchor of a merged weight has, and how many multiplications a step takes.
+
+    The anchor is the adapter's parameters and what they come to: Δ*, or B* and A*, of which those of a fresh adapter
+    have rank 0. A step's products are of D, which has both ranks together.
+    """
+    adapter = memory.merged.adapters[block.name]
+    now = adapter.change()
+    then = memory.merged_anchor.get(block.name, now)
+    if then is now and isinstance(now, Product) and not now.b.is_meta and not bool(now.b.any()):
+        then = None  # which is what will be kept of it
+    numbers = sum(memory.parameters[name].numel() for name in memory.merged.parts[block.name])
+    numbers += 0 if then is None else sum(tensor.numel() for tensor in in_parts(then).values())
+    changes = [now] if then is None else [now, then]
+    ranks = [change.b.shape[1] for change in changes if isinstance(change, Product)]
+    if len(ranks) < len(changes):
+        return numbers, cost.applying
+    return numbers, memory.driving.form.cost_of_product(block, memory.measured, sum(ranks))
+
+
+def _measuring(memory: Memory, block: Block) -> int:
+    """Return what a block takes while a task is measured, from data or along the path."""
+    measure, measured = memory.driving.measure, memory.measured
+    if measure.needs.data:
+        return measuring_bytes(memory.driving.form, block, measured)
+    numbers = len(measure.running) + measure.needs.step
+    return sum(numbers * running_dtype(measured[name]).itemsize * measured[name].numel() for name in block.parameters)

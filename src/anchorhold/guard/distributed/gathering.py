@@ -1,0 +1,123 @@
+"""What a process gathers of a sharded model to measure it from data: all of it, or a layer at a time.
+
+Where layers are gathered at each use (:mod:`anchorhold.tensors.gathered_at_use`), all processes that have parts of them
+must use the same layers in the same order. So each of them is given the samples of all, computes what the others do,
+and adds up its own part of the parameters alone: what is kept needs no sum over processes in the end.
+"""
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from anchorhold.errors import ConfigurationError, ModelError
+from anchorhold.guard.distributed.ranks import Ranks
+from anchorhold.persample.batches import Forward, call_model
+from anchorhold.persample.engine import SampleAccumulator
+from anchorhold.persample.isolation.isolated import looked_at
+from anchorhold.persample.tracing.sample_layout import same_values
+from anchorhold.tensors.checksums import checksum
+from anchorhold.tensors.sharding import is_sharded, reshard, whole
+from anchorhold.tensors.storage import free_bytes
+
+Gather = Literal["model", "layers"]
+"""What each process gathers of a sharded model to measure it from data: all of it at once, or a layer at a time."""
+
+ROOM = 3
+"""How many times the model's own bytes have to be free for it to be gathered at once: itself, its sums, and samples."""
+
+
+def checked_gather(gather: str | None) -> Gather | None:
+    """Return what is gathered at once, or refuse what is neither."""
+    for known in get_args(Gather):
+        if gather == known:
+            found: Gather = known
+            return found
+    if gather is not None:
+        raise ConfigurationError(
+            f"gather={gather!r}; expected 'model', 'layers', or None, by which it is the whole model where that fits."
+        )
+    return None
+
+
+def gathers_layers(model: nn.Module, ranks: Ranks, asked: Gather | None) -> bool:
+    """Return whether layers are to be gathered one at a time, which all processes have to ask together."""
+    sharded = [parameter for parameter in model.parameters() if is_sharded(parameter)]
+    if not sharded:
+        return False
+    if is_cut_up(model, ranks):
+        if asked == "model":
+            raise ModelError(
+                "gather='model' with layers that are cut up (tensor parallelism), so that several processes see the "
+                "same batches: each would count them once more. Leave gather= out, or give gather='layers'."
+            )
+        return True
+    if asked is not None:
+        return asked == "layers"
+    wanted = ROOM * sum(parameter.numel() * parameter.element_size() for parameter in sharded)
+    device = torch.device(sharded[0].device_mesh.device_type)
+
+    def has_room() -> bool:
+        free = free_bytes(device)
+        return free is None or wanted <= free
+
+    return not all(ranks.each(has_room))
+
+
+def is_cut_up(model: nn.Module, ranks: Ranks) -> bool:
+    """Whether more processes have parts of a model than see different batches: tensor parallelism."""
+    return any(is_sharded(p) and p.device_mesh.size() != ranks.size for p in model.parameters())
+
+
+def those_with_parts(model: nn.Module, ranks: Ranks) -> Ranks:
+    """Return all processes that have parts of a model, which are more than see different batches where it is cut up."""
+    from torch import distributed  # noqa: PLC0415 (not in every build of torch)
+
+    if not is_cut_up(model, ranks):
+        return ranks
+    meshes = [parameter.device_mesh for parameter in model.parameters() if is_sharded(parameter)]
+    mesh = max(meshes, key=lambda mesh: mesh.size())
+    if mesh.size() == distributed.get_world_size():
+        return Ranks(distributed.group.WORLD)
+    if mesh.ndim == 1:
+        return Ranks(mesh.get_group())
+    raise ModelError(
+        f"The model's layers are cut up over a mesh of {tuple(mesh.shape)} processes, and more are running: which of "
+        "them go through the samples together is not plain. Use a measure along the path, such as SOS() or SI(), or "
+        "watch_only()."
+    )
+
+
+def refuse_unless_copies_agree(model: nn.Module, everyone: Ranks) -> None:
+    """Refuse what processes have whole and different, such as statistics of batch norms: each would measure another.
+
+    FSDP2 lets every process have buffers of its own.
+    """
+    kept = [*model.named_parameters(), *model.named_buffers()]
+    everyone.refuse_unless_equal(
+        {f"{name!r} (by checksum)": checksum([tensor]) for name, tensor in kept if not is_sharded(tensor)},
+        "layers cannot be measured together. Send those of one process to all: for buffer in model.buffers(): "
+        "torch.distributed.broadcast(buffer, 0); nothing was consolidated",
+    )
+
+
+def refuse_another_model(model: nn.Module, collector: SampleAccumulator, forward: Forward | None, batch: Any) -> None:
+    """Refuse a model that computes something else when its layers are whole: one that counts on being cut up."""
+    call, parameters = forward or call_model, list(model.parameters())
+    inputs = collector.read(batch).inputs
+    with looked_at(model, parameters), looked_at(collector.model, parameters):
+        expected = whole(call(model, inputs))
+        reshard(model)
+        try:
+            found = call(collector.model, inputs)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise _another(f"cannot be run ({type(error).__name__}: {error})") from error
+    if found.shape != expected.shape or not same_values(found, expected):
+        raise _another("gives other outputs")
+
+
+def _another(what: str) -> ModelError:
+    return ModelError(
+        f"With its layers whole, the model {what}: it counts on being cut up, as one does that has fewer heads of "
+        "attention on each process. Use a measure along the path, such as SOS() or SI(), or watch_only()."
+    )

@@ -1,0 +1,176 @@
+"""Q of layers whose parameters are spread over processes: each keeps a part of it, and it is whole for a moment.
+
+A form of matrices needs a whole layer to be applied: Q and D are gathered block by block, Q(D) is found on every
+process alike, and each keeps its own rows of it. Between steps the memory of Q shrinks with the number of processes.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from anchorhold.errors import ConfigurationError
+from anchorhold.forms import DiagonalMatrix, Form, Matrix
+from anchorhold.forms.base import Displacement
+from anchorhold.tensors.sharding import is_sharded, like_parameter, whole, whole_together
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+FORMS = ("diagonal", "rotated", "kronecker")
+"""The forms that models can be sharded with, by name."""
+
+
+class ShardedMatrix(Matrix):
+    """Q of one block, in parts.
+
+    What is often asked of it is found while it is whole, so that no process waits for others to be told: its diagonal,
+    itself in parts, its trace and its largest eigenvalue.
+
+    Args:
+        matrix: the same with each of its tensors spread over processes.
+        diagonal: that of Q, spread as the parameters are.
+        trace: the sum of its eigenvalues.
+        largest: the largest of them.
+        finite: whether it is made of numbers alone; a process that saw that of its own part would stop by itself.
+    """
+
+    def __init__(
+        self, matrix: Matrix, diagonal: Mapping[str, Tensor], trace: Tensor, largest: Tensor, *, finite: bool
+    ) -> None:
+        self.block = matrix.block
+        self._finite = finite
+        self._parts = matrix
+        self._diagonal = dict(diagonal)
+        self._trace = trace
+        self._largest = largest
+
+    @classmethod
+    def of(cls, matrix: Matrix, parameters: Mapping[str, Tensor]) -> "ShardedMatrix":
+        """Return a whole Q, which all processes have, in parts."""
+        like = parameters[matrix.block.parameters[0]]
+        assert is_sharded(like)
+        mesh = like.device_mesh
+        diagonal = {name: like_parameter(omega, parameters[name]) for name, omega in matrix.diagonal().items()}
+        numbers = matrix.trace(), matrix.largest_eigenvalue()
+        return cls(matrix.mapped(lambda t: _in_rows(t, mesh)), diagonal, *numbers, finite=matrix.is_finite)
+
+    @property
+    def said(self) -> str:
+        """What Q is."""
+        return self._parts.said
+
+    def gathered(self) -> Matrix:
+        """Return all of Q. Every process has to ask for it at the same time."""
+        return self._gathered({})[0]
+
+    def _gathered(self, d: Displacement) -> tuple[Matrix, dict[str, Tensor]]:
+        """Return all of Q and of D, in one go."""
+        own = list(self._parts.tensors().values())
+        every = whole_together([*own, *d.values()])
+        known = dict(zip(map(id, own), every, strict=False))
+        return self._parts.mapped(lambda part: known[id(part)]), dict(zip(d, every[len(own) :], strict=True))
+
+    def apply(self, d: Displacement) -> dict[str, Tensor]:
+        """Return Q(D), spread as D is."""
+        return self._of_whole(lambda q, all_of_d: q.apply(all_of_d), d)
+
+    def value(self, d: Displacement) -> Tensor:
+        """Return ⟨D, Q(D)⟩, the same on all processes."""
+        q, all_of_d = self._gathered(d)
+        return q.value(all_of_d)
+
+    def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return (1 + cQ)⁻¹D, spread as D is."""
+        return self._of_whole(lambda q, all_of_d: q.shrink(all_of_d, strength), d)
+
+    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return what that takes off D."""
+        return self._of_whole(lambda q, all_of_d: q.pulled(all_of_d, strength), d)
+
+    def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
+        """Return (Q + damping)⁻¹B, spread as B is."""
+        return self._of_whole(lambda q, all_of_b: q.solve(all_of_b, damping), b)
+
+    def _of_whole(
+        self, work: Callable[[Matrix, dict[str, Tensor]], dict[str, Tensor]], d: Displacement
+    ) -> dict[str, Tensor]:
+        found = work(*self._gathered(d))
+        return {name: like_parameter(each, d[name]) for name, each in found.items()}
+
+    def plus(self, earlier: Matrix, decay: float) -> "ShardedMatrix":
+        """Return the sum."""
+        return self.of(self.gathered().plus(unsharded(earlier), decay), self._diagonal)
+
+    def scaled(self, factor: float) -> "ShardedMatrix":
+        """Return a multiple of Q."""
+        return self.of(self.gathered().scaled(factor), self._diagonal)
+
+    def diagonal(self) -> dict[str, Tensor]:
+        """Return the diagonal, spread as the parameters are."""
+        return dict(self._diagonal)
+
+    def trace(self) -> Tensor:
+        """Return the sum of all eigenvalues."""
+        return self._trace
+
+    def largest_eigenvalue(self) -> Tensor:
+        """Return the largest of all."""
+        return self._largest
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what Q is made of, each spread over the processes."""
+        return self._parts.tensors()
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Matrix:
+        """Return the same with all parts changed."""
+        diagonal = {name: change(omega) for name, omega in self._diagonal.items()}
+        return ShardedMatrix(self._parts.mapped(change), diagonal, self._trace, self._largest, finite=self._finite)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of it is made of numbers alone, the same on all processes."""
+        return self._finite
+
+
+def unsharded(matrix: Matrix) -> Matrix:
+    """Return all of Q. For one in parts, every process has to ask for it at the same time."""
+    return matrix.gathered() if isinstance(matrix, ShardedMatrix) else matrix
+
+
+def as_parameters_are(matrix: Matrix, parameters: Mapping[str, Tensor]) -> Matrix:
+    """Return a Q that all processes have, in parts if its parameters are; one in parts stays so."""
+    like = parameters[matrix.block.parameters[0]]
+    if not is_sharded(like):
+        return unsharded(matrix).mapped(whole)
+    if isinstance(matrix, ShardedMatrix):
+        return matrix
+    if isinstance(matrix, DiagonalMatrix):
+        return matrix.mapped(lambda omega: like_parameter(omega, like))
+    return ShardedMatrix.of(matrix, parameters)
+
+
+def refuse_unless_in_parts(form: Form, parameters: Mapping[str, Tensor]) -> None:
+    """Refuse a form of matrices that cannot be kept in parts, of parameters that are."""
+    sharded = {name: p for name, p in parameters.items() if is_sharded(p)}
+    if not sharded or form.elementwise:
+        return
+    first = next(iter(sharded))
+    if form.name not in FORMS:
+        raise ConfigurationError(
+            f"form={form.name!r} with parameters that are spread over processes, such as {first!r}: its matrix cannot "
+            f"be kept in parts. Use DDP, or one of the forms {', '.join(map(repr, FORMS))}."
+        )
+    if form.kept_dtype is not None or form.keeps_equal_once:
+        raise ConfigurationError(
+            f"form={form} with parameters that are spread over processes, such as {first!r}: bits=16 and "
+            "share_inputs=True are for models that every process has whole. Leave both out."
+        )
+
+
+def _in_rows(tensor: Tensor, mesh: "DeviceMesh") -> Tensor:
+    """Return a tensor that all processes have, each keeping some of its rows; copies of a model keep the same."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: PLC0415 (not in every build)
+
+    last = Shard(0) if tensor.ndim else Replicate()
+    return distribute_tensor(tensor, mesh, [*[Replicate()] * (mesh.ndim - 1), last], src_data_rank=None)

@@ -1,0 +1,56 @@
+"""Looking at what a model still knows of kept inputs, in one process or in several."""
+
+from collections.abc import Iterable, Mapping
+
+from anchorhold.errors import NotFiniteError, OrderError
+from anchorhold.guard.memory import Memory
+from anchorhold.persample.isolation.isolated import looked_at
+from anchorhold.retention.predictions import Sums
+from anchorhold.retention.report import Retention
+from anchorhold.tensors.sharding import is_sharded, reshard
+
+
+def look(memory: Memory, parts: Mapping[str, Iterable[int]] | None = None) -> Retention:
+    """Return what is left of all kept sets, or of some chunks of some of them, by set; the model stays as it is.
+
+    Every process calls this, and each looks at what it has kept: the result is that of all of them.
+    """
+    kept = memory.kept
+    if not kept:
+        raise OrderError(
+            "No inputs were kept, so that nothing can be said of what is left. Call guard.keep(inputs) with a few "
+            "hundred inputs of what the model knows, before it is trained on."
+        )
+    wanted: dict[str, Iterable[int] | None] = dict.fromkeys(kept) if parts is None else dict(parts)
+
+    def own() -> dict[str, Sums]:
+        try:
+            with looked_at(memory.model, memory.model.parameters()):
+                return {name: kept[name].sums(memory.model, chunks) for name, chunks in wanted.items()}
+        finally:
+            reshard(memory.model)
+
+    every = memory.ranks.each(own)
+    sums = {name: sum((theirs[name] for theirs in every), Sums()) for name in wanted}
+    found = Retention(
+        tuple(kept[name].seen_as(total) for name, total in sums.items()),
+        None if memory.tolerance is None else memory.tolerance.nats,
+    )
+    for each in found.sets:
+        if not each.kl < float("inf"):
+            raise NotFiniteError(
+                f"On the kept set {each.name!r} the predictions have moved by {each.kl} nats: the model's outputs hold "
+                "a NaN or an infinity. Training has diverged: restore an earlier checkpoint."
+            )
+    return found
+
+
+def refuse_unless_ranks_agree(memory: Memory) -> None:
+    """Raise on every rank unless all of them have kept sets of the same names, and run a sharded model as often."""
+    if memory.ranks.size == 1:
+        return
+    sharded = any(map(is_sharded, memory.model.parameters()))
+    kept = {name: len(each.chunks) if sharded else each.per for name, each in memory.kept.items()}
+    tolerance = None if memory.tolerance is None else memory.tolerance.nats
+    facts = {"the kept sets": kept, "the tolerance": tolerance, "the strength": memory.strength}
+    memory.ranks.refuse_unless_equal(facts, so="the step was not taken")

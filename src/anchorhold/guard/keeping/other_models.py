@@ -1,0 +1,29 @@
+"""Kept sets that a file has brought, and that were kept with another model than the one that is held."""
+
+from anchorhold.guard.memory import Memory
+from anchorhold.guard.moving.averaging import has_moved
+from anchorhold.guard.noticing.telling import tell
+from anchorhold.retention import Retention
+from anchorhold.retention.diagnosis import is_of_another, of_another_model
+
+TOLD = "of another model"
+
+
+def tell_of_another_model(memory: Memory, found: Retention) -> set[str]:
+    """Say once of each set that it is another model's, and return which are.
+
+    That can be known where nothing can have been lost yet: the model was consolidated as it came, and is there still.
+    Where a state was loaded, or tasks were trained, what is lost may have been lost in these.
+    """
+    strange = [
+        each for each in found.sets if memory.kept[each.name].is_unproven and is_of_another(each.kl, found.tolerance)
+    ]
+    if not strange or not memory.is_as_given or memory.is_trained:
+        return set()
+    if has_moved(memory, {name: p for name, p in memory.parameters.items() if name in memory.anchor}):
+        return set()
+    for each in strange:
+        if TOLD not in memory.kept[each.name].told:
+            memory.kept[each.name].told.add(TOLD)
+            tell(of_another_model(each.name, each.kl, found.tolerance))
+    return {each.name for each in strange}

@@ -1,0 +1,138 @@
+"""Adapters on the way back: what they add to weights goes along a straight line, not the factors that it is made of."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from anchorhold.adapters import Adapter, every_adapter
+from anchorhold.errors import ConfigurationError
+from anchorhold.guard.memory import Memory
+from anchorhold.guard.noticing.telling import tell
+from anchorhold.tensors.matrices.products import products_in
+from anchorhold.tensors.sharding import like_parameter, whole
+from anchorhold.tensors.storage import at_hand, running_dtype
+
+SAID_FROM = 0.05
+"""The error of a mean, as a share of what was learned, from which it is told of."""
+
+
+class Means(NamedTuple):
+    """Where adapters' parameters go for what they add to be a mean, and how far it is from being one."""
+
+    values: dict[str, Tensor]
+    """By the parameters' names."""
+    errors: dict[str, float]
+    """By the adapters' paths, as shares of what was learned: of each adapter whose mean is known."""
+
+
+class AveragedAdapters:
+    """The adapters whose parameters have an anchor, and values of those between it and others.
+
+    Args:
+        memory: what the guard knows.
+        held: the weights that have an anchor.
+    """
+
+    def __init__(self, memory: Memory, held: Mapping[str, nn.Parameter]) -> None:
+        self._anchor = memory.anchor
+        self._names = {parameter: name for name, parameter in held.items()}
+        self._adapters: dict[str, Adapter] = {}
+        self._others: list[str] = []
+        for found in every_adapter(memory.model, {id(p) for p in held.values()}):
+            if getattr(getattr(found.adapter, "module", None), "merged", False):
+                raise ConfigurationError(
+                    f"The adapter of {found.weight!r} is merged into its weight for now: what its parameters are moved "
+                    "to would not be what the model computes with. Unmerge it first (model.unmerge_adapter())."
+                )
+            if found.adapter is None or found.refusal is not None or self._is_held_in_part(found.adapter):
+                self._others.append(found.path)
+            else:
+                self._adapters[found.path] = found.adapter
+        self.newcomers = newcomers(memory)
+        """Adapters that came after the last consolidation: nothing says what they were, and they stay as they are."""
+
+    def _is_held_in_part(self, adapter: Adapter) -> bool:
+        """Whether some of what makes a product has an anchor, and some that is trained has none."""
+        parts = [term.parameters for term in adapter.terms()] or [tuple(adapter.parameters())]
+        return any(len({p in self._names for p in part if p.requires_grad}) > 1 for part in parts)
+
+    def between(self, own: Mapping[str, Tensor], share: float) -> Means:
+        """Return adapters' parameters by which Δ is the mean of that at the anchor and that of given values.
+
+        Args:
+            own: the given values, by name.
+            share: of these; at its ends, parameters are one or the other.
+        """
+        means = Means({}, {})
+        for path, (values, error) in self._each(own, share).items() if 0 < share < 1 else ():
+            means.values.update({self._names[p]: like_parameter(each, p) for p, each in values.items()})
+            means.errors[path] = error
+        return means
+
+    def tell_of(self, means: Means, share: float) -> None:
+        """Say of which adapters what they add will not be the mean, or not nearly."""
+        if not 0 < share < 1:
+            return
+        others = [*self._others, *(path for path in self._adapters if path not in means.errors)]
+        if others:
+            tell(
+                f"average(share={share:g}) moves the adapters of {_some(others)} along the line of their own "
+                "parameters: what they add to the weights afterwards is not the mean of what they added before and "
+                "after. Nobody knows parameters of their kind that would add just that; anchorhold.merge averages the "
+                "weights themselves."
+            )
+        errors = {path: error for path, error in means.errors.items() if error > SAID_FROM}
+        if errors:
+            worst = max(errors, key=lambda path: errors[path])
+            tell(
+                f"average(share={share:g}): the mean of two adapters has twice their rank, and the nearest one of the "
+                f"same rank misses {errors[worst]:.0%} of what {worst!r} has learned since (in {len(errors)} of "
+                f"{len(means.errors)} adapted layers more than {SAID_FROM:.0%}). What was lost is measured by "
+                "guard.retention(); anchorhold.merging.merge_adapters makes an adapter of both ranks together, exactly."
+            )
+
+    @torch.no_grad()
+    def _each(self, own: Mapping[str, Tensor], share: float) -> dict[str, tuple[dict[nn.Parameter, Tensor], float]]:
+        """Return values in single precision at least, and the error of their mean, of each adapter that has any."""
+
+        def now(parameter: nn.Parameter) -> Tensor:
+            name = self._names.get(parameter)
+            return whole(parameter.detach() if name is None else own[name]).to(running_dtype(parameter))
+
+        def then(parameter: nn.Parameter) -> Tensor:
+            name = self._names.get(parameter)
+            if name is None:  # a part that nothing trains, which is what it was
+                return now(parameter)
+            return whole(at_hand(self._anchor[name], parameter)).to(running_dtype(parameter))
+
+        found = {}
+        for path, adapter in self._adapters.items():
+            with products_in("float32", adapter.parameters()[0].device):
+                between = adapter.between(now, then, share)
+            if between is not None:
+                values = {p: value for p, value in between.values.items() if p in self._names}
+                found[path] = values, between.error
+        return found
+
+
+def newcomers(memory: Memory) -> list[str]:
+    """Return the adapters that have trained parameters, and none of those an anchor, by their paths."""
+    new = {id(p) for name, p in memory.parameters.items() if p.requires_grad and name not in memory.anchor}
+    return [found.path for found in every_adapter(memory.model, new)] if new and memory.anchor else []
+
+
+def said_of(paths: list[str]) -> str:
+    """Say what becomes of adapters that came after the last consolidation."""
+    return (
+        f"an adapter of {_some(paths)} came after the last consolidation, so that it has no weights from before to go "
+        "back to, and stays as it is. Consolidate before another adapter is put on, or multiply its B by the share "
+        "yourself where it lies on top of what was consolidated; where it took another one's place, average the merged "
+        "weights with anchorhold.merge."
+    )
+
+
+def _some(paths: list[str]) -> str:
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"{paths[0]!r}{more}"

@@ -1,0 +1,108 @@
+"""Files of a Guard's state: safetensors, never pickles, and either whole or absent.
+
+A file has a checksum of all that it holds, by which a single changed bit is noticed. Those of the first version of the
+layout, which anchorhold 0.1.0 wrote, had none.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from anchorhold.errors import ConfigurationError, StateError
+from anchorhold.guard.distributed.ranks import Ranks
+from anchorhold.tensors.sharding import is_sharded, whole
+from anchorhold.whole_files import read_tensors, sealed, unsealed, write_tensors
+
+VERSION = 2
+"""The version of the state's layout that is written."""
+READABLE = (1, 2)
+"""Those that are read."""
+
+_KEY = "holdfast"
+_WITHOUT_CHECKSUM = 1
+"""The last version whose files have none."""
+
+
+def write(path: str | os.PathLike[str], state: Mapping[str, Any], ranks: Ranks) -> None:
+    """Write a state, by the first of the ranks; an interruption leaves the old file or the new one.
+
+    Every rank has the whole state, unless it is sharded: only then must all of them take part.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigurationError(
+            f"save({type(path).__name__}): expected a path, as in guard.save('guard.safetensors')."
+        )
+    rest = {key: value for key, value in state.items() if key != "tensors"}
+    tensors = _gathered(state["tensors"], keep=ranks.rank == 0)
+
+    def write_first() -> None:
+        if ranks.rank == 0:
+            folder = Path(path).parent
+            if not folder.is_dir():
+                raise StateError(
+                    f"There is no folder {str(folder)!r}, so no state was written to {str(path)!r}. Make the folder "
+                    "first."
+                )
+            if Path(path).is_dir():
+                raise StateError(
+                    f"{str(path)!r} is a folder, so no state was written; expected the path of a file, such as "
+                    f"{str(Path(path) / 'guard.safetensors')!r}."
+                )
+            here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            write_tensors(path, here, {_KEY: sealed(rest, here)})
+
+    if any(map(is_sharded, state["tensors"].values())):
+        ranks.each(write_first)
+    else:
+        write_first()
+
+
+def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """Return tensors whole, the sharded ones in the CPU's memory, and those that are not kept not at all."""
+    gathered = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor)
+        if keep:
+            gathered[name] = full.cpu() if is_sharded(tensor) else tensor
+    return gathered
+
+
+def refuse_without_guard(guard: object, path: object) -> None:
+    """Refuse ``Guard.load(path)``, of no guard: a file has what was learned, and no model to hold."""
+    if isinstance(guard, str | os.PathLike) and path is None:
+        raise ConfigurationError(
+            f"Guard.load({str(guard)!r}) of no guard: a file has no model. Make the guard as it was made, "
+            f"guard = Guard(model, ...), and then guard.load({str(guard)!r})."
+        )
+
+
+def read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """Read a state, or say why the file holds none."""
+    if not isinstance(path, str | os.PathLike):
+        instead = " A state itself is for load_state_dict()." if isinstance(path, Mapping) else ""
+        raise ConfigurationError(
+            f"load({type(path).__name__}): expected the path of a file that save() wrote, such as "
+            f"guard.load('guard.safetensors').{instead}"
+        )
+    if not Path(path).is_file():
+        raise StateError(f"There is no state file at {str(path)!r}. Give the path that save() wrote.")
+    tensors, metadata = read_tensors(path)
+    return {**state_of(path, tensors, metadata), "tensors": tensors}
+
+
+def state_of(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return all of a state but its tensors, which are read to compare them with the checksum, one after the other."""
+    if _KEY not in metadata:
+        raise StateError(f"{str(path)!r} is a safetensors file, but not one that a Guard wrote.")
+    state, checked = unsealed(metadata[_KEY], tensors, path)
+    if not checked and state.get("version") != _WITHOUT_CHECKSUM:
+        raise StateError(
+            f"{str(path)!r} has no checksum, as every file of version {state.get('version')!r} has: it was damaged or "
+            "changed since it was written. Use another copy."
+        )
+    return state

@@ -1,0 +1,188 @@
+r"""How far an optimiser takes a weight for a unit of a gradient that stays: h, of which a learning rate is only a part.
+
+With a gradient g that does not change, the steps of every optimiser here settle at :math:`-h\,g`:
+
+- SGD with momentum μ and dampening d: :math:`h = \eta(1-d)/(1-\mu)`, Nesterov's or not;
+- Adam, AdamW and NAdam: :math:`h = \eta/(\sqrt{\hat v}+\epsilon)`, with the largest :math:`\hat v` so far for amsgrad;
+- RAdam: the same with its rectification, and η until that begins; Adamax: :math:`\eta/u`;
+- RMSprop: :math:`\eta/((1-\mu)(\sqrt v+\epsilon))`, centred or not; Adagrad: its decayed rate over
+  :math:`\sqrt{\sum g^2}+\epsilon`.
+
+Momentum takes some :math:`1/(1-\mu)` steps to get there, in which the gradient has gone less far than this says. Weight
+decay, decoupled or not, is the optimiser's own, and no part of h. All is read after the step that it is of.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
+
+from anchorhold.errors import OptimizerError
+from anchorhold.forms import Form
+
+Group = Mapping[str, Any]
+
+
+class Reach(NamedTuple):
+    """h of one parameter, as a formula of what the optimiser keeps about each of its weights."""
+
+    formula: Callable[..., Tensor] | None
+    """``None`` where it is the same for all weights: the one number."""
+    numbers: tuple[float, ...]
+    kept: tuple[Tensor, ...] = ()
+
+    @property
+    def rate(self) -> float | None:
+        """The one h of all weights, where there is one."""
+        return self.numbers[0] if self.formula is None else None
+
+    def of(self, kept: tuple[Tensor, ...]) -> float | Tensor:
+        """Return h, from all or some of what is kept."""
+        return self.numbers[0] if self.formula is None else self.formula(*kept, *self.numbers)
+
+    def is_like(self, other: "Reach") -> bool:
+        """Whether both are by one formula, so that their weights may lie side by side."""
+        return self.formula is other.formula and self.numbers == other.numbers
+
+
+def _by_root(v: Tensor, rate: float, correction: float, epsilon: float) -> Tensor:
+    return v.sqrt().div_(correction).add_(epsilon).reciprocal_().mul_(rate)  # new memory costs more than arithmetic
+
+
+def _by_spread(v: Tensor, mean: Tensor, rate: float, epsilon: float) -> Tensor:
+    return rate / (v - mean.square()).clamp_(min=0).sqrt_().add_(epsilon)
+
+
+def _by_size(u: Tensor, rate: float) -> Tensor:
+    return rate / u
+
+
+def _sgd(group: Group, _state: Group, _step: float) -> Reach:
+    momentum = float(group["momentum"])
+    if momentum >= 1:
+        raise OptimizerError(
+            f"implicit=True with SGD of momentum={momentum:g}, whose steps never settle; expected one below 1."
+        )
+    damped = 1 - float(group["dampening"]) if momentum else 1.0
+    return Reach(None, (float(group["lr"]) * damped / (1 - momentum),))
+
+
+def _adam(group: Group, state: Group, step: float) -> Reach:
+    v = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
+    correction = (1 - float(group["betas"][1]) ** step) ** 0.5
+    return Reach(_by_root, (float(group["lr"]), correction, float(group["eps"])), (v,))
+
+
+def _radam(group: Group, state: Group, step: float) -> Reach:
+    rate, beta2 = float(group["lr"]), float(group["betas"][1])
+    correction = 1 - beta2**step
+    longest = 2 / (1 - beta2) - 1
+    length = longest - 2 * step * beta2**step / correction
+    if length <= 5:
+        return Reach(None, (rate,))
+    rectified = ((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)) ** 0.5
+    return Reach(_by_root, (rate * rectified * correction**0.5, 1.0, float(group["eps"])), (state["exp_avg_sq"],))
+
+
+def _adamax(group: Group, state: Group, _step: float) -> Reach:
+    return Reach(_by_size, (float(group["lr"]),), (state["exp_inf"],))
+
+
+def _rmsprop(group: Group, state: Group, _step: float) -> Reach:
+    rate, epsilon = float(group["lr"]) / (1 - float(group["momentum"])), float(group["eps"])
+    if group["centered"]:
+        return Reach(_by_spread, (rate, epsilon), (state["square_avg"], state["grad_avg"]))
+    return Reach(_by_root, (rate, 1.0, epsilon), (state["square_avg"],))
+
+
+def _adagrad(group: Group, state: Group, step: float) -> Reach:
+    rate = float(group["lr"]) / (1 + (step - 1) * float(group["lr_decay"]))
+    return Reach(_by_root, (rate, 1.0, float(group["eps"])), (state["sum"],))
+
+
+KNOWN: dict[type[Optimizer], Callable[[Group, Group, float], Reach]] = {
+    SGD: _sgd,
+    Adam: _adam,
+    AdamW: _adam,
+    NAdam: _adam,
+    RAdam: _radam,
+    Adamax: _adamax,
+    RMSprop: _rmsprop,
+    Adagrad: _adagrad,
+}
+
+
+def check_reach(optimizer: Optimizer, form: Form) -> None:
+    """Refuse an optimiser after whose steps weights cannot be pulled in a form."""
+    if not is_sgd(optimizer) and not form.elementwise:
+        raise OptimizerError(
+            f"implicit=True in the form {form.name!r} with {type(optimizer).__name__}, which moves each weight of a "
+            "layer by a rate of its own: there are no coordinates in which the pull could be found. Use SGD, the form "
+            "'diagonal', or Guard(..., implicit=False), which such an optimiser bears at any strength."
+        )
+    if is_sgd(optimizer):
+        for group in optimizer.param_groups:
+            _sgd(group, {}, 1.0)  # refuses a momentum that never settles
+
+
+def is_sgd(optimizer: Optimizer) -> bool:
+    """Whether an optimiser, one whose reach is known, moves all weights of a group by one rate."""
+    return _reader(optimizer) is _sgd
+
+
+def check_blocks(
+    optimizer: Optimizer, form: Form, blocks: Iterable[Sequence[str]], owned: Mapping[str, nn.Parameter]
+) -> None:
+    """Refuse parameters of one matrix that do not all go equally far: its coordinates are not those of the pull."""
+    rates = {name: reach.rate for name, reach in reaches_of(optimizer, owned).items()}
+    for names in blocks:
+        if owned.keys().isdisjoint(names) or len({rates.get(name, 0.0) for name in names}) == 1:
+            continue
+        said = ", ".join(f"{name!r} by {rates.get(name) or 0.0:g}" for name in names)
+        raise OptimizerError(
+            f"implicit=True in the form {form.name!r} with one matrix of {said}: those that this optimiser moves by "
+            "different rates, or not at all, have no coordinates in which the pull could be found. Train them together "
+            "at one learning rate, leave one out of protect, or leave implicit out."
+        )
+
+
+def _reader(optimizer: Optimizer) -> Callable[[Group, Group, float], Reach]:
+    """Return how the reach of an optimiser is read, or refuse one of which it is not known."""
+    own = inspect.unwrap(type(optimizer).step)
+    for kind, read in KNOWN.items():
+        if own is inspect.unwrap(kind.step):  # also of a class derived from it, if it takes the same steps
+            return read
+    raise OptimizerError(
+        f"implicit=True with {type(optimizer).__name__}: a pull after its step has to be as long as the step is for "
+        f"its gradient, which is known of {', '.join(kind.__name__ for kind in KNOWN)} alone, and by any other the "
+        "weights would end elsewhere. Use one of those, or Guard(..., implicit=False), whose hold joins the "
+        "gradient of any optimiser."
+    )
+
+
+def reaches_of(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Reach]:
+    """Return the reach of each parameter in the step that has just been taken; of those that took none, nothing."""
+    read = _reader(optimizer)
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
+    if read is not _sgd:
+        states = {name: state for name, state in states.items() if state}
+    numbers = _numbers({name: state["step"] for name, state in states.items() if "step" in state})
+    found = {}
+    for name, state in states.items():
+        group = groups[id(parameters[name])]
+        if float(group["lr"]) > 0:
+            found[name] = read(group, state, numbers.get(name, 0.0))
+    return found
+
+
+def _numbers(steps: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of steps; an accelerator, where some optimisers count them, is asked once for all."""
+    away = {n: s for n, s in steps.items() if isinstance(s, Tensor) and s.device.type != "cpu"}
+    found = {n: float(s) for n, s in steps.items() if n not in away}
+    if away:
+        found |= dict(zip(away, torch.stack([s.reshape(()) for s in away.values()]).tolist(), strict=True))
+    return found

@@ -1,0 +1,58 @@
+"""Repositories of Hugging Face's hub: what is asked of them, with every refusal in our own words."""
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from anchorhold.errors import MissingExtraError, StateError
+from anchorhold.integrations.hub.card import is_own
+
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""The name of a repository, ``user/name``."""
+
+
+def downloaded(source: str, names: Sequence[str], **given: Any) -> Path:
+    """Return the folder that files of a repository were downloaded into, or were already.
+
+    What can be no repository's name is refused before the hub is asked, which takes its time where there is none.
+    """
+    what = "is a file" if Path(source).exists() else "is no folder here"
+    expected = "Give a folder that save_pretrained() wrote, or the name of a repository, 'user/name'."
+    if Path(source).exists() or not _NAME.fullmatch(source):
+        raise StateError(f"{source!r} {what}, and no name of a repository. {expected}")
+    hub = library()
+    with refusals_told(f"{source!r} {what}, and could not be had from the hub", expected):
+        here = [Path(hub.hf_hub_download(source, name, **given)).parent for name in names]
+    return here[0]  # that of one commit, which all are of
+
+
+def has_card_of_others(api: Any, repo: str, card: str, revision: str | None) -> bool:
+    """Whether a repository has a card already, and one that is not of shared importance."""
+    if not api.file_exists(repo, card, revision=revision):
+        return False
+    return not is_own(Path(api.hf_hub_download(repo, card, revision=revision)).read_text("utf-8", "replace"))
+
+
+@contextlib.contextmanager
+def refusals_told(failed: str, advice: str) -> Iterator[None]:
+    """Say what failed, and what to do, where the hub or its library refuse something or there is no connection."""
+    # Refused connections are errors of the library that it speaks HTTP by, from which its own derive.
+    kinds = (OSError, ValueError, *library().errors.HfHubHTTPError.__bases__)
+    try:
+        yield
+    except kinds as error:
+        raise StateError(f"{failed} ({type(error).__name__}: {error}). {advice}") from error
+
+
+def library() -> Any:
+    """Return Hugging Face's own library."""
+    try:
+        import huggingface_hub  # noqa: PLC0415
+        import huggingface_hub.errors  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtraError(
+            "The hub needs huggingface_hub: pip install 'anchorhold[hub]'. A folder needs nothing."
+        ) from error
+    return huggingface_hub

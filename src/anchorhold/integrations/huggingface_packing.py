@@ -1,0 +1,151 @@
+"""Several documents in one row, as TRL's packing and padding-free collators lay them: each is a sample again.
+
+Such a row has positions that start anew with every document (``position_ids``), or says where documents begin
+(``cu_seq_lens_q``, ``seq_idx``), so that none attends to another. Measured as one sample, its documents' gradients
+would be added up before they are squared.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from anchorhold.errors import BatchError
+from anchorhold.persample.batches import Batch, read_batch
+from anchorhold.persample.scores import IGNORED
+
+BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seq_lens", "max_length_q", "max_length_k", "seq_idx")
+"""What tells a packed row's documents apart, and nothing else."""
+
+
+class Document(NamedTuple):
+    """Where a document lies in the rows of a batch."""
+
+    row: int
+    first: int
+    end: int
+
+
+def documents_apart(batch: Batch, *, causal: bool, masked: bool) -> Batch:
+    """Return a batch with a row for each document, padded on the right; one without packed rows as it is.
+
+    Args:
+        batch: as a collator gives it.
+        causal: whether the model predicts next tokens. A document of one token then has nothing to predict, and is
+            left out; and positions that start anew mean documents, as the model itself takes them. To other models
+            they may mean something else, so only what says plainly where documents begin counts.
+        masked: whether the model can be told of padding by an ``attention_mask``.
+    """
+    if not batch.named:
+        return batch
+    inputs: Mapping[str, Any] = batch.inputs
+    tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
+    if not isinstance(tokens, Tensor) or tokens.ndim < 2:
+        return batch
+    shape = tokens.shape[:2]
+    real = _real(inputs, shape)
+    starts = _said(inputs, shape)
+    if starts is None:
+        starts = _restarts(inputs.get("position_ids"), real) if causal else None
+    if starts is None:
+        return batch
+    documents = _documents(starts, real)
+    long = [document for document in documents if document.end - document.first > 1]
+    kept = (long or documents[:1]) if causal else documents
+    return _laid_out(batch, shape, kept, causal=causal, masked=masked)
+
+
+def _real(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor:
+    """Return which tokens are no padding."""
+    mask = inputs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == shape:
+        return mask.cpu() != 0
+    return torch.ones(shape, dtype=torch.bool)
+
+
+def _said(inputs: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
+    """Return where documents begin, if the batch says so itself."""
+    ends = next((inputs[name] for name in BOUNDARIES if name.startswith("cu_") and inputs.get(name) is not None), None)
+    number = inputs.get("seq_idx")
+    starts = torch.zeros(shape, dtype=torch.bool)
+    starts[:, 0] = True
+    if isinstance(ends, Tensor) and shape[0] == 1 and ends.ndim == 1:
+        starts[0, [int(end) for end in ends if int(end) < shape[1]]] = True
+        return starts
+    if isinstance(number, Tensor) and number.shape == shape:
+        starts[:, 1:] = number[:, 1:].cpu() != number[:, :-1].cpu()
+        return starts
+    return None
+
+
+def _restarts(positions: object, real: Tensor) -> Tensor | None:
+    """Return where documents begin by their positions, or ``None`` if no row holds several.
+
+    Positions go up by one, and at a document's start back to the first one there is. Whatever else they do, such as at
+    padding that no mask tells of, has another meaning. A row's first document may begin later: the rest of one that was
+    cut.
+    """
+    if not isinstance(positions, Tensor) or positions.shape != real.shape:
+        return None
+    starts = torch.zeros_like(real)
+    several = False
+    for row, (position, counts) in enumerate(zip(positions.cpu(), real, strict=True)):
+        places = counts.nonzero().flatten()
+        if not len(places):
+            continue
+        own = position[places]
+        anew = own[1:] <= own[:-1]
+        if bool(((own[1:] != own.min()) & anew).any()) or bool(((own[1:] != own[:-1] + 1) & ~anew).any()):
+            return None
+        starts[row, places[0]] = True
+        starts[row, places[1:][anew]] = True
+        several |= bool(anew.any())
+    return starts if several else None
+
+
+def _documents(starts: Tensor, real: Tensor) -> list[Document]:
+    """Return where documents lie, from their beginnings and what is no padding."""
+    found = []
+    for row, (begins, counts) in enumerate(zip(starts, real, strict=True)):
+        bounds = [*begins.nonzero().flatten().tolist(), len(begins)]
+        for first, end in itertools.pairwise(bounds):
+            places = counts[first:end].nonzero().flatten()
+            if len(places):
+                found.append(Document(row, first + int(places[0]), first + int(places[-1]) + 1))
+    return found
+
+
+def _laid_out(batch: Batch, shape: torch.Size, documents: list[Document], *, causal: bool, masked: bool) -> Batch:
+    """Return the documents as rows of a batch."""
+    inputs = {name: value for name, value in batch.inputs.items() if name not in BOUNDARIES}
+    labels = batch.targets
+    if labels is None and causal and "input_ids" in inputs:
+        labels = inputs["input_ids"]
+    for name, given in (*inputs.items(), ("labels", labels)):
+        if isinstance(given, Tensor) and given.ndim and given.shape[:2] != shape:
+            raise BatchError(
+                f"{name} of shape {tuple(given.shape)} beside rows of {tuple(shape)} tokens that hold several "
+                f"documents each, {len(documents)} in all; expected one entry a token, since to which document it "
+                "belongs cannot be told. Give batches of documents that are not packed."
+            )
+    if labels is None:
+        raise BatchError(
+            f"Rows that hold several documents each, {len(documents)} in all, without labels, so that padding between "
+            "them could not be told. Give labels, with -100 where none counts, or batches that are not packed."
+        )
+    if masked:
+        inputs.setdefault("attention_mask", torch.ones(shape, dtype=torch.long, device=labels.device))
+    rows = {name: _cut(given, documents) if _per_token(given) else given for name, given in inputs.items()}
+    return read_batch({**rows, "labels": _cut(labels, documents, IGNORED)}, labels.device)
+
+
+def _per_token(given: object) -> bool:
+    return isinstance(given, Tensor) and given.ndim > 0
+
+
+def _cut(rows: Tensor, documents: list[Document], padding: int = 0) -> Tensor:
+    parts = [rows[row, first:end] for row, first, end in documents]
+    return pad_sequence(parts, batch_first=True, padding_value=padding)

@@ -1,0 +1,113 @@
+"""Writing some pieces side by side.
+
+Their beginnings may differ in length, and nothing is padded: all are read up to the end of the shortest beginning, and
+from there on token by token, a longer beginning's own tokens first and then those that are drawn. So every piece lies
+at the positions that it would have by itself, for any kind of model, also for those that know of no attention mask.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anchorhold.errors import NotFiniteError
+from anchorhold.own_text.model_reader import Writer
+from anchorhold.own_text.next_tokens import Choice, drawn
+from anchorhold.own_text.written_text import Piece
+from anchorhold.seeding import generator_for
+from anchorhold.tensors.storage import widest_dtype
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How pieces are written.
+
+    Args:
+        seed: of all pieces; each has numbers of its own, from the seed and its number.
+        length: tokens that are written at most.
+        ends: tokens that end a piece.
+        choice: how tokens are drawn.
+        top: of how many most probable tokens the log-probabilities are kept at each token.
+    """
+
+    seed: int
+    length: int
+    ends: tuple[int, ...]
+    choice: Choice
+    top: int = 0
+
+
+def write_pieces(writer: Writer, numbers: list[int], beginnings: list[list[int]], manner: Manner) -> list[Piece]:
+    """Return the pieces of these numbers, which begin as given."""
+    device, length = writer.device, manner.length
+    begun = torch.tensor([len(beginning) for beginning in beginnings], device=device)
+    tokens = torch.zeros(len(numbers), int(begun.max()) + length, dtype=torch.long, device=device)
+    for row, beginning in zip(tokens, beginnings, strict=True):
+        row[: len(beginning)] = torch.tensor(beginning, device=device)
+    uniform = torch.stack([uniform_numbers(manner.seed, number, length) for number in numbers])
+    uniform = uniform.to(device, widest_dtype(device))
+    written = _Written(len(numbers), length, manner.top, device)
+    ends = torch.tensor(manner.ends, dtype=torch.long, device=device)
+    ended = torch.zeros_like(begun, dtype=torch.bool)
+    read, place = writer.reader(), int(begun.min())
+    while True:
+        logits = read(tokens[:, :place])
+        rows = ((begun <= place) & ~ended).nonzero().squeeze(-1)
+        if len(rows):
+            step = place - begun[rows]
+            own = _finite(logits[rows], rows, step, numbers)
+            chosen = drawn(manner.choice.probabilities(own), uniform[rows, step])
+            tokens[rows, place] = chosen
+            written.add(rows, step, chosen, own)
+            ended[rows] = torch.isin(chosen, ends) | (step + 1 == length)
+            if bool(ended.all()):
+                break
+        place += 1
+    return [
+        Piece(number, tokens[row, : len(beginning) + int(count)].cpu(), len(beginning), *written.of(row))
+        for row, (number, beginning, count) in enumerate(zip(numbers, beginnings, written.counts, strict=True))
+    ]
+
+
+def uniform_numbers(seed: int, number: int, length: int) -> Tensor:
+    """Return the numbers in [0, 1) by which the tokens of a piece are drawn."""
+    return torch.rand(length, generator=generator_for(seed, "own text", number), dtype=torch.float64)
+
+
+class _Written:
+    """What is known of tokens beside themselves: how probable the model found them, and which were most probable."""
+
+    def __init__(self, rows: int, length: int, top: int, device: torch.device) -> None:
+        self.counts = torch.zeros(rows, dtype=torch.long, device=device)
+        self.chosen = torch.zeros(rows, length, device=device)
+        self.top = top
+        self.top_tokens = torch.zeros(rows, length, top, dtype=torch.long, device=device)
+        self.top_values = torch.zeros(rows, length, top, device=device)
+
+    def add(self, rows: Tensor, step: Tensor, chosen: Tensor, logits: Tensor) -> None:
+        log_q = torch.log_softmax(logits.to(widest_dtype(logits.device)), -1)
+        self.counts[rows] += 1
+        self.chosen[rows, step] = log_q.gather(-1, chosen.unsqueeze(-1)).squeeze(-1).float()
+        if self.top:
+            values, tokens = log_q.topk(self.top, -1)
+            self.top_tokens[rows, step], self.top_values[rows, step] = tokens, values.float()
+
+    def of(self, row: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        count = int(self.counts[row])
+        kept = self.chosen[row, :count].cpu()
+        if not self.top:
+            return kept, None, None
+        return kept, self.top_tokens[row, :count].cpu(), self.top_values[row, :count].cpu()
+
+
+def _finite(logits: Tensor, rows: Tensor, step: Tensor, numbers: list[int]) -> Tensor:
+    """Return logits of which a softmax exists: −∞ forbids a token, but not all of them, and nothing is NaN or +∞."""
+    fine = logits.amax(-1).isfinite() & ~logits.isnan().any(-1)
+    if not bool(fine.all()):
+        where = int((~fine).nonzero()[0])
+        raise NotFiniteError(
+            f"The model's logits for token {int(step[where]) + 1} of piece {numbers[int(rows[where])]} are not finite, "
+            "so no token can be drawn. Look at its weights; in 16 bits they may have overflown: write with the model "
+            "in bfloat16 or float32."
+        )
+    return logits

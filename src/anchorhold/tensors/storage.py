@@ -1,0 +1,131 @@
+"""How what is kept about parameters is kept: where, in how many bits, and once where several tensors are equal.
+
+By default it lies where they lie, no less precisely.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anchorhold.errors import ConfigurationError
+from anchorhold.tensors.sharding import is_sharded
+
+_LEAST_DIMENSIONS = 2
+"""Of tensors that may be kept once: vectors take too little to be worth it."""
+_SEEN_FIRST = 16
+"""Numbers of such a tensor that are looked at first."""
+
+
+def running_dtype(parameter: Tensor) -> torch.dtype:
+    """Return the precision of a parameter's running state: its own, but single at least.
+
+    In 16 bits, small additions to a running average fall below the rounding step and vanish.
+    """
+    return torch.float32 if parameter.dtype.itemsize < 4 else parameter.dtype
+
+
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """Return the most precise type that a device has: double, but single on Apple's."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How to keep tensors about parameters.
+
+    What rests from one task to the next, the anchor and Ω, may be kept in another precision than the running state of
+    the current task, which would freeze in 16 bits. θ(0) has the precision of the parameter: it is subtracted from it,
+    and a rounding error would soon be larger than the difference. All of it may lie on another device.
+    """
+
+    dtype: torch.dtype | None = None
+    """Of what rests; by default as precise as the parameter, but single at least."""
+    device: torch.device | None = None
+    """Of everything that is kept; by default the parameter's."""
+
+    def __post_init__(self) -> None:
+        # float16 holds nothing below 6e-8, where many a Fisher information lies.
+        if self.dtype not in (None, torch.bfloat16, torch.float32, torch.float64):
+            raise ConfigurationError(
+                f"state_dtype={self.dtype}: expected torch.bfloat16, torch.float32 or torch.float64 (float16 would "
+                "round small importances to 0)."
+            )
+
+    def resting(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        """Return a tensor as it rests from task to task; it may share memory with the one given."""
+        return self._placed(tensor.to(self.dtype or running_dtype(parameter)), parameter)
+
+    def running(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        """Return a tensor as a running state is kept."""
+        return self._placed(tensor.to(running_dtype(parameter)), parameter)
+
+    def exact(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        """Return weights of a parameter as they are kept without rounding; they may share memory with those given."""
+        return self._placed(tensor.to(parameter.dtype), parameter)
+
+    def is_in_place(self, kept: Tensor, parameter: Tensor) -> bool:
+        """Whether a tensor lies where it should."""
+        return kept.device == self._device(parameter) and is_sharded(kept) == is_sharded(parameter)
+
+    def _placed(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        device = self._device(parameter)
+        if tensor.device == device:
+            return tensor
+        if is_sharded(parameter):
+            raise ConfigurationError(
+                f"state_device={str(self.device)!r} with sharded parameters on {parameter.device}: their state is "
+                "sharded as they are. Leave state_device out, or let FSDP offload both (CPUOffloadPolicy)."
+            )
+        moved = tensor.to(device)
+        # Only pinned memory is read by a GPU without the processor's help.
+        return moved.pin_memory() if device.type == "cpu" and parameter.device.type == "cuda" else moved
+
+    def _device(self, parameter: Tensor) -> torch.device:
+        return parameter.device if self.device is None else self.device
+
+
+def at_hand(kept: Tensor, parameter: Tensor) -> Tensor:
+    """Return what is kept about a parameter where the parameter is: itself, or a copy."""
+    return kept if kept.device == parameter.device else kept.to(parameter.device, non_blocking=True)
+
+
+def put_back(used: Tensor, kept: Tensor) -> None:
+    """Keep what was changed :func:`at_hand`."""
+    if used is not kept:
+        kept.copy_(used)  # waits, since the processor may read it at any time
+
+
+class Once:
+    """Gives for each tensor the first of those given so far that is equal to it, number by number."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], list[Tensor]] = {}
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return a tensor, or one that was given before and is the same."""
+        if tensor.ndim < _LEAST_DIMENSIONS or tensor.is_meta:
+            return tensor
+        few = tensor.reshape(-1)[:: max(1, tensor.numel() // _SEEN_FIRST)]  # so that all numbers are compared of few
+        known = self._known.setdefault((tensor.shape, tensor.dtype, tensor.device, *few.tolist()), [])
+        for other in known:
+            if torch.equal(tensor, other):
+                return other
+        known.append(tensor)
+        return tensor
+
+
+def each_as_it_is(tensor: Tensor) -> Tensor:
+    """Return a tensor, where equal ones are not looked for."""
+    return tensor
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the memory of a device that this process could still take; ``None`` where a device does not say.
+
+    A processor shares its own with others.
+    """
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

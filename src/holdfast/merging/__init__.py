@@ -1,7 +1,0 @@
-"""Weights of several models made into one: the form that holds a model, solved once."""
-
-from holdfast.merging.between import Merging, merge
-from holdfast.merging.choosing import ChosenShare, Tried, choose_share
-from holdfast.merging.lora_files import LoraAdapter, merge_adapters
-
-__all__ = ["ChosenShare", "LoraAdapter", "Merging", "Tried", "choose_share", "merge", "merge_adapters"]
