@@ -211,7 +211,7 @@ def _made(make: Callable[..., Scenario], asked: Mapping[str, object]) -> Scenari
         made: object = make(**asked)
     if not isinstance(made, Scenario):
         raise ConfigurationError(
-            f"{make.__name__} returned a {type(made).__name__}; expected a anchorhold.lab.scenarios.Scenario, such as "
+            f"{make.__name__} returned a {type(made).__name__}; expected an anchorhold.lab.scenarios.Scenario, such as "
             "scenario_of makes."
         )
     return made
