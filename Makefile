@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # one of them is at the other leaves alone. Figure 1 is left to the first, so that the helper is through when the report is
 # written; should it not be, which exit code 1 says, all of it is asked for once more. Python keeps what it compiles, whatever the environment says:
 # compiling torch at each start takes longer than a start.
-REPRODUCE := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m anchorhold reproduce --preset digits --device cpu --store build/demo/runs
+REPRODUCE := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m python -m studies.benzing2020 --preset digits --device cpu --store build/demo/runs
 HELPED := forms keeping
 DEMO := $(REPRODUCE) forgetting $(HELPED) figure1 --out build/demo/report
 demo: .venv/demo

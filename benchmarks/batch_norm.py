@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from anchorhold.lab.analysis.repetitions import estimate
-from anchorhold.lab.experiments import Spec, Store, execute, paper_spec
-from anchorhold.lab.paper.tried_settings import best_tried
+from anchorhold_lab.analysis.repetitions import estimate
+from anchorhold_lab.experiments import Spec, Store, execute, paper_spec
+from studies.benzing2020.tried_settings import best_tried
 from benchmarks.undamped import unsaid
 
 TREATED = {"as it comes": None, "freeze": "freeze", "fold": "fold"}

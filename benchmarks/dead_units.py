@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, relu
 
-from anchorhold.lab.data.images import Dataset, scaled
-from anchorhold.lab.data.locations import load
-from anchorhold.lab.networks import mlp
+from anchorhold_lab.data.images import Dataset, scaled
+from anchorhold_lab.data.locations import load
+from anchorhold_lab.networks import mlp
 from benchmarks.harness import surroundings
 
 Average = Literal["β₂ = 0.999", "β₂ = 0.97", "tied", "skip", "√Fisher"]

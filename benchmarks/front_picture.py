@@ -10,16 +10,16 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anchorhold.lab.experiments import Store
-from anchorhold.lab.paper import PRESETS, run_nothing
-from anchorhold.lab.paper.algorithms import ALGORITHMS
-from anchorhold.lab.paper.drawing.kept_accuracy import on_average_so_far
-from anchorhold.lab.paper.drawing.labelled_lines import over_tasks
-from anchorhold.lab.paper.drawing.task_columns import Table
-from anchorhold.lab.paper.findings import Results
-from anchorhold.lab.paper.searched_strengths import find_strengths
-from anchorhold.lab.report.colours import colour
-from anchorhold.lab.report.style import style
+from anchorhold_lab.experiments import Store
+from studies.benzing2020 import PRESETS, run_nothing
+from studies.benzing2020.algorithms import ALGORITHMS
+from studies.benzing2020.drawing.kept_accuracy import on_average_so_far
+from studies.benzing2020.drawing.labelled_lines import over_tasks
+from studies.benzing2020.drawing.task_columns import Table
+from studies.benzing2020.findings import Results
+from studies.benzing2020.searched_strengths import find_strengths
+from anchorhold_lab.report.colours import colour
+from anchorhold_lab.report.style import style
 from anchorhold.whole_files import whole_file
 from benchmarks.language import recipes
 from benchmarks.language.frontier import Mean

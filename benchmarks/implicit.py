@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 import anchorhold
-from anchorhold.lab.experiments import SCENARIOS, Spec, Store, execute, paper_spec
+from anchorhold_lab.experiments import SCENARIOS, Spec, Store, execute, paper_spec
 from benchmarks.harness import interleaved
 from benchmarks.undamped import undamped, unsaid
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from anchorhold.lab.data.locations import load
-from anchorhold.lab.experiments import Spec, paper_spec
-from anchorhold.lab.experiments.running.engines import make_learner
-from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold_lab.data.locations import load
+from anchorhold_lab.experiments import Spec, paper_spec
+from anchorhold_lab.experiments.running.engines import make_learner
+from anchorhold_lab.training.plain_run import PlainRun
 from benchmarks.harness import surroundings
 
 NETWORKS = {"mlp": "Glorot's, biases of 0.1", "mlp-torch-init": "torch's"}

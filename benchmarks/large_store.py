@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from anchorhold.lab.experiments.specs.canonical import digest_of
-from anchorhold.lab.experiments.store.listing.index import FILE
-from anchorhold.lab.experiments.store.listing.stamps import stamps
+from anchorhold_lab.experiments.specs.canonical import digest_of
+from anchorhold_lab.experiments.store.listing.index import FILE
+from anchorhold_lab.experiments.store.listing.stamps import stamps
 from benchmarks.harness import Ratio, Report
 
 RUNS = 20_000

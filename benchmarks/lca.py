@@ -19,12 +19,12 @@ import torch
 
 import anchorhold
 from anchorhold.errors import DataError
-from anchorhold.lab.analysis import make_probe
-from anchorhold.lab.data.images import Dataset
-from anchorhold.lab.data.locations import Datasets
-from anchorhold.lab.networks import mlp
-from anchorhold.lab.scenarios import permuted
-from anchorhold.lab.training import Learner, PlainRun, Settings
+from anchorhold_lab.analysis import make_probe
+from anchorhold_lab.data.images import Dataset
+from anchorhold_lab.data.locations import Datasets
+from anchorhold_lab.networks import mlp
+from anchorhold_lab.scenarios import permuted
+from anchorhold_lab.training import Learner, PlainRun, Settings
 from benchmarks.harness import surroundings
 
 TASKS, TOLERANCE = 2, 1e-4

@@ -1,7 +1,7 @@
 """Weights between two models: what is left of both tasks, by the way they are merged and by how far apart they lie.
 
 `python -m benchmarks.merging` writes results/merging.md: trainings of MNIST networks, from one model that all others
-start from, and merges of each with it. It needs MNIST (`anchorhold data fetch mnist`); a few minutes.
+start from, and merges of each with it. It needs MNIST (`anchorhold-lab data fetch mnist`); a few minutes.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
-from anchorhold.lab.data import load
-from anchorhold.lab.data.images import scaled
+from anchorhold_lab.data import load
+from anchorhold_lab.data.images import scaled
 from anchorhold.merging import Merging
 from benchmarks.harness import surroundings
 from benchmarks.undamped import undamped

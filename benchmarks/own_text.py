@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import anchorhold
-from anchorhold.lab.analysis.pearson import CoMoments
+from anchorhold_lab.analysis.pearson import CoMoments
 from benchmarks.harness import surroundings
 from benchmarks.language.gpt import GPT
 

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
-from anchorhold.lab.data.mnist import read_mnist
-from anchorhold.lab.scenarios.permuted_images import permuted
+from anchorhold_lab.data.mnist import read_mnist
+from anchorhold_lab.scenarios.permuted_images import permuted
 from anchorhold.seeding import generator_for
 
 TASKS, BATCH, RATE, KEPT_BACK = 10, 10, 0.01, 0.05

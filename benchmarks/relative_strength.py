@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import anchorhold
 from anchorhold.forms import KroneckerMatrix, Matrix, RotatedMatrix, form
-from anchorhold.lab.experiments import SCENARIOS, Store
+from anchorhold_lab.experiments import SCENARIOS, Store
 from benchmarks.rotated_path import BATCH, RATE, STEPS, WIDTH, Data
 from benchmarks.undamped import undamped
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import anchorhold
 from anchorhold.forms import RotatedMatrix
-from anchorhold.lab.data.digits import load_digits
+from anchorhold_lab.data.digits import load_digits
 from anchorhold.persample.reductions import Basis, joined
 from benchmarks.undamped import undamped
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import anchorhold
-from anchorhold.lab.analysis.repetitions import Estimate, estimate
-from anchorhold.lab.data import digits_dataset, load
-from anchorhold.lab.scenarios import Scenario, permuted
+from anchorhold_lab.analysis.repetitions import Estimate, estimate
+from anchorhold_lab.data import digits_dataset, load
+from anchorhold_lab.scenarios import Scenario, permuted
 from benchmarks.harness import Ratio, Report
 
 STRENGTHS = {"SOS": 1.0, "SI": 0.2, "EWC": 1000.0}

@@ -8,11 +8,11 @@ from torch import Tensor, optim
 from torch.utils.data import DataLoader, TensorDataset
 
 import anchorhold
-from anchorhold.lab.networks import mlp
-from anchorhold.lab.scenarios import Samples, scenario_of
-from anchorhold.lab.training.fast import FastRuns
-from anchorhold.lab.training.learner import Learner
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.networks import mlp
+from anchorhold_lab.scenarios import Samples, scenario_of
+from anchorhold_lab.training.fast import FastRuns
+from anchorhold_lab.training.learner import Learner
+from anchorhold_lab.training.protocol import Settings
 from benchmarks import networks
 from benchmarks.avalanche_steps import BATCH, PLUGINS, Training
 from benchmarks.harness import Report, interleaved

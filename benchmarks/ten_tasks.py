@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
-from anchorhold.lab.data import load, load_digits
-from anchorhold.lab.data.images import scaled
+from anchorhold_lab.data import load, load_digits
+from anchorhold_lab.data.images import scaled
 from benchmarks.harness import write_rows
 
 COMMAND = "python -m benchmarks.ten_tasks DATA"

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
-from anchorhold.lab.data import load
+from anchorhold_lab.data import load
 
 TASKS, SAMPLES, BATCH = 17, 1000, 10
 CASES = ((0, 0.03), (0, 0.1), (1, 0.1), (5, 0.1), (15, 0.1))

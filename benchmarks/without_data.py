@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
-from anchorhold.lab.analysis.pearson import CoMoments
-from anchorhold.lab.data.images import scaled
-from anchorhold.lab.data.locations import Datasets
+from anchorhold_lab.analysis.pearson import CoMoments
+from anchorhold_lab.data.images import scaled
+from anchorhold_lab.data.locations import Datasets
 from benchmarks.harness import surroundings
 
 SEEDS = range(3)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anchorhold  # anchorhold
 from anchorhold.integrations.lightning import AnchorholdCallback  # anchorhold
-from anchorhold.lab.data import load_digits
+from anchorhold_lab.data import load_digits
 
 
 class Classifier(L.LightningModule):

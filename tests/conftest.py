@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, settings
 from anchorhold import registry
 from anchorhold.forms import FORMS
 from anchorhold.holds import HOLDS
-from anchorhold.lab.experiments import SCENARIOS
-from anchorhold.lab.networks import NETWORKS
+from anchorhold_lab.experiments import SCENARIOS
+from anchorhold_lab.networks import NETWORKS
 from anchorhold.measures import MEASURES
 
 # However long an example takes: the machine may be busy with something else.

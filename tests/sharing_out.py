@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 from xdist.scheduler import LoadScopeScheduling
 
-TOGETHER = {"test_ray*.py": "ray", "tests/lab/paper/*.py": "paper"}
+TOGETHER = {"test_ray*.py": "ray", "tests/studies/benzing2020/*.py": "paper"}
 """Files that share what takes long to set up, Ray or the paper's runs, which is then set up once."""
 
 FIRST = (

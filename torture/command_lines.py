@@ -25,9 +25,9 @@ from typing import Any
 
 import typer
 
-from anchorhold.lab.cli import main as anchorhold
-from anchorhold.lab.cli.app import app
-from anchorhold.lab.data import download
+from anchorhold_lab.cli import main as anchorhold
+from anchorhold_lab.cli.app import app
+from anchorhold_lab.data import download
 from torture.hostile_values import (
     ADDRESSES,
     DEVICES,
@@ -164,12 +164,12 @@ def _copied(source: str, target: str) -> None:
 def _load_everything() -> None:
     import torch.utils.tensorboard  # noqa: F401
 
-    import anchorhold.lab.cli.commands.making_runs.run_report
-    import anchorhold.lab.cli.commands.making_runs.search_report
-    import anchorhold.lab.cli.own_files
-    import anchorhold.lab.cli.session
-    import anchorhold.lab.data.fetch
-    import anchorhold.lab.paper  # noqa: F401
+    import anchorhold_lab.cli.commands.making_runs.run_report
+    import anchorhold_lab.cli.commands.making_runs.search_report
+    import anchorhold_lab.cli.own_files
+    import anchorhold_lab.cli.session
+    import anchorhold_lab.data.fetch
+    import studies.benzing2020  # noqa: F401
 
 
 def _prepared(folder: Path) -> Path:

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from anchorhold.lab.data import http_only
-from anchorhold.lab.data.download import DownloadError, download
-from anchorhold.lab.data.sources import Download
+from anchorhold_lab.data import http_only
+from anchorhold_lab.data.download import DownloadError, download
+from anchorhold_lab.data.sources import Download
 from torture.broken_http import BEHAVIOURS, CONTENT, NAME
 from torture.outcome import Outcome, main
 

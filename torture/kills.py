@@ -20,8 +20,8 @@ from torch import nn
 
 import anchorhold
 from anchorhold.errors import AnchorholdError
-from anchorhold.lab.experiments import Spec, Store, execute
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.experiments import Spec, Store, execute
+from anchorhold_lab.training.protocol import Settings
 from torture.armed_children import Ended, child, with_faults
 from torture.outcome import Outcome, Verdict, main
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anchorhold.lab.analysis.pearson import CoMoments
+from anchorhold_lab.analysis.pearson import CoMoments
 
 Importance = Mapping[str, Tensor]
 

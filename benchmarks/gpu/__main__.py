@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from anchorhold.lab.data.locations import Datasets
+from anchorhold_lab.data.locations import Datasets
 from benchmarks.gpu import billion, billion_forms, fisher, forms, plain_step, training
 
 BENCHMARKS = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 import anchorhold
-from anchorhold.lab.data.locations import Datasets
+from anchorhold_lab.data.locations import Datasets
 from benchmarks.gpu.training import _synchronise
 from benchmarks.harness import Ratio, Report
 

@@ -11,7 +11,7 @@ import torch
 import anchorhold
 from anchorhold.forms import Form, Kronecker16, Rotated, Rotated16
 from anchorhold.guard.consolidating import measuring
-from anchorhold.lab.data.locations import Datasets
+from anchorhold_lab.data.locations import Datasets
 from benchmarks.gpu.billion import FULL, SMALL, Guarded, Loop, Size, decoder, loop, make_room
 from benchmarks.gpu.forms import Stopwatch
 from benchmarks.harness import Ratio, Report

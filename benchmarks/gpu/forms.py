@@ -17,15 +17,15 @@ from anchorhold.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, Rotate
 from anchorhold.forms.of_layers import rotated
 from anchorhold.guard import Guard
 from anchorhold.guard.consolidating import measuring
-from anchorhold.lab.data import Dataset, Images
-from anchorhold.lab.data.locations import Datasets
-from anchorhold.lab.experiments import paper_spec
-from anchorhold.lab.experiments.running.engines import make_learner
-from anchorhold.lab.experiments.specs.spec import Spec
-from anchorhold.lab.scenarios import Scenario
-from anchorhold.lab.training.fast import FastRuns
-from anchorhold.lab.training.fast.flat_layout import FlatLayout
-from anchorhold.lab.training.fast.layer_holds import MULTIPLE, LayerHolds
+from anchorhold_lab.data import Dataset, Images
+from anchorhold_lab.data.locations import Datasets
+from anchorhold_lab.experiments import paper_spec
+from anchorhold_lab.experiments.running.engines import make_learner
+from anchorhold_lab.experiments.specs.spec import Spec
+from anchorhold_lab.scenarios import Scenario
+from anchorhold_lab.training.fast import FastRuns
+from anchorhold_lab.training.fast.flat_layout import FlatLayout
+from anchorhold_lab.training.fast.layer_holds import MULTIPLE, LayerHolds
 from anchorhold.persample.reductions import Basis
 from anchorhold.tensors.matrices.products import products_in
 from benchmarks.gpu.profiling import kernel_table

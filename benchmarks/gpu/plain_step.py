@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import torch
 
-from anchorhold.lab.data.locations import Datasets
-from anchorhold.lab.experiments import paper_spec
-from anchorhold.lab.experiments.running.engines import start_engine
+from anchorhold_lab.data.locations import Datasets
+from anchorhold_lab.experiments import paper_spec
+from anchorhold_lab.experiments.running.engines import start_engine
 from benchmarks.gpu.training import _synchronise
 from benchmarks.harness import Report
 

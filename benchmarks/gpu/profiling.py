@@ -3,7 +3,7 @@
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from anchorhold.lab.training.fast import FastRuns
+from anchorhold_lab.training.fast import FastRuns
 
 STEPS = 12
 LINES = 30

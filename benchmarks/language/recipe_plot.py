@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from anchorhold.lab.report.colours import colour
-from anchorhold.lab.report.style import style
+from anchorhold_lab.report.colours import colour
+from anchorhold_lab.report.style import style
 from anchorhold.whole_files import whole_file
 from benchmarks.language.frontier import Mean
 from benchmarks.language.plot import SHADES

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import anchorhold
-from anchorhold.lab.report.colours import colour
-from anchorhold.lab.report.style import style
+from anchorhold_lab.report.colours import colour
+from anchorhold_lab.report.style import style
 from anchorhold.retention.controller import TracePoint
 from anchorhold.whole_files import whole_file
 from benchmarks.tolerance.digits import STEPS, Run, first_task

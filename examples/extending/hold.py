@@ -3,7 +3,7 @@
 A model that was pretrained is pulled to the weights that it came with, whatever it has learned since, beside the
 guard's own pull to the last task's solution. Registered, it works by name:
 
-    anchorhold run permuted-digits --measure SI --hold start-point --with examples/extending/hold.py
+    anchorhold-lab run permuted-digits --measure SI --hold start-point --with examples/extending/hold.py
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,7 @@
 It has two running states, is finished over all parameters at once, and replaces the total, so that the last task's
 importance counts alone. Registered, it works by name:
 
-    anchorhold run permuted-digits --measure agreement --strength 1 --with examples/extending/measure.py
+    anchorhold-lab run permuted-digits --measure agreement --strength 1 --with examples/extending/measure.py
 """
 
 import dataclasses

@@ -1,14 +1,14 @@
 """A network of one's own: layers that add to what they are given, each behind a LayerNorm.
 
-    anchorhold run permuted-digits --network residual --with examples/extending/network.py -m SI -m SOS --hidden 100
+    anchorhold-lab run permuted-digits --network residual --with examples/extending/network.py -m SI -m SOS --hidden 100
 
 ``--hidden 100,50,50`` asks for three layers in a network that is 100 wide.
 """
 
 from torch import Tensor, nn
 
-from anchorhold.lab.networks import MultiHead, register_network
-from anchorhold.lab.scenarios import Scenario
+from anchorhold_lab.networks import MultiHead, register_network
+from anchorhold_lab.scenarios import Scenario
 
 
 @register_network("residual")

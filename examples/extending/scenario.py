@@ -1,7 +1,7 @@
 """A scenario of one's own: the digits, turned a little further in every task.
 
-    anchorhold run examples/extending/scenario.py:turned-digits -m SI -m SOS -m fine-tune --seeds 3
-    anchorhold search examples/extending/scenario.py:turned-digits -m SI --no-reinit
+    anchorhold-lab run examples/extending/scenario.py:turned-digits -m SI -m SOS -m fine-tune --seeds 3
+    anchorhold-lab search examples/extending/scenario.py:turned-digits -m SI --no-reinit
 
 The content of this file is part of each run's id: change anything, and the runs are others.
 """
@@ -9,10 +9,10 @@ The content of this file is part of each run's id: change anything, and the runs
 import torch
 from torch import Tensor
 
-from anchorhold.lab.data import Dataset
-from anchorhold.lab.experiments import register_scenario
-from anchorhold.lab.scenarios import Samples, Scenario, scenario_of
-from anchorhold.lab.training import Settings
+from anchorhold_lab.data import Dataset
+from anchorhold_lab.experiments import register_scenario
+from anchorhold_lab.scenarios import Samples, Scenario, scenario_of
+from anchorhold_lab.training import Settings
 
 
 @register_scenario(

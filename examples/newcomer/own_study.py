@@ -1,9 +1,9 @@
 """A study of your own data on the command line: which method, how strong, and a picture of what was kept.
 
-    anchorhold run examples/newcomer/own_study.py:flowers -m fine-tune -m SOS -m EWC --seeds 2
-    anchorhold run examples/newcomer/own_study.py:flowers -m EWC --form rotated -c 20 --seeds 2
-    anchorhold runs compare --scenario flowers
-    anchorhold runs plot --out flowers.png --scenario flowers
+    anchorhold-lab run examples/newcomer/own_study.py:flowers -m fine-tune -m SOS -m EWC --seeds 2
+    anchorhold-lab run examples/newcomer/own_study.py:flowers -m EWC --form rotated -c 20 --seeds 2
+    anchorhold-lab runs compare --scenario flowers
+    anchorhold-lab runs plot --out flowers.png --scenario flowers
 
 Put what reads your own files in the place of `season`; a task is training samples and test samples, each a tensor of
 inputs and one of labels. Here are three seasons of measured flowers, whose kinds stay the same while all that is
@@ -12,9 +12,9 @@ measured drifts.
 
 import torch
 
-from anchorhold.lab.experiments import register_scenario
-from anchorhold.lab.scenarios import Samples, Scenario, scenario_of
-from anchorhold.lab.training import Settings
+from anchorhold_lab.experiments import register_scenario
+from anchorhold_lab.scenarios import Samples, Scenario, scenario_of
+from anchorhold_lab.training import Settings
 
 KINDS, MEASURED = 4, 12
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from anchorhold.lab.data.locations import Datasets
+from anchorhold_lab.data.locations import Datasets
 from benchmarks.gpu.training import train
 
 

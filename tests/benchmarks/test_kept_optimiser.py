@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from anchorhold.lab.data import digits_dataset
-from anchorhold.lab.experiments import paper_spec
-from anchorhold.lab.experiments.running.engines import make_learner
-from anchorhold.lab.paper import PRESETS
-from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold_lab.data import digits_dataset
+from anchorhold_lab.experiments import paper_spec
+from anchorhold_lab.experiments.running.engines import make_learner
+from studies.benzing2020 import PRESETS
+from anchorhold_lab.training.plain_run import PlainRun
 from benchmarks import kept_optimiser
 from benchmarks.kept_optimiser import OneOptimiser
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anchorhold import Kronecker
-from anchorhold.lab.report.colours import told_apart
+from anchorhold_lab.report.colours import told_apart
 from benchmarks.language import corpus, plot, recipe_plot, recipe_report, recipes, small_forms
 from benchmarks.language.adapter_recipes import ADAPTER_RECIPES
 from benchmarks.language.lines import studies

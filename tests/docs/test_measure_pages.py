@@ -5,7 +5,7 @@ import re
 import pytest
 
 import anchorhold
-from anchorhold.lab.experiments import paper_spec
+from anchorhold_lab.experiments import paper_spec
 from tests.docs.pages import DOCS, page, run_page
 from tests.docs.sizes import held
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from anchorhold.lab.cli.app import app
-from anchorhold.lab.cli.exits import ExitCode
-from anchorhold.lab.cli.progress.json_lines import plain
-from anchorhold.lab.data.locations import Datasets
-from anchorhold.lab.experiments import SCENARIOS
+from anchorhold_lab.cli.app import app
+from anchorhold_lab.cli.exits import ExitCode
+from anchorhold_lab.cli.progress.json_lines import plain
+from anchorhold_lab.data.locations import Datasets
+from anchorhold_lab.experiments import SCENARIOS
 from tests.docs.pages import DOCS, blocks, page, run_page
 from tests.lab.cli.small import small_spec, small_store
 

@@ -16,10 +16,10 @@ import torch
 from typer.testing import CliRunner
 
 import anchorhold
-from anchorhold.lab.cli.app import app
-from anchorhold.lab.cli.exits import ExitCode
-from anchorhold.lab.cli.progress.lines import Lines
-from anchorhold.lab.experiments import RunProgress, Store
+from anchorhold_lab.cli.app import app
+from anchorhold_lab.cli.exits import ExitCode
+from anchorhold_lab.cli.progress.lines import Lines
+from anchorhold_lab.experiments import RunProgress, Store
 
 ROOT = Path(__file__).parents[2]
 EXTENDING = ROOT / "examples" / "extending"
@@ -27,7 +27,7 @@ SCENARIO, NETWORK, MEASURE, HOLD = (EXTENDING / f"{kind}.py" for kind in ("scena
 QUICK = ("--tasks", "2", "--epochs", "1", "--device", "cpu")
 PROGRAM = """
 import json, sys
-from anchorhold.lab.experiments import SCENARIOS, Store
+from anchorhold_lab.experiments import SCENARIOS, Store
 store = Store(sys.argv[1])
 results = store.results()
 print(json.dumps({

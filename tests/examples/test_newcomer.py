@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from anchorhold.lab.cli.app import app
-from anchorhold.lab.experiments import Store
+from anchorhold_lab.cli.app import app
+from anchorhold_lab.experiments import Store
 
 ROOT = Path(__file__).parents[2]
 NEWCOMER = ROOT / "examples" / "newcomer"

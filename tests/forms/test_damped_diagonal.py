@@ -7,8 +7,8 @@ from torch import nn
 import anchorhold
 from anchorhold.errors import ConfigurationError, StateError
 from anchorhold.forms import Diagonal
-from anchorhold.lab.training.fast.fast_runs import FastRuns
-from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold_lab.training.fast.fast_runs import FastRuns
+from anchorhold_lab.training.plain_run import PlainRun
 from tests.guard.helpers import batch, consolidated, loss, net
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 

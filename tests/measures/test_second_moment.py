@@ -8,8 +8,8 @@ from torch import nn
 
 import anchorhold
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.training.fast.fast_runs import FastRuns
-from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold_lab.training.fast.fast_runs import FastRuns
+from anchorhold_lab.training.plain_run import PlainRun
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 from tests.path_oracle import gradients
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 import anchorhold
-from anchorhold.lab.data.locations import Datasets
+from anchorhold_lab.data.locations import Datasets
 from benchmarks.language import corpus, lines
 from benchmarks.language.training import Device
 from benchmarks.tolerance.at_scale import choosing, held, images, report, store, text

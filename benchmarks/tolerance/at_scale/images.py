@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anchorhold.lab.data import Dataset, Images
-from anchorhold.lab.networks import MultiHead, cnn, mlp
-from anchorhold.lab.scenarios import Samples, Task, permuted, split_cifar
+from anchorhold_lab.data import Dataset, Images
+from anchorhold_lab.networks import MultiHead, cnn, mlp
+from anchorhold_lab.scenarios import Samples, Task, permuted, split_cifar
 from anchorhold.seeding import derive_seed, generator_for
 from anchorhold.whole_files import read_tensors, write_tensors
 from benchmarks.tolerance.at_scale.held import Judged, Old

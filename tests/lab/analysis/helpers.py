@@ -5,9 +5,9 @@ import copy
 import torch
 import torch.nn.functional as F
 
-from anchorhold.lab.analysis.probes.base import Probe
-from anchorhold.lab.analysis.probes.registry import make_probe
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.analysis.probes.base import Probe
+from anchorhold_lab.analysis.probes.registry import make_probe
+from anchorhold_lab.training.protocol import Settings
 from tests.lab.training import helpers
 
 SETTINGS = Settings(epochs=2, batch_size=8, learning_rate=0.02, reinitialise=True, samples=10)

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.analysis.probes.curves import running_sums
-from anchorhold.lab.training.fast.fast_runs import FastRuns
-from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold_lab.analysis.probes.curves import running_sums
+from anchorhold_lab.training.fast.fast_runs import FastRuns
+from anchorhold_lab.training.plain_run import PlainRun
 from tests.lab.analysis.helpers import SETTINGS, loss_over_all, observed_learner
 from tests.lab.training.helpers import finish
 

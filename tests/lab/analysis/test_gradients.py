@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from anchorhold.lab.analysis.probes.full_gradient import full_gradient, full_loss, mean_gradient, squared_norm
-from anchorhold.lab.experiments.store.nested_files import Flattened
-from anchorhold.lab.networks import MultiHead
+from anchorhold_lab.analysis.probes.full_gradient import full_gradient, full_loss, mean_gradient, squared_norm
+from anchorhold_lab.experiments.store.nested_files import Flattened
+from anchorhold_lab.networks import MultiHead
 from tests.lab.analysis.helpers import gradient_of_each, loss_over_all, observed_learner
 from tests.lab.training import helpers
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from anchorhold.lab.analysis import weight_rows
-from anchorhold.lab.analysis.weight_rows import before_rescaling, joined, pieces_of_rows
-from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold_lab.analysis import weight_rows
+from anchorhold_lab.analysis.weight_rows import before_rescaling, joined, pieces_of_rows
+from anchorhold_lab.training.plain_run import PlainRun
 from tests.lab.analysis.helpers import observed_learner
 from tests.lab.training.helpers import finish
 

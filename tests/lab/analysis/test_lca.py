@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold_lab.training.plain_run import PlainRun
 from tests.lab.analysis.helpers import gradient_of_each, loss_over_all, observed_learner, weights_of
 from tests.lab.training.helpers import finish
 

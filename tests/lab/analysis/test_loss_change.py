@@ -19,7 +19,7 @@ from anchorhold.errors import (
     OptimizerError,
     OrderError,
 )
-from anchorhold.lab.analysis import LossChangeAllocation
+from anchorhold_lab.analysis import LossChangeAllocation
 
 SAMPLES = 60
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.analysis.probes.noise import Noise
-from anchorhold.lab.analysis.probes.sampled_steps import uniform_sample
-from anchorhold.lab.training.plain_run import PlainRun
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.analysis.probes.noise import Noise
+from anchorhold_lab.analysis.probes.sampled_steps import uniform_sample
+from anchorhold_lab.training.plain_run import PlainRun
+from anchorhold_lab.training.protocol import Settings
 from tests.lab.analysis.helpers import gradient_of_each, observed_learner
 from tests.lab.training.helpers import finish
 

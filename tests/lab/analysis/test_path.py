@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.analysis.probes.path import Path
-from anchorhold.lab.analysis.probes.sampled_steps import stratified_sample, stretches
-from anchorhold.lab.training.plain_run import PlainRun
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.analysis.probes.path import Path
+from anchorhold_lab.analysis.probes.sampled_steps import stratified_sample, stretches
+from anchorhold_lab.training.plain_run import PlainRun
+from anchorhold_lab.training.protocol import Settings
 from tests.lab.analysis.helpers import SETTINGS, gradient_of_each, loss_over_all, observed_learner, weights_of
 from tests.lab.training import helpers
 from tests.lab.training.helpers import finish

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchorhold.lab.analysis.pearson import CoMoments
+from anchorhold_lab.analysis.pearson import CoMoments
 
 
 def streamed(values, sizes):

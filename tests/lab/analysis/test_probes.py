@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.analysis.probes.noise import Noise
-from anchorhold.lab.analysis.probes.path import Path
-from anchorhold.lab.analysis.probes.registry import make_probe
-from anchorhold.lab.experiments.store.nested_files import Flattened, read_nested
-from anchorhold.lab.training import FastRuns, PlainRun
+from anchorhold_lab.analysis.probes.noise import Noise
+from anchorhold_lab.analysis.probes.path import Path
+from anchorhold_lab.analysis.probes.registry import make_probe
+from anchorhold_lab.experiments.store.nested_files import Flattened, read_nested
+from anchorhold_lab.training import FastRuns, PlainRun
 from tests.lab.analysis.helpers import observed_learner
 from tests.lab.training.helpers import finish
 
@@ -36,8 +36,8 @@ def test_both_engines_give_the_same(batched):
 @pytest.mark.parametrize("stop_after", [2, 6, 7, 11])
 def test_a_run_that_stopped_goes_on_exactly(make, stop_after, monkeypatch, tmp_path):
     """In the middle of an epoch, at a task's end, and within the second task; with every step told, through a file."""
-    monkeypatch.setattr("anchorhold.lab.training.plain_run.TELL_EVERY", 0.0)
-    monkeypatch.setattr("anchorhold.lab.training.fast.fast_runs.TELL_EVERY", 0.0)
+    monkeypatch.setattr("anchorhold_lab.training.plain_run.TELL_EVERY", 0.0)
+    monkeypatch.setattr("anchorhold_lab.training.fast.fast_runs.TELL_EVERY", 0.0)
     whole, stopped, resumed = finish(make()), make(), make()
     for _ in zip(range(stop_after), stopped.learn(), strict=False):
         pass

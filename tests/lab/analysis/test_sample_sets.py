@@ -5,7 +5,7 @@ import torch
 
 import anchorhold
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold_lab.training.plain_run import PlainRun
 from anchorhold.seeding import generator_for
 from tests.lab.analysis.helpers import observed_learner
 from tests.lab.training.helpers import finish

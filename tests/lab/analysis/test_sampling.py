@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from anchorhold.lab.analysis.probes.sampled_steps import estimate_total, stratified_sample, stretches, uniform_sample
+from anchorhold_lab.analysis.probes.sampled_steps import estimate_total, stratified_sample, stretches, uniform_sample
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from anchorhold.lab.analysis.probes import scatter
-from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold_lab.analysis.probes import scatter
+from anchorhold_lab.training.plain_run import PlainRun
 from tests.lab.analysis.helpers import observed_learner
 from tests.lab.training.helpers import finish
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.analysis import (
+from anchorhold_lab.analysis import (
     Estimate,
     correlation_interval,
     difference_in_errors,
@@ -17,7 +17,7 @@ from anchorhold.lab.analysis import (
     shares_at_least,
     welch_test,
 )
-from anchorhold.lab.analysis.repetitions import standard_error
+from anchorhold_lab.analysis.repetitions import standard_error
 
 accuracies = st.lists(st.floats(0, 100), min_size=2, max_size=12)
 

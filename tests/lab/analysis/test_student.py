@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from anchorhold.lab.analysis.student_t import two_sided_p, two_sided_quantile
+from anchorhold_lab.analysis.student_t import two_sided_p, two_sided_quantile
 
 FREEDOMS = [0.3, 1, 2.5, 4, 9, 17.3, 120, 5e3, 1e6]
 

@@ -1,7 +1,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from anchorhold.lab.cli.app import app
+from anchorhold_lab.cli.app import app
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Runs that take a moment."""
 
-from anchorhold.lab.experiments import Store, execute, paper_spec
+from anchorhold_lab.experiments import Store, execute, paper_spec
 
 OPTIONS = ("--tasks", "2", "--epochs", "1", "--hidden", "10", "--engine", "plain", "--device", "cpu")
 CHANGES = {"tasks": 2, "epochs": 1, "hidden": (10,), "engine": "plain"}

@@ -4,10 +4,10 @@ import math
 import pytest
 from rich.console import Console
 
-from anchorhold.lab.cli.commands.stored_runs import comparison
-from anchorhold.lab.cli.commands.stored_runs.comparison import mean_and_error, print_comparison
-from anchorhold.lab.experiments import Result, paper_spec
-from anchorhold.lab.experiments.store.listing.making_rows import rows_of_results
+from anchorhold_lab.cli.commands.stored_runs import comparison
+from anchorhold_lab.cli.commands.stored_runs.comparison import mean_and_error, print_comparison
+from anchorhold_lab.experiments import Result, paper_spec
+from anchorhold_lab.experiments.store.listing.making_rows import rows_of_results
 from tests.lab.cli.small import small_spec
 
 

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from anchorhold.errors import DataError
-from anchorhold.lab.data import load
-from anchorhold.lab.data.sources import SOURCES
+from anchorhold_lab.data import load
+from anchorhold_lab.data.sources import SOURCES
 from tests.lab.data.mirror import serving
 from tests.lab.data.test_fetch import small_cifar, small_mnist
 
@@ -30,7 +30,7 @@ def test_what_is_not_there_is_listed_with_how_to_get_it(call, tmp_path, monkeypa
     for command in (["data"], ["data", "list"]):
         shown = call(*command, "--data-dir", tmp_path)
         assert shown.exit_code == 0
-        typed = f"anchorhold data fetch CIFAR-10 --data-dir {tmp_path}"
+        typed = f"anchorhold-lab data fetch CIFAR-10 --data-dir {tmp_path}"
         assert typed in " ".join(shown.stdout.split()) and "built in" in shown.stdout
     assert "--data-dir" not in call("data").stdout
 

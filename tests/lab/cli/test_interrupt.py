@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from anchorhold.lab.cli.interrupt import Interruption
+from anchorhold_lab.cli.interrupt import Interruption
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

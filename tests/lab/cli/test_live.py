@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from anchorhold.lab.cli.progress.json_lines import plain
-from anchorhold.lab.cli.progress.labels import duration, held, label_in_search, label_of_group
-from anchorhold.lab.cli.progress.lines import Lines, line_of
-from anchorhold.lab.cli.progress.live import LiveDisplay
-from anchorhold.lab.experiments import CheckpointRejected, RunFailed, RunFinished, RunProgress, RunSkipped, RunStarted
-from anchorhold.lab.training.telling.progress import Outcome, Progress
-from anchorhold.lab.training.telling.retention import Seen
+from anchorhold_lab.cli.progress.json_lines import plain
+from anchorhold_lab.cli.progress.labels import duration, held, label_in_search, label_of_group
+from anchorhold_lab.cli.progress.lines import Lines, line_of
+from anchorhold_lab.cli.progress.live import LiveDisplay
+from anchorhold_lab.experiments import CheckpointRejected, RunFailed, RunFinished, RunProgress, RunSkipped, RunStarted
+from anchorhold_lab.training.telling.progress import Outcome, Progress
+from anchorhold_lab.training.telling.retention import Seen
 from tests.lab.cli.small import small_spec, small_store
 
 
@@ -134,7 +134,7 @@ SPEC = small_spec()
         ),
         (
             RunSkipped(SPEC, "failed before", "It diverged."),
-            f"SI seed 0 skipped: failed before. It diverged. `anchorhold runs show {SPEC.id[:8]}` tells more.",
+            f"SI seed 0 skipped: failed before. It diverged. `anchorhold-lab runs show {SPEC.id[:8]}` tells more.",
             "skipped",
         ),
         (

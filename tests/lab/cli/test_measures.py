@@ -1,7 +1,7 @@
 import json
 
 import anchorhold
-from anchorhold.lab.cli.commands.measures import choose_when, cost_of
+from anchorhold_lab.cli.commands.measures import choose_when, cost_of
 
 
 def test_every_measure_is_listed_with_its_advice(call):

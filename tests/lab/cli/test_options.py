@@ -1,8 +1,8 @@
 import pytest
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.cli.options import form_and_holds, seeds_of, settings_of_measures, specs_of, widths_of
-from anchorhold.lab.experiments import paper_spec
+from anchorhold_lab.cli.options import form_and_holds, seeds_of, settings_of_measures, specs_of, widths_of
+from anchorhold_lab.experiments import paper_spec
 
 
 def specs(
@@ -129,7 +129,7 @@ def test_strengths_that_make_no_sense(measures, strength, message):
 @pytest.mark.parametrize("strengths", [["1", "2"], ["SI=1", "SI=2"], ["1", "si=2"]])
 def test_a_strength_that_is_given_twice(strengths):
     with pytest.raises(
-        ConfigurationError, match=r"2: SI has one already, 1; expected one for each .*`anchorhold search`"
+        ConfigurationError, match=r"2: SI has one already, 1; expected one for each .*`anchorhold-lab search`"
     ):
         specs(measures=["SI"], strengths=strengths)
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from anchorhold import registry
-from anchorhold.lab.experiments import SCENARIOS, Store
+from anchorhold_lab.experiments import SCENARIOS, Store
 from tests.lab.cli.small import OPTIONS
 from tests.lab.experiments.study_file import OTHER, STUDY, write_study
 

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from anchorhold.lab.cli.listing.plain_table import Column, Line, PlainTable
+from anchorhold_lab.cli.listing.plain_table import Column, Line, PlainTable
 
 COLUMNS = [Column("name", breaks=True), Column("count", right=True)]
 

@@ -43,7 +43,7 @@ def test_all_finished_runs_are_drawn_or_those_that_are_asked_for(plot, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([FAILS.id], f"Run {FAILS.id} has no result to draw; `anchorhold runs show {FAILS.id[:8]}` says why"),
+        ([FAILS.id], f"Run {FAILS.id} has no result to draw; `anchorhold-lab runs show {FAILS.id[:8]}` says why"),
         (["zzz"], "begins with 'zzz'"),
         (["-m", "MAS"], "No run here has measure 'MAS'"),
         ([SPECS[0].id, "-m", "SOS"], "No run here has measure 'SOS'"),
@@ -60,11 +60,11 @@ def test_mistakes_are_explained_in_a_line(plot, tmp_path, arguments, message):
 def test_without_matplotlib_it_says_which_extra(store, tmp_path):
     program = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from anchorhold.lab.cli import main\n"
+        "from anchorhold_lab.cli import main\n"
         f"sys.argv[1:] = ['runs', 'plot', '--store', {str(store.folder)!r}]\n"
         "main()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
-    assert "pip install 'anchorhold[report]'" in done.stderr and "Traceback" not in done.stderr
+    assert "pip install 'anchorhold-lab'" in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())

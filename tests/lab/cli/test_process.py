@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 import anchorhold
-from anchorhold.lab.experiments import Store, paper_spec
+from anchorhold_lab.experiments import Store, paper_spec
 from tests.lab.cli.small import OPTIONS
 from tests.lab.data.mirror import serving
 from tests.limits import limit
@@ -47,20 +47,20 @@ def test_the_help_shows_the_commands_and_the_exit_codes():
 
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_without_its_packages_the_command_says_which_extra(package):
-    program = f"import sys; sys.modules[{package!r}] = None; from anchorhold.lab.cli import main; main()"
+    program = f"import sys; sys.modules[{package!r}] = None; from anchorhold_lab.cli import main; main()"
     done = run(sys.executable, "-c", program)
     assert done.returncode == 2
-    assert done.stderr == "anchorhold's command line needs typer and rich: pip install 'anchorhold[cli]'\n"
+    assert done.stderr == "anchorhold's command line needs typer and rich: pip install 'anchorhold-lab'\n"
 
 
 def test_ctrl_c_while_the_commands_are_loaded():
     program = """
 import os, signal, sys
-from anchorhold.lab.cli import main
+from anchorhold_lab.cli import main
 
 class Impatient:
     def find_spec(self, name, path=None, target=None):
-        if name == "anchorhold.lab.cli.app":
+        if name == "anchorhold_lab.cli.app":
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Impatient())

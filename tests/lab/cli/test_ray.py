@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from anchorhold import registry
-from anchorhold.lab.cli import session
-from anchorhold.lab.cli.exits import ExitCode
-from anchorhold.lab.experiments import SCENARIOS, Store, execute, load_source, paper_spec
-from anchorhold.lab.experiments.on_ray.ray_executor import execute_on_ray
-from anchorhold.lab.paper import PRESETS, items_named
-from anchorhold.lab.paper.item import runs_of
+from anchorhold_lab.cli import session
+from anchorhold_lab.cli.exits import ExitCode
+from anchorhold_lab.experiments import SCENARIOS, Store, execute, load_source, paper_spec
+from anchorhold_lab.experiments.on_ray.ray_executor import execute_on_ray
+from studies.benzing2020 import PRESETS, items_named
+from studies.benzing2020.item import runs_of
 from tests.lab.cli.small import OPTIONS
 from tests.lab.experiments.helpers import StopAfter, same_result
 from tests.lab.experiments.study_file import STUDY, write_study

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from anchorhold.lab.experiments import Store, execute, paper_spec
+from anchorhold_lab.experiments import Store, execute, paper_spec
 from tests.lab.experiments.helpers import same_result
 from tests.limits import limit, patient_ray
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from anchorhold.lab.experiments import Store
+from anchorhold_lab.experiments import Store
 from tests.lab.cli.small import OPTIONS, small_spec
 
 DIVERGES = ("--optimizer", "sgd", "--lr", "1e30", "--momentum", "0")
@@ -139,7 +139,7 @@ def test_a_run_that_diverges_fails_and_the_others_do_not(run, tmp_path):
     again = run("permuted-digits", "-m", "fine-tune", *DIVERGES)
     assert again.exit_code == 1
     assert "fine-tune seed 0 skipped: failed before. The loss is" in again.stderr
-    assert f"anchorhold runs show {Store(tmp_path / 'store').ids()[0][:8]}" in again.stderr
+    assert f"anchorhold-lab runs show {Store(tmp_path / 'store').ids()[0][:8]}" in again.stderr
     retried = events(run("permuted-digits", "-m", "fine-tune", *DIVERGES, "--retry-failed", "--json"))
     assert [event["event"] for event in retried][-2:] == ["failed", "summary"]
     (name,) = Store(tmp_path / "store").ids()
@@ -199,7 +199,7 @@ def test_mistakes_in_the_form_of_options_are_typers_own(run, arguments):
 def test_missing_data_names_the_command_that_gets_it(run, tmp_path):
     shown = run("permuted-mnist", "-m", "SI", "--data-dir", tmp_path / "nothing")
     assert shown.exit_code == 3
-    assert "anchorhold data fetch MNIST" in shown.stderr
+    assert "anchorhold-lab data fetch MNIST" in shown.stderr
 
 
 def test_a_store_that_is_a_file(run, tmp_path):

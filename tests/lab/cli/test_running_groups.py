@@ -2,9 +2,9 @@
 
 import pytest
 
-from anchorhold.lab.cli.progress.running_groups import UnderWay
-from anchorhold.lab.experiments import RunProgress
-from anchorhold.lab.training.telling.progress import Outcome, Progress
+from anchorhold_lab.cli.progress.running_groups import UnderWay
+from anchorhold_lab.experiments import RunProgress
+from anchorhold_lab.training.telling.progress import Outcome, Progress
 from tests.lab.cli.small import small_spec
 
 FIRST, SECOND, THIRD, FOURTH = ((small_spec(seed=seed),) for seed in range(4))

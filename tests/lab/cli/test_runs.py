@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from anchorhold.lab.experiments import Store
+from anchorhold_lab.experiments import Store
 from tests.lab.cli.small import OPTIONS, small_spec, small_store
 
 SPECS = [

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from anchorhold.lab.cli.progress.labels import label_in_search
-from anchorhold.lab.experiments import Store, search
+from anchorhold_lab.cli.progress.labels import label_in_search
+from anchorhold_lab.experiments import Store, search
 from tests.lab.cli.small import CHANGES, OPTIONS, small_spec
 
 RANGE = ("--from", "10", "--to", "20", "--seeds", "2")

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import anchorhold
-from anchorhold.lab.cli.commands import merge
-from anchorhold.lab.cli.commands.making_runs import search
-from anchorhold.lab.experiments.strengths import strength_search
+from anchorhold_lab.cli.commands import merge
+from anchorhold_lab.cli.commands.making_runs import search
+from anchorhold_lab.experiments.strengths import strength_search
 from anchorhold.merging import between
 
 MISTAKES = (["run", "--nosuch"], ["run", "permuted-digits", "--seeds", "1000000000"])
@@ -28,7 +28,7 @@ HELPS = (
 PROGRAM = """
 import json, sys
 from typer.testing import CliRunner
-from anchorhold.lab.cli.app import app
+from anchorhold_lab.cli.app import app
 
 for command in json.loads(sys.argv[1]):
     shown = CliRunner().invoke(app, command, catch_exceptions=False)
@@ -64,7 +64,7 @@ def test_the_help_of_search_says_the_numbers_that_it_takes():
 
 INTERRUPTED = """
 import os, signal, sys
-from anchorhold.lab.cli import main
+from anchorhold_lab.cli import main
 
 class Impatient:
     def find_spec(self, name, path=None, target=None):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from anchorhold.lab.cli.streams import fits
+from anchorhold_lab.cli.streams import fits
 
 ANCHORHOLD = (sys.executable, "-m", "anchorhold")
 
@@ -54,7 +54,7 @@ def test_when_nobody_reads_on_a_command_ends_as_others_do_and_says_nothing():
 
 
 def test_what_was_closed_is_not_given_to_the_next_file_that_is_opened(tmp_path):
-    program = "import os; from anchorhold.lab.cli.streams import prepare_streams; prepare_streams(); os.open('x', 577)"
+    program = "import os; from anchorhold_lab.cli.streams import prepare_streams; prepare_streams(); os.open('x', 577)"
     program += "; os.write(2, b'a message'); assert os.path.getsize('x') == 0"
     done = shell("2>&- >&- <&-", command=("env", "-C", str(tmp_path), sys.executable, "-c", program))
     assert done.returncode == 0

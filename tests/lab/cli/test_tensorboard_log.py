@@ -5,9 +5,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.cli.progress.tensorboard_log import TensorBoardLog
-from anchorhold.lab.experiments import RunProgress, Store
-from anchorhold.lab.training.telling.progress import Outcome, Progress
+from anchorhold_lab.cli.progress.tensorboard_log import TensorBoardLog
+from anchorhold_lab.experiments import RunProgress, Store
+from anchorhold_lab.training.telling.progress import Outcome, Progress
 from tests.lab.cli.small import OPTIONS, small_spec
 
 
@@ -49,13 +49,13 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 def test_without_tensorboard_it_says_which_extra(tmp_path):
     program = (
         "import sys; sys.modules['tensorboard'] = None\n"
-        "from anchorhold.lab.cli import main\n"
+        "from anchorhold_lab.cli import main\n"
         f"sys.argv[1:] = ['run', 'permuted-digits', '--store', {str(tmp_path / 's')!r}, '--tensorboard', 'log']\n"
         "main()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
-    assert "pip install 'anchorhold[tensorboard]'" in done.stderr and "Traceback" not in done.stderr
+    assert "pip install 'anchorhold-lab[tensorboard]'" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "s").exists()
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from anchorhold.lab.cli.progress.time_left import Pace, TimeLeft
-from anchorhold.lab.training.telling.progress import Progress
+from anchorhold_lab.cli.progress.time_left import Pace, TimeLeft
+from anchorhold_lab.training.telling.progress import Progress
 
 
 def test_all_runs_that_are_left_count():

@@ -6,7 +6,7 @@ import os
 import pytest
 from typer.testing import CliRunner
 
-from anchorhold.lab.cli.app import app
+from anchorhold_lab.cli.app import app
 from tests.forked import CONTEXT
 
 

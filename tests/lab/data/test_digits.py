@@ -3,8 +3,8 @@
 import sklearn.datasets
 import torch
 
-from anchorhold.lab.data import digits_dataset, load_digits
-from anchorhold.lab.scenarios import permuted, split
+from anchorhold_lab.data import digits_dataset, load_digits
+from anchorhold_lab.scenarios import permuted, split
 
 
 def test_the_digits_are_those_of_scikit_learn():

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from anchorhold.lab.data.download import PAUSES, DownloadError, download
-from anchorhold.lab.data.sources import Download
+from anchorhold_lab.data.download import PAUSES, DownloadError, download
+from anchorhold_lab.data.sources import Download
 from tests.lab.data.mirror import serving
 
 CONTENT = bytes(range(256)) * 1000

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from anchorhold.errors import ConfigurationError, DataError
-from anchorhold.lab.data import READERS, cifar, load, mnist, sources
-from anchorhold.lab.data.download import DownloadError
-from anchorhold.lab.data.fetch import fetch, is_right
-from anchorhold.lab.data.sources import Download, PublishedFiles
+from anchorhold_lab.data import READERS, cifar, load, mnist, sources
+from anchorhold_lab.data.download import DownloadError
+from anchorhold_lab.data.fetch import fetch, is_right
+from anchorhold_lab.data.sources import Download, PublishedFiles
 from tests.lab.data.mirror import serving
 
 
@@ -172,4 +172,4 @@ def test_every_data_set_has_a_source_with_the_files_that_its_reader_opens(tmp_pa
             load(name, tmp_path)
         missing = caught.value.__cause__.filename
         assert str(missing) in {str(tmp_path / path) for path in source.files}
-        assert f"anchorhold data fetch {name}" in str(caught.value)
+        assert f"anchorhold-lab data fetch {name}" in str(caught.value)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from anchorhold.errors import DataError
-from anchorhold.lab import data
-from anchorhold.lab.data import cifar, mnist, unpickling
+from anchorhold_lab import data
+from anchorhold_lab.data import cifar, mnist, unpickling
 
 
 def digests(pixels, labels):

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from anchorhold.errors import DataError
-from anchorhold.lab.data import unpacking
+from anchorhold_lab.data import unpacking
 
 
 def archive(folder, *entries):

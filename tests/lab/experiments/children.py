@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from anchorhold.errors import StoreError
-from anchorhold.lab.experiments import RunFinished, Store, execute
-from anchorhold.lab.experiments.store.locks import Lock
+from anchorhold_lab.experiments import RunFinished, Store, execute
+from anchorhold_lab.experiments.store.locks import Lock
 from tests.forked import CONTEXT
 
 

@@ -1,7 +1,7 @@
 """Small runs on the digits."""
 
-from anchorhold.lab.experiments import Result, RunProgress, Spec
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.experiments import Result, RunProgress, Spec
+from anchorhold_lab.training.protocol import Settings
 
 
 def small_spec(seed=0, *, epochs=2, optimizer="adam", learning_rate=0.03, **changes):

@@ -10,12 +10,12 @@ from unittest import mock
 
 import ray
 
-from anchorhold.lab.experiments import RunFinished, RunProgress
-from anchorhold.lab.experiments.on_ray import ray_executor
-from anchorhold.lab.experiments.on_ray.connection import start_ray
-from anchorhold.lab.experiments.on_ray.mailbox import empty_mailbox
-from anchorhold.lab.experiments.on_ray.parcel import Parcel
-from anchorhold.lab.experiments.on_ray.worker import run_group
+from anchorhold_lab.experiments import RunFinished, RunProgress
+from anchorhold_lab.experiments.on_ray import ray_executor
+from anchorhold_lab.experiments.on_ray.connection import start_ray
+from anchorhold_lab.experiments.on_ray.mailbox import empty_mailbox
+from anchorhold_lab.experiments.on_ray.parcel import Parcel
+from anchorhold_lab.experiments.on_ray.worker import run_group
 from tests.limits import patient_ray
 
 

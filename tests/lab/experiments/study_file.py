@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import anchorhold
-from anchorhold.lab.experiments import register_scenario
-from anchorhold.lab.networks import MultiHead, register_network
-from anchorhold.lab.scenarios import scenario_of
-from anchorhold.lab.training import Settings
+from anchorhold_lab.experiments import register_scenario
+from anchorhold_lab.networks import MultiHead, register_network
+from anchorhold_lab.scenarios import scenario_of
+from anchorhold_lab.training import Settings
 
 SPREAD = 1.0
 

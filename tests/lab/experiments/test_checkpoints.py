@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from anchorhold.lab.experiments.store import checkpoints as module
-from anchorhold.lab.experiments.store.checkpoints import Checkpoint, Checkpoints, has_checkpoint
+from anchorhold_lab.experiments.store import checkpoints as module
+from anchorhold_lab.experiments.store.checkpoints import Checkpoint, Checkpoints, has_checkpoint
 
 CPU = torch.device("cpu")
 

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.cli.app import app
-from anchorhold.lab.experiments import paper_spec
-from anchorhold.lab.experiments.specs.command_lines import command_of
+from anchorhold_lab.cli.app import app
+from anchorhold_lab.experiments import paper_spec
+from anchorhold_lab.experiments.specs.command_lines import command_of
 
 RUNS = {
     "usual": ("split-mnist", "EWC", {}),
@@ -56,9 +56,9 @@ def test_the_command_makes_the_same_runs(name, monkeypatch):
     specs = [paper_spec(scenario, measure, seed=seed, **changes) for seed in range(2)]
     made = []
     monkeypatch.setattr(
-        "anchorhold.lab.cli.options.paper_spec", lambda *a, **k: made.append(paper_spec(*a, **k)) or made[-1]
+        "anchorhold_lab.cli.options.paper_spec", lambda *a, **k: made.append(paper_spec(*a, **k)) or made[-1]
     )
-    monkeypatch.setattr("anchorhold.lab.cli.session.session", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("anchorhold_lab.cli.session.session", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
     words = shlex.split(command_of(specs))
     assert words[:2] == ["anchorhold", "run"]
     CliRunner().invoke(app, words[1:])

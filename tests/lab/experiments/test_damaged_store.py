@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from anchorhold.errors import DamagedError
-from anchorhold.lab.cli.app import app
-from anchorhold.lab.experiments import Failure, Store, StoreDamaged, execute
-from anchorhold.lab.experiments.store.checkpoints import has_checkpoint
+from anchorhold_lab.cli.app import app
+from anchorhold_lab.experiments import Failure, Store, StoreDamaged, execute
+from anchorhold_lab.experiments.store.checkpoints import has_checkpoint
 from tests.lab.experiments.helpers import StopAfter, result_of, same_result, small_spec
 
 PUBLISHED = Path(__file__).parents[3] / "results" / "paper" / "store"

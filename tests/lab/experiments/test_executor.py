@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from anchorhold.errors import ConfigurationError, DataError
-from anchorhold.lab.experiments import (
+from anchorhold_lab.experiments import (
     CheckpointRejected,
     RunFailed,
     RunFinished,
@@ -18,8 +18,8 @@ from anchorhold.lab.experiments import (
     Store,
     execute,
 )
-from anchorhold.lab.experiments.running import job
-from anchorhold.lab.experiments.running.engines import start_engine
+from anchorhold_lab.experiments.running import job
+from anchorhold_lab.experiments.running.engines import start_engine
 from tests.lab.experiments.helpers import StopAfter, following_spec, same_result, small_spec
 
 

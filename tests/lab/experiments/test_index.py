@@ -11,10 +11,10 @@ import pytest
 
 import anchorhold
 from anchorhold import registry
-from anchorhold.lab.experiments import Failure, Store, load_source, paper_spec
-from anchorhold.lab.experiments.store.listing import index, reading_rows
-from anchorhold.lab.experiments.store.listing.making_rows import RowMaker
-from anchorhold.lab.experiments.store.listing.reading_rows import rows_in, told_apart
+from anchorhold_lab.experiments import Failure, Store, load_source, paper_spec
+from anchorhold_lab.experiments.store.listing import index, reading_rows
+from anchorhold_lab.experiments.store.listing.making_rows import RowMaker
+from anchorhold_lab.experiments.store.listing.reading_rows import rows_in, told_apart
 from tests.lab.experiments.helpers import result_of, small_spec
 from tests.lab.experiments.study_file import write_study
 
@@ -293,7 +293,7 @@ from pathlib import Path
 package = types.ModuleType("anchorhold")  # without the names that it offers
 package.__path__, package.__file__ = [{str(Path(anchorhold.__file__).parent)!r}], {anchorhold.__file__!r}
 sys.modules["anchorhold"], sys.modules["torch"] = package, None
-from anchorhold.lab.experiments.store.listing.reading_rows import rows_in
+from anchorhold_lab.experiments.store.listing.reading_rows import rows_in
 print(json.dumps([row.id for row in rows_in(Path({str(folder)!r}))]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from anchorhold.errors import StoreError
-from anchorhold.lab.experiments import Store
-from anchorhold.lab.experiments.store.locks import Lock
+from anchorhold_lab.experiments import Store
+from anchorhold_lab.experiments.store.locks import Lock
 from tests.lab.experiments import children
 from tests.lab.experiments.children import Child
 from tests.lab.experiments.helpers import small_spec

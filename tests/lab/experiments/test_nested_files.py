@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchorhold.errors import StateError
-from anchorhold.lab.experiments.store.nested_files import Flattened, read_nested
+from anchorhold_lab.experiments.store.nested_files import Flattened, read_nested
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 states = st.recursive(

@@ -4,7 +4,7 @@ import pytest
 
 import anchorhold
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.experiments import SCENARIOS, paper_spec
+from anchorhold_lab.experiments import SCENARIOS, paper_spec
 
 # algorithm: c and re-init on MNIST, c and re-init on CIFAR
 TABLE = {

@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.experiments import paper_spec
-from anchorhold.lab.experiments.plots import run_panels
-from anchorhold.lab.experiments.plots.methods import MOST, methods_of
-from anchorhold.lab.experiments.plots.picture import _figure, legend_columns, panels_across, plot_runs
-from anchorhold.lab.report.style import style
-from anchorhold.lab.training.metrics import learned_later
-from anchorhold.lab.training.telling.retention import TaskRetention
+from anchorhold_lab.experiments import paper_spec
+from anchorhold_lab.experiments.plots import run_panels
+from anchorhold_lab.experiments.plots.methods import MOST, methods_of
+from anchorhold_lab.experiments.plots.picture import _figure, legend_columns, panels_across, plot_runs
+from anchorhold_lab.report.style import style
+from anchorhold_lab.training.metrics import learned_later
+from anchorhold_lab.training.telling.retention import TaskRetention
 from anchorhold.retention import SetRetention, TracePoint
 from tests.lab.experiments.helpers import result_of
 

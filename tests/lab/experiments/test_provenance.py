@@ -5,7 +5,7 @@ import re
 import torch
 
 import anchorhold
-from anchorhold.lab.experiments.store import provenance
+from anchorhold_lab.experiments.store import provenance
 
 
 def test_versions_and_device_have_names():

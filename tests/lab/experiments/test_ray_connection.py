@@ -22,12 +22,12 @@ def python(program):
 
 _WITHOUT = """
 import sys
-import anchorhold.lab.experiments, anchorhold.lab.cli.app
+import anchorhold_lab.experiments, anchorhold_lab.cli.app
 assert "ray" not in sys.modules
 sys.modules["ray"] = None
 for module in ("connection", "ray_executor"):
     try:
-        __import__(f"anchorhold.lab.experiments.on_ray.{module}")
+        __import__(f"anchorhold_lab.experiments.on_ray.{module}")
     except anchorhold.MissingExtraError as error:
         print(error)
 """
@@ -36,7 +36,7 @@ for module in ("connection", "ray_executor"):
 def test_without_ray_it_says_which_extra_and_all_else_works():
     done = python(_WITHOUT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "Runs on Ray need Ray, which is not installed: pip install 'anchorhold[ray]'\n" * 2
+    assert done.stdout == "Runs on Ray need Ray, which is not installed: pip install 'anchorhold-lab[ray]'\n" * 2
 
 
 _ALONE = """
@@ -46,7 +46,7 @@ os.environ.pop("RAY_ADDRESS", None)
 # Without a token, Ray would write one into the home folder.
 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex())
 import anchorhold, ray
-from anchorhold.lab.experiments.on_ray.connection import connected
+from anchorhold_lab.experiments.on_ray.connection import connected
 init = ray.init
 with mock.patch.object(ray, "init", lambda **options: init(num_cpus=1, **options)):  # as if there were one core
     before = signal.getsignal(signal.SIGTERM)

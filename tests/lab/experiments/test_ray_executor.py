@@ -6,7 +6,7 @@ import os
 import pytest
 
 from anchorhold.errors import ClusterError, ConfigurationError, DataError
-from anchorhold.lab.experiments import (
+from anchorhold_lab.experiments import (
     CheckpointRejected,
     RunFailed,
     RunFinished,
@@ -17,9 +17,9 @@ from anchorhold.lab.experiments import (
     Store,
     execute,
 )
-from anchorhold.lab.experiments.on_ray import ray_executor
-from anchorhold.lab.experiments.on_ray.ray_executor import execute_on_ray
-from anchorhold.lab.experiments.on_ray.worker import run_group
+from anchorhold_lab.experiments.on_ray import ray_executor
+from anchorhold_lab.experiments.on_ray.ray_executor import execute_on_ray
+from anchorhold_lab.experiments.on_ray.worker import run_group
 from tests.lab.experiments.helpers import StopAfter, same_result, small_spec
 from tests.lab.experiments.ray_helpers import Killer, MailboxKiller, kill_mailbox, post_until_stopped
 

@@ -4,8 +4,8 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from anchorhold.lab.experiments.on_ray import mailbox as letters  # noqa: E402 (needs Ray)
-from anchorhold.lab.experiments.on_ray.mailbox import Mailbox, Message, post  # noqa: E402
+from anchorhold_lab.experiments.on_ray import mailbox as letters  # noqa: E402 (needs Ray)
+from anchorhold_lab.experiments.on_ray.mailbox import Mailbox, Message, post  # noqa: E402
 
 UNREACHED = ray.exceptions.ActorUnavailableError("Timed out waiting for seq_no 98", None)
 

@@ -5,8 +5,8 @@ import pytest
 
 from anchorhold import registry
 from anchorhold.errors import StoreError
-from anchorhold.lab.experiments import RunFinished, Store, execute, load_source, paper_spec
-from anchorhold.lab.experiments.on_ray.parcel import Changes, Parcel, pack
+from anchorhold_lab.experiments import RunFinished, Store, execute, load_source, paper_spec
+from anchorhold_lab.experiments.on_ray.parcel import Changes, Parcel, pack
 from tests.lab.experiments.helpers import StopAfter, same_result, small_spec
 from tests.lab.experiments.study_file import write_study
 

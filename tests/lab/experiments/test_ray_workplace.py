@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anchorhold.lab.experiments.on_ray.workplace import workplace
+from anchorhold_lab.experiments.on_ray.workplace import workplace
 from tests.lab.experiments.children import Child
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from anchorhold.errors import DamagedError
-from anchorhold.lab.experiments import Store
-from anchorhold.lab.experiments.store.read_once import ReadOnce
+from anchorhold_lab.experiments import Store
+from anchorhold_lab.experiments.store.read_once import ReadOnce
 from tests.lab.experiments.helpers import result_of, small_spec
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anchorhold.errors import StoreError
-from anchorhold.lab.experiments import Store, execute
+from anchorhold_lab.experiments import Store, execute
 from tests.lab.experiments import children
 from tests.lab.experiments.children import CONTEXT, Child
 from tests.lab.experiments.helpers import same_result, small_spec

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.data.locations import Datasets
-from anchorhold.lab.experiments import SCENARIOS, Spec, execute, paper_spec, register_scenario, search
-from anchorhold.lab.experiments.running.step_counts import StepCounts
-from anchorhold.lab.networks import register_network
-from anchorhold.lab.scenarios import Samples, Scenario, Task, scenario_of
-from anchorhold.lab.training import Settings
+from anchorhold_lab.data.locations import Datasets
+from anchorhold_lab.experiments import SCENARIOS, Spec, execute, paper_spec, register_scenario, search
+from anchorhold_lab.experiments.running.step_counts import StepCounts
+from anchorhold_lab.networks import register_network
+from anchorhold_lab.scenarios import Samples, Scenario, Task, scenario_of
+from anchorhold_lab.training import Settings
 from tests.lab.experiments.helpers import same_result
 
 QUICK = {"epochs": 1, "batch_size": 20, "hidden": (8,)}
@@ -202,7 +202,7 @@ def takes_half(validation):
         (blobs, {"hidden": ()}, r"hidden=\(\); expected one or more positive widths"),
         (blobs, {"hidden": (0,)}, r"hidden=\(0,\); expected one or more positive widths"),
         (blobs, {"validation": 1.0}, "validation=1.0; expected a share"),
-        (blobs, {"settings": {"epochs": 3}}, "expected anchorhold.lab.training.Settings"),
+        (blobs, {"settings": {"epochs": 3}}, "expected anchorhold_lab.training.Settings"),
         (blobs, {"network": "resnet"}, "No network is called 'resnet'"),
         (blobs, {"strengths": {"SII": 1.0}}, r"No measure is called 'SII'. Did you mean 'SI'"),
         (blobs, {"strengths": {"SI": -1}}, r"strengths\['SI'\]=-1: expected a number, 0 or more"),

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from anchorhold.lab.data import Dataset, Images
-from anchorhold.lab.data.locations import Datasets
-from anchorhold.lab.experiments import SCENARIOS, Spec
+from anchorhold_lab.data import Dataset, Images
+from anchorhold_lab.data.locations import Datasets
+from anchorhold_lab.experiments import SCENARIOS, Spec
 
 
 def made_up(name):

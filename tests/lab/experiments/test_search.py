@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from anchorhold.errors import ConfigurationError, DamagedError
-from anchorhold.lab.experiments import RunStarted, Store, Summary, execute, paper_spec, search
-from anchorhold.lab.experiments.strengths.strength_search import FINALISTS, SEARCH_SEEDS
+from anchorhold_lab.experiments import RunStarted, Store, Summary, execute, paper_spec, search
+from anchorhold_lab.experiments.strengths.strength_search import FINALISTS, SEARCH_SEEDS
 from tests.lab.experiments.helpers import StopAfter, result_of
 
 TINY = {"hidden": (30,), "epochs": 1, "tasks": 2, "batch_size": 128}

@@ -1,7 +1,7 @@
 import json
 import math
 
-from anchorhold.lab.experiments import Point, SearchOutcome
+from anchorhold_lab.experiments import Point, SearchOutcome
 
 
 def test_a_point_has_the_mean_and_its_error():

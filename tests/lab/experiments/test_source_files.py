@@ -13,8 +13,8 @@ import pytest
 import anchorhold
 from anchorhold import registry
 from anchorhold.errors import ConfigurationError, DamagedError
-from anchorhold.lab.cli.commands.stored_runs.comparison import compare
-from anchorhold.lab.experiments import (
+from anchorhold_lab.cli.commands.stored_runs.comparison import compare
+from anchorhold_lab.experiments import (
     SCENARIOS,
     Spec,
     Store,
@@ -24,10 +24,10 @@ from anchorhold.lab.experiments import (
     register_scenario,
     search,
 )
-from anchorhold.lab.experiments.running.grouping import plan
-from anchorhold.lab.experiments.specs.spec_fields import fields_of
-from anchorhold.lab.experiments.store.listing.making_rows import rows_of_results
-from anchorhold.lab.scenarios import scenario_of
+from anchorhold_lab.experiments.running.grouping import plan
+from anchorhold_lab.experiments.specs.spec_fields import fields_of
+from anchorhold_lab.experiments.store.listing.making_rows import rows_of_results
+from anchorhold_lab.scenarios import scenario_of
 from tests.lab.experiments.helpers import StopAfter, same_result
 from tests.lab.experiments.study_file import OTHER, STUDY, write_study
 
@@ -98,7 +98,7 @@ def test_a_file_is_run_once_for_each_content(tmp_path):
 
 
 def test_things_of_two_files_are_not_mixed(loaded, tmp_path):
-    other = 'from anchorhold.lab.networks import mlp, register_network\n@register_network("wide")\ndef wide(scenario): ...\n'
+    other = 'from anchorhold_lab.networks import mlp, register_network\n@register_network("wide")\ndef wide(scenario): ...\n'
     load_source(write_study(tmp_path, other, "other.py"))
     with pytest.raises(ConfigurationError, match=r"are registered by 2 files .*; expected one file for all that a run"):
         Spec("blobs", network="wide")
@@ -270,7 +270,7 @@ def test_a_search_of_what_a_file_registers(loaded, tmp_path):
 def test_a_fresh_process_lists_and_resumes(study, tmp_path):
     """The same in a process that has never seen the file, which is gone by then."""
     program = (
-        "import sys; from anchorhold.lab.experiments import *; store = Store('store');"
+        "import sys; from anchorhold_lab.experiments import *; store = Store('store');"
         "(entry,) = store.entries(); print(entry.status, entry.spec.scenario, 'blobs' in SCENARIOS);"
         "print(len(execute(entry.spec, store, device='cpu').finished), 'blobs' in SCENARIOS)"
     )

@@ -8,11 +8,11 @@ import torch
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.holds import Hold, register_hold
-from anchorhold.lab.data import digits_dataset
-from anchorhold.lab.experiments import Spec, paper_spec
-from anchorhold.lab.experiments.specs.spec_fields import fields_of
-from anchorhold.lab.scenarios import Samples, scenario_of
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.data import digits_dataset
+from anchorhold_lab.experiments import Spec, paper_spec
+from anchorhold_lab.experiments.specs.spec_fields import fields_of
+from anchorhold_lab.scenarios import Samples, scenario_of
+from anchorhold_lab.training.protocol import Settings
 
 
 def test_the_id_is_the_same_in_every_process_and_version():

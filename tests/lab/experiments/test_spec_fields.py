@@ -1,6 +1,6 @@
 """Fields on one level, and those in which runs differ."""
 
-from anchorhold.lab.experiments.specs.spec_fields import differing_fields, fields_of
+from anchorhold_lab.experiments.specs.spec_fields import differing_fields, fields_of
 from tests.lab.experiments.helpers import small_spec
 
 

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.data.locations import Datasets
-from anchorhold.lab.experiments import RunProgress, Spec, execute
-from anchorhold.lab.experiments.running.step_counts import StepCounts
-from anchorhold.lab.training import Settings
+from anchorhold_lab.data.locations import Datasets
+from anchorhold_lab.experiments import RunProgress, Spec, execute
+from anchorhold_lab.experiments.running.step_counts import StepCounts
+from anchorhold_lab.training import Settings
 from tests.lab.experiments.helpers import small_spec
 
 JOINTLY = {"measure": "fine-tune", "settings": Settings(epochs=1, batch_size=256, trains="jointly"), "engine": "plain"}

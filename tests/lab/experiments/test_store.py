@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, DamagedError, MissingExtraError, StoreError
-from anchorhold.lab.experiments import Failure, Result, Store, execute
+from anchorhold_lab.experiments import Failure, Result, Store, execute
 from tests.lab.experiments.helpers import following_spec, small_spec
 
 
@@ -281,7 +281,7 @@ def test_curves_have_a_row_for_every_accuracy(store):
 
 def test_without_pandas_the_extra_is_named(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, "anchorhold.lab.experiments.store.frames", raising=False)
+    monkeypatch.delitem(sys.modules, "anchorhold_lab.experiments.store.frames", raising=False)
     with pytest.raises(MissingExtraError, match=r"pip install 'anchorhold\[experiments\]'"):
         store.frame()
 

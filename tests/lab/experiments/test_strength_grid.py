@@ -1,7 +1,7 @@
 import pytest
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.experiments.strengths.strength_grid import (
+from anchorhold_lab.experiments.strengths.strength_grid import (
     numbers_around,
     numbers_between,
     numbers_to_try,

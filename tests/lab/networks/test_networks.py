@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from anchorhold.lab.networks import cnn, initialise, mlp
+from anchorhold_lab.networks import cnn, initialise, mlp
 
 
 def test_the_network_of_permuted_mnist():

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.experiments import Spec, execute
-from anchorhold.lab.networks import NETWORKS, MultiHead, register_network
-from anchorhold.lab.scenarios import Samples, scenario_of
+from anchorhold_lab.experiments import Spec, execute
+from anchorhold_lab.networks import NETWORKS, MultiHead, register_network
+from anchorhold_lab.scenarios import Samples, scenario_of
 from tests.lab.experiments.helpers import small_spec
 
 

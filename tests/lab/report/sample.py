@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from anchorhold.lab.report import Figure, Measured, Report, Section, Table, Text, Verdict, colour, ink, label
+from anchorhold_lab.report import Figure, Measured, Report, Section, Table, Text, Verdict, colour, ink, label
 
 ALGORITHMS = ("SI", "SIB", "SIU", "SOS", "SI(2048)", "SOS(2048)", "MAS", "AF", "sqrtFisher", "EWC")
 POINTS = 100_000

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from anchorhold.lab.report import Measured, Table
-from anchorhold.lab.report.cells import is_long, is_numeric, is_unbroken, shown, sort_key
+from anchorhold_lab.report import Measured, Table
+from anchorhold_lab.report.cells import is_long, is_numeric, is_unbroken, shown, sort_key
 
 
 @pytest.mark.parametrize(

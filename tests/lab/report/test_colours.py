@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex, to_rgb
 
-from anchorhold.lab.report import colour, ink, label
-from anchorhold.lab.report.colours import told_apart
-from anchorhold.lab.report.style import style
+from anchorhold_lab.report import colour, ink, label
+from anchorhold_lab.report.colours import told_apart
+from anchorhold_lab.report.style import style
 
 SHOWN_TOGETHER = (
     ("SI", "SIU", "full gradient", "decrease in loss"),

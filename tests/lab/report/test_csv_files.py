@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from anchorhold.lab.report import Measured, Table, Verdict
-from anchorhold.lab.report.csv_files import to_csv, verdicts_table
+from anchorhold_lab.report import Measured, Table, Verdict
+from anchorhold_lab.report.csv_files import to_csv, verdicts_table
 
 
 def read(table):

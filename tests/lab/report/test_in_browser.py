@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anchorhold.lab.report import write_report
+from anchorhold_lab.report import write_report
 from tests.lab.report.browser import Browser
 from tests.lab.report.sample import ALGORITHMS, sample_report
 

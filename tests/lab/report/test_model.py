@@ -1,7 +1,7 @@
 import pytest
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.report import Figure, Measured, Report, Section, Table, Text, Verdict
+from anchorhold_lab.report import Figure, Measured, Report, Section, Table, Text, Verdict
 
 
 def table(name="runs", columns=("a", "b"), rows=((1, 2),)):

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from anchorhold.lab.report import Figure, colour, ink
-from anchorhold.lab.report.pictures import render
+from anchorhold_lab.report import Figure, colour, ink
+from anchorhold_lab.report.pictures import render
 from tests.lab.report.sample import narrow
 
 
@@ -46,7 +46,7 @@ def test_every_file_is_of_its_kind():
 @pytest.mark.slow
 def test_the_same_figure_is_the_same_file_in_every_process():
     script = (
-        "import hashlib; from anchorhold.lab.report.pictures import render; from anchorhold.lab.report import Figure;"
+        "import hashlib; from anchorhold_lab.report.pictures import render; from anchorhold_lab.report import Figure;"
         "from tests.lab.report.sample import narrow; pictures = render(Figure('f', '', narrow));"
         "print(hashlib.sha256(b''.join([*pictures.files.values(), pictures.dark_svg])).hexdigest())"
     )

@@ -3,7 +3,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from anchorhold.lab.report import Figure, Report, Section, Table, Text, Verdict, write_report
+from anchorhold_lab.report import Figure, Report, Section, Table, Text, Verdict, write_report
 
 
 def draw(canvas):

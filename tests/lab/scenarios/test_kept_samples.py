@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.scenarios import Samples, scenario_of
-from anchorhold.lab.scenarios.kept_samples import set_aside
-from anchorhold.lab.scenarios.tasks import Scenario, Task
+from anchorhold_lab.scenarios import Samples, scenario_of
+from anchorhold_lab.scenarios.kept_samples import set_aside
+from anchorhold_lab.scenarios.tasks import Scenario, Task
 
 
 def numbered(tasks=2, count=40):

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.data import digits_dataset
-from anchorhold.lab.experiments import Spec, paper_spec
-from anchorhold.lab.scenarios import of_kind, open_outputs, split
-from anchorhold.lab.training.plain_run import PlainRun
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.data import digits_dataset
+from anchorhold_lab.experiments import Spec, paper_spec
+from anchorhold_lab.scenarios import of_kind, open_outputs, split
+from anchorhold_lab.training.plain_run import PlainRun
+from anchorhold_lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner
 
 DIGITS = split(digits_dataset(), 2, 3, flat=True, validation=0.1)

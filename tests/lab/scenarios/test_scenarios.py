@@ -5,8 +5,8 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.data import Dataset, Images
-from anchorhold.lab.scenarios import Samples, permuted, scenario_of, split, split_cifar
+from anchorhold_lab.data import Dataset, Images
+from anchorhold_lab.scenarios import Samples, permuted, scenario_of, split, split_cifar
 
 
 def make_dataset(classes=10, per_class=12, shape=(1, 4, 4), name="toy"):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.data.digits import digits_dataset
-from anchorhold.lab.experiments import Spec, Store, execute, paper_spec
+from anchorhold_lab.data.digits import digits_dataset
+from anchorhold_lab.experiments import Spec, Store, execute, paper_spec
 
 DATASETS = {"digits": digits_dataset()}
 

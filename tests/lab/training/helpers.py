@@ -3,10 +3,10 @@
 import torch
 
 import anchorhold
-from anchorhold.lab.networks import Dropout, MultiHead
-from anchorhold.lab.scenarios import Samples, scenario_of
-from anchorhold.lab.training.learner import Learner
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.networks import Dropout, MultiHead
+from anchorhold_lab.scenarios import Samples, scenario_of
+from anchorhold_lab.training.learner import Learner
+from anchorhold_lab.training.protocol import Settings
 
 SETTINGS = Settings(epochs=2, batch_size=8, learning_rate=0.01, reinitialise=True, samples=10)
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from anchorhold.errors import AnchorholdWarning, ConfigurationError
-from anchorhold.lab.networks import MultiHead
-from anchorhold.lab.training.fast import FastRuns
-from anchorhold.lab.training.plain_run import PlainRun
+from anchorhold_lab.networks import MultiHead
+from anchorhold_lab.training.fast import FastRuns
+from anchorhold_lab.training.plain_run import PlainRun
 from tests.lab.training.fast.test_engine import LONG, compare
 from tests.lab.training.helpers import finish, make_learner, make_scenario
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.holds import Replay
-from anchorhold.lab.experiments import Spec, paper_spec
-from anchorhold.lab.training.fast import FastRuns
-from anchorhold.lab.training.plain_run import PlainRun
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.experiments import Spec, paper_spec
+from anchorhold_lab.training.fast import FastRuns
+from anchorhold_lab.training.plain_run import PlainRun
+from anchorhold_lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner, make_scenario
 
 USUAL = Settings(epochs=2, batch_size=8, learning_rate=0.01, samples=10)

@@ -8,10 +8,10 @@ from torch.nn.functional import cross_entropy
 
 import anchorhold
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.experiments import Spec
-from anchorhold.lab.training.fast import FastRuns
-from anchorhold.lab.training.plain_run import PlainRun
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.experiments import Spec
+from anchorhold_lab.training.fast import FastRuns
+from anchorhold_lab.training.plain_run import PlainRun
+from anchorhold_lab.training.protocol import Settings
 from tests.lab.training.fast.test_engine import compare
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from anchorhold.holds import hold
-from anchorhold.lab.experiments.store.nested_files import Flattened, read_nested
-from anchorhold.lab.training.plain_run import PlainRun
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.experiments.store.nested_files import Flattened, read_nested
+from anchorhold_lab.training.plain_run import PlainRun
+from anchorhold_lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner
 
 SETTINGS = Settings(epochs=2, batch_size=8, learning_rate=0.01, samples=20)

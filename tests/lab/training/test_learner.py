@@ -6,9 +6,9 @@ from torch import nn
 
 import anchorhold
 from anchorhold.errors import AnchorholdWarning, ConfigurationError
-from anchorhold.lab.networks import Dropout, MultiHead
-from anchorhold.lab.scenarios import Samples, scenario_of
-from anchorhold.lab.training import Learner, PlainRun, Settings
+from anchorhold_lab.networks import Dropout, MultiHead
+from anchorhold_lab.scenarios import Samples, scenario_of
+from anchorhold_lab.training import Learner, PlainRun, Settings
 from tests.lab.training.helpers import SETTINGS, finish, make_learner, make_model, make_scenario
 
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from anchorhold.lab.training import metrics
+from anchorhold_lab.training import metrics
 
 MATRIX = [
     [0.9, 0.2, 0.1],

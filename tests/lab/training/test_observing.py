@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anchorhold.lab.training import FastRuns, PlainRun
+from anchorhold_lab.training import FastRuns, PlainRun
 from tests.lab.training.helpers import finish, make_learner
 
 

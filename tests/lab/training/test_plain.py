@@ -7,11 +7,11 @@ import torch
 
 import anchorhold
 from anchorhold.errors import ConfigurationError, NotFiniteError
-from anchorhold.lab.networks import mlp
-from anchorhold.lab.training.batch_order import epoch_order, second_order, steps_per_epoch
-from anchorhold.lab.training.fast import FastRuns
-from anchorhold.lab.training.plain_run import PlainRun
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.networks import mlp
+from anchorhold_lab.training.batch_order import epoch_order, second_order, steps_per_epoch
+from anchorhold_lab.training.fast import FastRuns
+from anchorhold_lab.training.plain_run import PlainRun
+from anchorhold_lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner, make_scenario
 
 

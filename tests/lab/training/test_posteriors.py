@@ -10,12 +10,12 @@ from torch.distributions import Normal, kl_divergence
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.holds import Variational
-from anchorhold.lab.experiments import paper_spec
-from anchorhold.lab.networks import mlp
-from anchorhold.lab.scenarios import of_kind, set_aside
-from anchorhold.lab.scenarios.unlike_tasks import with_sizes
-from anchorhold.lab.training.plain_run import PlainRun
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.experiments import paper_spec
+from anchorhold_lab.networks import mlp
+from anchorhold_lab.scenarios import of_kind, set_aside
+from anchorhold_lab.scenarios.unlike_tasks import with_sizes
+from anchorhold_lab.training.plain_run import PlainRun
+from anchorhold_lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 
 SETTINGS = Settings(epochs=2, batch_size=8, learning_rate=0.01)

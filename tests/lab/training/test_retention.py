@@ -8,9 +8,9 @@ import torch
 
 from anchorhold import Tolerance
 from anchorhold.errors import ConfigurationError
-from anchorhold.lab.scenarios.kept_samples import set_aside
-from anchorhold.lab.training import FastRuns, PlainRun, Settings
-from anchorhold.lab.training.telling.retention import TRACED, TaskRetention
+from anchorhold_lab.scenarios.kept_samples import set_aside
+from anchorhold_lab.training import FastRuns, PlainRun, Settings
+from anchorhold_lab.training.telling.retention import TRACED, TaskRetention
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 
 SETTINGS = Settings(epochs=6, batch_size=8, learning_rate=0.02, samples=10)

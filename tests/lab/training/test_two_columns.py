@@ -9,13 +9,13 @@ import torch
 import anchorhold
 from anchorhold.errors import ConfigurationError
 from anchorhold.holds import Replay
-from anchorhold.lab.experiments import Spec, Store, execute, paper_spec
-from anchorhold.lab.experiments.specs.method_names import method_name
-from anchorhold.lab.networks import MultiHead
-from anchorhold.lab.scenarios import of_kind
-from anchorhold.lab.training.fast import FastRuns
-from anchorhold.lab.training.plain_run import PlainRun
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.experiments import Spec, Store, execute, paper_spec
+from anchorhold_lab.experiments.specs.method_names import method_name
+from anchorhold_lab.networks import MultiHead
+from anchorhold_lab.scenarios import of_kind
+from anchorhold_lab.training.fast import FastRuns
+from anchorhold_lab.training.plain_run import PlainRun
+from anchorhold_lab.training.protocol import Settings
 from tests import oracles
 from tests.lab.experiments.helpers import StopAfter, same_result, small_spec
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from anchorhold.errors import AnchorholdWarning, ConfigurationError
-from anchorhold.lab.experiments import paper_spec
-from anchorhold.lab.training.fast import FastRuns
-from anchorhold.lab.training.plain_run import PlainRun
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.experiments import paper_spec
+from anchorhold_lab.training.fast import FastRuns
+from anchorhold_lab.training.plain_run import PlainRun
+from anchorhold_lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 
 SETTINGS = Settings(epochs=3, batch_size=8, learning_rate=0.01, consolidate=5)

@@ -9,12 +9,12 @@ import torch
 
 import anchorhold
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, NotFiniteError
-from anchorhold.lab.networks import MultiHead
-from anchorhold.lab.scenarios import Samples, scenario_of
-from anchorhold.lab.training.fast import FastRuns
-from anchorhold.lab.training.fast.shared_steps import can_measure
-from anchorhold.lab.training.plain_run import PlainRun
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.networks import MultiHead
+from anchorhold_lab.scenarios import Samples, scenario_of
+from anchorhold_lab.training.fast import FastRuns
+from anchorhold_lab.training.fast.shared_steps import can_measure
+from anchorhold_lab.training.plain_run import PlainRun
+from anchorhold_lab.training.protocol import Settings
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 
 # 4 steps an epoch, 26 epochs, 2 tasks: 208 steps and a change of task.
@@ -171,7 +171,7 @@ def test_runs_that_stopped_anywhere_go_on_exactly(stop_after, batched):
 
 def test_a_run_within_an_epoch_goes_on_exactly(monkeypatch):
     """With so little patience that every step is told."""
-    monkeypatch.setattr("anchorhold.lab.training.fast.fast_runs.TELL_EVERY", 0.0)
+    monkeypatch.setattr("anchorhold_lab.training.fast.fast_runs.TELL_EVERY", 0.0)
     whole, stopped, resumed = (FastRuns([learner()]) for _ in range(3))
     told = [progress.step for progress, _ in zip(stopped.learn(), range(7), strict=False)]
     assert told == [1, 2, 3, 4, 5, 6, 7]

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from anchorhold.lab.networks import Dropout, MultiHead
-from anchorhold.lab.training.fast.dropout_masks import Masks
-from anchorhold.lab.training.fast.flat_layout import ALIGNMENT, FlatLayout
-from anchorhold.lab.training.fast.sample_tables import Batches
-from anchorhold.lab.training.fast.step_gradients import (
+from anchorhold_lab.networks import Dropout, MultiHead
+from anchorhold_lab.training.fast.dropout_masks import Masks
+from anchorhold_lab.training.fast.flat_layout import ALIGNMENT, FlatLayout
+from anchorhold_lab.training.fast.sample_tables import Batches
+from anchorhold_lab.training.fast.step_gradients import (
     Formula,
     FunctionalGradients,
     ModuleGradients,

@@ -10,12 +10,12 @@ from torch import nn
 import anchorhold
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import DiagonalMatrix, Kronecker, KroneckerMatrix, Rotated, Rotated16, RotatedMatrix
-from anchorhold.lab.networks import MultiHead
-from anchorhold.lab.training.fast import FastRuns
-from anchorhold.lab.training.fast.flat_layout import FlatLayout
-from anchorhold.lab.training.fast.layer_holds import LayerHolds, can_hold
-from anchorhold.lab.training.plain_run import PlainRun
-from anchorhold.lab.training.protocol import Settings
+from anchorhold_lab.networks import MultiHead
+from anchorhold_lab.training.fast import FastRuns
+from anchorhold_lab.training.fast.flat_layout import FlatLayout
+from anchorhold_lab.training.fast.layer_holds import LayerHolds, can_hold
+from anchorhold_lab.training.plain_run import PlainRun
+from anchorhold_lab.training.protocol import Settings
 from anchorhold.persample.reductions import Basis
 from tests.lab.training.fast.test_engine import Tied, compare, frozen, relative, with_embedding, words
 from tests.lab.training.fast.test_gradients import convolutional
@@ -270,7 +270,7 @@ def never_stopped(form, implicit):
 def test_runs_that_stopped_anywhere_go_on_exactly(form, implicit, stop_after, monkeypatch):
     """With so little patience that every step is told, so within epochs of all three tasks: each takes 12 steps."""
     whole, stopped, resumed = never_stopped(form, implicit), stoppable(form, implicit), stoppable(form, implicit)
-    monkeypatch.setattr("anchorhold.lab.training.fast.fast_runs.TELL_EVERY", 0.0)
+    monkeypatch.setattr("anchorhold_lab.training.fast.fast_runs.TELL_EVERY", 0.0)
     told = [(progress.task, progress.step) for progress, _ in zip(stopped.learn(), range(stop_after), strict=False)]
     assert told[-1] == {3: (0, 3), 10: (0, 10), 31: (2, 5)}[stop_after]
     resumed.load_state(stopped.state())

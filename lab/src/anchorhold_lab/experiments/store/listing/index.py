@@ -1,0 +1,117 @@
+"""The index of a store: rows that were read before, each with the stamp of the files that it was read from.
+
+It is one file, ``index.json``, and nothing but a shortcut. A row counts only while the run's files have the very stamp
+that they had when it was read, and only for the code that read it: another anchorhold may understand a file differently.
+An index that is missing, damaged, of other code, or in a folder that cannot be written costs time and nothing else. It
+is replaced as a whole, so that several processes may read and write it at once.
+
+A file that is changed twice within one tick of the file system's clock may keep its stamp. So what was changed in the
+last seconds before it was read is not taken into the index.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anchorhold
+from anchorhold_lab.experiments.specs.canonical import frozen
+from anchorhold_lab.experiments.store.listing.rows import Figures, Row
+from anchorhold_lab.experiments.store.listing.stamps import Stamp
+
+FILE = "index.json"
+_LAYOUT = 1
+_TICK = 2_000_000_000
+"""Nanoseconds: file systems count time in steps of 2 seconds at most."""
+_LEFT_BEHIND = 3600
+"""Seconds after which a half-written index is nobody's."""
+
+Known = Mapping[str, tuple[str, Row]]
+"""Rows by id, each with its stamp."""
+
+
+class Index:
+    """The rows that are known of a store.
+
+    Args:
+        folder: the store's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._began = time.monotonic_ns()
+        self._known = _read(self._path)
+
+    def row(self, run: str, stamp: Stamp) -> Row | None:
+        """Return what was read of a run, if its files are still those."""
+        text, row = self._known.get(run, ("", None))
+        return row if text == stamp.text else None
+
+    def replace(self, rows: Iterable[tuple[Stamp, Row]]) -> None:
+        """Let these be the rows that are known, where the folder can be written.
+
+        Args:
+            rows: with the stamps that their files had before they were read, since this object was made.
+        """
+        with contextlib.suppress(OSError):  # where it cannot be written, nothing is lost
+            settled = self._now() - (time.monotonic_ns() - self._began) - _TICK
+            _write(self._path, [(stamp.text, row) for stamp, row in rows if stamp.newest < settled])
+
+    def _now(self) -> int:
+        """Return the time by the clock of the file system, which may be another machine's."""
+        with tempfile.TemporaryFile(dir=self._path.parent) as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+
+
+def _read(path: Path) -> dict[str, tuple[str, Row]]:
+    """Return what an index holds: nothing unless all of it is as this code wrote it."""
+    try:
+        first, _, body = path.read_bytes().partition(b"\n")
+        if json.loads(first) != _header(body):
+            return {}
+        content = json.loads(body)
+        settings = [{name: frozen(value) for name, value in setting.items()} for setting in content["settings"]]
+        return {
+            run: (stamp, Row(run, status, settings[setting], seed, tuple(unusual), figures and Figures(*figures)))
+            for run, stamp, status, setting, seed, unusual, figures in content["rows"]
+        }
+    except (OSError, ValueError, TypeError, KeyError, IndexError):
+        return {}
+
+
+def _write(path: Path, rows: Iterable[tuple[str, Row]]) -> None:
+    from anchorhold.whole_files import write_whole  # noqa: PLC0415 (it takes torch, which reading an index does not)
+
+    settings: dict[int, int] = {}
+    distinct: list[Mapping[str, Any]] = []
+    lines = []
+    for stamp, row in rows:
+        number = settings.setdefault(id(row.setting), len(distinct))
+        if number == len(distinct):
+            distinct.append(row.setting)
+        lines.append([row.id, stamp, row.status, number, row.seed, row.unusual, row.figures])
+    body = json.dumps({"settings": distinct, "rows": lines}, default=dict).encode()
+    write_whole(path, json.dumps(_header(body)).encode() + b"\n" + body)
+    for left in path.parent.glob(f".{path.name}.*"):  # of processes that were killed
+        if time.time() - left.stat().st_mtime > _LEFT_BEHIND:
+            left.unlink()
+
+
+def _header(body: bytes) -> dict[str, Any]:
+    return {"index": _LAYOUT, "code": _code(), "sha256": hashlib.sha256(body).hexdigest()}
+
+
+@functools.cache
+def _code() -> str:
+    """Return a digest of anchorhold's own source: what a row says is decided by all of it, from specs to settings."""
+    found = hashlib.sha256()
+    folder = Path(anchorhold.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        found.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()

@@ -1,3 +1,0 @@
-"""Pictures of one's own runs."""
-
-import anchorhold.lab.report  # noqa: F401 (before matplotlib, so that whoever lacks it is told how to get it)

@@ -1,5 +1,0 @@
-"""The methods that the paper stands among, each where its authors ran it, and beside the same references."""
-
-from anchorhold.lab.paper.relatives.study import Reported, Row, Settings, Study
-
-__all__ = ["Reported", "Row", "Settings", "Study"]

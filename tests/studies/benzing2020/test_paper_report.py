@@ -1,0 +1,54 @@
+import pytest
+
+from anchorhold_lab.experiments import paper_spec
+from studies.benzing2020 import PRESETS, items_named
+from studies.benzing2020.drawing.paper_report import _described, _seeds, _short, _tally, report_of
+from studies.benzing2020.findings import Results
+from anchorhold_lab.report import Verdict
+
+
+@pytest.mark.parametrize(
+    ("seeds", "written"),
+    [([3], "3"), ([0, 1, 2], "0–2"), ([4, 0, 2, 1], "0–2, 4"), ([1000, 1002], "1000, 1002")],
+)
+def test_seeds_in_a_row_are_written_as_a_range(seeds, written):
+    assert _seeds(seeds) == written
+
+
+def test_that_code_had_changes_is_not_cut_off_with_the_rest_of_its_commit():
+    assert _short("0123456789abcdef0123+changes") == "0123456789ab+changes"
+    assert _short("0123456789abcdef0123") == "0123456789ab"
+    assert _short(None) is None
+
+
+def test_claims_of_our_own_are_counted_apart_from_the_papers(nothing):
+    paper = Results(nothing.store, PRESETS["paper"])
+    report = report_of(items_named(["long-training", "forms"]), paper)
+    *_, papers, own, _ = report.sections
+    assert (papers.title, own.title) == ("The claims", "Claims of our own")
+    assert [each.own for each in papers.items[1:]] == [False] and all(each.own for each in own.items[1:])
+    assert "Of 1 claims 0 hold, 0 do not, and 1 could not be checked." in report.lead.text
+    assert "Of 7 claims of our own 0 hold, 0 do not, and 7 could not be checked." in report.lead.text
+    alone = report_of(items_named(["forms"]), paper)
+    assert "The claims" not in [section.title for section in alone.sections] and "Of 7 claims of" in alone.lead.text
+
+
+def test_runs_that_differ_in_form_or_samples_alone_are_told_apart():
+    usual = {"samples": 400, "strength": 5.0}
+    rotated = paper_spec("permuted-digits", "EWC", form="rotated", form_settings={"damping": 0.01}, **usual)
+    assert _described(rotated).endswith("batch 64, rotated (damping 0.01), 400 samples")
+    assert _described(paper_spec("permuted-digits", "EWC", strength=5.0)).endswith("batch 64")
+    watched = paper_spec("permuted-digits", "EWC", watch=("SOS",), **usual)
+    assert _described(watched).endswith("batch 64, watched by SOS")
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([True, True, True], "All 3 claims hold."),
+        ([True, True, False], "Of 3 claims 2 hold and 1 do not."),
+        ([True, False, None], "Of 3 claims 1 hold, 1 do not, and 1 could not be checked."),
+    ],
+)
+def test_claims_that_could_not_be_checked_are_mentioned_where_there_are_some(answers, said):
+    assert _tally([Verdict("A", "It holds.", holds, "2", "above 1", "No runs.") for holds in answers]) == said
