@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # one of them is at the other leaves alone. Figure 1 is left to the first, so that the helper is through when the report is
 # written; should it not be, which exit code 1 says, all of it is asked for once more. Python keeps what it compiles, whatever the environment says:
 # compiling torch at each start takes longer than a start.
-REPRODUCE := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m python -m studies.benzing2020 --preset digits --device cpu --store build/demo/runs
+REPRODUCE := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m studies.benzing2020 --preset digits --device cpu --store build/demo/runs
 HELPED := forms keeping
 DEMO := $(REPRODUCE) forgetting $(HELPED) figure1 --out build/demo/report
 demo: .venv/demo
@@ -42,7 +42,7 @@ bench: .venv/bench
 
 # With the interpreter that is given, as it is: `make bench-gpu PYTHON=python3 DATA=folder BENCH="fisher plain-step"`.
 bench-gpu:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu $(BENCH) $(if $(DATA),--data-dir "$(DATA)")
+	PYTHONPATH=src:lab/src $(PYTHON) -m benchmarks.gpu $(BENCH) $(if $(DATA),--data-dir "$(DATA)")
 
 # What other libraries compute; CapyMOA's needs Java. About twenty minutes.
 audit: .venv/audit
@@ -59,28 +59,28 @@ torture: .venv/test
 
 # A stamp for each set of extras, so that the second call installs nothing.
 # Python compiles what it imports; compiling all of torch ahead would take longer than the rest of the installation.
-.venv/demo: .venv/made pyproject.toml constraints.txt
-	$(INSTALL) --no-compile --editable ".[cli,report]"
+.venv/demo: .venv/made pyproject.toml lab/pyproject.toml constraints.txt
+	$(INSTALL) --no-compile --editable . --editable lab
 	@touch $@
 
-.venv/test: .venv/made pyproject.toml constraints.txt
-	$(INSTALL) --editable ".[test,lint,docs,cli,experiments,report,tensorboard,ray,lightning,huggingface]"
+.venv/test: .venv/made pyproject.toml lab/pyproject.toml constraints.txt
+	$(INSTALL) --editable ".[test,lint,docs,lightning,huggingface]" --editable "lab[tensorboard,ray]"
 # BackPACK, which curvlinops needs, asks for torchvision, which neither needs for what is compared here.
 	$(INSTALL) --no-deps curvlinops-for-pytorch backpack-for-pytorch
 	@touch $@
 
-.venv/bench: .venv/made pyproject.toml constraints.txt
-	$(INSTALL) --editable ".[bench]"
+.venv/bench: .venv/made pyproject.toml lab/pyproject.toml constraints.txt
+	$(INSTALL) --editable . --editable lab --requirement benchmarks/requirements.txt
 # They ask for torchvision, curvlinops by way of BackPACK; none of them needs it for what is measured here.
 	$(INSTALL) --no-deps backpack-for-pytorch nngeometry avalanche-lib curvlinops-for-pytorch kronfluence
 	@touch $@
 
 # None of them needs torchvision, or another torch, for what is measured here.
-.venv/audit: .venv/made pyproject.toml constraints.txt
-	$(INSTALL) --editable ".[audit]"
+.venv/audit: .venv/made pyproject.toml lab/pyproject.toml constraints.txt
+	$(INSTALL) --editable . --editable lab --requirement benchmarks/audit/requirements.txt
 	$(INSTALL) --no-deps asdfghjkl avalanche-lib backpack-for-pytorch capymoa cl-gym clarena curvlinops-for-pytorch \
 	  laplace-torch nngeometry posteriors sequel-core
 	@touch $@
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist src/*.egg-info lab/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

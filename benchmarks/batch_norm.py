@@ -18,8 +18,8 @@ import torch
 
 from anchorhold_lab.analysis.repetitions import estimate
 from anchorhold_lab.experiments import Spec, Store, execute, paper_spec
-from studies.benzing2020.tried_settings import best_tried
 from benchmarks.undamped import unsaid
+from studies.benzing2020.tried_settings import best_tried
 
 TREATED = {"as it comes": None, "freeze": "freeze", "fold": "fold"}
 STRENGTHS = {"diagonal": (10.0, 50.0, 200.0, 1000.0, 5000.0), "rotated": (2.0, 10.0, 50.0, 200.0, 1000.0)}

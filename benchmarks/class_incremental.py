@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
-from anchorhold_lab.data.digits import load_digits
+from anchorhold.digits import load_digits
 
 OLD, NEW = range(5), range(5, 10)
 STEPS, BATCH, RATE = 400, 64, 1e-3

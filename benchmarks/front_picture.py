@@ -10,7 +10,15 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from anchorhold.whole_files import whole_file
 from anchorhold_lab.experiments import Store
+from anchorhold_lab.report.colours import colour
+from anchorhold_lab.report.style import style
+from benchmarks.language import recipes
+from benchmarks.language.frontier import Mean
+from benchmarks.language.recipe_plot import SHOWN
+from benchmarks.language.recipe_report import lost, networks_of
+from benchmarks.language.recipes import Looked
 from studies.benzing2020 import PRESETS, run_nothing
 from studies.benzing2020.algorithms import ALGORITHMS
 from studies.benzing2020.drawing.kept_accuracy import on_average_so_far
@@ -18,14 +26,6 @@ from studies.benzing2020.drawing.labelled_lines import over_tasks
 from studies.benzing2020.drawing.task_columns import Table
 from studies.benzing2020.findings import Results
 from studies.benzing2020.searched_strengths import find_strengths
-from anchorhold_lab.report.colours import colour
-from anchorhold_lab.report.style import style
-from anchorhold.whole_files import whole_file
-from benchmarks.language import recipes
-from benchmarks.language.frontier import Mean
-from benchmarks.language.recipe_plot import SHOWN
-from benchmarks.language.recipe_report import lost, networks_of
-from benchmarks.language.recipes import Looked
 
 GAIN = 0.95
 """Where recipes are compared: so much of the Python that fine-tuning learns."""

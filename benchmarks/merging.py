@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
+from anchorhold.merging import Merging
 from anchorhold_lab.data import load
 from anchorhold_lab.data.images import scaled
-from anchorhold.merging import Merging
 from benchmarks.harness import surroundings
 from benchmarks.undamped import undamped
 

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
+from anchorhold.seeding import generator_for
 from anchorhold_lab.data.mnist import read_mnist
 from anchorhold_lab.scenarios.permuted_images import permuted
-from anchorhold.seeding import generator_for
 
 TASKS, BATCH, RATE, KEPT_BACK = 10, 10, 0.01, 0.05
 OWN = (("0.*", 0.95), ("*", 0.99))

@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
+from anchorhold.digits import load_digits
 from anchorhold.forms import RotatedMatrix
-from anchorhold_lab.data.digits import load_digits
 from anchorhold.persample.reductions import Basis, joined
 from benchmarks.undamped import undamped
 

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
-from anchorhold_lab.data import load, load_digits
+from anchorhold.digits import load_digits
+from anchorhold_lab.data import load
 from anchorhold_lab.data.images import scaled
 from benchmarks.harness import write_rows
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anchorhold  # anchorhold
+from anchorhold.digits import load_digits
 from anchorhold.integrations.lightning import AnchorholdCallback  # anchorhold
-from anchorhold_lab.data import load_digits
 
 
 class Classifier(L.LightningModule):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import anchorhold
-from anchorhold_lab.data import load_digits
+from anchorhold.digits import load_digits
 from anchorhold.tensors.divergence import divergence
 
 Task = tuple[Tensor, Tensor]

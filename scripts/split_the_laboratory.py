@@ -48,7 +48,15 @@ def main() -> None:
         subprocess.run(["git", "mv", old, new], check=True)
     listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
-        if name.startswith(UNTOUCHED) or Path(name).suffix not in {".py", ".md", ".toml", ".html", ".css", ".ipynb", ""}:
+        if name.startswith(UNTOUCHED) or Path(name).suffix not in {
+            ".py",
+            ".md",
+            ".toml",
+            ".html",
+            ".css",
+            ".ipynb",
+            "",
+        }:
             continue
         old = Path(name).read_bytes().decode("utf-8")
         text = old

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, settings
 from anchorhold import registry
 from anchorhold.forms import FORMS
 from anchorhold.holds import HOLDS
+from anchorhold.measures import MEASURES
 from anchorhold_lab.experiments import SCENARIOS
 from anchorhold_lab.networks import NETWORKS
-from anchorhold.measures import MEASURES
 
 # However long an example takes: the machine may be busy with something else.
 settings.register_profile(
@@ -59,3 +59,12 @@ def nothing_stays_registered(monkeypatch):
     monkeypatch.setattr(registry, "_FILES", dict(registry._FILES))
     for kinds in (FORMS, HOLDS, MEASURES, NETWORKS, SCENARIOS):
         monkeypatch.setattr(kinds, "_known", dict(kinds._known))
+
+
+@pytest.fixture(scope="session")
+def on_ray():
+    """A Ray on this machine, started once for all tests of a process; one process has all that use it."""
+    from tests.lab.experiments.ray_helpers import local_ray  # noqa: PLC0415 (Ray takes a while to import)
+
+    with local_ray():
+        yield

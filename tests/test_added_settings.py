@@ -10,11 +10,11 @@ import torch
 
 import anchorhold
 from anchorhold.errors import ConfigurationError, StateError
+from anchorhold.settings import added, changed, check_fields, defaults_at_first, written
 from anchorhold_lab.experiments import Store, paper_spec
 from anchorhold_lab.experiments.specs.spec import Spec
 from anchorhold_lab.experiments.specs.spec_fields import fields_of
 from anchorhold_lab.training import Settings
-from anchorhold.settings import added, changed, check_fields, defaults_at_first, written
 
 PUBLISHED = Path(__file__).parents[1] / "results" / "paper" / "store"
 

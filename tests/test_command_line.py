@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -7,9 +8,27 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import anchorhold
-from anchorhold_lab.cli.exits import ExitCode
-from anchorhold.merging import tensor_files
+from anchorhold import command_line
+from anchorhold.command_line import STORE, USAGE
+from anchorhold.merging import between, tensor_files
+from tests.calling import python
 from tests.merging.models import guarded, moved, network
+
+
+@pytest.fixture
+def call(capsys):
+    """Calls the command; the result has exit_code, stdout and stderr."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            code = command_line.main([str(argument) for argument in arguments])
+        except SystemExit as ending:  # argparse, of a mistake that it finds itself
+            code = ending.code
+        shown = capsys.readouterr()
+        return SimpleNamespace(exit_code=code, stdout=shown.out, stderr=shown.err)
+
+    return run
 
 
 @pytest.fixture
@@ -99,7 +118,7 @@ def test_adapters(call, tmp_path):
     save_file(nn.Sequential(nn.Linear(4, 3)).state_dict(), tmp_path / "base.safetensors")
     assert call("merge", tmp_path / "base.safetensors", tmp_path / "1", "-o", tmp_path / "m.safetensors").exit_code == 0
     shown = call("merge", tmp_path / "1", tmp_path / "2", "--by", "x", "-o", tmp_path / "more")
-    assert shown.exit_code == ExitCode.USAGE and "is an adapter" in shown.stderr
+    assert shown.exit_code == USAGE and "is an adapter" in shown.stderr
 
 
 def test_warnings_are_lines(call, models, tmp_path):
@@ -126,7 +145,7 @@ def test_warnings_are_lines(call, models, tmp_path):
 def test_what_makes_no_sense(call, models, tmp_path, arguments, said):
     _, files = models
     shown = call("merge", *files, *arguments, "-o", tmp_path / "merged.safetensors")
-    assert shown.exit_code == ExitCode.USAGE
+    assert shown.exit_code == USAGE
     assert said in shown.stderr and shown.stderr.startswith("error: ") and shown.stdout == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["after.safetensors", "before.safetensors"]
 
@@ -134,9 +153,9 @@ def test_what_makes_no_sense(call, models, tmp_path, arguments, said):
 def test_files_that_are_not_there_or_are_already(call, models, tmp_path):
     _, files = models
     shown = call("merge", files[0], tmp_path / "nowhere", "-o", tmp_path / "merged.safetensors")
-    assert shown.exit_code == ExitCode.USAGE and "there is no such file" in shown.stderr
+    assert shown.exit_code == USAGE and "there is no such file" in shown.stderr
     shown = call("merge", *files, "-o", files[1])
-    assert shown.exit_code == ExitCode.USAGE and "not replaced" in shown.stderr
+    assert shown.exit_code == USAGE and "not replaced" in shown.stderr
 
 
 def test_a_full_disk(call, models, tmp_path, monkeypatch):
@@ -147,5 +166,44 @@ def test_a_full_disk(call, models, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tensor_files.Writer, "write", full)
     shown = call("merge", *files, "-o", tmp_path / "merged.safetensors")
-    assert shown.exit_code == ExitCode.STORE and "No space left" in shown.stderr
+    assert shown.exit_code == STORE and "No space left" in shown.stderr
     assert not list(tmp_path.glob(".*")) and not (tmp_path / "merged.safetensors").exists()
+
+
+HELP = """
+import sys
+from anchorhold.command_line import main
+for line in ([], ["--help"], ["--version"], ["merge", "-h"], ["merge"], ["nosuch"]):
+    try:
+        code = main(line)
+    except SystemExit as ending:
+        code = ending.code or 0
+    print("CODE", code, [name for name in ("torch", "numpy", "safetensors") if name in sys.modules])
+"""
+
+
+def test_help_comes_without_torch_and_mistakes_are_told():
+    told = python(HELP)
+    assert [line for line in told.stdout.splitlines() if line.startswith("CODE")] == [
+        *("CODE 0 []",) * 4,
+        *("CODE 2 []",) * 2,
+    ]
+    assert "the following arguments are required: BEFORE" in told.stderr and "invalid choice: 'nosuch'" in told.stderr
+    assert command_line._DAMPING == between.DAMPING
+
+
+def test_python_m_is_the_same_command():
+    told = python(
+        "import runpy, sys; sys.argv = ['x', '--version']; runpy.run_module('anchorhold', run_name='__main__')"
+    )
+    assert told.stdout == f"anchorhold {anchorhold.__version__}\n"
+
+
+def test_ctrl_c_is_one_line(call, models, tmp_path, monkeypatch):
+    def interrupted(self, name, piece, start=0):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tensor_files.Writer, "write", interrupted)
+    monkeypatch.setattr(command_line.signal, "signal", lambda *_: None)
+    shown = call("merge", *models[1], "-o", tmp_path / "merged.safetensors")
+    assert (shown.exit_code, shown.stderr) == (130, "Interrupted.\n") and not (tmp_path / "merged.safetensors").exists()

@@ -164,11 +164,6 @@ def _copied(source: str, target: str) -> None:
 def _load_everything() -> None:
     import torch.utils.tensorboard  # noqa: F401
 
-    import anchorhold_lab.cli.commands.making_runs.run_report
-    import anchorhold_lab.cli.commands.making_runs.search_report
-    import anchorhold_lab.cli.own_files
-    import anchorhold_lab.cli.session
-    import anchorhold_lab.data.fetch
     import studies.benzing2020  # noqa: F401
 
 

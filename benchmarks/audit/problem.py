@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from anchorhold_lab.data import load_digits
+from anchorhold.digits import load_digits
 
 SAMPLES = 1024  # a multiple of all batch sizes, so that no smaller last batch blurs what is compared
 LEARNING_RATE = 1e-3

@@ -17,6 +17,8 @@ from anchorhold.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, Rotate
 from anchorhold.forms.of_layers import rotated
 from anchorhold.guard import Guard
 from anchorhold.guard.consolidating import measuring
+from anchorhold.persample.reductions import Basis
+from anchorhold.tensors.matrices.products import products_in
 from anchorhold_lab.data import Dataset, Images
 from anchorhold_lab.data.locations import Datasets
 from anchorhold_lab.experiments import paper_spec
@@ -26,8 +28,6 @@ from anchorhold_lab.scenarios import Scenario
 from anchorhold_lab.training.fast import FastRuns
 from anchorhold_lab.training.fast.flat_layout import FlatLayout
 from anchorhold_lab.training.fast.layer_holds import MULTIPLE, LayerHolds
-from anchorhold.persample.reductions import Basis
-from anchorhold.tensors.matrices.products import products_in
 from benchmarks.gpu.profiling import kernel_table
 from benchmarks.gpu.training import _synchronise
 from benchmarks.harness import Ratio, Report

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from anchorhold.whole_files import whole_file
 from anchorhold_lab.report.colours import colour
 from anchorhold_lab.report.style import style
-from anchorhold.whole_files import whole_file
 from benchmarks.language.frontier import Mean
 from benchmarks.language.plot import SHADES
 from benchmarks.language.recipe_report import lost, networks_of

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
-from anchorhold_lab.data.digits import load_digits
+from anchorhold.digits import load_digits
 from anchorhold.retention.diagnosis import NEARLY
 from benchmarks.undamped import undamped
 

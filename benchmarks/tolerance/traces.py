@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import anchorhold
-from anchorhold_lab.report.colours import colour
-from anchorhold_lab.report.style import style
 from anchorhold.retention.controller import TracePoint
 from anchorhold.whole_files import whole_file
+from anchorhold_lab.report.colours import colour
+from anchorhold_lab.report.style import style
 from benchmarks.tolerance.digits import STEPS, Run, first_task
 
 ON_A_SCALE = 1e-3

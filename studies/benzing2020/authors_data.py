@@ -8,8 +8,8 @@ was read off it, to about 0.005. So none has an error, and where something else 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from studies.benzing2020.presets import Benchmark
 from anchorhold_lab.report import Measured
+from studies.benzing2020.presets import Benchmark
 
 NAMED = "the authors' data"
 """What tables and figures call them."""

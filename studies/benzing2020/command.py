@@ -7,13 +7,21 @@ from typing import Annotated
 import typer
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.registry import find_name
 from anchorhold_lab.cli import arguments
-from studies.benzing2020.command_report import report_reproduction
+from anchorhold_lab.cli.exits import MEANINGS, OneCommand
 from anchorhold_lab.cli.interrupt import loading
 from anchorhold_lab.cli.output import messages, results, table
-from anchorhold.registry import find_name
+from studies.benzing2020.command_report import report_reproduction
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
+@app.command(cls=OneCommand, epilog=MEANINGS)
 def reproduce(
     ctx: typer.Context,
     item: Annotated[

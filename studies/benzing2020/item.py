@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Item
 from studies.benzing2020.algorithms import Algorithm
 from studies.benzing2020.findings import Results
 from studies.benzing2020.presets import Preset
-from anchorhold_lab.report import Item
 
 
 @dataclass(frozen=True)

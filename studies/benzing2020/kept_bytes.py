@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 
 from anchorhold.guard import Guard
+from anchorhold.measures import FineTune, PathMeasure
 from anchorhold_lab.experiments import Spec
 from anchorhold_lab.networks import NETWORKS, MultiHead
 from anchorhold_lab.networks.active_column import ActiveColumn
-from anchorhold.measures import FineTune, PathMeasure
 
 _FLOAT = 4
 _IMAGES = {"digits": (1, 8, 8), "MNIST": (1, 28, 28), "CIFAR-10": (3, 32, 32), "CIFAR-100": (3, 32, 32)}

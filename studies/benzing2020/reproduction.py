@@ -10,6 +10,8 @@ from pathlib import Path
 from anchorhold.errors import AnchorholdError, ConfigurationError
 from anchorhold_lab.experiments import Spec, Store, Summary, execute
 from anchorhold_lab.experiments.store.read_once import ReadOnce
+from anchorhold_lab.report import Verdict, write_report
+from anchorhold_lab.user_paths import is_file
 from studies.benzing2020.drawing.paper_report import report_of
 from studies.benzing2020.drawing.tables.run_tables import csv_files
 from studies.benzing2020.findings import Results
@@ -19,8 +21,6 @@ from studies.benzing2020.presets import Preset
 from studies.benzing2020.relatives.making import make_studies, unknown_rows
 from studies.benzing2020.searched_strengths import find_strengths, unknown_strengths
 from studies.benzing2020.tried_settings import Run
-from anchorhold_lab.report import Verdict, write_report
-from anchorhold_lab.user_paths import is_file
 
 
 @dataclass(frozen=True)

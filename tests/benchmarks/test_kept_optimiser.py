@@ -6,10 +6,10 @@ import torch
 from anchorhold_lab.data import digits_dataset
 from anchorhold_lab.experiments import paper_spec
 from anchorhold_lab.experiments.running.engines import make_learner
-from studies.benzing2020 import PRESETS
 from anchorhold_lab.training.plain_run import PlainRun
 from benchmarks import kept_optimiser
 from benchmarks.kept_optimiser import OneOptimiser
+from studies.benzing2020 import PRESETS
 
 DIGITS = {"digits": digits_dataset()}
 

@@ -21,8 +21,8 @@ from anchorhold.errors import (
 from anchorhold.forms.of_layers.layers import layer_blocks
 from anchorhold.holds import Hold
 from anchorhold.holds.input_spaces import HardSpace, SoftSpace
-from anchorhold_lab.experiments import Spec
 from anchorhold.persample.layer_inputs import LayerInputs, inputs_of
+from anchorhold_lab.experiments import Spec
 from tests.forms.layer_networks import NETWORKS, network_and_inputs
 from tests.guard.sam import SAM
 

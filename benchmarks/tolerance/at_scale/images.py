@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anchorhold.seeding import derive_seed, generator_for
+from anchorhold.whole_files import read_tensors, write_tensors
 from anchorhold_lab.data import Dataset, Images
 from anchorhold_lab.networks import MultiHead, cnn, mlp
 from anchorhold_lab.scenarios import Samples, Task, permuted, split_cifar
-from anchorhold.seeding import derive_seed, generator_for
-from anchorhold.whole_files import read_tensors, write_tensors
 from benchmarks.tolerance.at_scale.held import Judged, Old
 from benchmarks.tolerance.at_scale.trials import Setting
 

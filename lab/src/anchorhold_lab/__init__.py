@@ -1,1 +1,3 @@
-"""The laboratory: everything that makes experiments with the library, which never imports it."""
+"""Studies of continual learning with anchorhold: scenarios, networks, runs, searches, reports and a command line."""
+
+__version__ = "0.1.0"

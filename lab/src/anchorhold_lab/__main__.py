@@ -1,4 +1,4 @@
-"""``python -m anchorhold``: the laboratory's command line."""
+"""``python -m anchorhold_lab``: the same as the command ``anchorhold-lab``."""
 
 from anchorhold_lab.cli import main
 

@@ -6,6 +6,7 @@ A claim that does not hold in our runs is reported as such, one whose runs are m
 from collections.abc import Collection
 from dataclasses import replace
 
+from anchorhold_lab.report import Verdict
 from studies.benzing2020.authors_data import BY_CLAIM
 from studies.benzing2020.claims.claim import Bound, Claim, check
 from studies.benzing2020.claims.left_open import predictions, undecided, window
@@ -13,7 +14,6 @@ from studies.benzing2020.claims.of_the_paper import bias, fisher, performance
 from studies.benzing2020.claims.on_digits import EXPECTED_ON_DIGITS
 from studies.benzing2020.claims.our_own import forms, keeping, relatives
 from studies.benzing2020.findings import Results
-from anchorhold_lab.report import Verdict
 
 CLAIMS: dict[str, Claim] = {
     claim.name: replace(claim, theirs=BY_CLAIM.get(claim.name))

@@ -7,10 +7,10 @@ from functools import partial
 from typing import ClassVar
 
 from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.report import Verdict
 from studies.benzing2020.authors_data import Theirs
 from studies.benzing2020.claims.differences import OnTask
 from studies.benzing2020.findings import NotMeasuredError, Results
-from anchorhold_lab.report import Verdict
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from anchorhold_lab.training.metrics import average_accuracies, forgetting
 from studies.benzing2020.drawing.task_columns import Table
 from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.needed_runs import accuracy_runs
 from studies.benzing2020.presets import Benchmark
-from anchorhold_lab.training.metrics import average_accuracies, forgetting
 
 
 def of_first_task(results: Results, benchmark: Benchmark, algorithm: str) -> Table:

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.report import colour, ink
 from studies.benzing2020.drawing.panels import Panel
 from studies.benzing2020.drawing.task_columns import Table, each_task
-from anchorhold_lab.report import colour, ink
 
 _GAP = 0.085
 """The least distance between two names, as a share of the panel's height."""

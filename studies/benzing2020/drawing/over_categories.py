@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from anchorhold_lab.analysis.repetitions import Estimate
-from studies.benzing2020.drawing.panels import Panel
 from anchorhold_lab.report import colour
+from studies.benzing2020.drawing.panels import Panel
 
 _WIDTH = 13
 """Characters in a line of a category's name."""

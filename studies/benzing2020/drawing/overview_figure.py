@@ -10,8 +10,8 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from anchorhold_lab.analysis.repetitions import Estimate
-from studies.benzing2020.kept_bytes import Kept
 from anchorhold_lab.report import Figure, Table, Text, colour
+from studies.benzing2020.kept_bytes import Kept
 
 _CAPTION = (
     "Everything at a glance: a row of panels for each benchmark, a line for each method, the most accurate at the top; "

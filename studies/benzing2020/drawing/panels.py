@@ -13,13 +13,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.report import Cell, Figure, Table, colour, ink, label
 from studies.benzing2020 import authors_data
 from studies.benzing2020.drawing.task_columns import Table as Measurements
 from studies.benzing2020.drawing.task_columns import correlations, each_task
 from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.needed_runs import correlation_runs
 from studies.benzing2020.presets import Benchmark
-from anchorhold_lab.report import Cell, Figure, Table, colour, ink, label
 
 # Lines that lie on each other, or have one measure's colour under several conditions, are told apart by their marks.
 _MARKS: tuple[dict[str, Any], ...] = (

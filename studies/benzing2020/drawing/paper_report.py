@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Cell, Report, Section, Table, Text, Verdict
 from studies.benzing2020.claims import CLAIMS, check_all
 from studies.benzing2020.drawing.tables.run_tables import unusual_average
 from studies.benzing2020.findings import Results
 from studies.benzing2020.item import PaperItem, runs_of
 from studies.benzing2020.relatives.making import unknown_rows
 from studies.benzing2020.searched_strengths import unknown_strengths
-from anchorhold_lab.report import Cell, Report, Section, Table, Text, Verdict
 
 _TITLE = "Unifying Regularisation Methods for Continual Learning"
 _CLAIMS = (

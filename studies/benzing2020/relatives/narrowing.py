@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Sequence
 
 from anchorhold.errors import ConfigurationError
-from studies.benzing2020.relatives.study import Row, Study
 from anchorhold.registry import find_name
+from studies.benzing2020.relatives.study import Row, Study
 
 
 def some_of(studies: Sequence[Study], names: Sequence[str], methods: Sequence[str]) -> tuple[Study, ...]:

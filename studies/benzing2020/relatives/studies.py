@@ -6,6 +6,7 @@ Numbers that are marked as remembered are from memory of the papers' tables; who
 import dataclasses
 from collections.abc import Mapping
 
+from anchorhold_lab.scenarios import Kind
 from studies.benzing2020.relatives.others import other_rows
 from studies.benzing2020.relatives.study import (
     Reported,
@@ -20,7 +21,6 @@ from studies.benzing2020.relatives.study import (
     tried,
     with_one_seed,
 )
-from anchorhold_lab.scenarios import Kind
 
 _THREE_KINDS = "van de Ven, Tuytelaars and Tolias 2022, Nature Machine Intelligence 4"
 _AGEM = "Chaudhry et al. 2019, arXiv 1812.00420, table 1"

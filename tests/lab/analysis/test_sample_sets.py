@@ -5,8 +5,8 @@ import torch
 
 import anchorhold
 from anchorhold.errors import ConfigurationError
-from anchorhold_lab.training.plain_run import PlainRun
 from anchorhold.seeding import generator_for
+from anchorhold_lab.training.plain_run import PlainRun
 from tests.lab.analysis.helpers import observed_learner
 from tests.lab.training.helpers import finish
 

@@ -1,15 +1,10 @@
 """What comes before torch: the help, the version, and Ctrl-C while it loads."""
 
 import json
-import os
-import subprocess
-import sys
 
-import anchorhold
-from anchorhold_lab.cli.commands import merge
 from anchorhold_lab.cli.commands.making_runs import search
 from anchorhold_lab.experiments.strengths import strength_search
-from anchorhold.merging import between
+from tests.calling import python
 
 MISTAKES = (["run", "--nosuch"], ["run", "permuted-digits", "--seeds", "1000000000"])
 HELPS = (
@@ -17,9 +12,7 @@ HELPS = (
     ["--version"],
     ["run", "--help"],
     ["search", "-h"],
-    ["reproduce", "-h"],
     ["measures", "-h"],
-    ["merge", "-h"],
     *(["runs", *words, "-h"] for words in ([], ["list"], ["show"], ["compare"])),
     *(["data", *words, "-h"] for words in ([], ["list"], ["fetch"])),
     *MISTAKES,
@@ -37,17 +30,6 @@ for command in json.loads(sys.argv[1]):
 """
 
 
-def python(program, *arguments):
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
 def test_help_and_mistakes_in_options_come_without_torch():
     told = python(PROGRAM, json.dumps(HELPS))
     assert told.returncode == 0, told.stderr
@@ -59,7 +41,6 @@ def test_the_help_of_search_says_the_numbers_that_it_takes():
     assert len(strength_search.TEST_SEEDS) == len(strength_search.SEARCH_SEEDS) == search.USUAL_SEEDS
     assert strength_search.SEARCH_SEEDS[0] == search.FIRST_SEARCH_SEED
     assert strength_search.FINALISTS == search.FINALISTS
-    assert merge.DAMPING == between.DAMPING
 
 
 INTERRUPTED = """
@@ -75,7 +56,7 @@ class Impatient:
                 raise ImportError("torch is broken") from None
 
 sys.meta_path.insert(0, Impatient())
-sys.argv = ["anchorhold", "measures"]
+sys.argv = ["anchorhold-lab", "measures"]
 main()
 """
 
@@ -83,30 +64,3 @@ main()
 def test_ctrl_c_while_torch_is_imported_is_one_line_and_the_usual_code():
     done = python(INTERRUPTED)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
-
-
-LAZY = """
-import sys, anchorhold
-assert "torch" not in sys.modules and anchorhold.__version__
-import anchorhold.measures                    # the package, which must not hide the function of its name
-from anchorhold import *
-assert callable(anchorhold.measures) and anchorhold.measures is measures
-assert anchorhold.Guard is Guard and anchorhold.errors.AnchorholdError is AnchorholdError
-assert set(anchorhold.__all__) <= set(dir(anchorhold))
-assert not {"Any", "ModuleType", "importlib", "sys"} & set(dir(anchorhold)) and "errors" in dir(anchorhold)
-assert not hasattr(anchorhold, "nosuch")
-from anchorhold.persample.batches import _known_conventions
-assert _known_conventions()
-
-import torch
-guard = Guard(torch.nn.Linear(2, 2), "L2")
-guard.consolidate()
-assert guard.tasks == 1
-assert "torch._dynamo" not in sys.modules   # takes longer to load than torch, and comes with the first optimiser
-"""
-
-
-def test_the_package_loads_its_names_when_they_are_asked_for():
-    done = python(LAZY)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(getattr(anchorhold, name) is not None for name in anchorhold.__all__)

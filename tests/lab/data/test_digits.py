@@ -3,7 +3,8 @@
 import sklearn.datasets
 import torch
 
-from anchorhold_lab.data import digits_dataset, load_digits
+from anchorhold.digits import load_digits
+from anchorhold_lab.data import digits_dataset
 from anchorhold_lab.scenarios import permuted, split
 
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.retention import SetRetention, TracePoint
 from anchorhold_lab.experiments import paper_spec
 from anchorhold_lab.experiments.plots import run_panels
 from anchorhold_lab.experiments.plots.methods import MOST, methods_of
@@ -17,7 +18,6 @@ from anchorhold_lab.experiments.plots.picture import _figure, legend_columns, pa
 from anchorhold_lab.report.style import style
 from anchorhold_lab.training.metrics import learned_later
 from anchorhold_lab.training.telling.retention import TaskRetention
-from anchorhold.retention import SetRetention, TracePoint
 from tests.lab.experiments.helpers import result_of
 
 LOOKS = {name: {"color": "black", "marker": "o"} for name in ("EWC", "SI", "EWC with a tolerance")}

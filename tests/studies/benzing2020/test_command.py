@@ -7,6 +7,7 @@ from anchorhold_lab.experiments import Store
 from studies.benzing2020 import ITEMS, PRESETS
 from studies.benzing2020.relatives import Row, Study
 from studies.benzing2020.relatives.study import strengths
+from tests.calling import python
 from tests.studies.benzing2020.tiny import tiny_preset
 
 
@@ -16,7 +17,7 @@ def reproduce(call, tmp_path, monkeypatch):
 
     def in_store(*arguments):
         return call(
-            *("reproduce", *arguments, "--preset", "digits", "--device", "cpu"),
+            *(*arguments, "--preset", "digits", "--device", "cpu"),
             *("--store", tmp_path / "store", "--out", tmp_path / "report"),
         )
 
@@ -24,17 +25,17 @@ def reproduce(call, tmp_path, monkeypatch):
 
 
 def test_without_items_they_are_listed(call):
-    shown = call("reproduce")
+    shown = call()
     assert shown.exit_code == 0
     assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == list(ITEMS)
 
 
 def test_options_without_items_are_not_ignored_in_silence(call, monkeypatch, tmp_path):
-    shown = call("reproduce", "--preset", "digits")
-    assert (shown.exit_code, shown.stdout) == (0, call("reproduce").stdout)
+    shown = call("--preset", "digits")
+    assert (shown.exit_code, shown.stdout) == (0, call().stdout)
     assert shown.stderr == "Nothing was run or reported: name items, or all, beside the options.\n"
     monkeypatch.setenv("ANCHORHOLD_STORE", str(tmp_path))
-    assert call("reproduce").stderr == ""
+    assert call().stderr == ""
 
 
 def test_an_item_is_run_and_reported(reproduce, tmp_path):
@@ -102,7 +103,7 @@ def test_mistakes_are_explained_in_a_line(call, tmp_path, arguments, message):
 def test_a_report_that_cannot_be_written_is_refused_in_a_line_before_anything_runs(call, tmp_path, only_report):
     (tmp_path / "file").write_text("something of value")
     options = ("--preset", "digits", "--device", "cpu", "--store", tmp_path / "store", "--out", tmp_path / "file")
-    shown = call("reproduce", "long-training", *options, *only_report)
+    shown = call("long-training", *options, *only_report)
     assert (shown.exit_code, shown.stdout) == (2, "")
     assert shown.stderr.startswith(f"error: The report cannot be written to {tmp_path / 'file'}: it is a file.")
     assert len(shown.stderr.splitlines()) == 1
@@ -128,6 +129,34 @@ def test_a_damaged_result_is_named_after_the_report(reproduce, tmp_path):
 
 def test_missing_data_names_the_command_that_gets_it(call, tmp_path):
     folders = ("--data-dir", tmp_path / "nothing", "--store", tmp_path / "store", "--out", tmp_path / "report")
-    shown = call("reproduce", "table1", "--preset", "quick", "--device", "cpu", *folders)
+    shown = call("table1", "--preset", "quick", "--device", "cpu", *folders)
     assert shown.exit_code == 3
     assert "anchorhold-lab data fetch" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (("--only-report", "--out", "x" * 300), "File name too long"),
+        (("--budget", "nan"), "--budget nan: expected a number"),
+    ],
+)
+def test_values_that_nobody_means(call, tmp_path, monkeypatch, line, said):
+    monkeypatch.chdir(tmp_path)
+    shown = call("table1", "--preset", "digits", *line)
+    assert shown.exit_code == 2 and said in " ".join(shown.stderr.split())
+    assert not list(tmp_path.iterdir())
+
+
+HELP = """
+import sys
+from typer.testing import CliRunner
+from studies.benzing2020.command import app
+
+shown = CliRunner().invoke(app, ["-h"], catch_exceptions=False)
+print(shown.exit_code, [name for name in ("torch", "numpy", "matplotlib", "pandas") if name in sys.modules])
+"""
+
+
+def test_help_comes_without_torch():
+    assert python(HELP).stdout == "0 []\n"

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from anchorhold_lab.experiments import Store
+from anchorhold_lab.report import Measured
 from studies.benzing2020 import ITEMS, PRESETS
 from studies.benzing2020.drawing.kept_accuracy import of_every_task, of_first_task, on_average_so_far
 from studies.benzing2020.drawing.tables.form_table import form_table
 from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.needed_runs import accuracy_runs
 from studies.benzing2020.searched_strengths import unknown_strengths
-from anchorhold_lab.report import Measured
 from tests.lab.experiments.helpers import result_of
 from tests.studies.benzing2020.tiny import tiny_preset
 

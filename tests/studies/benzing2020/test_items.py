@@ -8,14 +8,14 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Canvas
 
 from anchorhold_lab.experiments import Store
+from anchorhold_lab.report import Figure, Report, Section, Table, Text, colour, ink
+from anchorhold_lab.report.style import style
 from studies.benzing2020 import ITEMS, PRESETS
 from studies.benzing2020.algorithms import TABLE1
 from studies.benzing2020.findings import Results
 from studies.benzing2020.needed_runs import MANY_SAMPLES, accuracy_runs, correlation_runs
 from studies.benzing2020.presets import PAPER
 from studies.benzing2020.published import ACCURACIES
-from anchorhold_lab.report import Figure, Report, Section, Table, Text, colour, ink
-from anchorhold_lab.report.style import style
 
 
 def test_table_1_has_the_papers_130_runs_and_seven_more_of_mas_which_a_test_compares():

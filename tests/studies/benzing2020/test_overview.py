@@ -7,6 +7,7 @@ from matplotlib.figure import Figure as Canvas
 
 from anchorhold.forms import FORMS
 from anchorhold.holds import HOLDS
+from anchorhold.measures import MEASURES
 from anchorhold_lab.data import digits_dataset
 from anchorhold_lab.experiments import Store, execute, paper_spec
 from anchorhold_lab.experiments.running.engines import make_learner
@@ -23,7 +24,6 @@ from studies.benzing2020.drawing.tables.overview_table import (
 from studies.benzing2020.findings import Results
 from studies.benzing2020.kept_bytes import kept_bytes
 from studies.benzing2020.needed_runs import accuracy_runs
-from anchorhold.measures import MEASURES
 from tests.studies.benzing2020.tiny import tiny_preset
 
 SMALL = {"tasks": 3, "hidden": (8,), "epochs": 1}

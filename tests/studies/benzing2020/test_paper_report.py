@@ -1,10 +1,10 @@
 import pytest
 
 from anchorhold_lab.experiments import paper_spec
+from anchorhold_lab.report import Verdict
 from studies.benzing2020 import PRESETS, items_named
 from studies.benzing2020.drawing.paper_report import _described, _seeds, _short, _tally, report_of
 from studies.benzing2020.findings import Results
-from anchorhold_lab.report import Verdict
 
 
 @pytest.mark.parametrize(

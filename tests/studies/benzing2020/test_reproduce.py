@@ -23,9 +23,9 @@ from studies.benzing2020.drawing.tables.run_tables import (
 from studies.benzing2020.findings import Results
 from studies.benzing2020.needed_runs import accuracy_runs
 from studies.benzing2020.presets import BENCHMARKS, DIGITS
+from tests.lab.report.browser import Browser
 from tests.studies.benzing2020.conftest import on_cpu
 from tests.studies.benzing2020.tiny import tiny_preset, with_unknown_strength
-from tests.lab.report.browser import Browser
 
 RESULTS = ("status", "average_accuracy", "accuracies", "seconds", "side_by_side", "device", "commit")
 """The columns that say what came out of a run, rather than which one it is."""

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 from anchorhold.errors import ConfigurationError, ModelError, NotFiniteError, OptimizerError, OrderError
 from anchorhold.guard.noticing.telling import tell
 from anchorhold.guard.steps.optimizers.accepted import ids, innermost, is_within_its_own_step, trained_by
-from anchorhold_lab.analysis.simpson import integrate
-from anchorhold_lab.analysis.whole_loss import Point, loss_and_gradient, weights_at
 from anchorhold.persample.isolation.isolated import isolated
 from anchorhold.settings import check_keys, number, whole_number
 from anchorhold.tensors.names import named_buffers, named_parameters
 from anchorhold.tensors.sharding import is_sharded
+from anchorhold_lab.analysis.simpson import integrate
+from anchorhold_lab.analysis.whole_loss import Point, loss_and_gradient, weights_at
 
 MOST_SPLITS = 32
 """Splits of one step, unless more are asked for."""

@@ -5,19 +5,18 @@ from typing import Annotated
 import typer
 
 import anchorhold
+import anchorhold_lab
 from anchorhold_lab.cli.commands import data
-from studies.benzing2020.command import reproduce
 from anchorhold_lab.cli.commands.making_runs.run import run
 from anchorhold_lab.cli.commands.making_runs.search import search
 from anchorhold_lab.cli.commands.measures import measures
-from anchorhold_lab.cli.commands.merge import merge
 from anchorhold_lab.cli.commands.stored_runs import runs
 from anchorhold_lab.cli.commands.stored_runs.plot import plot_chosen
 from anchorhold_lab.cli.exits import MEANINGS, Commands
 
 app = typer.Typer(
     cls=Commands,
-    help="Keeps neural networks from forgetting: run, compare and look up its measures of importance.",
+    help="Studies of continual learning with anchorhold: run, compare and look up measures of importance.",
     epilog=MEANINGS,
     no_args_is_help=True,
     add_completion=False,
@@ -28,7 +27,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"anchorhold {anchorhold.__version__}")
+        typer.echo(f"anchorhold-lab {anchorhold_lab.__version__} (anchorhold {anchorhold.__version__})")
         raise typer.Exit
 
 
@@ -39,14 +38,12 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Keep neural networks from forgetting: run, compare and look up measures of importance."""
+    """Run studies of continual learning; compare and look up measures of importance."""
 
 
 app.command(epilog=MEANINGS)(run)
 app.command(epilog=MEANINGS)(search)
-app.command(epilog=MEANINGS)(reproduce)
 runs.app.command("plot")(plot_chosen)
 app.add_typer(runs.app, name="runs")
 app.command()(measures)
-app.command(epilog=MEANINGS)(merge)
 app.add_typer(data.app, name="data")

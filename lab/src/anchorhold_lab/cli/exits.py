@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 from rich.text import Text
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from anchorhold.errors import AnchorholdError, ClusterError, DataError, StoreError, shortened
 from anchorhold_lab.cli.interrupt import Interruption, working
@@ -58,21 +58,21 @@ def code_of(error: AnchorholdError) -> ExitCode:
     return ExitCode.STORE if isinstance(error, StoreError) else ExitCode.USAGE
 
 
-class Commands(TyperGroup):
-    """The commands; errors that anchorhold raises on purpose end them with a message and a code."""
+class _EndingWell:
+    """Errors that anchorhold raises on purpose end a command with a message and a code."""
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
         """Read what was typed, unless it is longer than anything that could be meant."""
         for given in args:
             if len(given) > _LONGEST:
                 raise typer.BadParameter(f"{shortened(given)} is too long; expected at most {_LONGEST} characters.")
-        return super().make_context(info_name, args, *more, **extra)
+        return super().make_context(info_name, args, *more, **extra)  # type: ignore[misc]
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the chosen command."""
+        """Run the command that was typed."""
         try:
             with working():
-                return super().invoke(ctx)
+                return super().invoke(ctx)  # type: ignore[misc]
         except typer.Exit as ending:
             if ending.exit_code == ExitCode.INTERRUPTED:
                 raise typer.Exit(_code_of_signal()) from None
@@ -83,6 +83,14 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             messages().print("Interrupted.")
             raise typer.Exit(_code_of_signal()) from None
+
+
+class Commands(_EndingWell, TyperGroup):
+    """The commands of a program that has several."""
+
+
+class OneCommand(_EndingWell, TyperCommand):
+    """The command of a program that has one."""
 
 
 def _say(line: str) -> None:

@@ -9,9 +9,9 @@ import anchorhold
 from anchorhold.errors import ConfigurationError, shortened
 from anchorhold.forms import FORMS
 from anchorhold.holds import HOLDS
+from anchorhold.registry import find_name, simplified
 from anchorhold_lab.experiments import SCENARIOS, Spec, paper_spec
 from anchorhold_lab.experiments.specs.spec import USUAL_KEPT
-from anchorhold.registry import find_name, simplified
 
 Number = TypeVar("Number", int, float)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from anchorhold.errors import ConfigurationError
-from anchorhold_lab.experiments import SCENARIOS, Source, load_source
 from anchorhold.registry import find_name, names_of, simplified
+from anchorhold_lab.experiments import SCENARIOS, Source, load_source
 
 
 def load_beside(files: Sequence[Path] | None) -> None:

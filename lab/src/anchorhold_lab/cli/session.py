@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.registry import find_name
 from anchorhold_lab.cli.interrupt import Interruption
 from anchorhold_lab.cli.output import messages
 from anchorhold_lab.cli.progress.json_lines import JsonLines
@@ -19,7 +20,6 @@ from anchorhold_lab.cli.progress.listener import Display, Listener
 from anchorhold_lab.cli.progress.live import LiveDisplay
 from anchorhold_lab.cli.progress.tensorboard_log import TensorBoardLog
 from anchorhold_lab.experiments import Event, Spec, Store, Summary, execute
-from anchorhold.registry import find_name
 
 
 @contextmanager

@@ -1,27 +1,12 @@
-"""The 8×8 handwritten digits of the UCI repository's test set, as scikit-learn ships them: 1797 images, 10 classes.
+"""The digits of :mod:`anchorhold.digits` as a data set like the others."""
 
-E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998 (CC BY 4.0).
-Small enough to travel with the package, so that everything can be tried without a download.
-"""
-
-from importlib.resources import files
-
-import numpy as np
 import torch
-from torch import Tensor
 
-from anchorhold_lab.data.images import Dataset, Images
+from anchorhold.digits import load_digits
 from anchorhold.seeding import generator_for
+from anchorhold_lab.data.images import Dataset, Images
 
-_BRIGHTEST = 16
 _TEST_SHARE = 0.2
-
-
-def load_digits() -> tuple[Tensor, Tensor]:
-    """Return the images as ``[1797, 8, 8]`` floats from 0 to 1, and their labels."""
-    with (files("anchorhold_lab.data") / "digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        images, labels = archive["images"], archive["labels"]
-    return torch.from_numpy(images).float() / _BRIGHTEST, torch.from_numpy(labels).long()
 
 
 def digits_dataset() -> Dataset:

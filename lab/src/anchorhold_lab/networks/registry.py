@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 from torch import nn
 
 from anchorhold.errors import ConfigurationError
-from anchorhold_lab.networks.multi_head import MultiHead, cnn, mlp
 from anchorhold.registry import Registry, registering
+from anchorhold_lab.networks.multi_head import MultiHead, cnn, mlp
 
 F = TypeVar("F", bound=Callable[..., MultiHead])
 

@@ -5,11 +5,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from anchorhold.whole_files import write_whole
 from anchorhold_lab.report.csv_files import to_csv, verdicts_table
 from anchorhold_lab.report.elements import Report
 from anchorhold_lab.report.html_page import to_html
 from anchorhold_lab.report.pictures import render
-from anchorhold.whole_files import write_whole
 
 _LINK = re.compile(r'href="((?:figures|data)/[^"/\\]+\.(?:csv|png|pdf|svg))"')
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 
 from anchorhold.errors import ConfigurationError
-from anchorhold_lab.scenarios.tasks import Samples, Scenario, Task
 from anchorhold.seeding import generator_for
+from anchorhold_lab.scenarios.tasks import Samples, Scenario, Task
 
 Split = tuple[Samples, Samples | None]
 """What is left to learn from, and what was taken out of it."""

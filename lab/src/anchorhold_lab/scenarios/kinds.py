@@ -11,8 +11,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from anchorhold_lab.scenarios.tasks import Samples, Scenario, Task
 from anchorhold.settings import choice
+from anchorhold_lab.scenarios.tasks import Samples, Scenario, Task
 
 Kind = Literal["task", "domain", "class"]
 """task: a head each. domain: one head, in which all tasks have the same labels. class: one head that grows, in which

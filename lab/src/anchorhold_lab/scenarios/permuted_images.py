@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.seeding import generator_for
 from anchorhold_lab.data import Dataset
 from anchorhold_lab.data.images import scaled
 from anchorhold_lab.scenarios.tasks import Samples, Scenario, Task, hold_out
-from anchorhold.seeding import generator_for
 
 
 def permuted(

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from anchorhold_lab.scenarios.tasks import Samples, Scenario
 from anchorhold.seeding import generator_for
+from anchorhold_lab.scenarios.tasks import Samples, Scenario
 
 
 def with_sizes(scenario: Scenario, shares: Sequence[float], seed: int) -> Scenario:

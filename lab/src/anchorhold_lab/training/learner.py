@@ -23,6 +23,10 @@ from anchorhold.guard import Guard
 from anchorhold.guard.memory import AnchorKind
 from anchorhold.holds import Buffer, Hold
 from anchorhold.holds.of_batches.batch_hold import BatchHold
+from anchorhold.measures import Measure, PathMeasure
+from anchorhold.retention import Tolerance
+from anchorhold.seeding import generator_for
+from anchorhold.tensors.divergence import divergence
 from anchorhold_lab.networks import MultiHead, draw_weights, give_generator, take_weights, with_own_dropout
 from anchorhold_lab.scenarios import Samples, Scenario, open_outputs
 from anchorhold_lab.training.batch_order import epoch_order, second_order, steps_per_epoch
@@ -40,10 +44,6 @@ from anchorhold_lab.training.protocol import Settings
 from anchorhold_lab.training.telling.observer import Observer
 from anchorhold_lab.training.telling.progress import Outcome, Progress
 from anchorhold_lab.training.telling.retention import Seen, TaskRetention, noted, strength_of
-from anchorhold.measures import Measure, PathMeasure
-from anchorhold.retention import Tolerance
-from anchorhold.seeding import generator_for
-from anchorhold.tensors.divergence import divergence
 
 
 class Learner:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from anchorhold_lab.networks import Dropout, MultiHead
 from anchorhold.variational import mean_field_layers
+from anchorhold_lab.networks import Dropout, MultiHead
 
 FEW = 8
 """Samples that a network is tried on: more than one, which batch norm could not do with."""

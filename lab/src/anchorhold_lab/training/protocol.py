@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from anchorhold.errors import ConfigurationError, shortened
+from anchorhold.settings import added, choice, number
 from anchorhold_lab.training.options.bounds import Trains
 from anchorhold_lab.training.options.halves import SecondBatch
-from anchorhold.settings import added, choice, number
 
 _MOST = 10**9
 """Of epochs or samples: nobody waits for more, and all that is counted with them fits into 64 bits."""

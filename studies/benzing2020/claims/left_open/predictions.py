@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from anchorhold_lab.analysis.repetitions import Estimate, difference_between, estimate
 from anchorhold_lab.experiments import Result, Spec
+from anchorhold_lab.training.metrics import forgetting
 from studies.benzing2020.claims.claim import AtLeast, AtMost, Claim
 from studies.benzing2020.claims.differences import Statistic, difference
 from studies.benzing2020.claims.of_the_paper.performance import ALIKE
 from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.needed_runs import accuracy_runs
 from studies.benzing2020.presets import Benchmark
-from anchorhold_lab.training.metrics import forgetting
 
 _ITEM = ("predictions",)
 _FACTORS = {"a decaying rate": "decaying rate", "SGD": "SGD"}

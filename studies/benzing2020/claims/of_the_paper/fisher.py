@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 
+from anchorhold_lab.report import label
 from studies.benzing2020.claims.claim import AtLeast, AtMost, Claim
 from studies.benzing2020.claims.differences import FIRST, LATER, highest, lowest, over_tasks
 from studies.benzing2020.drawing.task_columns import (
@@ -23,7 +24,6 @@ from studies.benzing2020.published import (
     WITHOUT_TOP,
     Published,
 )
-from anchorhold_lab.report import label
 
 
 def gain_by_rescaling(results: Results, benchmark: Benchmark, name: str) -> Table:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anchorhold_lab.analysis.repetitions import Estimate, difference_in_errors
+from anchorhold_lab.report import Cell, Measured, Table, label
 from studies.benzing2020 import authors_data
 from studies.benzing2020.algorithms import Algorithm
 from studies.benzing2020.authors_data import Theirs
@@ -14,7 +15,6 @@ from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.needed_runs import accuracy_runs
 from studies.benzing2020.presets import BENCHMARKS, PRESETS, Benchmark, Preset
 from studies.benzing2020.published import ACCURACIES, Published
-from anchorhold_lab.report import Cell, Measured, Table, label
 
 PAPER_SEEDS = {"P-MNIST": 3, "CIFAR": 10}
 """How many runs the means of its Table 1 are of."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.report import Cell, Measured, Table, label
 from studies.benzing2020.algorithms import TABLE1
 from studies.benzing2020.drawing.kept_accuracy import of_every_task
 from studies.benzing2020.drawing.task_columns import each_task
@@ -11,7 +12,6 @@ from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.needed_runs import accuracy_runs
 from studies.benzing2020.presets import Benchmark
 from studies.benzing2020.published import ACCURACIES, ELSEWHERE
-from anchorhold_lab.report import Cell, Measured, Table, label
 
 _COLUMNS = ("method", "accuracy", "first task", "last task", "strength", "runs")
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Cell, Table, label
 from studies.benzing2020.algorithms import Algorithm
 from studies.benzing2020.drawing.tables.form_table import best_of_table1, kept_cells
 from studies.benzing2020.findings import Results
 from studies.benzing2020.needed_runs import accuracy_runs
 from studies.benzing2020.presets import Benchmark
-from anchorhold_lab.report import Cell, Table, label
 
 _COLUMNS = ("method", "accuracy", "first task", "last task", "stores", "found", "runs")
 _STORES = {

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.tensors.in_words import in_bytes
 from anchorhold_lab.analysis.repetitions import estimate
 from anchorhold_lab.experiments import Spec
 from anchorhold_lab.experiments.specs.command_lines import command_of
+from anchorhold_lab.report import Cell, Table, label
 from studies.benzing2020.algorithms import (
     ALGORITHMS,
     BOUNDS,
@@ -26,8 +28,6 @@ from studies.benzing2020.kept_bytes import Kept, kept_bytes
 from studies.benzing2020.needed_runs import accuracy_runs
 from studies.benzing2020.presets import BENCHMARKS, Benchmark, Preset
 from studies.benzing2020.relatives.narrowing import command_for
-from anchorhold_lab.report import Cell, Table, label
-from anchorhold.tensors.in_words import in_bytes
 
 _COLUMNS = ("benchmark", "method", "accuracy", "forgetting", "kept of old tasks", "seconds a run", "runs")
 _CAPTION = (

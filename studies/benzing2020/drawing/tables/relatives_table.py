@@ -8,10 +8,10 @@ from typing import Any
 from anchorhold_lab.analysis.repetitions import Estimate, estimate
 from anchorhold_lab.experiments import Result, Spec
 from anchorhold_lab.experiments.specs.command_lines import command_of
+from anchorhold_lab.report import Cell, Measured, Table
 from studies.benzing2020.findings import Results
 from studies.benzing2020.relatives import Reported, Row, Settings, Study
 from studies.benzing2020.relatives.narrowing import command_for
-from anchorhold_lab.report import Cell, Measured, Table
 
 _COLUMNS = ("method", "accuracy", "forgetting", "seconds a run", "runs")
 _CHOSEN = ("chosen",)

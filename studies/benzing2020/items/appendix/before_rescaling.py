@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from anchorhold_lab.report import Item
 from studies.benzing2020 import authors_data
 from studies.benzing2020.drawing.panels import (
     Panel,
@@ -16,7 +17,6 @@ from studies.benzing2020.findings import Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.items.main_text.figure2 import runs
 from studies.benzing2020.presets import BENCHMARKS, Benchmark
-from anchorhold_lab.report import Item
 
 _MEASURES = ("SI", "SIB", "SIU")
 _CAPTION = (

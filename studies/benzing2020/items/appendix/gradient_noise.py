@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 
 from anchorhold_lab.analysis.repetitions import shares_at_least
+from anchorhold_lab.report import Item, colour, ink
 from studies.benzing2020.drawing.panels import Panel, figure_of, panel_or_reason
 from studies.benzing2020.findings import Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import noise_runs
-from anchorhold_lab.report import Item, colour, ink
 
 RATIOS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 _SHOWN_POINTS = 240

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from anchorhold_lab.analysis.repetitions import welch_test
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Cell, Item, Measured, Table
 from studies.benzing2020.drawing.panels import correlation_panel, figure_of
 from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import accuracy_runs, correlation_runs
 from studies.benzing2020.presets import BENCHMARKS, Benchmark, Preset
 from studies.benzing2020.published import ACCURACIES, LOGITS_P_VALUE
-from anchorhold_lab.report import Cell, Item, Measured, Table
 
 _CAPTION = "MAS on logits: Pearson correlations with MAS on probabilities, AF and √Fisher after each task."
 _TEST = "MAS on probabilities and on logits, with as many seeds each, and Welch's t-test between them."

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from anchorhold_lab.report import Item
 from studies.benzing2020.drawing.panels import Panel, correlations_over_tasks, figure_of, panel_or_reason
 from studies.benzing2020.drawing.task_columns import correlations
 from studies.benzing2020.findings import Results
@@ -9,7 +10,6 @@ from studies.benzing2020.item import PaperItem
 from studies.benzing2020.items.main_text.figure2 import runs
 from studies.benzing2020.needed_runs import MANY_SAMPLES
 from studies.benzing2020.presets import BENCHMARKS, Benchmark
-from anchorhold_lab.report import Item
 
 _CAPTION = (
     "How much AF depends on the number of samples: Pearson correlations of AF from many samples with AF from as few as "

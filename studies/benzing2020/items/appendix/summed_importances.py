@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from anchorhold_lab.report import Item
 from studies.benzing2020.drawing.panels import figure_of
 from studies.benzing2020.drawing.summed_importance import sums_over_tasks
 from studies.benzing2020.findings import Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.items.main_text.figure2 import runs
 from studies.benzing2020.presets import BENCHMARKS
-from anchorhold_lab.report import Item
 
 
 def draw(results: Results) -> Sequence[Item]:

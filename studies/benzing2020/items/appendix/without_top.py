@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Cell, Item, Measured, Table, Text
 from studies.benzing2020 import authors_data
 from studies.benzing2020.drawing.task_columns import correlations, correlations_without_top, each_task
 from studies.benzing2020.findings import NotMeasuredError, Results
@@ -10,7 +11,6 @@ from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import correlation_runs
 from studies.benzing2020.presets import Preset
 from studies.benzing2020.published import WITHOUT_TOP
-from anchorhold_lab.report import Cell, Item, Measured, Table, Text
 
 _COLUMNS = ("measure", "all weights", "without 1 %", "without 5 %", "paper, without 5 %")
 _THEIRS = {"0.01": f"{authors_data.NAMED}, without 1 %", "0.05": f"{authors_data.NAMED}, without 5 %"}

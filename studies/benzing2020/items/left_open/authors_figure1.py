@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from anchorhold_lab.analysis.probes.curves import running_sums
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Item, colour, label
 from studies.benzing2020 import authors_data
 from studies.benzing2020.drawing.panels import (
     Panel,
@@ -25,7 +26,6 @@ from studies.benzing2020.findings import Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import curve_runs, runs_at_their_rate, unclamped_runs
 from studies.benzing2020.presets import BENCHMARKS, Benchmark, Preset
-from anchorhold_lab.report import Item, colour, label
 
 _FIGURE = (
     "Figure 1 as the authors' scripts have it. Left: what SI, SIU and the full gradient have added up to after so many "

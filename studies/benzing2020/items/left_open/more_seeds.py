@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from anchorhold_lab.analysis.repetitions import estimate
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Cell, Item, Measured, Table, label
 from studies.benzing2020.claims.left_open.undecided import by_seed, paper_mean
 from studies.benzing2020.findings import Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import FROM_DATA, accuracy_runs, second_runs
 from studies.benzing2020.presets import Preset
 from studies.benzing2020.published import ACCURACIES
-from anchorhold_lab.report import Cell, Item, Measured, Table, label
 
 _CAPTION = (
     "{title} once more with other seeds: average accuracy in per cent of the first runs, which Table 1 shows, of as "

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from anchorhold_lab.experiments import Result, Spec
+from anchorhold_lab.report import Cell, Item, Measured, Table
 from studies.benzing2020.algorithms import ALGORITHMS, PREDICTIONS
 from studies.benzing2020.claims.left_open.predictions import forgotten, last_accuracy, over_runs, small_tasks
 from studies.benzing2020.drawing.tables.accuracy_table import accuracy_table
@@ -11,7 +12,6 @@ from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import accuracy_runs, rows_of_runs
 from studies.benzing2020.presets import Benchmark, Preset
-from anchorhold_lab.report import Cell, Item, Measured, Table
 
 # Strengths that are known cost nothing but their runs; what is to be searched for comes in the order of its worth.
 _ALGORITHMS = (ALGORITHMS["SI"], ALGORITHMS["SOS"], ALGORITHMS["SI, SGD"], *PREDICTIONS)

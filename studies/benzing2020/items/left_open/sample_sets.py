@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 
 from anchorhold_lab.analysis.repetitions import estimate
+from anchorhold_lab.report import Item, colour, ink
 from studies.benzing2020 import authors_data
 from studies.benzing2020.drawing.panels import Panel, figure_of, panel_or_reason
 from studies.benzing2020.findings import Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import sample_set_runs
-from anchorhold_lab.report import Item, colour, ink
 
 _CAPTION = (
     "MAS with AF after the first task, Pearson correlations over all weights: one network, {sets} random sets of "

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from anchorhold_lab.analysis.repetitions import Estimate
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Cell, Item, Measured, Table, Text
 from studies.benzing2020.algorithms import ALGORITHMS, WINDOWS, Algorithm
 from studies.benzing2020.claims.left_open.window import finding, reading
 from studies.benzing2020.drawing.over_categories import over_categories
@@ -25,7 +26,6 @@ from studies.benzing2020.needed_runs import (
     rows_of_runs,
 )
 from studies.benzing2020.presets import BENCHMARKS, Benchmark, Preset
-from anchorhold_lab.report import Cell, Item, Measured, Table, Text
 
 # An item for each benchmark, its cells in the order of worth, for those whose time ends before all is made.
 _CELLS = {

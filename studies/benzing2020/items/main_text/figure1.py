@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Item
 from studies.benzing2020 import authors_data
 from studies.benzing2020.drawing.panels import (
     WITHOUT_WEIGHTS,
@@ -23,7 +24,6 @@ from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import CONTROLS, control_runs, correlation_runs
 from studies.benzing2020.presets import BENCHMARKS, Benchmark, Preset
-from anchorhold_lab.report import Item
 
 _CAPTION = (
     "SI, bias and square root of the approximate Fisher (SOS). Top left: importances summed over all weights, for SI, "

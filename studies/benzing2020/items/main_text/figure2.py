@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Item
 from studies.benzing2020 import authors_data
 from studies.benzing2020.drawing.panels import (
     WITHOUT_WEIGHTS,
@@ -17,7 +18,6 @@ from studies.benzing2020.findings import Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import correlation_runs
 from studies.benzing2020.presets import BENCHMARKS, Benchmark, Preset
-from anchorhold_lab.report import Item
 
 _CAPTION = (
     "MAS and the square root of the Fisher. Left: Pearson correlations of MAS with MASX, AF and √Fisher after each "

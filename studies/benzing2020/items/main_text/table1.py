@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Item
 from studies.benzing2020.algorithms import BESIDE_TABLE1, TABLE1
 from studies.benzing2020.drawing.captions import large_batches
 from studies.benzing2020.drawing.tables.accuracy_table import accuracy_table, on_the_papers_data
@@ -10,7 +11,6 @@ from studies.benzing2020.findings import Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import rows_of_runs
 from studies.benzing2020.presets import BENCHMARKS, Preset
-from anchorhold_lab.report import Item
 
 _CAPTION = (
     "Test accuracies: mean and standard error of the average accuracy over all tasks after the last, in per cent, "

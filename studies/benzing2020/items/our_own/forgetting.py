@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from anchorhold_lab.analysis.repetitions import Estimate, estimate
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Cell, Item, Measured, Table
 from studies.benzing2020.algorithms import ALGORITHMS
 from studies.benzing2020.drawing import kept_accuracy
 from studies.benzing2020.drawing.labelled_lines import over_tasks
@@ -18,7 +19,6 @@ from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import rows_of_runs
 from studies.benzing2020.presets import BENCHMARKS, Benchmark, Preset
-from anchorhold_lab.report import Cell, Item, Measured, Table
 
 _SHOWN = {
     "fine-tune": "fine-tuning",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from anchorhold_lab.analysis.repetitions import Estimate
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Item
 from studies.benzing2020.algorithms import ALGORITHMS, BY_SAMPLES, IN_TWO_FORMS, OVER_MANY_TASKS
 from studies.benzing2020.drawing.captions import found_strengths
 from studies.benzing2020.drawing.kept_accuracy import of_every_task, of_first_task, on_average_so_far
@@ -22,7 +23,6 @@ from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import accuracy_runs, rows_of_runs
 from studies.benzing2020.presets import BENCHMARKS, Benchmark, Preset
 from studies.benzing2020.published import ACCURACIES, KRONECKER_LAPLACE
-from anchorhold_lab.report import Item
 
 # In the order of their worth, for those whose time ends before all is made: one benchmark after the other.
 _COMPARED = tuple(

@@ -8,6 +8,7 @@ anew. What has anything to choose has as many tries for it, on validation data.
 from collections.abc import Sequence
 
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Item
 from studies.benzing2020.algorithms import ALGORITHMS, BOUNDS, KEEPING
 from studies.benzing2020.drawing.tables.keeping_table import keeping_table
 from studies.benzing2020.findings import Results
@@ -15,7 +16,6 @@ from studies.benzing2020.item import PaperItem
 from studies.benzing2020.needed_runs import rows_of_runs
 from studies.benzing2020.presets import BENCHMARKS, Benchmark, Preset
 from studies.benzing2020.tried_settings import SHARES
-from anchorhold_lab.report import Item
 
 _ALGORITHMS = (*BOUNDS, ALGORITHMS["fine-tune"], *KEEPING)
 _SHOWN = (ALGORITHMS["fine-tune"], *KEEPING, *BOUNDS)

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Item
 from studies.benzing2020.algorithms import ALGORITHMS
 from studies.benzing2020.drawing.overview_figure import overview_figure
 from studies.benzing2020.drawing.tables.overview_table import every_line, overview_left, overview_table, standings
 from studies.benzing2020.findings import Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.presets import Preset
-from anchorhold_lab.report import Item
 
 
 def runs(preset: Preset) -> list[Spec]:

@@ -10,11 +10,11 @@ RWalk (Chaudhry et al. 2018, arXiv 1801.10112), VCL (Nguyen et al. 2018, arXiv 1
 from collections.abc import Sequence
 
 from anchorhold_lab.experiments import Spec
+from anchorhold_lab.report import Item
 from studies.benzing2020.drawing.tables.relatives_table import left_to_run, relatives_table
 from studies.benzing2020.findings import Results
 from studies.benzing2020.item import PaperItem
 from studies.benzing2020.presets import Preset
-from anchorhold_lab.report import Item
 
 
 def runs(preset: Preset) -> list[Spec]:

@@ -8,14 +8,14 @@ from torch import nn
 
 import anchorhold
 from anchorhold.forms import Kronecker, Rotated, RotatedMatrix
+from anchorhold.persample.reductions import Basis
+from anchorhold.tensors.matrices.products import tf32_allowed
 from anchorhold_lab.networks import MultiHead
 from anchorhold_lab.training.fast import FastRuns
 from anchorhold_lab.training.fast.flat_layout import FlatLayout
 from anchorhold_lab.training.fast.layer_holds import MULTIPLE, LayerHolds
 from anchorhold_lab.training.fast.shared_steps import can_measure
 from anchorhold_lab.training.plain_run import PlainRun
-from anchorhold.persample.reductions import Basis
-from anchorhold.tensors.matrices.products import tf32_allowed
 from tests.lab.training.fast.test_engine import LONG, compare, relative
 from tests.lab.training.fast.test_gradients import convolutional
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario

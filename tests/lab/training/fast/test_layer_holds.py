@@ -10,13 +10,13 @@ from torch import nn
 import anchorhold
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import DiagonalMatrix, Kronecker, KroneckerMatrix, Rotated, Rotated16, RotatedMatrix
+from anchorhold.persample.reductions import Basis
 from anchorhold_lab.networks import MultiHead
 from anchorhold_lab.training.fast import FastRuns
 from anchorhold_lab.training.fast.flat_layout import FlatLayout
 from anchorhold_lab.training.fast.layer_holds import LayerHolds, can_hold
 from anchorhold_lab.training.plain_run import PlainRun
 from anchorhold_lab.training.protocol import Settings
-from anchorhold.persample.reductions import Basis
 from tests.lab.training.fast.test_engine import Tied, compare, frozen, relative, with_embedding, words
 from tests.lab.training.fast.test_gradients import convolutional
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from anchorhold.guard import TaskImportance
+from anchorhold.settings import number
 from anchorhold_lab.analysis.loss_change import LossChangeAllocation
 from anchorhold_lab.analysis.pearson import CoMoments
 from anchorhold_lab.analysis.probes.base import Probe
 from anchorhold_lab.analysis.probes.full_gradient import loss_in_parts
 from anchorhold_lab.analysis.weight_rows import before_rescaling, pieces_of_rows
 from anchorhold_lab.training import Learner
-from anchorhold.settings import number
 
 TOLERANCE = 1e-4
 """Unless another is named."""

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.guard import TaskImportance
+from anchorhold.tensors.names import named_parameters
 from anchorhold_lab.analysis.probes.base import Probe
 from anchorhold_lab.analysis.probes.full_gradient import full_gradient, full_loss
 from anchorhold_lab.analysis.probes.sampled_steps import estimate_total, stratified_sample
 from anchorhold_lab.training import Learner
-from anchorhold.tensors.names import named_parameters
 
 
 class Path(Probe):

@@ -6,12 +6,12 @@ import torch
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.guard import TaskImportance
+from anchorhold.measures import SampleMeasure, measure
+from anchorhold.seeding import generator_for
 from anchorhold_lab.analysis.pearson import CoMoments
 from anchorhold_lab.analysis.probes.base import Probe
 from anchorhold_lab.analysis.weight_rows import pieces_of_rows
 from anchorhold_lab.training import Learner
-from anchorhold.measures import SampleMeasure, measure
-from anchorhold.seeding import generator_for
 
 COMPARED = ("MAS", "AF")
 _AT_ONCE = 500

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 
 from anchorhold.guard import TaskImportance
+from anchorhold.seeding import generator_for
 from anchorhold_lab.analysis.probes.base import Probe
 from anchorhold_lab.analysis.weight_rows import after_rescaling, before_rescaling, joined
 from anchorhold_lab.training import Learner
-from anchorhold.seeding import generator_for
 
 POINTS = 10**5
 """As many as the paper's scatter plots show."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from anchorhold.errors import DataError
+from anchorhold.registry import find_name
 from anchorhold_lab.cli.exits import ExitCode
 from anchorhold_lab.cli.interrupt import loading
 from anchorhold_lab.cli.output import messages, print_json, results, table
 from anchorhold_lab.user_paths import culprit
-from anchorhold.registry import find_name
 
 if TYPE_CHECKING:
     from anchorhold_lab.data.download import Told

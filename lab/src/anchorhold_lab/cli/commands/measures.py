@@ -10,10 +10,10 @@ from rich.padding import Padding
 from rich.text import Text
 
 import anchorhold
+from anchorhold.registry import find_name
 from anchorhold_lab.cli.arguments import OwnFile
 from anchorhold_lab.cli.interrupt import loading
 from anchorhold_lab.cli.output import print_json, results, table
-from anchorhold.registry import find_name
 
 if TYPE_CHECKING:
     from anchorhold.measures import Measure

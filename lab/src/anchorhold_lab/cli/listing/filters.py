@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.registry import find_name, simplified
 from anchorhold_lab.cli.progress.labels import shown_value
 from anchorhold_lab.experiments.store.listing.rows import Row
-from anchorhold.registry import find_name, simplified
 
 _SHOWN = 12
 """How many values are named in a message."""

@@ -16,7 +16,9 @@ try:
     import ray
     import ray.util.scheduling_strategies
 except ImportError as error:
-    raise MissingExtraError("Runs on Ray need Ray, which is not installed: pip install 'anchorhold-lab[ray]'") from error
+    raise MissingExtraError(
+        "Runs on Ray need Ray, which is not installed: pip install 'anchorhold-lab[ray]'"
+    ) from error
 
 __all__ = ["cluster_errors", "connected", "ray"]
 

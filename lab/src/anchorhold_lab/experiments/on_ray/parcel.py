@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from anchorhold.errors import StoreError
+from anchorhold.whole_files import whole_file
 from anchorhold_lab.experiments.specs.spec import Spec
 from anchorhold_lab.experiments.store.checkpoints import is_checkpoint
 from anchorhold_lab.experiments.store.store import Store, writing
-from anchorhold.whole_files import whole_file
 
 _RESULT = "result.json"
 _Stamp = tuple[int, int, int]

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.whole_files import write_whole
 from anchorhold_lab.experiments.plots import run_panels
 from anchorhold_lab.experiments.plots.methods import Method, methods_of
 from anchorhold_lab.experiments.store.run_results import Result
@@ -17,7 +18,6 @@ from anchorhold_lab.report import Figure, label
 from anchorhold_lab.report.colours import told_apart
 from anchorhold_lab.report.pictures import drawn
 from anchorhold_lab.user_paths import user_path
-from anchorhold.whole_files import write_whole
 
 Draw = Callable[[Axes, Sequence[Method], run_panels.Looks], None]
 ENDINGS = ("png", "pdf", "svg")

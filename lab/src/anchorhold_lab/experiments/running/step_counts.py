@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from anchorhold.measures import PathMeasure
 from anchorhold_lab.data import Dataset, Images
 from anchorhold_lab.experiments.specs.spec import Spec
 from anchorhold_lab.training.batch_order import steps_per_epoch
 from anchorhold_lab.training.options.bounds import training_sizes
 from anchorhold_lab.training.options.without_tasks import check_task_free
-from anchorhold.measures import PathMeasure
 
 
 class StepCounts:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.measures import measure
 from anchorhold_lab.experiments.specs.form_settings import unsaid
 from anchorhold_lab.experiments.specs.paper_specs import usual_settings
 from anchorhold_lab.experiments.specs.spec import Spec
 from anchorhold_lab.experiments.specs.usual_protocols import LARGE_BATCH
-from anchorhold.measures import measure
 
 _SETTINGS = {
     "epochs": "--epochs",

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from anchorhold.forms import Form
+from anchorhold.measures import Measure
 from anchorhold_lab.training.fast.layer_holds import can_hold
 from anchorhold_lab.training.fast.shared_steps import can_measure
-from anchorhold.measures import Measure
 
 if TYPE_CHECKING:
     from anchorhold_lab.experiments.specs.spec import Spec

@@ -7,6 +7,9 @@ from typing import Any
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import FORMS
 from anchorhold.guard.memory import leans
+from anchorhold.measures import MEASURES
+from anchorhold.measures import measure as make_measure
+from anchorhold.registry import names_of
 from anchorhold_lab.experiments.specs.form_settings import form_as_named, said_settings
 from anchorhold_lab.experiments.specs.scenario_kinds import find_scenario
 from anchorhold_lab.experiments.specs.source_files import require_loaded
@@ -15,9 +18,6 @@ from anchorhold_lab.experiments.specs.usual_protocols import LARGE_BATCH, Protoc
 from anchorhold_lab.training.fast.layer_holds import can_hold
 from anchorhold_lab.training.fast.shared_steps import can_measure
 from anchorhold_lab.training.protocol import Settings
-from anchorhold.measures import MEASURES
-from anchorhold.measures import measure as make_measure
-from anchorhold.registry import names_of
 
 _SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 

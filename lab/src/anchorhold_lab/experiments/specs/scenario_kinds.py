@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.registry import Registry, registering
 from anchorhold_lab.data import READERS, Dataset
 from anchorhold_lab.experiments.specs import usual_protocols
 from anchorhold_lab.experiments.specs.source_files import told_in_a_line
@@ -20,7 +21,6 @@ from anchorhold_lab.scenarios import Kind, Scenario, permuted, split, split_cifa
 from anchorhold_lab.scenarios.kept_samples import split_once
 from anchorhold_lab.scenarios.tasks import hold_out
 from anchorhold_lab.training.protocol import Settings
-from anchorhold.registry import Registry, registering
 
 F = TypeVar("F", bound=Callable[..., Scenario])
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anchorhold.errors import AnchorholdError, ConfigurationError
+from anchorhold.registry import is_loaded, loaded_again, loading, names_in
 from anchorhold_lab.training.out_of_memory import is_out_of_memory
 from anchorhold_lab.user_paths import is_folder, user_path
-from anchorhold.registry import is_loaded, loaded_again, loading, names_in
 
 _DIGITS = 16
 

@@ -12,6 +12,11 @@ from anchorhold.guard.arguments.checked_arguments import checked_anchor, checked
 from anchorhold.guard.arguments.strengths import checked_relative_strength
 from anchorhold.guard.memory import AnchorKind, leans
 from anchorhold.holds import HOLDS, Hold, hold
+from anchorhold.measures import MEASURES, FineTune, Measure, measure
+from anchorhold.registry import Registry, is_loaded, names_of
+from anchorhold.retention import Tolerance
+from anchorhold.retention.controller import checked_nats
+from anchorhold.settings import added, check_fields, written
 from anchorhold_lab.analysis.probes.registry import make_probe
 from anchorhold_lab.data import Dataset
 from anchorhold_lab.experiments.specs.canonical import FrozenDict, digest_of
@@ -30,11 +35,6 @@ from anchorhold_lab.training.options.precision import Precision
 from anchorhold_lab.training.options.two_columns import check_columns
 from anchorhold_lab.training.protocol import Settings
 from anchorhold_lab.training.telling.observer import Observer
-from anchorhold.measures import MEASURES, FineTune, Measure, measure
-from anchorhold.registry import Registry, is_loaded, names_of
-from anchorhold.retention import Tolerance
-from anchorhold.retention.controller import checked_nats
-from anchorhold.settings import added, check_fields, written
 
 LAYOUT = 1
 """Part of every hash; a new one means that results under the old names no longer mean the same."""

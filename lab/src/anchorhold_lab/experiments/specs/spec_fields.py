@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from anchorhold.measures import Measure
+from anchorhold.registry import is_loaded
 from anchorhold_lab.experiments.specs.differing import differing
 from anchorhold_lab.experiments.specs.form_settings import every_setting
 from anchorhold_lab.experiments.specs.spec import Spec
-from anchorhold.measures import Measure
-from anchorhold.registry import is_loaded
 
 
 def fields_of(spec: Spec) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anchorhold_lab.training.protocol import Settings
 from anchorhold.measures import MEASURES
 from anchorhold.settings import number
+from anchorhold_lab.training.protocol import Settings
 
 LARGE_BATCH = 2048
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from anchorhold.errors import StateError
+from anchorhold.whole_files import sync_folder
 from anchorhold_lab.experiments.store.nested_files import Flattened, read_nested
 from anchorhold_lab.experiments.store.provenance import device_name, versions
-from anchorhold.whole_files import sync_folder
 
 _FINISHED, _WITHIN = "finished-task", "within-task"
 _SUFFIX = ".safetensors"

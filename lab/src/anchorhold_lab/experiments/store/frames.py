@@ -3,18 +3,13 @@
 import warnings
 from typing import Any
 
-from anchorhold.errors import AnchorholdWarning, MissingExtraError
+import pandas as pd
+
+from anchorhold.errors import AnchorholdWarning
 from anchorhold_lab.experiments.specs.spec import Spec
 from anchorhold_lab.experiments.specs.spec_fields import fields_of
 from anchorhold_lab.experiments.store.run_results import Entry, Result
 from anchorhold_lab.experiments.store.store import Store
-
-try:
-    import pandas as pd
-except ImportError as error:
-    raise MissingExtraError(
-        "Results come as tables of pandas, which is not installed: pip install 'anchorhold-lab'"
-    ) from error
 
 _CURVES = ("id", "scenario", "measure", "strength", "seed", "learned", "task", "accuracy")
 _OUTCOME = (

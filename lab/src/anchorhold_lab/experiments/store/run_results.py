@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any, Literal
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.settings import added, check_fields, check_keys, written
 from anchorhold_lab.experiments.specs.spec import Spec
 from anchorhold_lab.training.metrics import average_accuracy, backward_transfer, forgetting, forward_transfer
 from anchorhold_lab.training.telling.retention import TaskRetention
-from anchorhold.settings import added, check_fields, check_keys, written
 
 
 @dataclass(frozen=True)

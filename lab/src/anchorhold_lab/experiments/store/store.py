@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anchorhold.errors import ConfigurationError, DamagedError, StateError, StoreError
+from anchorhold.whole_files import remove_unfinished, write_whole
 from anchorhold_lab.analysis.probes.registry import PROBES
 from anchorhold_lab.experiments.specs.canonical import digest_of
 from anchorhold_lab.experiments.specs.source_files import source_digest
@@ -40,7 +41,6 @@ from anchorhold_lab.experiments.store.reading import (
 )
 from anchorhold_lab.experiments.store.run_results import Entry, Failure, Result, Status
 from anchorhold_lab.user_paths import user_path
-from anchorhold.whole_files import remove_unfinished, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd

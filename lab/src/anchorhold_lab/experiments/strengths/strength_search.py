@@ -6,6 +6,7 @@ from functools import cache, partial
 from typing import Any
 
 from anchorhold.errors import ConfigurationError, shortened
+from anchorhold.measures import FineTune
 from anchorhold_lab.experiments.running.bookkeeping import Summary
 from anchorhold_lab.experiments.running.executor import execute
 from anchorhold_lab.experiments.specs.paper_specs import paper_spec
@@ -20,7 +21,6 @@ from anchorhold_lab.experiments.strengths.strength_grid import (
     numbers_to_try,
     strength_of,
 )
-from anchorhold.measures import FineTune
 
 TEST_SEEDS = range(3)
 SEARCH_SEEDS = range(1000, 1003)

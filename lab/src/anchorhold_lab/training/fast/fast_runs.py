@@ -15,6 +15,7 @@ from torch import Tensor
 from anchorhold.errors import ConfigurationError, NotFiniteError
 from anchorhold.forms import DiagonalMatrix
 from anchorhold.guard import PathRecord
+from anchorhold.tensors.matrices.products import tf32_allowed
 from anchorhold_lab.training.fast.dropout_masks import Masks
 from anchorhold_lab.training.fast.flat_layout import FlatLayout
 from anchorhold_lab.training.fast.lanes import Lane, Schedule, joined_update
@@ -35,7 +36,6 @@ from anchorhold_lab.training.fast.step_gradients import (
 from anchorhold_lab.training.fast.step_update import Kept, Update
 from anchorhold_lab.training.learner import Learner
 from anchorhold_lab.training.telling.progress import TELL_EVERY, Outcome, Progress, diverged
-from anchorhold.tensors.matrices.products import tf32_allowed
 
 
 class FastRuns:

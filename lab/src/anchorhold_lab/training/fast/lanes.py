@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anchorhold.tensors.pieces import in_pieces
 from anchorhold_lab.training.fast.flat_layout import FlatLayout
 from anchorhold_lab.training.fast.recording import compiled
 from anchorhold_lab.training.fast.sample_tables import Batches, Clock
 from anchorhold_lab.training.fast.step_gradients import Gradients, GradientSource
 from anchorhold_lab.training.fast.step_update import Kept, Update
-from anchorhold.tensors.pieces import in_pieces
 
 
 @dataclass(frozen=True)

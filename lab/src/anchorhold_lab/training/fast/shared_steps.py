@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.measures import Measure
 from anchorhold_lab.training.fast.layer_holds import can_hold
 from anchorhold_lab.training.fast.step_gradients import is_a_formula
 from anchorhold_lab.training.learner import Learner
-from anchorhold.measures import Measure
 
 
 def check_alike(learners: Sequence[Learner]) -> None:

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
+from anchorhold.measures import Fisher
 from anchorhold_lab.networks import MultiHead
 from anchorhold_lab.training.fast.dropout_masks import Masks
 from anchorhold_lab.training.fast.recording import compiled
 from anchorhold_lab.training.fast.sample_tables import Batches, fetch
 from anchorhold_lab.training.learner import Learner, task_loss
-from anchorhold.measures import Fisher
 
 Gradients = dict[str, Tensor]
 _AT_ONCE = 16

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from anchorhold.holds.of_weights.implicit import pull_implicitly_
 from anchorhold.holds.of_weights.quadratic import penalty_gradient
-from anchorhold_lab.training.fast.optimisers import ElementwiseOptimiser
 from anchorhold.measures import PathMeasure
 from anchorhold.measures.base import Seen
+from anchorhold_lab.training.fast.optimisers import ElementwiseOptimiser
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from anchorhold.errors import ConfigurationError
-from anchorhold_lab.scenarios import Samples, Task
 from anchorhold.measures import FineTune, Measure
+from anchorhold_lab.scenarios import Samples, Task
 
 Trains = Literal["sequentially", "jointly", "anew"]
 """sequentially: one task after another, with what protects them. jointly: each task together with all before it, each

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.retention import Tolerance
 from anchorhold_lab.networks import MultiHead
 from anchorhold_lab.scenarios import Scenario
-from anchorhold.retention import Tolerance
 
 
 def check_network(model: MultiHead, scenario: Scenario) -> None:

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.holds import Hold, Variational
+from anchorhold.variational import mean_field, mean_field_layers
 from anchorhold_lab.networks import MultiHead
 from anchorhold_lab.scenarios import Scenario, Task, open_outputs
-from anchorhold.variational import mean_field, mean_field_layers
 
 Weights = Mapping[str, Tensor]
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from anchorhold.errors import ConfigurationError
-from anchorhold_lab.networks import MultiHead
-from anchorhold_lab.networks.active_column import ActiveColumn
 from anchorhold.measures import Measure
 from anchorhold.seeding import generator_for
+from anchorhold_lab.networks import MultiHead
+from anchorhold_lab.networks.active_column import ActiveColumn
 
 
 class Phase(NamedTuple):

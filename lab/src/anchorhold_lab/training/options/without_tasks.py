@@ -6,9 +6,9 @@ from typing import Any
 from anchorhold.errors import ConfigurationError
 from anchorhold.guard import Guard
 from anchorhold.holds.of_batches.buffers import samples_of
-from anchorhold_lab.training.protocol import Settings
 from anchorhold.task_free import TaskFree
 from anchorhold.task_free.hard_samples import as_batches
+from anchorhold_lab.training.protocol import Settings
 
 
 def task_free_of(settings: Settings, guard: Guard, heads: int, observers: Collection[str]) -> TaskFree | None:

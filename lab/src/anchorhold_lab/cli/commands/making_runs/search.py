@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 import anchorhold
+from anchorhold.registry import find_name
 from anchorhold_lab.cli import arguments
 from anchorhold_lab.cli.interrupt import loading
-from anchorhold.registry import find_name
 
 USUAL_SEEDS, FIRST_SEARCH_SEED, FINALISTS = 3, 1000, 4
 """As ``lab/experiments/strengths/strength_search.py`` has them, which takes torch to load: help does without."""

@@ -13,13 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
+from anchorhold.registry import find_name
 from anchorhold_lab.analysis.repetitions import standard_error
 from anchorhold_lab.cli.listing.plain_table import Column, PlainTable
 from anchorhold_lab.cli.listing.plain_table import Line as TableLine
 from anchorhold_lab.cli.progress.labels import duration, shown_value
 from anchorhold_lab.experiments.specs.differing import differing
 from anchorhold_lab.experiments.store.listing.rows import Row
-from anchorhold.registry import find_name
 
 _ALWAYS = ("scenario", "measure", "strength")
 _METHOD = {"form": "diagonal", "holds": (), "compress": 0, "trains": "sequentially", "implicit": False}

@@ -186,7 +186,9 @@ def find_run(store: "Store", start: str) -> str:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ConfigurationError(f"No run in {store.folder} begins with {start!r}; `anchorhold-lab runs list` lists them.")
+        raise ConfigurationError(
+            f"No run in {store.folder} begins with {start!r}; `anchorhold-lab runs list` lists them."
+        )
     raise ConfigurationError(f"{len(found)} runs begin with {start!r}: {', '.join(found)}. Give more of the id.")
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import FORMS
 from anchorhold.holds import HOLDS
+from anchorhold.measures import MEASURES
+from anchorhold.registry import is_loaded
 from anchorhold_lab.experiments.specs.canonical import frozen
 from anchorhold_lab.experiments.specs.paper_specs import paper_spec
 from anchorhold_lab.experiments.specs.scenario_kinds import SCENARIOS
@@ -16,8 +18,6 @@ from anchorhold_lab.experiments.store.listing.rows import Figures, Row
 from anchorhold_lab.experiments.store.run_results import Entry, Result
 from anchorhold_lab.experiments.store.store import Store
 from anchorhold_lab.networks import NETWORKS
-from anchorhold.measures import MEASURES
-from anchorhold.registry import is_loaded
 
 _BESIDE = ("holds", "network", "form", "source")
 """What is unusual wherever there is any, though nothing be known of what is usual."""

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anchorhold.registry import is_loaded
 from anchorhold_lab.experiments.store.listing.index import Index
 from anchorhold_lab.experiments.store.listing.rows import Row
 from anchorhold_lab.experiments.store.listing.stamps import Stamp, stamps
 from anchorhold_lab.experiments.store.locks import Lock
-from anchorhold.registry import is_loaded
 
 if TYPE_CHECKING:
     from anchorhold_lab.experiments.store.listing.making_rows import RowMaker
