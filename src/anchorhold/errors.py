@@ -2,7 +2,13 @@
 
 Every one of them derives from :class:`AnchorholdError`, and its message says what was given, what was expected and what
 to do next. Whatever was consolidated before the error is still there after it.
+
+:func:`warn` gives the warnings, and :class:`Warned` remembers them, so that none is given twice.
 """
+
+import sys
+import warnings
+from collections.abc import Hashable, Iterable
 
 
 class AnchorholdError(Exception):
@@ -63,6 +69,47 @@ class MissingExtraError(AnchorholdError, ImportError):
 
 class AnchorholdWarning(UserWarning):
     """Something that is legal but probably not what was meant."""
+
+
+_PASSED_OVER = {
+    *("anchorhold", "torch", "contextlib", "functools"),
+    *("accelerate", "lightning", "pytorch_lightning", "transformers", "trl"),
+}
+"""Packages whose lines a warning does not point to: the user has not written them."""
+
+
+def warn(message: str) -> None:
+    """Warn at the user's own line, however deep within torch or a trainer the library was called."""
+    frame, level = sys._getframe(1), 2  # noqa: SLF001 (the warnings module does the same)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _PASSED_OVER:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, AnchorholdWarning, stacklevel=level)
+
+
+class Warned:
+    """The warnings that a user was given, by kind and by what they were about."""
+
+    def __init__(self) -> None:
+        self._about: dict[str, set[Hashable]] = {}
+
+    def once(self, kind: str, message: str, about: Hashable = None) -> None:
+        """Warn, unless a warning of this kind was given about the same thing."""
+        if about not in self.about(kind):
+            self.add(kind, [about])
+            warn(message)
+
+    def about(self, kind: str) -> frozenset[Hashable]:
+        """Return what warnings of this kind were about."""
+        return frozenset(self._about.get(kind, ()))
+
+    def add(self, kind: str, about: Iterable[Hashable]) -> None:
+        """Note warnings of a kind."""
+        self._about.setdefault(kind, set()).update(about)
+
+    def drop(self, *kinds: str) -> None:
+        """Let warnings of these kinds be given again."""
+        for kind in kinds:
+            self._about.pop(kind, None)
 
 
 _READ = 200

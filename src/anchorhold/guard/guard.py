@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from anchorhold.errors import AnchorholdWarning, ConfigurationError
+from anchorhold.errors import AnchorholdWarning, ConfigurationError, warn
 from anchorhold.forms import Form, Matrix
 from anchorhold.guard.arguments.fitting_strengths import check_strengths
 from anchorhold.guard.arguments.new_memory import new_memory
@@ -32,10 +32,10 @@ from anchorhold.guard.letting_go import forget_all
 from anchorhold.guard.memory import AnchorKind
 from anchorhold.guard.merged_space import Space
 from anchorhold.guard.micro_batches.watching_only import watch_only
+from anchorhold.guard.monitors import Monitor
 from anchorhold.guard.moving.going_back import GoingBack
 from anchorhold.guard.moving.weight_average import evaluated_weights
-from anchorhold.guard.noticing.not_a_callback import NotACallback
-from anchorhold.guard.noticing.telling import tell
+from anchorhold.guard.not_a_callback import NotACallback
 from anchorhold.guard.penalties import penalty_of
 from anchorhold.guard.refreshing import refresh
 from anchorhold.guard.saving import state_files
@@ -126,6 +126,8 @@ class Guard(NotACallback):
         state_dtype: of the anchor and Ω, ``torch.bfloat16`` to halve them; by default as precise as the parameters,
             and single at least. Running states are never kept in less, since averages freeze in 16 bits.
         state_device: where all of them are kept, such as ``"cpu"``; by default with the parameters.
+        monitors: the names of the monitors that watch training and warn, of :data:`anchorhold.guard.monitors.MONITORS`,
+            or classes of one's own; by default all that are registered, and ``()`` for none.
     """
 
     def __init__(
@@ -151,6 +153,7 @@ class Guard(NotACallback):
         implicit: bool | None = None,
         state_dtype: torch.dtype | None = None,
         state_device: torch.device | str | None = None,
+        monitors: Sequence[str | type[Monitor]] | None = None,
     ) -> None:
         self._memory = new_memory(
             model,
@@ -173,6 +176,7 @@ class Guard(NotACallback):
             implicit=implicit,
             state_dtype=state_dtype,
             state_device=state_device,
+            monitors=monitors,
         )
         self._attachment = Attachment(self._memory)
         self._going_back = GoingBack(self._memory, self._attachment)
@@ -221,7 +225,8 @@ class Guard(NotACallback):
         else:
             self._memory.hold_by(c, None, None)
         if self._memory.steps and self._attachment.holds_by_itself:  # in the middle of a task
-            self._attachment.watcher.unheld.look(self._memory.parameters)
+            for monitor in self._memory.monitors:
+                monitor.before_parameters(self._memory.parameters)
 
     @property
     def relative_strength(self) -> float | None:
@@ -399,7 +404,6 @@ class Guard(NotACallback):
         """
         watcher = self._attachment.watcher
         watcher.following.refuse_without_inputs()  # there is no strength that it could be of
-        watcher.unheld.look_at_the_strength()
         value = penalty_of(self._memory, watcher.calls, batches=batches)
         self._attachment.give_away(value)
         return value
@@ -731,7 +735,7 @@ class Guard(NotACallback):
         consolidated; :meth:`save` writes a file.
         """
         if self._memory.watched is not None and not can_be_kept(self._memory):
-            tell(
+            warn(
                 "A state between watch_only() and consolidate(), of several processes that draw labels each by itself, "
                 "is without what was seen of micro-batches, but for the running states of measures along the path, "
                 "and those do not know which weights they are of: call consolidate() first."
@@ -752,7 +756,7 @@ class Guard(NotACallback):
         if given not in (None, memory.said_strength, made):
             memory.made_with = memory.said_strength
             kind = "strength" if memory.tolerance is None else "tolerance"
-            tell(_OTHER_STRENGTH.format(given=given, then=memory.said_strength, kind=kind))
+            warn(_OTHER_STRENGTH.format(given=given, then=memory.said_strength, kind=kind))
         if memory.is_anchored:  # importance of others comes without the strength that a relative one is to find
             memory.strength = found_strength(memory, memory.driving.total, memory.folding.silent)
         self._attachment.watcher.measures.observed = Observed()
@@ -785,7 +789,8 @@ class Guard(NotACallback):
         """Take over the state of a file that :meth:`save` wrote."""
         state_files.refuse_without_guard(self, path)
         self.load_state_dict(state_files.read(path))
-        self._attachment.watcher.unheld.loaded(str(path))
+        for monitor in self._memory.monitors:
+            monitor.at_load(str(path))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy takes along: all but the optimisers, whose hooks are not copied with them.

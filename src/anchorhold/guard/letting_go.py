@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from anchorhold.errors import ProtectError
+from anchorhold.errors import ProtectError, warn
 from anchorhold.guard.arguments.selection import close_to
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.telling import tell
 
 
 def forget_all(memory: Memory, patterns: Sequence[str]) -> None:
@@ -19,7 +18,7 @@ def forget_all(memory: Memory, patterns: Sequence[str]) -> None:
     others = [n for block in blocks if not set(names).isdisjoint(block) for n in block if n not in names]
     if others:
         more = f" and {len(others) - 1} other parameter{'s' if others[2:] else ''}" if others[1:] else ""
-        tell(
+        warn(
             f"What is forgotten had its importance in one matrix with {others[0]!r}{more}, so that nothing holds "
             "those any more either. Consolidate again, with data of what is to be kept."
         )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from anchorhold.adapters import Change
+from anchorhold.errors import Warned
 from anchorhold.forms import Form, Matrix
 from anchorhold.guard.arguments.selection import Selection
 from anchorhold.guard.arguments.strengths import USUAL, PatternStrengths
@@ -26,7 +27,8 @@ from anchorhold.guard.distributed.sharded_matrices import as_parameters_are
 from anchorhold.guard.ledger import Ledger, diagonal_of
 from anchorhold.guard.merged_space import MergedSpace, Space
 from anchorhold.guard.micro_batches.gradient_sums import Watched
-from anchorhold.guard.noticing.new_classes import HeadGradients
+from anchorhold.guard.monitor import GONE, REPLACED, Monitor
+from anchorhold.guard.task_classes import HeadGradients
 from anchorhold.holds import Held, Hold, Tilt
 from anchorhold.holds.base import TaskData, TrainingCall
 from anchorhold.persample.phi import Phi
@@ -115,26 +117,22 @@ class Memory:
     """Whether the first task is known to begin from nothing, so that nothing has to be held in it."""
     replaced: frozenset[str] = frozenset()
     """The held parameters in whose place the model has others since the last consolidation, as found before a step."""
-    told_of: frozenset[str] = frozenset()
-    """Those of them that were told of before a penalty was added to a loss, without any step to look at."""
-    told_gone: frozenset[str] = frozenset()
-    """What is held and was told to be gone from the model, in this task."""
     left_frozen: frozenset[str] = frozenset()
     """The parameters that were left out of the last consolidation because they were frozen."""
     labels: frozenset[int] = frozenset()
     """The labels of all samples that tasks were measured with, where each had one."""
     head: HeadGradients = field(default_factory=HeadGradients)
     """What the output layer's gradients say about the classes of the current task."""
-    told: set[str] = field(default_factory=set)
-    """What users were told of the form, or of a strength that nobody gave."""
+    warned: Warned = field(default_factory=Warned)
+    """The warnings that the user was given."""
+    monitors: Sequence[Monitor] = ()
+    """All that watches training and warns."""
     batch_norm: str | None = None
     """What is done about running statistics: ``"freeze"``, ``"fold"``, or nothing."""
     frozen_norms: frozenset[str] = frozenset()
     """The batch norms whose statistics are to stay as they are."""
     folded_norms: dict[str, str] = field(default_factory=dict)
     """The batch norms that are held together with a layer, by name, each with the layer that it follows."""
-    told_of_norms: set[str] = field(default_factory=set)
-    """The batch norms of which it was told that they cannot be folded."""
     frozen_statistics: FrozenStatistics = field(default_factory=FrozenStatistics)
     implicit: bool | None = False
     """Whether the quadratic hold acts after the step, implicitly, instead of joining the gradient; ``None`` until an
@@ -403,6 +401,11 @@ class Memory:
         present = named_parameters(self.model)
         found = {name: p for name, p in present if name in self.parameters or (name in names and name in frozen)}
         return self.merged.without_layers(found)
+
+    def forget_replaced(self) -> None:
+        """Take all parameters for those that are held, and let warnings that others are in their place come again."""
+        self.replaced = frozenset()
+        self.warned.drop(GONE, REPLACED)
 
     def restart_task(self) -> None:
         """Start the current task's account anew."""

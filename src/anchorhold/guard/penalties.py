@@ -1,18 +1,13 @@
 """The penalty's value: what the guard's own hold and those beside it make of the weights, to be differentiated."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
 from anchorhold.adapters import has_adapters
 from anchorhold.errors import ConfigurationError
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.other_weights import warn_of_replaced_in_the_penalty
-from anchorhold.guard.noticing.protection import (
-    warn_of_fresh_adapters,
-    warn_of_gone_in_the_penalty,
-    warn_of_unloaded_adapters,
-)
+from anchorhold.guard.monitor import AdapterState
 from anchorhold.guard.refreshing import refresh, refuse_another_shape
 from anchorhold.guard.steps.training_calls import TrainingCalls
 from anchorhold.holds import Hold
@@ -25,9 +20,14 @@ def penalty_of(memory: Memory, calls: TrainingCalls, *, batches: bool) -> Tensor
     """Return the penalty, with the losses of holds that run the model only if ``batches``."""
     refuse_partitioned(memory.parameters.items())
     here = dict(named_parameters(memory.model, remove_duplicate=False))
-    holds, parameters = _beside_the_quadratic(memory, here), _in_the_model(memory, here)
-    warn_of_replaced_in_the_penalty(memory, parameters)
-    warn_of_gone_in_the_penalty(memory, parameters)
+    adapters = _adapter_state(memory, here)
+    if adapters == "replaced":  # the first step that a guard sees would do this, and it may see none
+        refresh(memory)
+    parameters = _in_the_model(memory, here)
+    for monitor in memory.monitors:
+        monitor.before_penalty(parameters, adapters)
+    # The linear term and further holds; that of merged weights needs adapters.
+    holds = memory.holds if adapters == "unloaded" else memory.beside_the_quadratic
     coordinates = memory.folding.coordinates(parameters)
     value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
     for hold in holds:
@@ -58,19 +58,12 @@ def _in_the_model(memory: Memory, here: Mapping[str, nn.Parameter]) -> dict[str,
     return found
 
 
-def _beside_the_quadratic(memory: Memory, here: Mapping[str, nn.Parameter]) -> Sequence[Hold]:
-    """Return what pulls beside the quadratic hold; of merged weights, by the adapters that the model has now.
-
-    Others may have come in their place since, of whose steps the guard may see none: what it would do at the first of
-    them is done here.
-    """
-    if memory.merged_anchor and not _has_its_adapters(memory, here):
-        if not has_adapters(memory.model, {id(parameter) for parameter in here.values()}):
-            warn_of_unloaded_adapters(memory)
-            return memory.holds
-        refresh(memory)
-        warn_of_fresh_adapters(memory)
-    return memory.beside_the_quadratic
+def _adapter_state(memory: Memory, here: Mapping[str, nn.Parameter]) -> AdapterState:
+    """Return whether the model has the adapters that hold merged weights, others in their place, or none any more."""
+    if not memory.merged_anchor or _has_its_adapters(memory, here):
+        return "same"
+    has_some = has_adapters(memory.model, {id(parameter) for parameter in here.values()})
+    return "replaced" if has_some else "unloaded"
 
 
 def _has_its_adapters(memory: Memory, here: Mapping[str, nn.Parameter]) -> bool:

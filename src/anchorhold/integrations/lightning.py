@@ -14,9 +14,8 @@ from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NoReturn
 
-from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError, MissingExtraError, OrderError
+from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError, MissingExtraError, OrderError, warn
 from anchorhold.guard import Guard, TaskImportance
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.integrations.callbacks import (
     TRAINED,
     BestWithin,
@@ -159,7 +158,7 @@ class AnchorholdCallback(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say so where Lightning has left out training, as it does without a word."""
         if self._idle:
-            tell(_NO_TRAINING.format(epoch=trainer.current_epoch, most=trainer.max_epochs, step=trainer.global_step))
+            warn(_NO_TRAINING.format(epoch=trainer.current_epoch, most=trainer.max_epochs, step=trainer.global_step))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach the fit's optimisers, which are new for every fit."""

@@ -10,9 +10,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from anchorhold.errors import ConfigurationError, NotFiniteError
+from anchorhold.errors import ConfigurationError, NotFiniteError, warn
 from anchorhold.forms import DiagonalMatrix, Matrix
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.merging import tensor_files
 from anchorhold.merging.common_names import CommonNames
 from anchorhold.merging.given_forms import GivenForm, ModelForm, given_forms, groups, traces
@@ -153,7 +152,7 @@ class Merging:
             (found if covered else averaged).append(names)
         if averaged:
             names = [name for group in averaged for name in group]
-            tell(
+            warn(
                 f"{names[0]!r}{_and_others(names)} have an importance in one form and none in another, so they are "
                 "averaged plainly. Protect the same parameters in all guards."
             )
@@ -202,14 +201,14 @@ class Merging:
         mixed = [n for n in self._common.names if self._is_number(n) and len(self._types(n)) > 1]
         if mixed and self._dtype is None:
             kinds = " and ".join(sorted(str(each) for each in self._types(mixed[0])))
-            tell(
+            warn(
                 f"{mixed[0]!r}{_and_others(mixed)} are {kinds}; the result is "
                 f"{self._common.dtype(mixed[0])}. Give dtype= to have another."
             )
 
     def _tell_factors(self) -> None:
         if alone := lone_factors(self._common.names, [partial(self._read, model) for model in self.models]):
-            tell(said_of(alone))
+            warn(said_of(alone))
 
     def _types(self, name: str) -> set[torch.dtype]:
         own = [(model, self._common.own_name(model, name)) for model in self.models]
@@ -336,7 +335,7 @@ class Merging:
         differs = any(not torch.equal(self._read(model, name).to(last.device), last) for model in counted[:-1])
         if differs and not name.endswith("num_batches_tracked") and name not in self._told:
             self._told.add(name)
-            tell(
+            warn(
                 f"{name!r} holds whole numbers ({last.dtype}), which differ and have no average: those of "
                 f"{counted[-1].label} are taken. If they are quantised weights, load the models in 16 or 32 bits."
             )
@@ -377,7 +376,7 @@ class Merging:
         statistics = [name for name in self._common.names if name.endswith("running_mean")]
         if statistics and max(shares) < 1 and "statistics" not in self._told:
             self._told.add("statistics")
-            tell(
+            warn(
                 f"{statistics[0]!r} and other running statistics of batch norms are averaged, and the mean of two "
                 "networks' statistics is not that of the network in between. Compute them anew before it is used: "
                 "torch.optim.swa_utils.update_bn(batches, model)."

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError
-from anchorhold.guard.noticing.telling import tell
+from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError, warn
 from anchorhold.merging.between import DAMPING, Merging, Normalise
 from anchorhold.merging.given_forms import GivenForm
 from anchorhold.merging.given_models import Model
@@ -113,7 +112,7 @@ def choose_share(
         chosen = min(allowed, key=lambda each: (each.new_loss, -each.share))
     if low == 0:
         least = min(share for share in tried if share)
-        tell(
+        warn(
             f"More than {most:g} nats are lost at every share that was tried, {tried[least].lost:.3g} at {least:g}, so "
             "the result is the model before. Allow more, or hold the model while it learns."
         )

@@ -4,8 +4,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from anchorhold.errors import ConfigurationError
-from anchorhold.guard.noticing.telling import tell
+from anchorhold.errors import ConfigurationError, warn
 from anchorhold.merging.given_models import GivenModel
 from anchorhold.merging.tensor_files import Described
 
@@ -99,7 +98,7 @@ class CommonNames:
             if all(self._same(model, name, first) for model in self._models):
                 found[name] = first
             else:
-                tell(
+                warn(
                     f"{name!r} and {first!r} are one tensor in one of the models and two in another, and are merged as "
                     "two. Load the result into a model that does not tie them, or tie them in both before merging."
                 )

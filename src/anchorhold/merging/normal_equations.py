@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from anchorhold.errors import warn
 from anchorhold.forms import DenseMatrix, DiagonalMatrix, KroneckerMatrix, Matrix, RotatedMatrix, Summed
 from anchorhold.forms.composed.conjugate_gradients import Linear, conjugate_gradients
 from anchorhold.forms.factors import Factor, as_square, balanced, divided, eigenbasis, whole
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.persample.reductions import Basis, Block, as_vector, in_shapes, joined, taken_apart
 from anchorhold.tensors.matrices.decompositions import decomposed
 
@@ -201,7 +201,7 @@ def _by_conjugate_gradients(forms: Sequence[Pull], b: Weights, shift: float) -> 
 
     found = conjugate_gradients(apply, b, precondition=precondition, tolerance=TOLERANCE, most_steps=MOST_STEPS)
     if found.residual > UNSETTLED:
-        tell(
+        warn(
             f"Merging {', '.join(map(repr, list(b)[:2]))}{' and others' if len(b) > 2 else ''} stopped after "
             f"{found.steps} steps at a residual of {found.residual:.1g}, so directions of little importance are not "
             "settled. Give a larger damping=."

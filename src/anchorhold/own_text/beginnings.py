@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from anchorhold.errors import ConfigurationError
-from anchorhold.guard.noticing.telling import tell
+from anchorhold.errors import ConfigurationError, warn
 from anchorhold.own_text.model_reader import Writer
 
 Prompt = str | Sequence[int] | Tensor | Sequence[Mapping[str, Any]]
@@ -41,7 +40,7 @@ class Beginnings:
         ends = tuple(sorted(token for token in found if token < self._vocabulary))
         if not ends and (self._tokenizer is not None or self._writer.named):
             beyond = f" (there is {min(found)}, but the model knows only {self._vocabulary} tokens)" if found else ""
-            tell(
+            warn(
                 f"Neither the model nor a tokenizer names an end token{beyond}, so every piece has its full length, "
                 "also where the text was over before. Give end=, the number of a token, or end=None if there is none."
             )

@@ -6,8 +6,7 @@ How many tokens it knows, whether it writes from left to right, whether its cach
 import torch
 from torch import Tensor
 
-from anchorhold.errors import AnchorholdError, ModelError
-from anchorhold.guard.noticing.telling import tell
+from anchorhold.errors import AnchorholdError, ModelError, warn
 from anchorhold.own_text.model_reader import Writer
 
 _LOOKED_AT = 12
@@ -71,7 +70,7 @@ def with_a_cache_that_works(writer: Writer, beginning: list[int], vocabulary: in
         if not _differ(stepwise.double().cpu(), at_once.double().cpu(), writer):
             return writer
         wrong = "reading with past_key_values gives other logits than reading the text at once"
-    tell(
+    warn(
         f"{type(writer.model).__name__} writes without a cache: {wrong}. The text is right, but every token takes a "
         "pass over all before it. cache=False says the same without this warning."
     )

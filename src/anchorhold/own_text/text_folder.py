@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorhold.errors import DamagedError, StateError, StoreError
-from anchorhold.guard.noticing.telling import tell
+from anchorhold.errors import DamagedError, StateError, StoreError, warn
 from anchorhold.own_text.written_text import Kind, Piece
 from anchorhold.whole_files import read_tensors, write_tensors, write_whole
 
@@ -95,7 +94,7 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[list[Piece], Kind]:
     digest = _digest(there["asked"])
     pieces = sorted((p for file in _files(folder) for p in _read_file(file, digest)), key=lambda piece: piece.number)
     if len(pieces) < there["wanted"]:
-        tell(
+        warn(
             f"{str(folder)!r} holds {len(pieces)} of {there['wanted']} pieces: writing was stopped. Those with short "
             "prompts come first, so they are no fair sample. Call write_text() with the same model again for the rest."
         )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from anchorhold.errors import AnchorholdError, BatchError, ConfigurationError, OrderError
+from anchorhold.errors import AnchorholdError, BatchError, ConfigurationError, OrderError, Warned
 from anchorhold.persample.batches import Batch, BatchReader, Forward, call_model, check_batches
 from anchorhold.persample.isolation.isolated import looked_at
 from anchorhold.persample.isolation.kept_inputs import KeptInputs
@@ -93,8 +93,8 @@ class KeptSet:
         """Whether they were kept with a function of their own, which no file has."""
         self.is_unproven = is_unproven
         """Whether it came from a file, and no state has said that it is of the model that is trained."""
-        self.told: set[str] = set()
-        """What users were told of it."""
+        self.warned = Warned()
+        """The warnings that the user was given about the set."""
 
     @property
     def samples(self) -> int:

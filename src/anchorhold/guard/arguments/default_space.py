@@ -17,9 +17,8 @@ from anchorhold.errors import ConfigurationError
 from anchorhold.forms.of_layers.layers import LayerForm
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.merged_space import MergedSpace, Space
-from anchorhold.guard.noticing.telling import tell
 
-_TOLD = "adapters that are not held merged"
+_UNMERGED = "adapters that are not held merged"
 
 
 def default_space(memory: Memory, parameters: Mapping[str, nn.Parameter]) -> Space:
@@ -46,7 +45,7 @@ def why_not_merged(memory: Memory) -> str:
 
 def tell_of_unmerged(memory: Memory) -> None:
     """Say once which adapter is why all are held by their own parameters, where others could be held merged."""
-    if _TOLD in memory.told or not _might_be_merged(memory):
+    if memory.warned.about(_UNMERGED) or not _might_be_merged(memory):
         return
     names = {id(p): name for name, p in memory.parameters.items()}
     found = list(every_adapter(memory.model, names.keys()))
@@ -58,12 +57,12 @@ def tell_of_unmerged(memory: Memory) -> None:
     }
     if not refused or len(refused) == len(found) or any(_names_parts(each, parts) for each in _patterns(memory)):
         return
-    memory.told.add(_TOLD)
-    tell(
+    memory.warned.once(
+        _UNMERGED,
         f"All {len(found)} adapters are held by their own parameters, which keeps less than their merged weights, "
         f"since {len(refused)} cannot be held merged: {_in_short(refused[0].refusal)}. Leave "
         f"{'that one' if len(refused) == 1 else 'those'} out of protect= to hold the others merged, or give "
-        "space='weights' if this is meant."
+        "space='weights' if this is meant.",
     )
 
 

@@ -5,14 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from anchorhold.errors import BatchError, ConfigurationError, ModelError
+from anchorhold.errors import BatchError, ConfigurationError, ModelError, warn
 from anchorhold.forms import Matrix
 from anchorhold.guard.batch_norm.folding import Folding
 from anchorhold.guard.batch_norm.followed_layers import Following, find_following
 from anchorhold.guard.batch_norm.frozen_statistics import is_fresh
 from anchorhold.guard.distributed.ranks import is_fully_sharded
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.persample.batches import Forward, check_batches
 from anchorhold.tensors.names import named_modules
 
@@ -56,9 +55,9 @@ def norms_of_task(memory: Memory, batches: Iterable[Any] | None, forward: Forwar
     found = next((following for following in seen if following is not None), Following({}, {}, set()))
     folded = _folded(memory, found)
     left = (_trained(memory) | found.others.keys()) - folded.keys()
-    untold = left - memory.frozen_norms - memory.told_of_norms - found.unseen
-    _tell_of_unfolded({name: found.others.get(name, _OTHERWISE) for name in untold})
-    memory.told_of_norms |= untold
+    new = left - memory.frozen_norms - memory.warned.about(_UNFOLDED) - found.unseen
+    _warn_of_unfolded({name: found.others.get(name, _OTHERWISE) for name in new})
+    memory.warned.add(_UNFOLDED, new)
     folding = Folding.of(folded, dict(named_modules(memory.model)), memory.parameters)
     folding.agree(memory.ranks)
     return TaskNorms(memory.frozen_norms | left, folded, folding, _with_first(given, iterator, first))
@@ -97,13 +96,14 @@ def _refuse_sharded(memory: Memory) -> None:
         )
 
 
-def _tell_of_unfolded(reasons: Mapping[str, str]) -> None:
+def _warn_of_unfolded(reasons: Mapping[str, str]) -> None:
     if reasons:
         name, reason = next(iter(sorted(reasons.items())))
         others = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        tell(_NOT_FOLDED.format(name=name, others=others, reason=reason))
+        warn(_NOT_FOLDED.format(name=name, others=others, reason=reason))
 
 
+_UNFOLDED = "batch norms that are not folded"
 _OTHERWISE = "its layer was consolidated before it, in other coordinates"
 
 _NOT_FOLDED = (

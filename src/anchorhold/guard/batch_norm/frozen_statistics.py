@@ -6,11 +6,12 @@ layer. A compiled model looks at the mode of its layers at every call, and not a
 and what lies on a layer is copied and pickled with it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
+from anchorhold.errors import warn
 from anchorhold.tensors.names import named_modules
 
 
@@ -44,9 +45,12 @@ class FrozenStatistics:
                 _keep(layer)
         self._layers = wanted
 
-    def astray(self) -> list[BatchNorm]:
-        """Return those that are in training mode all the same: who sets ``layer.training`` goes past ``train()``."""
-        return [layer for layer in self._layers if layer.training]
+    def restore(self, names: Mapping[str, BatchNorm]) -> None:
+        """Put those back in eval mode that are not, and warn: setting ``layer.training`` goes past ``train()``."""
+        for layer in self._layers:
+            if layer.training:
+                layer.eval()
+                warn(_IN_TRAINING_MODE.format(name=next(name for name, norm in names.items() if norm is layer)))
 
 
 class _StaysInEval:
@@ -78,3 +82,10 @@ def _let_go(layer: BatchNorm, mode: bool) -> None:
     if stand_in.keepers <= 0:
         del vars(layer)["train"]
         layer.train(mode)
+
+
+_IN_TRAINING_MODE = (
+    "The batch norm {name!r} was to keep its running statistics, and is in training mode: somebody has set its "
+    ".training, past train() and eval(). It is back in eval mode, and what it has seen meanwhile is in its statistics. "
+    "Call model.train() instead."
+)

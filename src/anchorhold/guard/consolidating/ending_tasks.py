@@ -12,7 +12,6 @@ from anchorhold.errors import BatchError
 from anchorhold.forms import Matrix
 from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.holds import Held, Hold
 from anchorhold.holds.base import TaskData
 from anchorhold.persample.batches import Forward, check_batches
@@ -76,9 +75,7 @@ def _tell(memory: Memory, hold: Hold, held: Held) -> None:
     if sums and ranks.size > 1:
         hold.load_state(ranks.from_first(hold.state))
     for message in hold.notices():
-        if message not in memory.told:
-            tell(message)
-            memory.told.add(message)
+        memory.warned.once("hold", message, about=message)
 
 
 def _added_up(ranks: Ranks, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

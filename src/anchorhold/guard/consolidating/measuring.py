@@ -21,8 +21,7 @@ from anchorhold.guard.distributed.whole_model import whole_model
 from anchorhold.guard.ledger import Ledger, TaskImportance
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.micro_batches.gradient_sums import Asked
-from anchorhold.guard.noticing.new_classes import Classes, together, warn_of_new_classes
-from anchorhold.guard.noticing.telling import tell
+from anchorhold.guard.task_classes import Classes, together
 from anchorhold.measures import Fisher, SampleMeasure
 from anchorhold.persample.batches import Batch, Forward, check_batches
 from anchorhold.persample.engine import SampleAccumulator, SampleImportance
@@ -129,9 +128,7 @@ def _tell_notices(memory: Memory) -> None:
     """Warn of what a form keeps in another way than was asked for, once for each form."""
     form = memory.driving.form
     for message in form.notices(memory.blocks(form)):
-        if message not in memory.told:
-            memory.told.add(message)
-            tell(message)
+        memory.warned.once("form", message, about=message)
 
 
 def _sampled(memory: Memory) -> dict[str, SampleMeasure]:
@@ -333,11 +330,11 @@ def _pass(
 
 
 def look_at_classes(memory: Memory, classes: Classes, collectors: Iterable[ReadsBatches]) -> None:
-    """Warn of classes that are all new; holds of other kinds may keep the old ones."""
-    if not memory.holds and memory.strength:
-        found = [collector.classes for collector in collectors]
-        outputs = None if None in found else min((count for count in found if count is not None), default=None)
-        warn_of_new_classes(memory.labels, classes, outputs)
+    """Let monitors look at the labels that were read."""
+    found = [collector.classes for collector in collectors]
+    outputs = None if None in found else min((count for count in found if count is not None), default=None)
+    for monitor in memory.monitors:
+        monitor.at_labels(classes, outputs)
 
 
 def _collectors(

@@ -19,7 +19,6 @@ from anchorhold.guard.distributed.same_run import refuse_unless_same_run
 from anchorhold.guard.keeping.taking_inputs import tell_if_measured_from
 from anchorhold.guard.ledger import TaskImportance
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.protection import warn_of_uncalled_adapters
 from anchorhold.guard.refreshing import refresh_for
 from anchorhold.guard.steps.attachment import Attachment
 from anchorhold.holds.base import TaskData, states_kept
@@ -66,7 +65,7 @@ class TaskEnd:
         memory.anchor.update(self.anchor)
         memory.tilt.update(self.tilt)
         memory.merged_anchor.update(self.merged_anchor)
-        memory.replaced = memory.told_of = memory.told_gone = frozenset()
+        memory.forget_replaced()
         memory.frozen_norms, memory.folded_norms = self.norms.frozen, self.norms.folded
         memory.left_frozen = frozenset(memory.frozen) | _unseen_by_measure(memory)
         labels = memory.labels.union(*(finding.labels for finding in self.found.values()))
@@ -85,8 +84,8 @@ def end_task(
     memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
     with norms.folding.put_in_place(), memory.merged.put_in_place() as called, _marked(memory) as marks:
         found = measure_task(memory, norms.batches, forward, within)
-    if batches is not None:
-        warn_of_uncalled_adapters(memory, called)
+    for monitor in memory.monitors if batches is not None else ():
+        monitor.at_consolidation(called)
     for finding in found.values():
         finding.matrices = norms.silenced(finding.matrices)
     if memory.driving.strengths is not None:

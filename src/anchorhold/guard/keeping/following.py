@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten
 
-from anchorhold.errors import ConfigurationError, OrderError
+from anchorhold.errors import ConfigurationError, OrderError, warn
 from anchorhold.forms.base import is_mean_of_squares
 from anchorhold.guard.arguments.strengths import Importance
 from anchorhold.guard.keeping.looking import look, refuse_unless_ranks_agree
 from anchorhold.guard.keeping.other_models import tell_of_another_model
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.moving.weight_average import evaluated_weights
-from anchorhold.guard.noticing.stability import largest_strength, sgd_rates
-from anchorhold.guard.noticing.telling import tell
+from anchorhold.guard.steps.optimizers.sgd_bound import largest_strength, sgd_rates
 from anchorhold.guard.steps.training_calls import TrainingCalls
 from anchorhold.holds.of_weights.quadratic import penalty_value
 from anchorhold.retention import Retention
@@ -112,7 +111,7 @@ class Following:
             return
         if before is None or found.tolerance <= before or not found.is_within:
             unproven = self.memory.kept[found.worst.name].is_unproven
-            tell(used_before(found.worst.name, found.kl, found.tolerance, at_last_end, is_unproven=unproven))
+            warn(used_before(found.worst.name, found.kl, found.tolerance, at_last_end, is_unproven=unproven))
 
     def after_step(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
         """Look, if it is time to, and let the strength follow."""
@@ -152,7 +151,7 @@ class Following:
         self._has_told_of_bound = True
         control, tolerance = self.memory.control, self.memory.tolerance
         assert tolerance is not None
-        tell(
+        warn(
             f"{control.worst:.3g} nats are lost after step {control.at}, with a tolerance of {tolerance.nats:g}, and "
             f"the strength is {bound:.3g}, the largest that this SGD bears at its rate: what it cannot hold back is "
             "taken back at the end, at the price of what is new. implicit=True has no such bound; a smaller rate has a "

@@ -2,11 +2,8 @@
 
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.moving.averaging import has_moved
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.retention import Retention
 from anchorhold.retention.diagnosis import is_of_another, of_another_model
-
-TOLD = "of another model"
 
 
 def tell_of_another_model(memory: Memory, found: Retention) -> set[str]:
@@ -23,7 +20,6 @@ def tell_of_another_model(memory: Memory, found: Retention) -> set[str]:
     if has_moved(memory, {name: p for name, p in memory.parameters.items() if name in memory.anchor}):
         return set()
     for each in strange:
-        if TOLD not in memory.kept[each.name].told:
-            memory.kept[each.name].told.add(TOLD)
-            tell(of_another_model(each.name, each.kl, found.tolerance))
+        message = of_another_model(each.name, each.kl, found.tolerance)
+        memory.kept[each.name].warned.once("of another model", message)
     return {each.name for each in strange}

@@ -6,9 +6,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from anchorhold.errors import BatchError, ConfigurationError
+from anchorhold.errors import BatchError, ConfigurationError, warn
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.guard.steps.attachment import Attachment
 from anchorhold.persample.batches import Forward
 from anchorhold.retention.diagnosis import measured_from, never_binds
@@ -17,9 +16,9 @@ from anchorhold.retention.predictions import NO_CLASSES
 from anchorhold.tensors.checksums import checksum
 from anchorhold.tensors.sharding import is_sharded
 
+_MEASURED = "measured from"
 MANY = 0.1
 """The part of a set that was measured from, from which it is told: a few may be alike by chance."""
-TOLD = "measured from"
 FEW = 10
 """The samples below which a set is told to be too small for a tolerance.
 
@@ -72,7 +71,7 @@ def _tell_unless_before_training(memory: Memory, name: str) -> None:
     """Say so where weights have left the anchor already: what was lost on the way there does not count."""
     if memory.is_anchored and memory.is_trained and name not in memory.kept.let_go:
         steps = max(memory.steps.values())
-        tell(
+        warn(
             f"keep() after {steps} step{'' if steps == 1 else 's'} of task {memory.tasks + 1}: what is lost of the set "
             f"{name!r} counts from the weights of now, and what was lost in these steps does not. Keep inputs before "
             "training starts, right after consolidate()."
@@ -83,12 +82,12 @@ def _tell_unless_several(memory: Memory, kept: KeptSet) -> None:
     """Say so where a tolerance would be met on so few samples that nobody could say how far others are from them."""
     count = FEW if memory.tolerance is None else sum(memory.ranks.each(lambda: kept.samples))
     if count == 1:
-        tell(
+        warn(
             f"The set {kept.name!r} has one sample, and the tolerance is met on that alone: it tells nothing of "
             "others of its kind, however many tokens it has. Keep a few hundred, or a long text in pieces."
         )
     elif count < FEW:
-        tell(
+        warn(
             f"The set {kept.name!r} has {count} samples, and the tolerance is met on those alone: others of their kind "
             f"may lose far more or less, and of fewer than {FEW} the standard error says little of how much. Keep a "
             "few hundred, or a long text in pieces."
@@ -103,7 +102,7 @@ def _tell_if_all_give_the_same(memory: Memory, kept: KeptSet) -> None:
     every = memory.ranks.each(lambda: own)
     times = max(map(every.count, every))
     if times > 1:
-        tell(
+        warn(
             f"{times} of {len(every)} processes keep the same inputs as the set {kept.name!r}: each counts {times} "
             f"times, and the standard error of what is lost looks smaller than it is by a factor of {times**0.5:.2g}. "
             "Give each process inputs of its own, as with a DistributedSampler."
@@ -114,11 +113,10 @@ def tell_if_measured_from(memory: Memory, kept: Iterable[KeptSet]) -> None:
     """Say once of a set that importance was measured from its inputs: it tells too little of what others lose."""
     if not any(memory.measured_from.tasks):
         return
-    for each in [each for each in kept if TOLD not in each.told]:
+    for each in [each for each in kept if not each.warned.about(_MEASURED)]:
         shared, count = memory.measured_from.shared_with(each.sample_marks), len(each.sample_marks)
         if shared and shared >= MANY * count:
-            each.told.add(TOLD)
-            tell(measured_from(each.name, shared, count))
+            each.warned.once(_MEASURED, measured_from(each.name, shared, count))
 
 
 def tell_unless_binding(memory: Memory, kept: Iterable[KeptSet]) -> None:
@@ -126,7 +124,7 @@ def tell_unless_binding(memory: Memory, kept: Iterable[KeptSet]) -> None:
     for each in kept if memory.tolerance is not None else ():
         assert memory.tolerance is not None
         if (said := never_binds(each.name, each.classes, memory.tolerance.nats)) is not None:
-            tell(said)
+            warn(said)
 
 
 def _refuse_unless_classes(memory: Memory) -> None:

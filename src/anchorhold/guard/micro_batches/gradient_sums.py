@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from anchorhold.errors import BatchError, NotFiniteError, OrderError
 from anchorhold.guard.distributed.ranks import Ranks
-from anchorhold.guard.noticing.new_classes import Classes
+from anchorhold.guard.task_classes import Classes
 from anchorhold.measures import SampleMeasure
 from anchorhold.measures.recurrences import add_batch_gradient_, squares_of_single_samples
 from anchorhold.persample.scores import LogLikelihood

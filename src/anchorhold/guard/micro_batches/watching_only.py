@@ -33,8 +33,8 @@ from anchorhold.guard.micro_batches.gradient_sums import (
     weights_sum,
 )
 from anchorhold.guard.micro_batches.taken_measures import MEAN_LOSS, Taken, taken_measures
-from anchorhold.guard.noticing.new_classes import together
 from anchorhold.guard.steps.observed import gradients_by_backward
+from anchorhold.guard.task_classes import together
 from anchorhold.measures.base import Seen
 from anchorhold.persample.batches import Batch, Forward, call_model, check_batches
 from anchorhold.persample.isolation.isolated import differentiated

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.adapters import Adapter, every_adapter
-from anchorhold.errors import ConfigurationError
+from anchorhold.errors import ConfigurationError, warn
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.tensors.matrices.products import products_in
 from anchorhold.tensors.sharding import like_parameter, whole
 from anchorhold.tensors.storage import at_hand, running_dtype
@@ -77,7 +76,7 @@ class AveragedAdapters:
             return
         others = [*self._others, *(path for path in self._adapters if path not in means.errors)]
         if others:
-            tell(
+            warn(
                 f"average(share={share:g}) moves the adapters of {_some(others)} along the line of their own "
                 "parameters: what they add to the weights afterwards is not the mean of what they added before and "
                 "after. Nobody knows parameters of their kind that would add just that; anchorhold.merge averages the "
@@ -86,7 +85,7 @@ class AveragedAdapters:
         errors = {path: error for path, error in means.errors.items() if error > SAID_FROM}
         if errors:
             worst = max(errors, key=lambda path: errors[path])
-            tell(
+            warn(
                 f"average(share={share:g}): the mean of two adapters has twice their rank, and the nearest one of the "
                 f"same rank misses {errors[worst]:.0%} of what {worst!r} has learned since (in {len(errors)} of "
                 f"{len(means.errors)} adapted layers more than {SAID_FROM:.0%}). What was lost is measured by "

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from anchorhold.errors import ConfigurationError, OrderError
+from anchorhold.errors import ConfigurationError, OrderError, warn
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.moving.averaged_adapters import AveragedAdapters, Means, said_of
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.guard.refreshing import refresh
 from anchorhold.settings import checked_share
 from anchorhold.tensors.finite import is_finite
@@ -27,9 +26,9 @@ def average_with_anchor(memory: Memory, share: float) -> None:
     held = checked_way(memory, "average()")
     adapters = AveragedAdapters(memory, held)
     if share < 1 and not has_moved(memory, held):
-        tell(f"average(share={share:g}) changes nothing: {_why_nothing(memory, adapters)}")
+        warn(f"average(share={share:g}) changes nothing: {_why_nothing(memory, adapters)}")
     elif share < 1 and adapters.newcomers:
-        tell(f"average(share={share:g}): {said_of(adapters.newcomers)}")
+        warn(f"average(share={share:g}): {said_of(adapters.newcomers)}")
     own = {name: parameter.detach() for name, parameter in held.items()}
     means = adapters.between(own, share)
     adapters.tell_of(means, share)

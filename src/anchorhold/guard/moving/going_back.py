@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorhold.errors import ConfigurationError, OrderError
+from anchorhold.errors import ConfigurationError, OrderError, warn
 from anchorhold.guard.keeping.looking import look
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.moving.averaged_adapters import AveragedAdapters, newcomers, said_of
 from anchorhold.guard.moving.averaging import average_with_anchor, checked_way, move_to
 from anchorhold.guard.moving.weight_average import refuse_between_averages
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.guard.refreshing import refresh
 from anchorhold.guard.steps.attachment import Attachment
 from anchorhold.retention import Retention
@@ -51,7 +50,7 @@ class GoingBack:
             found = replace(pull_back(self.memory, own), never_attached=self._was_never_attached)
         if found.outcome == "cannot be met" or found.is_undone or found.single is not None:
             late = newcomers(self.memory) if found.outcome == "cannot be met" else []
-            tell(f"{found} But {said_of(late)}" if late else str(found))
+            warn(f"{found} But {said_of(late)}" if late else str(found))
         self.last = found
         return found
 
@@ -125,7 +124,7 @@ class GoingBack:
             return
         found = self._retention()
         if not found.is_within:
-            tell(
+            warn(
                 f"{found.kl:.3g} nats are lost of the kept set {found.worst.name!r}, and the tolerance is "
                 f"{found.tolerance:g}: nothing was held in this task, and there are no weights from before to go back "
                 "to. Call guard.consolidate(old_batches) before training starts."

@@ -8,10 +8,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from anchorhold.errors import ConfigurationError
+from anchorhold.errors import ConfigurationError, warn
 from anchorhold.forms import Form, form
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.settings import defaults_at_first, plain
 
 
@@ -32,7 +31,7 @@ def tell_of_its_form(memory: Memory, before: Form) -> None:
     if named is None or own in (named, before):
         return
     then, now = ({name: getattr(each, name) for name in defaults_at_first(type(named))} for each in (own, named))
-    tell(
+    warn(
         f"The state was made with {_listed(then)}, as form={own.name!r} was at that time; it has {_listed(now)} by "
         f"now. The guard goes on as the state was made. Give form={_in_python(own)} to say that this is meant, or "
         f"consolidate anew for the other."

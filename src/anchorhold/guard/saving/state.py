@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 from torch import Tensor, nn
 
 from anchorhold.adapters import Change, in_parts, mapped, of_parts, size_of
-from anchorhold.errors import ConfigurationError, StateError
+from anchorhold.errors import ConfigurationError, StateError, warn
 from anchorhold.forms import Matrix
 from anchorhold.guard.arguments.strengths import PatternStrengths
 from anchorhold.guard.batch_norm.frozen_statistics import with_statistics
@@ -18,8 +18,6 @@ from anchorhold.guard.distributed.ranks import ALONE
 from anchorhold.guard.ledger import Ledger
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.merged_space import Space
-from anchorhold.guard.noticing.new_classes import HeadGradients
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.guard.refreshing import go_over_to
 from anchorhold.guard.saving.form_of_state import take_its_form, tell_of_its_form
 from anchorhold.guard.saving.state_checks import (
@@ -41,6 +39,7 @@ from anchorhold.guard.saving.state_settings import (
     take_its_pull,
 )
 from anchorhold.guard.saving.watched_state import WATCHED, watched_of, watched_tensors, watched_values
+from anchorhold.guard.task_classes import HeadGradients
 from anchorhold.holds.base import Hold, states_kept
 from anchorhold.tensors.finite import is_finite
 from anchorhold.tensors.sharding import is_sharded, like_parameter, whole
@@ -157,7 +156,7 @@ def _take(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.driving.damping = form.held_damping if tolerance is None else tolerance.damping_in(form)
     memory.kept.expected = {name: list(marks) for name, marks in state.get("kept", ())}
     if tolerance is not None and (missing := sorted(memory.kept.expected.keys() - memory.kept.keys())):
-        tell(
+        warn(
             f"The state was saved with the kept set {missing[0]!r}, and it is not here: kept inputs are data, which no "
             "guard's file carries. Load what guard.kept.save() wrote with guard.kept.load(path), best before this."
         )
@@ -167,7 +166,7 @@ def _take(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.head = HeadGradients(task)
     memory.anchor, memory.start, memory.tilt = kept["anchor"], kept["start"], kept["tilt"]
     memory.merged_anchor = changes
-    memory.replaced = memory.told_of = memory.told_gone = frozenset()  # a state does not know of which objects it is
+    memory.forget_replaced()  # a state does not know of which objects it is
     take_its_pull(memory, state)
     known = memory.parameters.keys() | memory.anchor.keys() | memory.steps.keys()
     memory.parameters = {name: p for name, p in parameters.items() if name in known}

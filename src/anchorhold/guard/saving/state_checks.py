@@ -10,12 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from anchorhold.errors import ConfigurationError, StateError
+from anchorhold.errors import ConfigurationError, StateError, warn
 from anchorhold.forms import Matrix
 from anchorhold.guard.arguments.checked_arguments import checked_decay
 from anchorhold.guard.arguments.strengths import LARGEST, PatternStrengths, checked_relative_strength, checked_strength
 from anchorhold.guard.ledger import Ledger
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.guard.saving.state_files import READABLE
 from anchorhold.settings import number
 from anchorhold.tensors.finite import is_finite
@@ -153,7 +152,7 @@ def check_completeness(
     if anchored and not tasks:
         raise StateError(f"The state holds {min(anchored)!r} after 0 tasks: it is damaged. Use another copy.")
     if tasks and not anchored:
-        tell(
+        warn(
             f"The state was saved after {tasks} task{'s' if tasks > 1 else ''} and holds nothing: everything was "
             "forgotten before, or it is not whole."
         )

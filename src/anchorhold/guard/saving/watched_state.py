@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorhold.errors import StateError
+from anchorhold.errors import StateError, warn
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.micro_batches.gradient_sums import GradientSums, Progress, Watched, weights_sum
 from anchorhold.guard.micro_batches.taken_measures import asked_of
-from anchorhold.guard.noticing.new_classes import Classes
-from anchorhold.guard.noticing.telling import tell
+from anchorhold.guard.task_classes import Classes
 from anchorhold.tensors.finite import is_finite
 from anchorhold.tensors.sharding import is_sharded, like_parameter, local, wrap_local
 from anchorhold.tensors.storage import running_dtype
@@ -79,7 +78,7 @@ def watched_of(
             "another copy."
         ) from error
     if weights is None:
-        tell(
+        warn(
             "The state was saved between watch_only() and consolidate() with sharded weights, and whether the model's "
             "are the same now cannot be told: they are taken for it. Load the model's weights before the guard's state."
         )

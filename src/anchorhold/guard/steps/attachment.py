@@ -16,14 +16,8 @@ from anchorhold.guard.consolidating.measuring import squares_of_samples
 from anchorhold.guard.distributed.rank_gradients import CommHook, RankGradients
 from anchorhold.guard.distributed.ranks import is_fully_sharded
 from anchorhold.guard.memory import Memory
+from anchorhold.guard.monitor import Attaching
 from anchorhold.guard.moving.weight_average import evaluated_weights
-from anchorhold.guard.noticing.protection import (
-    meet,
-    warn_of_parted_projections,
-    warn_of_unowned,
-    warn_unless_anchored_is_trained,
-)
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.guard.refreshing import refresh_for
 from anchorhold.guard.steps.default_pull import Owned, decide, set_implicit
 from anchorhold.guard.steps.observed import Observed, gradients_of_halves, protected_gradients, unscaled
@@ -46,7 +40,6 @@ class Attachment:
         self.watcher = StepWatcher(memory)
         self._held: WeakSet[Optimizer] = WeakSet()
         """The optimisers whose steps are held back."""
-        self._told_of_holding_twice = False
         self._hooks: list[tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = []
         self.was_attached = False
         """Whether it ever was, to any optimiser."""
@@ -67,12 +60,10 @@ class Attachment:
                 check_reach(optimizer, memory.driving.form)
         # Before anything is hooked: a warning may be an error to the caller.
         owned = self.owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
-        warn_of_unowned(memory, owned)
-        if hold and memory.is_anchored and memory.strength:
-            warn_unless_anchored_is_trained(memory, owned)
         given = {id(optimizer): optimizer for optimizer in optimizers}
-        if hold:
-            warn_of_parted_projections(memory, len({*given, *map(id, self.attached())}))
+        attaching = Attaching(owned, len({*given, *map(id, self.attached())}), hold=hold)
+        for monitor in memory.monitors:
+            monitor.before_attach(attaching)
         live = []
         for ref, handles in self._hooks:
             if id(ref()) in given:
@@ -81,7 +72,8 @@ class Attachment:
                 live.append((ref, handles))
         for optimizer in given.values():
             handles = self.watcher.hook(optimizer, hold=hold)
-            meet(optimizer, handles[0], protected, hold=hold)
+            for monitor in memory.monitors:
+                monitor.after_attach(optimizer, handles[0], hold=hold)
             live.append((weakref.ref(optimizer), handles))
         self._hooks = live
         self.was_attached = True
@@ -112,23 +104,20 @@ class Attachment:
     def give_away(self, penalty: Tensor) -> None:
         """Take note that the penalty's value was asked for: to be part of a loss where no optimiser is attached.
 
-        Where one holds by it already, it acts twice as soon as it is differentiated, which is told once.
+        Where one holds by it already, it acts twice as soon as it is differentiated, of which the user is warned once.
         """
         if not self.attached():
-            self.watcher.unseen.release()
+            for monitor in self.memory.monitors:
+                monitor.release()
         elif penalty.requires_grad and (self.memory.strength or self.memory.holds) and self.holds_by_itself:
-            penalty.register_hook(self._tell_of_holding_twice)
-
-    def _tell_of_holding_twice(self, _gradient: Tensor) -> None:
-        if not self._told_of_holding_twice:
-            self._told_of_holding_twice = True
-            tell(_HELD_TWICE)
+            penalty.register_hook(lambda _gradient: self.memory.warned.once("held twice", _HELD_TWICE))
 
     def look_out(self) -> None:
-        """Notice steps that go past the guard from now on, also while it is attached to nothing."""
+        """Let monitors watch from now on, also while the guard is attached to nothing."""
         owned = self.owned()
         trained = {name: p for name, p in self.memory.parameters.items() if id(p) in owned}
-        self.watcher.unseen.watch(self.attached(), trained)
+        for monitor in self.memory.monitors:
+            monitor.watch(self.attached(), trained)
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""

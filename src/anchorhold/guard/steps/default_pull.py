@@ -20,10 +20,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from anchorhold.errors import ConfigurationError, OptimizerError
+from anchorhold.errors import ConfigurationError, OptimizerError, warn
 from anchorhold.guard.arguments.checked_arguments import checked_implicit, may_be_implicit
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.guard.steps.optimizers.reach import check_blocks, check_reach, is_sgd
 from anchorhold.tensors.sharding import is_sharded
 from anchorhold.tensors.storage import running_dtype
@@ -55,6 +54,17 @@ def why_explicit(memory: Memory, held: Owned) -> str:
         said = str(error).removeprefix("implicit=True ").removeprefix(f"in the form {form.name!r} ")
         return said.partition(":")[0].partition(";")[0]
     return ""
+
+
+def supports_implicit(memory: Memory, optimizer: Optimizer) -> bool:
+    """Return whether this guard could have been made with ``implicit=True``, for this optimizer."""
+    form = memory.driving.form
+    try:
+        checked_implicit(True, form, memory.batch_norm, leans=memory.leans)
+        check_reach(optimizer, form)
+    except (ConfigurationError, OptimizerError):
+        return False
+    return memory.space != "merged"
 
 
 def _why_with_any(memory: Memory) -> str:
@@ -93,7 +103,7 @@ def give_up(memory: Memory, why: OptimizerError) -> None:
     """Let the hold join the gradient from now on, for good: it acted after steps by default, and this one is none."""
     memory.implicit, memory.implicit_is_open = False, False
     said = str(why).removeprefix("implicit=True ").partition(". ")[0].removesuffix(".")
-    tell(
+    warn(
         f"The hold has acted after each step, as it does by default with SGD, and cannot any more {said}. From this "
         "step on it joins the gradient, as with implicit=False: a strength that SGD bears so may be far smaller."
     )

@@ -19,14 +19,7 @@ from anchorhold.errors import NotFiniteError, OrderError
 from anchorhold.guard.batch_norm.steady_maps import SteadyMaps
 from anchorhold.guard.keeping.following import Following
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.moving_statistics import MovingStatistics
-from anchorhold.guard.noticing.protection import Unheld
-from anchorhold.guard.noticing.runaway import Runaway
-from anchorhold.guard.noticing.stability import Stability
-from anchorhold.guard.noticing.standstill import Standstill
-from anchorhold.guard.noticing.task_share import TaskShare
-from anchorhold.guard.noticing.telling import is_capturing
-from anchorhold.guard.noticing.unseen_steps import UnseenSteps
+from anchorhold.guard.monitor import Step, is_capturing
 from anchorhold.guard.steps.implicit_pull import ImplicitPull
 from anchorhold.guard.steps.observed import Observed
 from anchorhold.guard.steps.optimizers.accepted import (
@@ -55,18 +48,11 @@ class StepWatcher:
         self.memory = memory
         self.measures = PathMeasures(memory)
         self.layouts = Layouts(memory)
-        self.unseen = UnseenSteps(memory)
         self.beginnings = Beginnings()
-        self.unheld = Unheld(memory)
         self.maps = SteadyMaps()
         self.calls = TrainingCalls()
         self.implicit = ImplicitPull(memory)
         self.following = Following(memory, self.calls)
-        self._stability = Stability(memory)
-        self._task_share = TaskShare(memory)
-        self._standstill = Standstill(memory)
-        self._runaway = Runaway(memory, self._stability)
-        self._statistics = MovingStatistics(memory)
         self._overwriters = Overwriters()
         self._forget_step()
 
@@ -95,7 +81,8 @@ class StepWatcher:
         """Let go of what was given for a step to come, and of what is reused, as large as two copies of the model."""
         self.measures.observed = Observed()
         self.layouts.forget()
-        self.unseen.release()
+        for monitor in self.memory.monitors:
+            monitor.release()
         self.calls.release()
         self._forget_step()
 
@@ -111,10 +98,22 @@ class StepWatcher:
         layout = self.layouts.current(optimizer)
         moved = self.layouts.moved(optimizer) if layout is None else layout.moved
         moving = Moving(owned, moved, self.calls, counted=bool(self._stepping))
-        self._task_share.note(optimizer, owned, counted=bool(self._stepping))
+        step = Step(optimizer, owned, self._taken(owned) - bool(self._stepping), closure=True)  # it is counted already
+        for monitor in self.memory.monitors:
+            monitor.before_pull(step)
         found = add_all_in_place(self.memory, self._stepping, moving)
-        self._task_share.look(optimizer, owned)
+        for monitor in self.memory.monitors:
+            monitor.after_pull(step)
         return found
+
+    def _taken(self, owned: Mapping[str, nn.Parameter]) -> int:
+        """Return how many steps of the task these parameters have taken."""
+        return max((self.memory.steps.get(name, 0) for name in owned), default=0)
+
+    def abandon_step(self) -> None:
+        """Tell monitors that the optimizer's step is not taken."""
+        for monitor in self.memory.monitors:
+            monitor.abandon_step()
 
     # Before a step
 
@@ -123,13 +122,14 @@ class StepWatcher:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if is_within_its_own_step(optimizer):
             return None
-        self.unseen.begins()
+        for monitor in self.memory.monitors:
+            monitor.enter_step()
         closure = closure_in(args, kwargs)
         if closure is None:
             try:
                 self.begin(optimizer, hold=hold)
             except BaseException:
-                self.unseen.within_a_step = False  # it is not taken
+                self.abandon_step()
                 raise
             return None
         return with_closure(args, kwargs, guarded(closure, self, optimizer, hold=hold))
@@ -155,22 +155,17 @@ class StepWatcher:
             return
         layout = self._laid_out(optimizer, layout, hold=hold)
         memory, owned, measures = self.memory, layout.owned, self.measures
-        measures.check_step(owned)
-        self.implicit.check(optimizer, owned, hold=hold)
-        if hold:
-            self._refuse_weights_that_would_spread(owned)
-            self.following.before_step(optimizer)
-            self._stability.check(optimizer, owned)
-            self._statistics.look()
-            memory.head.look(memory.model, memory.labels if memory.strength and not memory.holds else ())
+        step = Step(optimizer, owned, self._taken(owned), closure=closure)
+        self._check(step, hold=hold)
         if beginning is not None and beginning.has_gradients and not measures.observed.gradient:
             measures.observed.gradient = {name: beginning.gradients.get(name) for name in owned}
         pulled_after = hold
         hold = hold and not closure
+        joins_gradient = hold and not memory.pulled_after
         if hold:
             self.before_step(owned)
-            self._runaway.look(optimizer, owned)  # an optimiser with a closure sees the penalty's value, and goes by it
-            self._task_share.note(optimizer, owned)
+        for monitor in memory.monitors if joins_gradient else ():
+            monitor.before_pull(step)
         self._carry_over(hold=hold)
         strength = 2 * memory.strength * scaling.factor if hold and not memory.implicit else 0.0
         pulls = self._pulls(Moving(owned, layout.moved, self.calls, scaling.factor)) if hold else []
@@ -179,23 +174,39 @@ class StepWatcher:
         bundles, sums = self._look(optimizer, layout, scaling.factor, held_apart=bool(strength), closure=closure)
         if measures.observed.gradient:  # measures see others, and the step is taken with these
             self._refuse_unless_handed_are_finite(bundles)
-        if not self._walk_looks and memory.found_by_any_rank([] if _finite(sums) else [True]):
-            self._refuse_unless_finite(bundles)
-        sums = []
-        for bundle in bundles:
-            measures.before_step(bundle, strength, sums)
-            if beginning is not None and measures.waiting:
-                bundle.moved_from(beginning.weights)
-        self.implicit.begin(bundles, hold=pulled_after)
-        self._stepping = bundles
-        if measures.waiting and memory.found_by_any_rank([] if _finite(sums) else [True]):
-            self._refuse_unless_finite(bundles)
+        if not self._walk_looks:
+            self._refuse_unless_finite(bundles, sums)
+        self._walk(bundles, strength, beginning, pulled_after=pulled_after)
         self._add(pulls, optimizer, layout, scaling.factor, in_place)
-        self._task_share.look(optimizer, owned)
+        for monitor in memory.monitors if joins_gradient else ():
+            monitor.after_pull(step)
         self._count_step(bundles)
         if not closure and (strength or measures.every or memory.holds):
             self._lend(bundles)
             self._handed = HandedGradients(optimizer, owned, {n: p for n, p in in_place.items() if n in owned})
+
+    def _check(self, step: Step, *, hold: bool) -> None:
+        """Refuse a step that cannot be measured or held, and let monitors look at it."""
+        self.measures.check_step(step.parameters)
+        self.implicit.check(step.optimizer, step.parameters, hold=hold)
+        if hold:
+            self._refuse_weights_that_would_spread(step.parameters)
+            self.following.before_step(step.optimizer)
+            self.memory.frozen_statistics.restore(self.memory.norms)
+            for monitor in self.memory.monitors:
+                monitor.before_step(step)
+
+    def _walk(self, bundles: list[Bundle], strength: float, beginning: Beginning | None, *, pulled_after: bool) -> None:
+        """Let measures see the gradients of all bundles, to which the quadratic hold's are added."""
+        sums: list[Tensor] = []
+        for bundle in bundles:
+            self.measures.before_step(bundle, strength, sums)
+            if beginning is not None and self.measures.waiting:
+                bundle.moved_from(beginning.weights)
+        self.implicit.begin(bundles, hold=pulled_after)
+        self._stepping = bundles
+        if self.measures.waiting:
+            self._refuse_unless_finite(bundles, sums)
 
     def before_step(self, owned: Mapping[str, nn.Parameter]) -> None:
         """Let holds look at the weights that a step is taken from."""
@@ -243,8 +254,8 @@ class StepWatcher:
         self.layouts.take_in_new(optimizer)
         check_optimizer(optimizer, self.memory.parameters, self.memory.frozen)  # it may have others since attach()
         layout = self.layouts.make(optimizer)
-        if hold:
-            self.unheld.look(layout.owned)
+        for monitor in self.memory.monitors if hold else ():
+            monitor.before_parameters(layout.owned)
         return layout
 
     def _carry_over(self, *, hold: bool) -> None:
@@ -270,8 +281,8 @@ class StepWatcher:
     def _begin_task(self, optimizer: Optimizer, *, hold: bool) -> None:
         """Look at the model again, and let holds look at its weights, before a task's first step."""
         self.layouts.begin_task()
-        if hold:
-            self.unheld.begin_task()
+        for monitor in self.memory.monitors if hold else ():
+            monitor.begin_task()
         self.following.begin_task(optimizer)
         for each in self.memory.holds:
             each.begin_task(self.memory.held(self.memory.parameters))
@@ -312,25 +323,14 @@ class StepWatcher:
         stepping, self._stepping, self._lent = self._stepping, [], []
         seen = any(bundle.gradient is not None or bundle.independent is not None for bundle in stepping)
         pulled = hold and self.holds_anything  # which moves what has no gradient of the task's
-        self.unseen.ended(blind=bool(self.measures.every and stepping) and not seen and not pulled)
+        for monitor in self.memory.monitors:
+            monitor.leave_step(blind=bool(self.measures.every and stepping) and not seen and not pulled)
         for bundle in stepping:
-            moved = bundle.gradient is not None or bundle.independent is not None
-            moved = moved or any(grad is not None for grad in (*bundle.own, *bundle.handed))
-            bundle.put_back()
-            if self.measures.waiting and moved:  # no optimiser moves a parameter without a gradient
-                self.measures.after_step(bundle)
-            bundle.let_go()
+            self._see_what_moved(bundle)
         layout = self.layouts.get(optimizer)
         owned = self.layouts.owned(optimizer) if layout is None else layout.owned
         if hold and stepping:
-            if self.memory.pulled_after:
-                self._standstill.before_pull(owned)
-                self.implicit.pull(optimizer, stepping, owned)
-                self._standstill.after_pull(optimizer, owned)
-            for each in self.memory.holds:
-                each.after_step(self.memory.held(owned))
-                refuse_spoilt_weights(each, owned)
-            self.unseen.pulled()
+            self._hold_after(optimizer, stepping, owned)
         if stepping:
             self.following.after_step(optimizer, owned)
         if self._handed is not None:
@@ -342,6 +342,31 @@ class StepWatcher:
             observed.drop(list(owned))
         if ranks is not None:
             ranks.clear(trained_by(optimizer))
+
+    def _see_what_moved(self, bundle: Bundle) -> None:
+        """Let measures see Δ of a bundle, which gets its own gradients back."""
+        moved = bundle.gradient is not None or bundle.independent is not None
+        moved = moved or any(grad is not None for grad in (*bundle.own, *bundle.handed))
+        bundle.put_back()
+        if self.measures.waiting and moved:  # no optimiser moves a parameter without a gradient
+            self.measures.after_step(bundle)
+        bundle.let_go()
+
+    def _hold_after(self, optimizer: Optimizer, stepping: list[Bundle], owned: Mapping[str, nn.Parameter]) -> None:
+        """Let holds act that act after the step: the implicit pull, and those that move weights."""
+        memory = self.memory
+        if memory.pulled_after:
+            step = Step(optimizer, owned, self._taken(owned) - 1)  # it is counted already
+            for monitor in memory.monitors:
+                monitor.before_pull(step)
+            self.implicit.pull(optimizer, stepping, owned)
+            for monitor in memory.monitors:
+                monitor.after_pull(step)
+        for each in memory.holds:
+            each.after_step(memory.held(owned))
+            refuse_spoilt_weights(each, owned)
+        for monitor in memory.monitors:
+            monitor.after_step()
 
     # Helpers
 
@@ -381,11 +406,17 @@ class StepWatcher:
             if isinstance(bundle, Single) and given is not None and bundle.like.grad is given:
                 self._lent.append(Lent(given, given._version, measured=bundle.gradient is given))
 
-    def _refuse_unless_finite(self, bundles: Sequence[Bundle]) -> None:
+    def _refuse_unless_finite(self, bundles: Sequence[Bundle], sums: Sequence[Tensor]) -> None:
         """Refuse a NaN or an infinity before it spoils anything; on a CPU, where looking costs little.
 
         An accelerator would have to be waited for at every step: there, the end of the task finds it.
+
+        Args:
+            bundles: with their gradients.
+            sums: those of the gradients that can be looked at now; bundles are only searched if one is no number.
         """
+        if not self.memory.found_by_any_rank([] if _finite(sums) else [True]):
+            return
         spoilt = [
             name
             for bundle in bundles
@@ -410,8 +441,8 @@ class StepWatcher:
         """Refuse a step whose gradient is no number, with whatever may be the reason."""
         step = self.memory.steps.get(name, 0) + 1
         self._refuse_lost_weights(step)
-        reason = _TOO_STRONG if self._stability.has_told else self._runaway.reason(self.memory.parameters)
-        raise NotFiniteError(_SPOILT.format(name=name, step=step) + reason)
+        reasons = (monitor.explain_nonfinite() for monitor in self.memory.monitors)
+        raise NotFiniteError(_SPOILT.format(name=name, step=step) + next(filter(None, reasons), ""))
 
     def _refuse_lost_weights(self, step: int) -> None:
         """Say so if the weights themselves are no numbers any more, which no batch is to blame for."""
@@ -443,8 +474,6 @@ class StepWatcher:
             "is too large: restore an earlier checkpoint. No batch is at fault."
         )
 
-
-_TOO_STRONG = " That the strength is too much for SGD was told before, and may be why: then no batch is at fault."
 
 _SPOILT = (
     "The gradient of {name!r} holds a NaN or an infinity at step {step} of this task. The step was not taken and "

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from anchorhold.errors import ConfigurationError, OrderError, StateError, shortened
+from anchorhold.errors import ConfigurationError, OrderError, StateError, shortened, warn
 from anchorhold.guard import Guard
 from anchorhold.guard.batch_norm.frozen_statistics import is_fresh, with_statistics
 from anchorhold.guard.distributed.ranks import ALONE, Ranks
-from anchorhold.guard.noticing.other_weights import ELSEWHERE, distance, in_words
-from anchorhold.guard.noticing.telling import tell
+from anchorhold.guard.monitors.distances import ELSEWHERE, distance, distance_in_words
 from anchorhold.guard.saving import state_files
 from anchorhold.integrations.hub.buffer_marks import buffer_marks, other_buffers
 from anchorhold.integrations.hub.card import card, is_own
@@ -235,7 +234,7 @@ def _opened(api: Any, repo: str, revision: str | None, *, private: bool | None) 
 
 
 def _tell_of_card_of_others(where: str) -> None:
-    tell(
+    warn(
         f"{where!r} has a {CARD} that is no card of importance: it was left as it is, and says nothing of the "
         "importance beside it. For a card, give a folder or a repository of its own."
     )
@@ -299,13 +298,13 @@ def _tell_of_another_place(guard: Guard, source: object, marks: object) -> None:
     """Say so if a model is not where its importance was measured: its weights, or its buffers."""
     away = distance(guard.parameters, guard.anchor)
     if not away <= ELSEWHERE:
-        tell(
-            f"The model's weights are {in_words(away)} from those that {str(source)!r} was measured at: it was trained "
+        warn(
+            f"The model's weights are {distance_in_words(away)} from those that {str(source)!r} was measured at: it was trained "
             "since, or is another one. They are held to the weights of then, which the file has. Load the weights that "
             "it was measured at before training."
         )
     elif others := other_buffers(guard.model, marks):
-        tell(
+        warn(
             f"The model's buffer {others[0]!r}, one of {len(others)} such as batch norms' statistics, is not what it "
             f"was where {str(source)!r} was measured, so the importance is that of another network. Load the whole "
             "state_dict() that it was measured with, buffers and all."

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
-from anchorhold.guard.noticing.telling import tell
+from anchorhold.errors import warn
 from anchorhold.tensors.sharding import local
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Beginnings:
             return None
         if not beginning.has_gradients and optimizer not in self._told:
             self._told.add(optimizer)
-            tell(_NO_GRADIENT.format(kind=type(optimizer).__name__))
+            warn(_NO_GRADIENT.format(kind=type(optimizer).__name__))
         return beginning
 
     def ended(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
@@ -122,7 +122,7 @@ def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, h
             with torch.enable_grad():
                 loss = closure()
         except BaseException:
-            watcher.unseen.within_a_step = False  # it is not taken
+            watcher.abandon_step()
             raise
         watcher.layouts.take_in_new(optimizer)
         owned = watcher.layouts.owned(optimizer)
@@ -133,7 +133,7 @@ def guarded(closure: Closure, watcher: "StepWatcher", optimizer: Optimizer, *, h
             try:
                 watcher.begin(optimizer, hold=hold, closure=True, beginning=beginning)
             except BaseException:
-                watcher.unseen.within_a_step = False
+                watcher.abandon_step()
                 if beginning is not None:
                     beginning.restore()
                 raise

@@ -1,4 +1,4 @@
-r"""Noticing weights that are far beyond any place where they are held, whatever the optimiser.
+r"""Warn of weights that are far beyond any place where they are held, whatever the optimizer.
 
 What torch's SGD bears is known beforehand (``stability.py``), and what divides by the size of the gradient bears any
 strength. Of others, such as ASGD, a schedule-free SGD or an optimiser of one's own, nothing is known until weights have
@@ -6,65 +6,69 @@ been thrown past their anchor by more at every step for a while.
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.distances import displacements, times_away
-from anchorhold.guard.noticing.stability import Stability
-from anchorhold.guard.noticing.task_share import STEPS
-from anchorhold.guard.noticing.telling import is_capturing, tell
+from anchorhold.errors import warn
+from anchorhold.guard.monitor import FIRST_STEPS, OVERSHOOT, Monitor, Step, is_capturing
+from anchorhold.guard.monitors.distances import displacements, times_away
 from anchorhold.measures import FineTune
 from anchorhold.tensors.storage import widest_dtype
+
+if TYPE_CHECKING:
+    from anchorhold.guard.memory import Memory
 
 FAR = 100.0
 """Times their own size. Training that goes well ends within a few."""
 
 
-class Runaway:
-    """Looks at each doubling of the steps how far weights are from their anchor, and how the last step got there.
+class Runaway(Monitor):
+    """Look at each doubling of the steps how far weights are from their anchor, and how the last step got there.
 
     Far from a small anchor, such as a layer scale that has hardly been trained, training that goes well ends too. A
     pull that is too much throws weights from one side of the anchor to the other, and farther.
     """
 
-    def __init__(self, memory: Memory, stability: Stability) -> None:
-        self.memory = memory
-        self._stability = stability
-        self._told: float | None = None
-        """The strength that was told of."""
+    name = "runaway"
+
+    def __init__(self, memory: "Memory") -> None:
+        super().__init__(memory)
+        self._warned_of: float | None = None
+        """The strength that the user was warned of."""
         self._before: WeakKeyDictionary[Optimizer, list[Tensor]] = WeakKeyDictionary()
         """Some of θ − θ*, a step before a look, where that is far."""
 
-    def look(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
-        """Say if weights have run away by now, with a hold in the gradient."""
-        memory = self.memory
-        if memory.implicit or not memory.strength or self._told == memory.strength or is_capturing():
+    def before_step(self, step: Step) -> None:
+        """Warn if weights have run away by now, with a hold in the gradient."""
+        memory, optimizer, owned = self.memory, step.optimizer, step.parameters
+        if memory.implicit or not memory.strength or self._warned_of == memory.strength or is_capturing():
             return
-        if self._stability.has_told or isinstance(memory.driving.measure, FineTune):
+        # An optimizer with a closure sees the penalty's value, and goes by it.
+        if step.closure or memory.warned.about(OVERSHOOT) or isinstance(memory.driving.measure, FineTune):
             return
-        steps = max((memory.steps.get(name, 0) for name in owned), default=0)
-        before = self._before.pop(optimizer, None)
-        if steps >= STEPS - 1 and not (steps + 1) & steps:  # few are looked at, since an accelerator waits for that
+        steps, before = step.taken, self._before.pop(optimizer, None)
+        # Few steps are looked at, since an accelerator waits for that.
+        if steps >= FIRST_STEPS - 1 and not (steps + 1) & steps:
             if times_away(memory, owned) > FAR:
                 self._before[optimizer] = _places(memory, owned)
         elif before and (far := times_away(memory, owned)) > FAR and _is_thrown_across(memory, owned, before):
-            self._told = c = memory.strength
-            tell(_RUN_AWAY.format(c=c, kind=type(optimizer).__name__, steps=steps, far=far))
+            self._warned_of = c = memory.strength
+            warn(_RUN_AWAY.format(c=c, kind=type(optimizer).__name__, steps=steps, far=far))
 
-    def reason(self, owned: Mapping[str, nn.Parameter]) -> str:
-        """Return what to add to the message of a step whose gradient is no number, where weights have run away."""
-        far = times_away(self.memory, owned)
+    def explain_nonfinite(self) -> str:
+        """Name the distance of weights that have run away."""
+        far = times_away(self.memory, self.memory.parameters)
         return _MAY_BE_WHY.format(far=far) if far > FAR and self.memory.strength else ""
 
 
-def _places(memory: Memory, owned: Mapping[str, nn.Parameter]) -> list[Tensor]:
+def _places(memory: "Memory", owned: Mapping[str, nn.Parameter]) -> list[Tensor]:
     return [apart.to(widest_dtype(apart.device)) for apart, *_ in displacements(memory, owned)]
 
 
-def _is_thrown_across(memory: Memory, owned: Mapping[str, nn.Parameter], before: list[Tensor]) -> bool:
+def _is_thrown_across(memory: "Memory", owned: Mapping[str, nn.Parameter], before: list[Tensor]) -> bool:
     """Whether a step has led to the other side of the anchor, and farther away."""
     now = _places(memory, owned)
     if [apart.shape for apart in now] != [apart.shape for apart in before]:

@@ -9,7 +9,7 @@ import torch
 from lomo_optim import Lomo
 
 import anchorhold
-from anchorhold.guard.noticing import unseen_steps
+from anchorhold.guard.monitors import unseen_steps
 from tests.guard.helpers import batch, loss, net, train, weights
 from tests.guard.sam import SAM
 

@@ -1,4 +1,4 @@
-"""Noticing training that goes past the guard: steps that no attached optimiser takes.
+"""Warn of training that goes past the guard: steps that no attached optimiser takes.
 
 A guard acts when an attached optimiser's ``step()`` is called. An optimiser that was never attached, one that steps
 within ``backward()``, a copy of model and optimiser: all of them train without it, and nothing would look wrong. So at
@@ -8,8 +8,8 @@ move while no step was seen.
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
@@ -18,11 +18,14 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.telling import is_capturing, tell
+from anchorhold.errors import warn
+from anchorhold.guard.monitor import Monitor, is_capturing
 from anchorhold.guard.steps.optimizers.accepted import IN_PIECES, PENALTY_IN_LOSS, ids, trained_by
 from anchorhold.guard.steps.out_of_graphs import out_of_graphs
 from anchorhold.tensors.sharding import is_trained_in_pieces, local
+
+if TYPE_CHECKING:
+    from anchorhold.guard.memory import Memory
 
 PROBES = 8
 """Parameters that are looked at."""
@@ -37,23 +40,25 @@ Some training moves them for a while on purpose, and back before its step: SAM, 
 """
 
 
-class UnseenSteps:
-    """Looks at the first steps of a training, until one is seen to move weights."""
+class UnseenSteps(Monitor):
+    """Look at the first steps of a training, until one is seen to move weights."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
+    name = "unseen-steps"
+
+    def __init__(self, memory: "Memory") -> None:
+        super().__init__(memory)
         self._attached: WeakSet[Optimizer] = WeakSet()
         self._met: WeakSet[Optimizer] = WeakSet()
-        self._told = False
+        self._warned = False
         self.within_a_step = False
         """Whether an attached optimiser is in the middle of one."""
         self._probes: list[_Probe] = []
         self._left = 0
 
-    def watch(self, optimizers: Iterable[Optimizer], trained: Mapping[str, nn.Parameter]) -> None:
-        """Look out from now on, for these attached optimisers and the protected parameters that they train."""
+    def watch(self, optimizers: Sequence[Optimizer], trained: Mapping[str, nn.Parameter]) -> None:
+        """Look at these attached optimizers and the protected parameters that they train."""
         self._attached = WeakSet(optimizers)
-        self._told = False
+        self._warned = False
         self.within_a_step = False
         self._end_probing()
         chosen = [(name, p) for name, p in trained.items() if p.requires_grad and p.numel()]
@@ -63,23 +68,23 @@ class UnseenSteps:
         _watch(self)
 
     def release(self) -> None:
-        """Look no more."""
+        """Look no more at any."""
         self._attached = WeakSet()
         self._end_probing()
         _watch_no_more(self)
 
-    def begins(self) -> None:
-        """Take note that a step of an attached optimiser begins."""
+    def enter_step(self) -> None:
+        """Remember weights as they are before the step."""
         self.within_a_step = True
         for probe in self._probes:
             probe.look()
 
-    def ended(self, *, blind: bool) -> None:
-        """Take note that it has ended; if it has moved weights, training goes through the guard.
+    def abandon_step(self) -> None:
+        """Note that the optimizer's step has ended without being taken."""
+        self.within_a_step = False
 
-        Args:
-            blind: whether measures along the path had no gradient to see.
-        """
+    def leave_step(self, *, blind: bool) -> None:
+        """Look whether the step has moved weights: if it has, training goes through the guard."""
         self.within_a_step = False
         if not self._probes:
             return
@@ -88,10 +93,10 @@ class UnseenSteps:
         if moved or self._left <= 0:
             self._end_probing()
         if moved and blind:
-            tell(_WITHOUT_GRADIENT.format(name=moved[0]))
+            warn(_WITHOUT_GRADIENT.format(name=moved[0]))
 
-    def pulled(self) -> None:
-        """Take note that holds have moved weights after a step, which is no training that goes past the guard."""
+    def after_step(self) -> None:
+        """Take weights that holds have moved as they are now: that is no training that goes past the guard."""
         for probe in self._probes:
             probe.follow()
 
@@ -105,35 +110,29 @@ class UnseenSteps:
         if self.within_a_step or optimizer in self._met or any(inner in self._attached for inner in _inside(optimizer)):
             return
         self._met.add(optimizer)
-        if self._told:
+        if self._warned:
             return
         protected = {id(p): name for name, p in self.memory.parameters.items() if p.requires_grad}
         passing = [protected[key] for key in ids(trained_by(optimizer)) if key in protected]
         if passing:
-            self._told = True
+            self._warned = True
             self._end_probing()
-            tell(_not_attached(optimizer, min(passing), len(passing), list(self._attached)))
+            warn(_not_attached(optimizer, min(passing), len(passing), list(self._attached)))
         elif self.memory.is_anchored and _trains_pieces(optimizer, self.memory.parameters.values()):
-            self._told = True
-            tell(_IN_PIECES.format(kind=type(optimizer).__name__))
+            self._warned = True
+            warn(_IN_PIECES.format(kind=type(optimizer).__name__))
         elif not self.memory.steps and any(_is_copy(optimizer, known) for known in self._attached):
-            tell(_COPY.format(kind=type(optimizer).__name__))
+            warn(_COPY.format(kind=type(optimizer).__name__))
 
     def moved_unseen(self, name: str) -> None:
         """Say that weights move from one backward pass to the next, and no step is seen."""
         self._end_probing()
-        tell(_WITHIN_BACKWARD.format(name=name))
+        warn(_WITHIN_BACKWARD.format(name=name))
 
     def _end_probing(self) -> None:
         for probe in self._probes:
             probe.handle.remove()
         self._probes = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"memory": self.memory}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["memory"])  # type: ignore[misc]
 
 
 class _Probe:

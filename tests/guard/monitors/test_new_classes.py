@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import anchorhold
-from anchorhold.guard.noticing.new_classes import LOOKED_AT
+from anchorhold.guard.task_classes import LOOKED_AT
 
 ALL_NEW = r"classes of this task \(3 to 5\) are all new: none of those consolidated before \(0 to 2\)"
 

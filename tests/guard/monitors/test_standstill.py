@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import anchorhold
-from anchorhold.guard.noticing.task_share import LATER, STEPS
+from anchorhold.guard.monitor import FIRST_STEPS as STEPS
+from anchorhold.guard.monitor import LATER_STEP as LATER
 
 X, Y = torch.randn(64, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 3
 

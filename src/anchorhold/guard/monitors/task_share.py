@@ -1,4 +1,4 @@
-r"""Noticing a hold so strong that an optimiser such as Adam has next to no step left for the task.
+r"""Warn of a hold so strong that an optimiser such as Adam has next to no step left for the task.
 
 Adam divides by the size of the whole gradient, the task's g and the pull :math:`p = 2cQ(\theta-\theta^*)` together, so
 that no strength makes it diverge: weights swing around the anchor by about the learning rate instead. What it still
@@ -11,30 +11,27 @@ digits the strengths that keep most leave 0.55 or more of the first steps, those
 split ones and 0.3 to 0.5 on the permuted ones, where many weights have next to no importance.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from anchorhold.guard.memory import Memory
-from anchorhold.guard.noticing.distances import some_of, times_away
-from anchorhold.guard.noticing.stability import may_be_told_implicit, sgd_groups
-from anchorhold.guard.noticing.telling import is_capturing, tell
+from anchorhold.errors import warn
+from anchorhold.guard.monitor import FIRST_STEPS, LATER_STEP, LEAST_SHARE, Monitor, Step, is_capturing
+from anchorhold.guard.monitors.distances import some_of, times_away
+from anchorhold.guard.steps.default_pull import supports_implicit
+from anchorhold.guard.steps.optimizers.sgd_bound import sgd_groups
 from anchorhold.tensors.sharding import local
 from anchorhold.tensors.storage import widest_dtype
 
-STEPS = 8
-"""Steps of a task that are looked at: the first, from weights that are where they are held."""
-LATER = 128
-"""Those before this one are looked at too: weights drawn anew are on their way back at first, where the pull is to be
-large, and rates that warm up leave all of them where they are."""
+if TYPE_CHECKING:
+    from anchorhold.guard.memory import Memory
+
 NEAR = 0.5
 """What a first step has left for the task where weights begin near the anchor."""
-LEAST = 0.02
-"""What has to be left of a step, or it is told. A study of text still learns at strengths that leave 6 %."""
 SWING = 1.0
 """Times their own size: weights that are farther away than that do not just swing around their anchor."""
 
@@ -49,64 +46,67 @@ class _Account:
     whole: Tensor
 
 
-class TaskShare:
-    """Compares the task's gradient with what the optimiser gets, in a few steps of each task."""
+class TaskShare(Monitor):
+    """Compare the task's gradient with what the optimizer gets, in a few steps of each task."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
+    name = "task-share"
+
+    def __init__(self, memory: "Memory") -> None:
+        super().__init__(memory)
         self._accounts: WeakKeyDictionary[Optimizer, _Account] = WeakKeyDictionary()
         self._noted: dict[str, Tensor] = {}
-        self._step = 0
-        """Of the task, counted from 0, that was noted."""
-        self._told: float | None = None
-        """The strength that was told of."""
+        self._warned_of: float | None = None
+        """The strength that the user was warned of."""
 
-    def note(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter], *, counted: bool = False) -> None:
-        """Note the task's own gradient, before the hold's joins it; ``counted`` if the step is already counted."""
-        memory = self.memory
+    def before_pull(self, step: Step) -> None:
+        """Note the task's own gradient, before the hold's joins it."""
+        memory, taken = self.memory, step.taken
         self._noted = {}
         held = memory.is_anchored and memory.strength and not memory.implicit
         # A tolerance looks after its strength, and what further holds add is not of the strength's size.
-        if not held or memory.tolerance is not None or memory.holds or self._told == memory.strength:
+        if not held or memory.tolerance is not None or memory.holds or self._warned_of == memory.strength:
             return
-        self._step = step = max((memory.steps.get(name, 0) for name in owned), default=0) - counted
-        if (STEPS <= step < LATER - STEPS) or step >= LATER or is_capturing() or sgd_groups(optimizer):
+        looked_at = taken < FIRST_STEPS or LATER_STEP - FIRST_STEPS <= taken < LATER_STEP
+        if not looked_at or is_capturing() or sgd_groups(step.optimizer):
             return
         held_by = memory.driving.held_names
-        grads = {name: p.grad for name, p in owned.items() if name in held_by or name in memory.held_elsewhere}
+        names = [name for name in step.parameters if name in held_by or name in memory.held_elsewhere]
+        grads = {name: step.parameters[name].grad for name in names}
         self._noted = {
             n: some_of(g) for n, g in grads.items() if g is not None and not g.is_sparse and local(g).numel()
         }
 
-    def look(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> None:
-        """Look at what the optimiser gets in its place, and say if that has been the pull's for some steps."""
+    def after_pull(self, step: Step) -> None:
+        """Look at what the optimizer gets in its place, and warn if that has been the pull's for some steps."""
         noted, self._noted = self._noted, {}
-        parts = [_parts(task, owned[n].grad) for n, task in noted.items()]
+        optimizer, taken = step.optimizer, step.taken
+        parts = [_parts(task, step.parameters[n].grad) for n, task in noted.items()]
         if not parts:
             return
         left, whole = torch.stack([part.to(parts[0].device) for part in parts]).sum(0)
-        step = self._step
-        if step == 0:
+        if taken == 0:
             self._accounts[optimizer] = _Account(left / whole, torch.zeros_like(left), torch.zeros_like(whole))
             return  # from the anchor itself nothing pulls yet
         account = self._accounts.get(optimizer)
         if account is None:  # the task was resumed
             account = self._accounts[optimizer] = _Account(torch.zeros_like(left), left * 0, whole * 0)
-        if step == LATER - STEPS:
+        if taken == LATER_STEP - FIRST_STEPS:
             account.left, account.whole = left * 0, whole * 0
         account.left, account.whole = account.left + left, account.whole + whole
-        if step in (STEPS - 1, LATER - 1):
-            self._decide(optimizer, owned, account, step + 1)
+        if taken in (FIRST_STEPS - 1, LATER_STEP - 1):
+            self._decide(step, account)
 
-    def _decide(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter], account: _Account, steps: int) -> None:
+    def _decide(self, step: Step, account: _Account) -> None:
         near = float(account.first) >= NEAR
         share = float(account.left / account.whole)
         # From afar the first steps go back to the anchor; and while a rate warms up, nothing has gone anywhere yet.
-        # Where nothing is divided by the gradient's size they swing ever farther, which is told of in ``runaway.py``.
-        if (near or steps == LATER) and share < LEAST and times_away(self.memory, owned) < SWING:
-            self._told = c = self.memory.strength
-            told = _TOO_STRONG.format(c=c, less=c / 100, kind=type(optimizer).__name__, share=share, least=LEAST)
-            tell(told + (_IMPLICIT if may_be_told_implicit(self.memory, optimizer) else "."))
+        # Where nothing is divided by the gradient's size weights swing ever farther: ``runaway.py`` warns of that.
+        later = step.taken + 1 == LATER_STEP
+        if (near or later) and share < LEAST_SHARE and times_away(self.memory, step.parameters) < SWING:
+            self._warned_of = c = self.memory.strength
+            kind = type(step.optimizer).__name__
+            message = _TOO_STRONG.format(c=c, less=c / 100, kind=kind, share=share, least=LEAST_SHARE)
+            warn(message + (_IMPLICIT if supports_implicit(self.memory, step.optimizer) else "."))
 
 
 def _parts(task: Tensor, handed: Tensor | None) -> Tensor:

@@ -1,8 +1,6 @@
-"""Noticing one head that is taught classes which the guard has not seen: class-incremental learning.
+"""The classes of a task: read from the labels of batches, or told from the gradients of its steps.
 
-Importance says which weights the old classes need. It says nothing about how an output of today compares with one that
-was never trained beside it, and the cheapest way to learn new classes is to let them win everywhere: most of the old
-ones are forgotten at any strength that lets new ones be learned.
+A guard saves the classes that were consolidated. ``monitors/new_classes.py`` compares them with those of the next task.
 """
 
 from collections.abc import Collection, Iterable
@@ -12,11 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anchorhold.guard.noticing.telling import is_capturing, tell
 from anchorhold.tensors.sharding import is_sharded
 
-ENOUGH = 8
-"""Labels below which nothing is said: a few say little about a task."""
 MOST = 10_000
 """Different labels beyond which they are none of a classifier's."""
 FIRST = 16
@@ -56,31 +51,6 @@ def together(classes: Iterable[Classes]) -> Classes:
     return found
 
 
-def warn_of_new_classes(before: Collection[int], now: Classes, outputs: int | None) -> None:
-    """Warn if none of a task's labels is among those that were consolidated, with one head for all.
-
-    Args:
-        before: the labels that were consolidated.
-        now: those of the task.
-        outputs: how many classes the measured outputs have; ``None`` where they are no plain ``[N, C]``, or where some
-            are masked out, so that classes of other tasks have no part in this one's.
-    """
-    if not before or now.samples < ENOUGH or not now.labels or outputs is None or now.labels & set(before):
-        return
-    if max(now.labels | set(before)) < outputs:  # else they are labels of other heads than this one
-        tell(_ALL_NEW.format(now=_range(now.labels), before=_range(before), outputs=outputs))
-
-
-_ALL_NEW = (
-    "The classes of this task ({now}) are all new: none of those consolidated before ({before}) is among them, and one "
-    "head of {outputs} outputs has both. Importance alone does not keep classes that were never seen together "
-    "(class-incremental learning): most of the old ones are forgotten at any strength that lets the new ones be "
-    "learned. Mix some old samples into the batches, or give each task a head of its own where it is known which task "
-    "an input is of: docs/guides/class-incremental.md has both, measured. (If old samples are in every batch already, "
-    "pay no heed.)"
-)
-
-
 class HeadGradients:
     """Tells a task's classes from its steps: those whose bias in the output layer the loss pushes up.
 
@@ -98,14 +68,17 @@ class HeadGradients:
         self._down: Tensor | None = None
         self._most: Tensor | None = None
 
-    def look(self, model: nn.Module, before: Collection[int]) -> None:
-        """Look at the gradient of a step, and now and then at what they have said so far."""
-        if self._steps >= (LOOKED_AT if before else LEARNED) or is_capturing():
-            return
+    def look(self, model: nn.Module, before: Collection[int]) -> int | None:
+        """Look at the gradient of a step.
+
+        Return the number of the head's outputs if the old classes have been pushed down as far as they go.
+        """
+        if self._steps >= (LOOKED_AT if before else LEARNED):
+            return None
         if self._bias is None:
             self._bias = self._output_bias(model)
         if self._bias is None or self._bias.grad is None or self._bias.grad.is_sparse:
-            return
+            return None
         gradient = self._bias.grad.detach()
         self._steps += 1
         if self._up is None or self._down is None or self._up.shape != gradient.shape:
@@ -119,16 +92,12 @@ class HeadGradients:
             now = (gradient * old.to(gradient.device)).clamp(min=0).sum()
             self._most = now if self._most is None else torch.maximum(self._most.to(now.device), now)
             if self._steps >= FIRST and self._steps.bit_count() == 1:  # an accelerator has to be waited for
-                self._decide(before, float(now), float(self._most))
-
-    def _decide(self, before: Collection[int], now: float, most: float) -> None:
-        """Warn if the old classes have been pushed down as far as they go, and never up."""
-        assert self._down is not None
-        # A class that is masked out of the loss is pushed nowhere.
-        pushed_down = set(self._down.nonzero().flatten().tolist())
-        if now <= LEFT * most and pushed_down >= set(before):
-            self._steps = LOOKED_AT
-            warn_of_new_classes(before, Classes(self.classes, ENOUGH), len(self._down))
+                # A class that is masked out of the loss is pushed nowhere.
+                pushed_down = set(self._down.nonzero().flatten().tolist())
+                if float(now) <= LEFT * float(self._most) and pushed_down >= set(before):
+                    self._steps = LOOKED_AT
+                    return len(self._down)
+        return None
 
     def _output_bias(self, model: nn.Module) -> nn.Parameter | None:
         """Return the bias of the last linear layer that has one, if it has several outputs."""
@@ -148,10 +117,3 @@ class HeadGradients:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["known"])  # type: ignore[misc]
-
-
-def _range(labels: Collection[int]) -> str:
-    ordered = sorted(labels)
-    if len(ordered) == ordered[-1] - ordered[0] + 1 and len(ordered) > 2:
-        return f"{ordered[0]} to {ordered[-1]}"
-    return ", ".join(map(str, ordered[:6])) + (" …" if len(ordered) > 6 else "")

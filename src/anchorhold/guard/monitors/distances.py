@@ -1,13 +1,17 @@
-"""How far weights are from where they are held, by some of their elements."""
+"""How far weights are from where they are held: by some of their elements, or by all of them."""
 
+import math
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from anchorhold.guard.memory import Memory
 from anchorhold.tensors.sharding import like_parameter, local
 from anchorhold.tensors.storage import widest_dtype
+
+if TYPE_CHECKING:
+    from anchorhold.guard.memory import Memory
 
 ELEMENTS = 4096
 """Elements of each parameter that are looked at."""
@@ -20,7 +24,7 @@ def some_of(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def displacements(memory: Memory, owned: Mapping[str, nn.Parameter]) -> Iterator[tuple[Tensor, Tensor, int]]:
+def displacements(memory: "Memory", owned: Mapping[str, nn.Parameter]) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield of each tensor that is held some of θ − θ*, the same elements of θ*, and how many it has in all."""
     # In the coordinates that they are held in: a layer's anchor may be of the map that a batch norm makes of it.
     coordinates, anchor = memory.folding.coordinates(owned), memory.anchor
@@ -32,7 +36,7 @@ def displacements(memory: Memory, owned: Mapping[str, nn.Parameter]) -> Iterator
 
 
 @torch.no_grad()
-def how_far(memory: Memory, owned: Mapping[str, nn.Parameter]) -> Tensor:
+def how_far(memory: "Memory", owned: Mapping[str, nn.Parameter]) -> Tensor:
     """Return the sums of |θ − θ*| and of |θ*|, over all that is held."""
     terms = [
         torch.stack([apart.abs().mean(), there.abs().mean()]).to(widest_dtype(apart.device)) * elements
@@ -41,7 +45,34 @@ def how_far(memory: Memory, owned: Mapping[str, nn.Parameter]) -> Tensor:
     return torch.stack([term.to(terms[0].device) for term in terms]).sum(0) if terms else torch.zeros(2)
 
 
-def times_away(memory: Memory, owned: Mapping[str, nn.Parameter]) -> float:
+def times_away(memory: "Memory", owned: Mapping[str, nn.Parameter]) -> float:
     """Return how many times their own size weights are away from where they are held; 0 where they have none there."""
     apart, size = how_far(memory, owned).tolist()
     return apart / size if size else 0.0
+
+
+ELSEWHERE = 0.01
+"""How far from its anchor, by the length of both, a model may be before it is taken for another one."""
+
+
+@torch.no_grad()
+def distance(parameters: Mapping[str, nn.Parameter], anchor: Mapping[str, Tensor]) -> float:
+    """Return how far a model's weights are from the anchor, by the length of that; NaN where they are not finite."""
+    moved = size = 0.0
+    for name, parameter in parameters.items():
+        if name in anchor:
+            wide = widest_dtype(parameter.device)
+            then = local(like_parameter(anchor[name], parameter)).to(wide)
+            moved += float((local(parameter).to(wide) - then).square().sum())
+            size += float(then.square().sum())
+    if not moved < math.inf:
+        return math.nan
+    return (moved / size) ** 0.5 if size else (math.inf if moved else 0.0)
+
+
+def distance_in_words(away: float) -> str:
+    """Return such a distance, to be followed by what weights are away from."""
+    if not math.isfinite(away):
+        return "away, from 0," if away == math.inf else "not finite, and away"
+    share = 100 * away
+    return f"{share:.2g} % away" if share < 10 else f"{share:,.0f} % away"
