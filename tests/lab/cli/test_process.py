@@ -46,14 +46,6 @@ def test_the_help_shows_the_commands_and_the_exit_codes():
     assert all(name in done.stdout for name in ("run", "search", "runs", "measures", "data"))
 
 
-@pytest.mark.parametrize("package", ["typer", "rich"])
-def test_without_its_packages_the_command_says_which_extra(package):
-    program = f"import sys; sys.modules[{package!r}] = None; from anchorhold_lab.cli import main; main()"
-    done = run(sys.executable, "-c", program)
-    assert done.returncode == 2
-    assert done.stderr == "anchorhold's command line needs typer and rich: pip install 'anchorhold-lab'\n"
-
-
 def test_ctrl_c_while_the_commands_are_loaded():
     program = """
 import os, signal, sys
