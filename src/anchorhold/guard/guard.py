@@ -32,7 +32,7 @@ from anchorhold.guard.letting_go import forget_all
 from anchorhold.guard.memory import AnchorKind
 from anchorhold.guard.merged_space import Space
 from anchorhold.guard.micro_batches.watching_only import watch_only
-from anchorhold.guard.monitors import Monitor
+from anchorhold.guard.monitors import Monitor, monitor_kinds
 from anchorhold.guard.moving.going_back import GoingBack
 from anchorhold.guard.moving.weight_average import evaluated_weights
 from anchorhold.guard.not_a_callback import NotACallback
@@ -176,9 +176,9 @@ class Guard(NotACallback):
             implicit=implicit,
             state_dtype=state_dtype,
             state_device=state_device,
-            monitors=monitors,
         )
-        self._attachment = Attachment(self._memory)
+        self._monitors = monitor_kinds(monitors)
+        self._attachment = Attachment(self._memory, self._monitors)
         self._going_back = GoingBack(self._memory, self._attachment)
 
     def __repr__(self) -> str:
@@ -225,7 +225,7 @@ class Guard(NotACallback):
         else:
             self._memory.hold_by(c, None, None)
         if self._memory.steps and self._attachment.holds_by_itself:  # in the middle of a task
-            for monitor in self._memory.monitors:
+            for monitor in self._attachment.monitors:
                 monitor.before_parameters(self._memory.parameters)
 
     @property
@@ -404,7 +404,7 @@ class Guard(NotACallback):
         """
         watcher = self._attachment.watcher
         watcher.following.refuse_without_inputs()  # there is no strength that it could be of
-        value = penalty_of(self._memory, watcher.calls, batches=batches)
+        value = penalty_of(self._memory, self._attachment.monitors, watcher.calls, batches=batches)
         self._attachment.give_away(value)
         return value
 
@@ -657,7 +657,7 @@ class Guard(NotACallback):
         memory = self._memory
         memory.ranks.together(lambda: refresh(memory))
         with self._attachment.set_aside(), memory.merged.put_in_place():
-            watch_only(memory, batches, forward)
+            watch_only(memory, self._attachment.monitors, batches, forward)
 
     def average(self, share: float = 0.5) -> None:
         """Move the weights back towards the anchor: to θ* + share·(θ − θ*), their mean before and after training.
@@ -789,7 +789,7 @@ class Guard(NotACallback):
         """Take over the state of a file that :meth:`save` wrote."""
         state_files.refuse_without_guard(self, path)
         self.load_state_dict(state_files.read(path))
-        for monitor in self._memory.monitors:
+        for monitor in self._attachment.monitors:
             monitor.at_load(str(path))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -808,7 +808,7 @@ class Guard(NotACallback):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._attachment = Attachment(self._memory)
+        self._attachment = Attachment(self._memory, self._monitors)
         self._going_back = GoingBack(self._memory, self._attachment)
 
 

@@ -27,7 +27,7 @@ from anchorhold.guard.distributed.sharded_matrices import as_parameters_are
 from anchorhold.guard.ledger import Ledger, diagonal_of
 from anchorhold.guard.merged_space import MergedSpace, Space
 from anchorhold.guard.micro_batches.gradient_sums import Watched
-from anchorhold.guard.monitor import GONE, REPLACED, Monitor
+from anchorhold.guard.monitor import GONE, REPLACED
 from anchorhold.guard.task_classes import HeadGradients
 from anchorhold.holds import Held, Hold, Tilt
 from anchorhold.holds.base import TaskData, TrainingCall
@@ -125,8 +125,6 @@ class Memory:
     """What the output layer's gradients say about the classes of the current task."""
     warned: Warned = field(default_factory=Warned)
     """The warnings that the user was given."""
-    monitors: Sequence[Monitor] = ()
-    """All that watches training and warns."""
     batch_norm: str | None = None
     """What is done about running statistics: ``"freeze"``, ``"fold"``, or nothing."""
     frozen_norms: frozenset[str] = frozenset()

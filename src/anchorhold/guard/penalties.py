@@ -1,13 +1,13 @@
 """The penalty's value: what the guard's own hold and those beside it make of the weights, to be differentiated."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
 from anchorhold.adapters import has_adapters
 from anchorhold.errors import ConfigurationError
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.monitor import AdapterState
+from anchorhold.guard.monitor import AdapterState, Monitor
 from anchorhold.guard.refreshing import refresh, refuse_another_shape
 from anchorhold.guard.steps.training_calls import TrainingCalls
 from anchorhold.holds import Hold
@@ -16,7 +16,7 @@ from anchorhold.tensors.names import named_parameters
 from anchorhold.tensors.sharding import is_sharded, refuse_partitioned
 
 
-def penalty_of(memory: Memory, calls: TrainingCalls, *, batches: bool) -> Tensor:
+def penalty_of(memory: Memory, monitors: Sequence[Monitor], calls: TrainingCalls, *, batches: bool) -> Tensor:
     """Return the penalty, with the losses of holds that run the model only if ``batches``."""
     refuse_partitioned(memory.parameters.items())
     here = dict(named_parameters(memory.model, remove_duplicate=False))
@@ -24,7 +24,7 @@ def penalty_of(memory: Memory, calls: TrainingCalls, *, batches: bool) -> Tensor
     if adapters == "replaced":  # the first step that a guard sees would do this, and it may see none
         refresh(memory)
     parameters = _in_the_model(memory, here)
-    for monitor in memory.monitors:
+    for monitor in monitors:
         monitor.before_penalty(parameters, adapters)
     # The linear term and further holds; that of merged weights needs adapters.
     holds = memory.holds if adapters == "unloaded" else memory.beside_the_quadratic

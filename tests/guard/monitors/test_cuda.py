@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import anchorhold
-from anchorhold.guard.task_classes import LOOKED_AT
 from anchorhold.guard.monitors.unseen_steps import MOVES
+from anchorhold.guard.task_classes import LOOKED_AT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

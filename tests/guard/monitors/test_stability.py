@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import anchorhold
-from anchorhold.guard.steps.optimizers.sgd_bound import largest_curvature, rounded_down
 from anchorhold.guard.monitor import FIRST_STEPS as STEPS
 from anchorhold.guard.monitor import LATER_STEP as LATER
+from anchorhold.guard.steps.optimizers.sgd_bound import largest_curvature, rounded_down
 from tests.guard.sam import SAM
 
 SETTINGS = [

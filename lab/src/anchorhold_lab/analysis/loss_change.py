@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from anchorhold.guard.noticing.telling import tell
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from anchorhold.errors import ConfigurationError, ModelError, NotFiniteError, OptimizerError, OrderError
-from anchorhold.guard.noticing.telling import tell
 from anchorhold.guard.steps.optimizers.accepted import ids, innermost, is_within_its_own_step, trained_by
 from anchorhold.persample.isolation.isolated import isolated
 from anchorhold.settings import check_keys, number, whole_number

@@ -31,7 +31,6 @@ from anchorhold.guard.distributed.gathering import Gather, checked_gather
 from anchorhold.guard.ledger import Ledger
 from anchorhold.guard.memory import AnchorKind, Memory, leans
 from anchorhold.guard.merged_space import Space
-from anchorhold.guard.monitors import Monitor, make_monitors
 from anchorhold.guard.refreshing import first_look
 from anchorhold.holds import Hold
 from anchorhold.measures import Measure
@@ -64,7 +63,6 @@ def new_memory(
     implicit: bool | None,
     state_dtype: torch.dtype | None,
     state_device: torch.device | str | None,
-    monitors: Sequence[str | type[Monitor]] | None,
 ) -> Memory:
     """Return what a guard remembers before its first task; the arguments are a Guard's."""
     if not isinstance(model, nn.Module):
@@ -115,7 +113,6 @@ def new_memory(
         tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
     )
     memory.made_with = memory.said_strength if memory.strength_given else None
-    memory.monitors = make_monitors(monitors, memory)
     first_look(memory)
     memory.merged.refuse_parts()
     tell_of_unmerged(memory)

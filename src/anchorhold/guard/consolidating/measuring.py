@@ -3,7 +3,7 @@
 import warnings
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -21,6 +21,7 @@ from anchorhold.guard.distributed.whole_model import whole_model
 from anchorhold.guard.ledger import Ledger, TaskImportance
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.micro_batches.gradient_sums import Asked
+from anchorhold.guard.monitor import Monitor
 from anchorhold.guard.task_classes import Classes, together
 from anchorhold.measures import Fisher, SampleMeasure
 from anchorhold.persample.batches import Batch, Forward, check_batches
@@ -84,7 +85,11 @@ class ReadsBatches(Protocol):
 
 
 def measure_task(
-    memory: Memory, batches: Iterable[Any] | None, forward: Forward | None, within: int | None = None
+    memory: Memory,
+    monitors: Sequence[Monitor],
+    batches: Iterable[Any] | None,
+    forward: Forward | None,
+    within: int | None = None,
 ) -> dict[str, Finding]:
     """Return what each measure found, by its name; one that only watches and saw no step is left out."""
     sampled = _sampled(memory)
@@ -98,13 +103,15 @@ def measure_task(
         sampled = {}
     if sampled or gradient is not None:
         given = memory.ranks.together(lambda: _given(batches, sampled))
-        found |= _measure_in_turns(memory, sampled, given, forward, gradient, turns)
+        found |= TaskMeasurement(memory, monitors, sampled, given, forward, gradient).in_turns(turns)
     if gradient is not None:
         found[memory.driver].gradient = memory.ranks.together(gradient.found)
     return found
 
 
-def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> None:
+def rehearse_task(
+    memory: Memory, monitors: Sequence[Monitor], batches: Iterable[Any] | None, forward: Forward | None
+) -> None:
     """Measure with the first samples of the data, if any measure looks at data, and forget what comes out."""
     sampled = _sampled(memory)
     if not sampled and not memory.gradient_term:
@@ -112,16 +119,8 @@ def rehearse_task(memory: Memory, batches: Iterable[Any] | None, forward: Forwar
     _tell_notices(memory)
     memory.choose_gathering()
     given = memory.ranks.together(lambda: _given(batches, sampled))
-    collectors = list(dict.fromkeys(_collectors(memory, sampled, forward).values()))
-    if memory.gradient_term:
-        collectors.append(TaskGradient(memory).collector(forward, collectors))
-    for collector in collectors:
-        collector.limit = min(REHEARSED, collector.limit or REHEARSED)
-    classes = _collect(memory, collectors, given, forward)
-    for collector in collectors:
-        if not collector.seen:
-            memory.ranks.together(collector.result)  # says that there were no batches
-    look_at_classes(memory, classes, collectors)
+    gradient = TaskGradient(memory) if memory.gradient_term else None
+    TaskMeasurement(memory, monitors, sampled, given, forward, gradient).rehearse()
 
 
 def _tell_notices(memory: Memory) -> None:
@@ -170,7 +169,7 @@ def squares_of_samples(memory: Memory, batches: Iterable[Any], forward: Forward 
     model, parameters = whole_model(memory.model, memory.parameters, by_layer=memory.by_layer)
     fisher = Fisher(labels="true")
     collector = fisher.accumulator(model, parameters, forward, reduction=memory.own_parts(fisher.phi))
-    _collect(memory, [collector], memory.ranks.together(lambda: check_batches(batches)), forward)
+    collect(memory, [collector], memory.ranks.together(lambda: check_batches(batches)), forward)
     _add_up(memory, collector)
     found = memory.everyone.together(collector.result).values
     return {name: wrap_local(found[name], parameter) for name, parameter in memory.parameters.items()}
@@ -209,166 +208,165 @@ def _watched(memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iter
     return found
 
 
-def _measure_in_turns(
-    memory: Memory,
-    sampled: Mapping[str, SampleMeasure],
-    batches: Iterable[Any],
-    forward: Forward | None,
-    gradient: TaskGradient | None,
-    turns: Sequence[Sequence[Block]],
-) -> dict[str, Finding]:
-    """Measure the layers of each turn in passes of their own, and all that has no layers in those of the first."""
-    passes = len(turns) * max((memory.ledgers[name].form.passes for name in sampled), default=1)
-    # A loader is not asked for an iterator to find out: it would draw from the random state.
-    if passes > 1 and isinstance(batches, Iterator):
-        raise BatchError(
-            f"The form {memory.driving.form.name!r} goes through the samples {passes} times, and the batches given can "
-            "be gone through once: an iterator, or a generator. Give a DataLoader, or a list of batches."
-        )
-    if len(turns) == 1:
-        return _measure_samples(memory, sampled, batches, forward, gradient)
-    found: dict[str, Finding] = {}
-    driver = {memory.driver: sampled[memory.driver]}
-    for number, blocks in enumerate(turns):
-        first = number == 0
-        here = _measure_samples(
-            memory, sampled if first else driver, batches, forward, gradient if first else None, blocks
-        )
-        own = here[memory.driver]
-        own.matrices = put_to_rest(memory, own.matrices)
-        if first:
-            found = here
-        else:
-            found[memory.driver].matrices |= own.matrices
-            found[memory.driver].fallback |= own.fallback
-    return found
+@dataclass
+class TaskMeasurement:
+    """One measurement of a task from data: every batch goes to every measure, so that all see the same samples."""
 
+    memory: Memory
+    monitors: Sequence[Monitor]
+    sampled: Mapping[str, SampleMeasure]
+    """The measures that look at data, by name."""
+    batches: Iterable[Any]
+    forward: Forward | None
+    gradient: TaskGradient | None = None
+    """The gradient of the task's own loss, which is measured beside, where the hold has a linear term of it."""
 
-def _measure_samples(
-    memory: Memory,
-    sampled: Mapping[str, SampleMeasure],
-    batches: Iterable[Any],
-    forward: Forward | None,
-    gradient: TaskGradient | None = None,
-    some: Sequence[Block] | None = None,
-) -> dict[str, Finding]:
-    """Give every batch to every measure that looks at data, so that all of them see the same samples.
+    def in_turns(self, turns: Sequence[Sequence[Block]]) -> dict[str, Finding]:
+        """Measure the layers of each turn in passes of their own, and all that has no layers in those of the first."""
+        memory = self.memory
+        passes = len(turns) * self._passes
+        # A loader is not asked for an iterator to find out: it would draw from the random state.
+        if passes > 1 and isinstance(self.batches, Iterator):
+            raise BatchError(
+                f"The form {memory.driving.form.name!r} goes through the samples {passes} times, and the batches given "
+                "can be gone through once: an iterator, or a generator. Give a DataLoader, or a list of batches."
+            )
+        if len(turns) == 1:
+            return self.in_passes()
+        found = self.in_passes(turns[0])
+        of_driver = found[memory.driver]
+        of_driver.matrices = put_to_rest(memory, of_driver.matrices)
+        rest = replace(self, sampled={memory.driver: self.sampled[memory.driver]}, gradient=None)
+        for blocks in turns[1:]:
+            own = rest.in_passes(blocks)[memory.driver]
+            of_driver.matrices |= put_to_rest(memory, own.matrices)
+            of_driver.fallback |= own.fallback
+        return found
 
-    ``some`` are the blocks that are measured of the measure that drives the hold, where these are not all.
-    """
-    passes = max((memory.ledgers[name].form.passes for name in sampled), default=1)
-    known: dict[str, dict[str, Tensor]] = {name: {} for name in sampled}
-    seen: dict[str, SampleImportance] = {}
-    classes = Classes()
-    for number in range(passes):
-        wanted = {name: measure for name, measure in sampled.items() if number < memory.ledgers[name].form.passes}
-        results, classes = _pass(memory, wanted, batches, forward, known, gradient if number == 0 else None, some)
-        for name, result in results.items():
-            known[name] = _learned(memory, name, known[name] | result.values, some)
-        seen = seen or results
-    found = {}
-    for name, measure in sampled.items():
+    def rehearse(self) -> None:
+        """Measure with the first samples, and drop what comes out."""
+        collectors = list(dict.fromkeys(self._collectors().values()))
+        if self.gradient is not None:
+            collectors.append(self.gradient.collector(self.forward, collectors))
+        for collector in collectors:
+            collector.limit = min(REHEARSED, collector.limit or REHEARSED)
+        classes = self._collect(collectors)
+        for collector in collectors:
+            if not collector.seen:
+                self.memory.ranks.together(collector.result)  # says that there were no batches
+        look_at_classes(self.monitors, classes, collectors)
+
+    @property
+    def _passes(self) -> int:
+        """Return how many times the batches are gone through."""
+        return max((self.memory.ledgers[name].form.passes for name in self.sampled), default=1)
+
+    def in_passes(self, some: Sequence[Block] | None = None) -> dict[str, Finding]:
+        """Measure in as many passes as the forms need; of the driving measure some blocks, where these are not all."""
+        memory = self.memory
+        known: dict[str, dict[str, Tensor]] = {name: {} for name in self.sampled}
+        seen: dict[str, SampleImportance] = {}
+        classes = Classes()
+        for number in range(self._passes):
+            wanted = {n: measure for n, measure in self.sampled.items() if number < memory.ledgers[n].form.passes}
+            gradient = self.gradient if number == 0 else None
+            results, classes = replace(self, sampled=wanted, gradient=gradient).one_pass(known, some)
+            for name, result in results.items():
+                known[name] = self._learned(name, known[name] | result.values, some)
+            seen = seen or results
+        found = {}
+        for name, measure in self.sampled.items():
+            ledger = memory.ledgers[name]
+            if ledger.form.elementwise:
+                matrices, lasting = _finished(memory, ledger, known[name])
+            else:
+                made = ledger.form.matrices(measure, self._blocks(name, some), known[name])
+                matrices, lasting = {key: as_parameters_are(each, memory.measured) for key, each in made.items()}, {}
+            first = seen[name]
+            found[name] = Finding(matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs)
+        return found
+
+    def _blocks(self, name: str, some: Sequence[Block] | None) -> Sequence[Block]:
+        """Return the blocks that a measure is asked about: all of its form's, or some of those that drive the hold."""
+        memory = self.memory
+        return memory.blocks(memory.ledgers[name].form) if some is None or name != memory.driver else some
+
+    def _learned(self, name: str, means: dict[str, Tensor], some: Sequence[Block] | None) -> dict[str, Tensor]:
+        """Return what a form makes of the means so far, worked out by one process for all."""
+        memory = self.memory
         ledger = memory.ledgers[name]
-        if ledger.form.elementwise:
-            matrices, lasting = _finished(memory, ledger, known[name])
-        else:
-            made = ledger.form.matrices(measure, _blocks(memory, name, some), known[name])
-            matrices, lasting = {key: as_parameters_are(each, memory.measured) for key, each in made.items()}, {}
-        first = seen[name]
-        found[name] = Finding(matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs)
-    return found
+        blocks, earlier, decay = self._blocks(name, some), ledger.added_to, ledger.decayed(memory.decay)
+        if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
+            return ledger.form.learned(blocks, means, earlier, decay)
+        earlier = {key: unsharded(matrix) for key, matrix in earlier.items()}
+        return memory.everyone.from_first(lambda: ledger.form.learned(blocks, means, earlier, decay))
+
+    def one_pass(
+        self, known: Mapping[str, Mapping[str, Tensor]], some: Sequence[Block] | None
+    ) -> tuple[dict[str, SampleImportance], Classes]:
+        """Go through the samples once, and return each measure's means over those of all ranks, and all labels."""
+        memory, ranks = self.memory, self.memory.ranks
+        is_first = not any(known.values())
+        collectors = self._collectors(known, some)
+        every = list(dict.fromkeys(collectors.values()))
+        if self.gradient is not None:
+            every.append(self.gradient.collector(self.forward, every if some is None else []))
+        if is_first and not memory.by_layer:
+            warn_if_alone_among_several(ranks)
+        classes = self._collect(every)
+        if is_first:
+            look_at_classes(self.monitors, classes, every)
+        layers = {collectors[name] for name in self.sampled if not memory.ledgers[name].form.elementwise}
+        for collector in every:
+            _add_up(memory, collector, in_parts=collector not in layers)
+        results = memory.everyone.together(lambda: {collector: collector.result() for collector in every})
+        # A rank that had no sample has not met the parameters that no rule covers.
+        ways = ranks.each(lambda: [result.fallback for result in results.values()])
+        for result, theirs in zip(results.values(), zip(*ways, strict=True), strict=True):
+            result.fallback = dict(ChainMap(*theirs))
+        return {name: results[collectors[name]] for name in self.sampled}, classes
+
+    def _collectors(
+        self, known: Mapping[str, Mapping[str, Tensor]] | None = None, some: Sequence[Block] | None = None
+    ) -> dict[str, SampleAccumulator]:
+        """Return each measure's collector; measures that make something of the same mean, as a root does, share one."""
+        memory = self.memory
+        model, parameters = whole_model(memory.model, memory.measured, by_layer=memory.by_layer)
+        draws = memory.tasks + (0 if memory.by_layer else DRAWS_APART * memory.ranks.rank)
+        made: dict[object, SampleAccumulator] = {}
+        found = {}
+        for name, measure in self.sampled.items():
+            form = memory.ledgers[name].form
+            mean = (measure.score, measure.phi, measure.sample_limit, measure.draw_seed, form)
+            if mean not in made:
+                blocks = self._blocks(name, some)
+                partly = some is not None and name == memory.driver
+                own = [member for block in blocks for member in block.parameters] if partly else parameters
+                parts = memory.own_parts(measure.phi) if form.elementwise else None
+                made[mean] = measure.accumulator(
+                    model,
+                    {member: parameters[member] for member in own},
+                    self.forward,
+                    task=draws,
+                    reduction=parts or partial(form.reduction, measure, blocks, known=(known or {}).get(name, {})),
+                )
+            found[name] = made[mean]
+        return found
+
+    def _collect(self, collectors: list[SampleAccumulator]) -> Classes:
+        """Give the batches to the collectors until there are no more, or enough. Return the labels of all ranks."""
+        return collect(self.memory, collectors, self.batches, self.forward)
 
 
-def _blocks(memory: Memory, name: str, some: Sequence[Block] | None) -> Sequence[Block]:
-    """Return the blocks that a measure is asked about: all of its form's, or some of those that drive the hold."""
-    return memory.blocks(memory.ledgers[name].form) if some is None or name != memory.driver else some
-
-
-def _learned(
-    memory: Memory, name: str, means: dict[str, Tensor], some: Sequence[Block] | None = None
-) -> dict[str, Tensor]:
-    """Return what a form makes of the means so far, worked out by one process for all."""
-    ledger = memory.ledgers[name]
-    blocks = _blocks(memory, name, some)
-    earlier = ledger.added_to
-    decay = ledger.decayed(memory.decay)
-    if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
-        return ledger.form.learned(blocks, means, earlier, decay)
-    earlier = {key: unsharded(matrix) for key, matrix in earlier.items()}
-    return memory.everyone.from_first(lambda: ledger.form.learned(blocks, means, earlier, decay))
-
-
-def _pass(
-    memory: Memory,
-    sampled: Mapping[str, SampleMeasure],
-    batches: Iterable[Any],
-    forward: Forward | None,
-    known: Mapping[str, Mapping[str, Tensor]],
-    gradient: TaskGradient | None,
-    some: Sequence[Block] | None = None,
-) -> tuple[dict[str, SampleImportance], Classes]:
-    """Go through the samples once, and return each measure's means over those of all ranks, and all labels."""
-    ranks = memory.ranks
-    collectors = _collectors(memory, sampled, forward, known, some)
-    every = list(dict.fromkeys(collectors.values()))
-    if gradient is not None:
-        every.append(gradient.collector(forward, every if some is None else []))
-    if not any(known.values()) and not memory.by_layer:  # of several passes, before the first
-        warn_if_alone_among_several(ranks)
-    classes = _collect(memory, every, batches, forward)
-    if not any(known.values()):
-        look_at_classes(memory, classes, every)
-    layers = {collectors[name] for name in sampled if not memory.ledgers[name].form.elementwise}
-    for collector in every:
-        _add_up(memory, collector, in_parts=collector not in layers)
-    results = memory.everyone.together(lambda: {collector: collector.result() for collector in every})
-    # A rank that had no sample has not met the parameters that no rule covers.
-    ways = ranks.each(lambda: [result.fallback for result in results.values()])
-    for result, theirs in zip(results.values(), zip(*ways, strict=True), strict=True):
-        result.fallback = dict(ChainMap(*theirs))
-    return {name: results[collectors[name]] for name in sampled}, classes
-
-
-def look_at_classes(memory: Memory, classes: Classes, collectors: Iterable[ReadsBatches]) -> None:
+def look_at_classes(monitors: Sequence[Monitor], classes: Classes, collectors: Iterable[ReadsBatches]) -> None:
     """Let monitors look at the labels that were read."""
     found = [collector.classes for collector in collectors]
     outputs = None if None in found else min((count for count in found if count is not None), default=None)
-    for monitor in memory.monitors:
+    for monitor in monitors:
         monitor.at_labels(classes, outputs)
 
 
-def _collectors(
-    memory: Memory,
-    sampled: Mapping[str, SampleMeasure],
-    forward: Forward | None,
-    known: Mapping[str, Mapping[str, Tensor]] | None = None,
-    some: Sequence[Block] | None = None,
-) -> dict[str, SampleAccumulator]:
-    """Return each measure's collector, which those share that make something else of the same mean, as a root does."""
-    model, parameters = whole_model(memory.model, memory.measured, by_layer=memory.by_layer)
-    draws = memory.tasks + (0 if memory.by_layer else DRAWS_APART * memory.ranks.rank)
-    made: dict[object, SampleAccumulator] = {}
-    found = {}
-    for name, measure in sampled.items():
-        form = memory.ledgers[name].form
-        mean = (measure.score, measure.phi, measure.sample_limit, measure.draw_seed, form)
-        if mean not in made:
-            blocks = _blocks(memory, name, some)
-            partly = some is not None and name == memory.driver
-            own = [member for block in blocks for member in block.parameters] if partly else parameters
-            parts = memory.own_parts(measure.phi) if form.elementwise else None
-            made[mean] = measure.accumulator(
-                model,
-                {member: parameters[member] for member in own},
-                forward,
-                task=draws,
-                reduction=parts or partial(form.reduction, measure, blocks, known=(known or {}).get(name, {})),
-            )
-        found[name] = made[mean]
-    return found
-
-
-def _collect(
+def collect(
     memory: Memory, collectors: list[SampleAccumulator], batches: Iterable[Any], forward: Forward | None
 ) -> Classes:
     """Give the batches to the collectors until there are no more, or enough, and return the labels of all ranks."""

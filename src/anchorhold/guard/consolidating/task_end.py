@@ -83,8 +83,8 @@ def end_task(
     norms = norms_of_task(memory, batches, forward)
     memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
     with norms.folding.put_in_place(), memory.merged.put_in_place() as called, _marked(memory) as marks:
-        found = measure_task(memory, norms.batches, forward, within)
-    for monitor in memory.monitors if batches is not None else ():
+        found = measure_task(memory, attachment.monitors, norms.batches, forward, within)
+    for monitor in attachment.monitors if batches is not None else ():
         monitor.at_consolidation(called)
     for finding in found.values():
         finding.matrices = norms.silenced(finding.matrices)
@@ -123,7 +123,7 @@ def rehearse_end(
         norms = norms_of_task(memory, batches, forward)
         memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
         with norms.folding.put_in_place(), memory.merged.put_in_place():
-            rehearse_task(memory, norms.batches, forward)
+            rehearse_task(memory, attachment.monitors, norms.batches, forward)
         with attachment.watcher.calls.paused():
             memory.ranks.together(lambda: rehearse_holds(memory, norms.batches, forward))
 

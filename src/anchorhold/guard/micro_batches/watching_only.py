@@ -6,7 +6,7 @@ DDP job, has micro-batches of its own; those that FSDP2 shards a model over shar
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from anchorhold.guard.micro_batches.gradient_sums import (
     weights_sum,
 )
 from anchorhold.guard.micro_batches.taken_measures import MEAN_LOSS, Taken, taken_measures
+from anchorhold.guard.monitor import Monitor
 from anchorhold.guard.steps.observed import gradients_by_backward
 from anchorhold.guard.task_classes import together
 from anchorhold.measures.base import Seen
@@ -45,7 +46,7 @@ from anchorhold.tensors.sharding import is_sharded, like_parameter, local
 from anchorhold.tensors.storage import at_hand, put_back, running_dtype
 
 
-def watch_only(memory: Memory, batches: Iterable[Any], forward: Forward | None) -> None:
+def watch_only(memory: Memory, monitors: Sequence[Monitor], batches: Iterable[Any], forward: Forward | None) -> None:
     """Show micro-batches to the guard's measures, and keep what they make of them until the task is consolidated."""
     ranks = memory.ranks
     taken = ranks.together(lambda: _checked(memory))
@@ -65,7 +66,7 @@ def watch_only(memory: Memory, batches: Iterable[Any], forward: Forward | None) 
             raise nothing_seen()
         ranks.together(lambda: _refuse_unless_finite(memory, taken, sums))
     classes = together(ranks.each(lambda: reader.classes))
-    look_at_classes(memory, classes, every)
+    look_at_classes(monitors, classes, every)
     watched = memory.watched or Watched(weights_sum(memory.model))
     for asked, found in sums.items():
         watched.sums.setdefault(asked, GradientSums()).add_all(found)

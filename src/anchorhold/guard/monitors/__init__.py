@@ -1,11 +1,11 @@
 """Monitors: what watches training and warns, each kind of trouble in one file and one line of this list."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.guard.monitors.attached_optimizers import AttachedOptimizers
 from anchorhold.guard.monitor import Monitor
+from anchorhold.guard.monitors.attached_optimizers import AttachedOptimizers
 from anchorhold.guard.monitors.missing_parameters import MissingParameters
 from anchorhold.guard.monitors.missing_protection import MissingProtection
 from anchorhold.guard.monitors.moving_statistics import MovingStatistics
@@ -18,9 +18,6 @@ from anchorhold.guard.monitors.task_share import TaskShare
 from anchorhold.guard.monitors.unseen_steps import UnseenSteps
 from anchorhold.registry import Registry, registering_class
 
-if TYPE_CHECKING:
-    from anchorhold.guard.memory import Memory
-
 M = TypeVar("M", bound=Monitor)
 
 MONITORS: Registry[type[Monitor]] = Registry("monitor")
@@ -32,8 +29,8 @@ def register_monitor(name: str) -> Callable[[type[M]], type[M]]:
     return registering_class(MONITORS, Monitor, name)
 
 
-def make_monitors(given: Iterable[str | type[Monitor]] | None, memory: "Memory") -> list[Monitor]:
-    """Return the monitors of a guard: all that are registered, or those that are given."""
+def monitor_kinds(given: Iterable[str | type[Monitor]] | None) -> list[type[Monitor]]:
+    """Return the monitors that a guard is to have: all that are registered, or those that are given."""
     if isinstance(given, str):
         raise ConfigurationError(f"monitors={given!r}: expected several names, such as ({given!r},), or () for none.")
     kinds: list[type[Monitor]] = []
@@ -42,7 +39,7 @@ def make_monitors(given: Iterable[str | type[Monitor]] | None, memory: "Memory")
         if not (isinstance(kind, type) and issubclass(kind, Monitor)):
             raise ConfigurationError(f"monitors=[{each!r}]: expected names of {', '.join(MONITORS)}, or a Monitor.")
         kinds.append(kind)
-    return [kind(memory) for kind in kinds]
+    return kinds
 
 
 for _kind in (
@@ -60,4 +57,4 @@ for _kind in (
 ):
     register_monitor(_kind.name)(_kind)
 
-__all__ = ["MONITORS", "Monitor", "make_monitors", "register_monitor"]
+__all__ = ["MONITORS", "Monitor", "monitor_kinds", "register_monitor"]

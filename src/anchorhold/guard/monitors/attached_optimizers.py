@@ -20,8 +20,8 @@ class AttachedOptimizers(Monitor):
         unowned = [name for name, p in memory.parameters.items() if p.requires_grad and id(p) not in attaching.owned]
         if unowned:
             warn(
-                f"No attached optimiser trains {and_others(unowned)}. Give attach() all optimisers at once; freeze what "
-                "none trains, or leave it out of protect."
+                f"No attached optimiser trains {and_others(unowned)}. Give attach() all optimisers at once; freeze "
+                "what none trains, or leave it out of protect."
             )
         if attaching.hold and memory.is_anchored and memory.strength:
             self._warn_unless_anchored_is_trained(attaching)
@@ -29,8 +29,8 @@ class AttachedOptimizers(Monitor):
         if attaching.hold and attaching.optimizers > 1 and projecting:
             warn(
                 f"The hold {projecting[0]!r} with {attaching.optimizers} optimisers: it projects the gradient of all "
-                "that is trained, and each optimiser's step has a part of it, so that what comes out may still conflict "
-                "with old samples. Give all parameters to one optimiser, in groups, or take Replay()."
+                "that is trained, and each optimiser's step has a part of it, so that what comes out may still "
+                "conflict with old samples. Give all parameters to one optimiser, in groups, or take Replay()."
             )
 
     def _warn_unless_anchored_is_trained(self, attaching: Attaching) -> None:

@@ -1,7 +1,7 @@
 """The optimisers that a guard is attached to, and the gradients that it is shown for their steps."""
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -16,7 +16,7 @@ from anchorhold.guard.consolidating.measuring import squares_of_samples
 from anchorhold.guard.distributed.rank_gradients import CommHook, RankGradients
 from anchorhold.guard.distributed.ranks import is_fully_sharded
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.monitor import Attaching
+from anchorhold.guard.monitor import Attaching, Monitor
 from anchorhold.guard.moving.weight_average import evaluated_weights
 from anchorhold.guard.refreshing import refresh_for
 from anchorhold.guard.steps.default_pull import Owned, decide, set_implicit
@@ -35,9 +35,10 @@ _HELD_TWICE = (
 class Attachment:
     """What ties a guard to optimisers; see :class:`~anchorhold.Guard` for what its calls are for."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, monitors: Sequence[type[Monitor]]) -> None:
         self.memory = memory
-        self.watcher = StepWatcher(memory)
+        self.monitors = [kind(memory) for kind in monitors]
+        self.watcher = StepWatcher(memory, self.monitors)
         self._held: WeakSet[Optimizer] = WeakSet()
         """The optimisers whose steps are held back."""
         self._hooks: list[tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = []
@@ -62,7 +63,7 @@ class Attachment:
         owned = self.owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
         given = {id(optimizer): optimizer for optimizer in optimizers}
         attaching = Attaching(owned, len({*given, *map(id, self.attached())}), hold=hold)
-        for monitor in memory.monitors:
+        for monitor in self.monitors:
             monitor.before_attach(attaching)
         live = []
         for ref, handles in self._hooks:
@@ -72,7 +73,7 @@ class Attachment:
                 live.append((ref, handles))
         for optimizer in given.values():
             handles = self.watcher.hook(optimizer, hold=hold)
-            for monitor in memory.monitors:
+            for monitor in self.monitors:
                 monitor.after_attach(optimizer, handles[0], hold=hold)
             live.append((weakref.ref(optimizer), handles))
         self._hooks = live
@@ -107,7 +108,7 @@ class Attachment:
         Where one holds by it already, it acts twice as soon as it is differentiated, of which the user is warned once.
         """
         if not self.attached():
-            for monitor in self.memory.monitors:
+            for monitor in self.monitors:
                 monitor.release()
         elif penalty.requires_grad and (self.memory.strength or self.memory.holds) and self.holds_by_itself:
             penalty.register_hook(lambda _gradient: self.memory.warned.once("held twice", _HELD_TWICE))
@@ -116,7 +117,7 @@ class Attachment:
         """Let monitors watch from now on, also while the guard is attached to nothing."""
         owned = self.owned()
         trained = {name: p for name, p in self.memory.parameters.items() if id(p) in owned}
-        for monitor in self.memory.monitors:
+        for monitor in self.monitors:
             monitor.watch(self.attached(), trained)
 
     def may_attach(self, optimizer: Optimizer) -> bool:

@@ -19,7 +19,7 @@ from anchorhold.errors import NotFiniteError, OrderError
 from anchorhold.guard.batch_norm.steady_maps import SteadyMaps
 from anchorhold.guard.keeping.following import Following
 from anchorhold.guard.memory import Memory
-from anchorhold.guard.monitor import Step, is_capturing
+from anchorhold.guard.monitor import Monitor, Step, is_capturing
 from anchorhold.guard.steps.implicit_pull import ImplicitPull
 from anchorhold.guard.steps.observed import Observed
 from anchorhold.guard.steps.optimizers.accepted import (
@@ -44,8 +44,9 @@ from anchorhold.tensors.sharding import is_sharded, local
 class StepWatcher:
     """Observes, and holds back, the steps of optimisers."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, monitors: Sequence[Monitor]) -> None:
         self.memory = memory
+        self.monitors = monitors
         self.measures = PathMeasures(memory)
         self.layouts = Layouts(memory)
         self.beginnings = Beginnings()
@@ -81,17 +82,17 @@ class StepWatcher:
         """Let go of what was given for a step to come, and of what is reused, as large as two copies of the model."""
         self.measures.observed = Observed()
         self.layouts.forget()
-        for monitor in self.memory.monitors:
+        for monitor in self.monitors:
             monitor.release()
         self.calls.release()
         self._forget_step()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to a step or to optimisers: a copy watches none yet."""
-        return {"memory": self.memory}
+        return {"memory": self.memory, "monitors": self.monitors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["memory"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     def add_holds(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> HeldBack:
         """Add the gradients of all holds in place, for a closure, and return what they come to."""
@@ -99,10 +100,10 @@ class StepWatcher:
         moved = self.layouts.moved(optimizer) if layout is None else layout.moved
         moving = Moving(owned, moved, self.calls, counted=bool(self._stepping))
         step = Step(optimizer, owned, self._taken(owned) - bool(self._stepping), closure=True)  # it is counted already
-        for monitor in self.memory.monitors:
+        for monitor in self.monitors:
             monitor.before_pull(step)
         found = add_all_in_place(self.memory, self._stepping, moving)
-        for monitor in self.memory.monitors:
+        for monitor in self.monitors:
             monitor.after_pull(step)
         return found
 
@@ -112,7 +113,7 @@ class StepWatcher:
 
     def abandon_step(self) -> None:
         """Tell monitors that the optimizer's step is not taken."""
-        for monitor in self.memory.monitors:
+        for monitor in self.monitors:
             monitor.abandon_step()
 
     # Before a step
@@ -122,7 +123,7 @@ class StepWatcher:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if is_within_its_own_step(optimizer):
             return None
-        for monitor in self.memory.monitors:
+        for monitor in self.monitors:
             monitor.enter_step()
         closure = closure_in(args, kwargs)
         if closure is None:
@@ -164,7 +165,7 @@ class StepWatcher:
         joins_gradient = hold and not memory.pulled_after
         if hold:
             self.before_step(owned)
-        for monitor in memory.monitors if joins_gradient else ():
+        for monitor in self.monitors if joins_gradient else ():
             monitor.before_pull(step)
         self._carry_over(hold=hold)
         strength = 2 * memory.strength * scaling.factor if hold and not memory.implicit else 0.0
@@ -178,7 +179,7 @@ class StepWatcher:
             self._refuse_unless_finite(bundles, sums)
         self._walk(bundles, strength, beginning, pulled_after=pulled_after)
         self._add(pulls, optimizer, layout, scaling.factor, in_place)
-        for monitor in memory.monitors if joins_gradient else ():
+        for monitor in self.monitors if joins_gradient else ():
             monitor.after_pull(step)
         self._count_step(bundles)
         if not closure and (strength or measures.every or memory.holds):
@@ -193,7 +194,7 @@ class StepWatcher:
             self._refuse_weights_that_would_spread(step.parameters)
             self.following.before_step(step.optimizer)
             self.memory.frozen_statistics.restore(self.memory.norms)
-            for monitor in self.memory.monitors:
+            for monitor in self.monitors:
                 monitor.before_step(step)
 
     def _walk(self, bundles: list[Bundle], strength: float, beginning: Beginning | None, *, pulled_after: bool) -> None:
@@ -254,7 +255,7 @@ class StepWatcher:
         self.layouts.take_in_new(optimizer)
         check_optimizer(optimizer, self.memory.parameters, self.memory.frozen)  # it may have others since attach()
         layout = self.layouts.make(optimizer)
-        for monitor in self.memory.monitors if hold else ():
+        for monitor in self.monitors if hold else ():
             monitor.before_parameters(layout.owned)
         return layout
 
@@ -281,7 +282,7 @@ class StepWatcher:
     def _begin_task(self, optimizer: Optimizer, *, hold: bool) -> None:
         """Look at the model again, and let holds look at its weights, before a task's first step."""
         self.layouts.begin_task()
-        for monitor in self.memory.monitors if hold else ():
+        for monitor in self.monitors if hold else ():
             monitor.begin_task()
         self.following.begin_task(optimizer)
         for each in self.memory.holds:
@@ -323,7 +324,7 @@ class StepWatcher:
         stepping, self._stepping, self._lent = self._stepping, [], []
         seen = any(bundle.gradient is not None or bundle.independent is not None for bundle in stepping)
         pulled = hold and self.holds_anything  # which moves what has no gradient of the task's
-        for monitor in self.memory.monitors:
+        for monitor in self.monitors:
             monitor.leave_step(blind=bool(self.measures.every and stepping) and not seen and not pulled)
         for bundle in stepping:
             self._see_what_moved(bundle)
@@ -357,15 +358,15 @@ class StepWatcher:
         memory = self.memory
         if memory.pulled_after:
             step = Step(optimizer, owned, self._taken(owned) - 1)  # it is counted already
-            for monitor in memory.monitors:
+            for monitor in self.monitors:
                 monitor.before_pull(step)
             self.implicit.pull(optimizer, stepping, owned)
-            for monitor in memory.monitors:
+            for monitor in self.monitors:
                 monitor.after_pull(step)
         for each in memory.holds:
             each.after_step(memory.held(owned))
             refuse_spoilt_weights(each, owned)
-        for monitor in memory.monitors:
+        for monitor in self.monitors:
             monitor.after_step()
 
     # Helpers
@@ -441,7 +442,7 @@ class StepWatcher:
         """Refuse a step whose gradient is no number, with whatever may be the reason."""
         step = self.memory.steps.get(name, 0) + 1
         self._refuse_lost_weights(step)
-        reasons = (monitor.explain_nonfinite() for monitor in self.memory.monitors)
+        reasons = (monitor.explain_nonfinite() for monitor in self.monitors)
         raise NotFiniteError(_SPOILT.format(name=name, step=step) + next(filter(None, reasons), ""))
 
     def _refuse_lost_weights(self, step: int) -> None:

@@ -299,9 +299,9 @@ def _tell_of_another_place(guard: Guard, source: object, marks: object) -> None:
     away = distance(guard.parameters, guard.anchor)
     if not away <= ELSEWHERE:
         warn(
-            f"The model's weights are {distance_in_words(away)} from those that {str(source)!r} was measured at: it was trained "
-            "since, or is another one. They are held to the weights of then, which the file has. Load the weights that "
-            "it was measured at before training."
+            f"The model's weights are {distance_in_words(away)} from those that {str(source)!r} was measured at: it "
+            "was trained since, or is another one. They are held to the weights of then, which the file has. Load the "
+            "weights that it was measured at before training."
         )
     elif others := other_buffers(guard.model, marks):
         warn(

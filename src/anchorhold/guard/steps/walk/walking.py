@@ -45,7 +45,7 @@ class PathMeasures:
         self.squares = {key for key in needs if needs[key].squares}
         """The names of those that need the samples' squared gradients."""
 
-    def check_step(self, owned: dict[str, nn.Parameter]) -> None:
+    def check_step(self, owned: Mapping[str, nn.Parameter]) -> None:
         """Refuse a step for which some measure lacks what it needs."""
         ranks = self.rank_gradients if not self.observed.independent else None
         for key, measure in self.every.items():
@@ -63,7 +63,7 @@ class PathMeasures:
                     "optimizer.step()."
                 )
 
-    def _check_squares(self, key: str, measure: PathMeasure, owned: dict[str, nn.Parameter]) -> None:
+    def _check_squares(self, key: str, measure: PathMeasure, owned: Mapping[str, nn.Parameter]) -> None:
         """Refuse a step that lacks the squared gradients of its samples, and cannot do without."""
         if key not in self.squares or owned.keys() <= self.observed.squares.keys():
             return
