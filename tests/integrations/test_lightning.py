@@ -491,7 +491,7 @@ def test_mistakes_are_explained():
         AnchorholdCallback(lambda: anchorhold.Guard(module, anchorhold.SOS()))
     for given in (module, anchorhold.SOS(), "SOS"):
         with pytest.raises(
-            anchorhold.ConfigurationError, match=rf"A guard of type {type(given).__name__}; expected a Con"
+            anchorhold.ConfigurationError, match=rf"A guard of type {type(given).__name__}; expected a Guard"
         ):
             AnchorholdCallback(given)
     with pytest.raises(anchorhold.ConfigurationError, match="A guard of type NoneType"):
