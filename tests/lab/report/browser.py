@@ -37,21 +37,24 @@ class Browser:
         ours, theirs_out = os.pipe()
         theirs_in, self._to = os.pipe()
         self._from = os.fdopen(ours, "rb")
-        # Chromium reads from its descriptor 3 and writes to 4.
-        self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", chromium,
-             "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-             "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
-            pass_fds=(theirs_in, theirs_out),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(theirs_in)
-        os.close(theirs_out)
+        self._process = None
         self._number = 0
         self._session = None
         self.events = deque()
         try:
+            try:
+                # Chromium reads from its descriptor 3 and writes to 4.
+                self._process = subprocess.Popen(
+                    ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", chromium,
+                     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                     "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
+                    pass_fds=(theirs_in, theirs_out),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+            finally:
+                os.close(theirs_in)
+                os.close(theirs_out)
             target = self.call("Target.createTarget", url="about:blank")["targetId"]
             self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
             for domain in ("Page", "Runtime", "Log", "Network"):
@@ -133,7 +136,8 @@ class Browser:
         """Close the pipes, without which Chromium ends by itself, and wait until it has."""
         os.close(self._to)
         self._from.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
 
     def _read(self):
         message = bytearray()
