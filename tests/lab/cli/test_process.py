@@ -15,7 +15,7 @@ from tests.lab.cli.small import OPTIONS
 from tests.lab.data.mirror import serving
 from tests.limits import limit
 
-ANCHORHOLD = (sys.executable, "-m", "anchorhold")
+ANCHORHOLD = (sys.executable, "-m", "anchorhold_lab")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "no_proxy": "*"}
 
 
