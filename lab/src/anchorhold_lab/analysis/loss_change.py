@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from anchorhold.guard.noticing.telling import tell
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from anchorhold.errors import ConfigurationError, ModelError, NotFiniteError, OptimizerError, OrderError
+from anchorhold.errors import ConfigurationError, ModelError, NotFiniteError, OptimizerError, OrderError, warn
 from anchorhold.guard.steps.optimizers.accepted import ids, innermost, is_within_its_own_step, trained_by
 from anchorhold.persample.isolation.isolated import isolated
 from anchorhold.settings import check_keys, number, whole_number
@@ -192,7 +191,7 @@ class LossChangeAllocation:
                 handle.remove()
             self._before = self._end = None
         if self.steps == steps:
-            tell(
+            warn(
                 "No step was seen: the optimisers that were given to along() took none within the block. Give it those "
                 "whose step() the training calls, or call begin() and end() around each step."
             )
@@ -289,7 +288,7 @@ class LossChangeAllocation:
     def _tell_unsettled(self, error: float) -> None:
         self.unsettled += 1
         if self.unsettled == 1:
-            tell(
+            warn(
                 f"Step {self.steps} is off by {error:.2g} after {self.split_limit} splits; expected at most tolerance="
                 f"{self.tolerance:g}. Such steps are counted in .unsettled. Use a larger tolerance; or more splits "
                 "(most_splits=), if ReLUs have many kinks along large steps; or float64, if the tolerance is near 1e-6 "
