@@ -58,11 +58,11 @@ def consolidated(guard, batches):
 
 
 def check_same(guard, expected):
-    for label in expected._memory.ledgers:
+    for label in expected._core.state.ledgers:
         for name, value in expected.importance_of(label).items():
             found = guard.importance_of(label)[name]
             torch.testing.assert_close(whole(found), value, rtol=1e-9, atol=1e-14, msg=f"{label} {name}")
-            assert found.placements == dict(guard._memory.model.named_parameters())[name].placements
+            assert found.placements == dict(guard._core.runtime.model.named_parameters())[name].placements
 
 
 def layers_are_gathered_one_at_a_time(here):

@@ -182,7 +182,7 @@ def test_it_is_the_same_whatever_order_a_model_has_its_layers_in():
     other = anchorhold.Guard(Reversed(copy.deepcopy(model)), anchorhold.Fisher(), form="dense")
     other.load_state_dict(guard.state_dict())
     move(model)
-    other._memory.model.load_state_dict(model.state_dict())
+    other._core.runtime.model.load_state_dict(model.state_dict())
     torch.testing.assert_close(other.penalty(), guard.penalty(), rtol=1e-12, atol=0)
 
 

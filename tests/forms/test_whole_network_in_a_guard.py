@@ -133,7 +133,7 @@ def test_its_state_is_saved_loaded_and_resumed(form, tmp_path):
     guard.save(tmp_path / "state")
     other = anchorhold.Guard(copy.deepcopy(model), anchorhold.Fisher(), form=form)
     other.load(tmp_path / "state")
-    for own, theirs in ((model, guard), (other._memory.model, other)):
+    for own, theirs in ((model, guard), (other._core.runtime.model, other)):
         move(own)
         theirs.consolidate(data(3))
         move(own, seed=6)

@@ -215,7 +215,7 @@ def test_a_refused_step_is_not_measured():
         with pytest.raises(anchorhold.OptimizerError, match="by different rates"):
             optimizer.step()
     assert guard.path.steps == 0
-    assert not any(float(t.abs().sum()) for t in guard._memory.ledgers["SOS"].running["second_moment"].values())
+    assert not any(float(t.abs().sum()) for t in guard._core.state.ledgers["SOS"].running["second_moment"].values())
 
 
 @pytest.mark.parametrize("groups", [(0.1, 0.02), (0.1, 0.0)], ids=str)

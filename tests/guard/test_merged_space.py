@@ -92,7 +92,7 @@ def compared(model, inputs, form, tasks=1, start=lambda model: model):
         if other is None:
             other = Guard(twin, Fisher(), strength=0.7, form=form, protect=names)
         else:
-            other._memory.model.load_state_dict(twin.state_dict())
+            other._core.runtime.model.load_state_dict(twin.state_dict())
         guard.consolidate([inputs])
         other.consolidate([inputs])
         moved(model, seed=task + 1)
@@ -176,7 +176,7 @@ def test_a_step_gets_the_penaltys_gradient(form, optimizer):
     guard.consolidate([inputs])
     moved(model, size=0.1)
     penalty = copy.deepcopy(guard)  # with a model of its own
-    other = penalty._memory.model
+    other = penalty._core.runtime.model
     factors = [p for p in model.parameters() if p.requires_grad]
     theirs = [p for p in other.parameters() if p.requires_grad]
     labels = torch.arange(len(inputs)) % 3
@@ -494,14 +494,14 @@ def test_another_adapter_is_as_steep_as_it_is():
     model, inputs = network()
     guard = Guard(model, Fisher(), strength=1.0, space="merged")
     guard.consolidate([inputs])
-    before = guard._memory.largest_importance
+    before = guard._core.largest_importance
     layer = next(m for m in model.children() if isinstance(m, Adapted))
     with torch.no_grad():
         layer.a.mul_(100.0)
     layer.a = nn.Parameter(layer.a.detach().clone())  # in the place of the one that was there
     guard.refresh()
     name = next(n for n, p in model.named_parameters() if p is layer.a)
-    assert guard._memory.largest_importance[name] > 1000 * before[name]
+    assert guard._core.largest_importance[name] > 1000 * before[name]
 
 
 @pytest.mark.parametrize("form", ["diagonal", "rotated", "kronecker", anchorhold.Kronecker16(), anchorhold.Rotated16()])

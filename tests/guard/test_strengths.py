@@ -96,8 +96,8 @@ def test_in_every_form_and_around_every_centre(form, options):
     for name, tilt in plain.tilt.items():
         torch.testing.assert_close(guard.tilt[name], tilt, **CLOSE)
     moved(model, 3)
-    put(plain._memory.model, row(model))
-    expected = slopes_of(plain, plain._memory.model)
+    put(plain._core.runtime.model, row(model))
+    expected = slopes_of(plain, plain._core.runtime.model)
     for name, slope in slopes_of(guard, model).items():
         torch.testing.assert_close(slope, strength_of(BY_PATTERN, name) * expected[name], **CLOSE)
     parts = [{"0.*": 5.0, "*": 0.0}, {"0.*": 0.0, "*": 0.5}]
@@ -172,7 +172,7 @@ def test_a_measure_whose_total_may_be_negative():
     train(model, optimizer, steps=9)
     guard.consolidate()
     train(model, optimizer, steps=2, seed=7)
-    assert min(float(matrix.omega.min()) for matrix in guard._memory.driving.total.values()) < 0
+    assert min(float(matrix.omega.min()) for matrix in guard._core.state.driving.total.values()) < 0
     expected = sum(
         strength_of({"0.*": 2.0, "*": 0.5}, name) * (omega.clamp(min=0) * (p - guard.anchor[name]) ** 2).sum()
         for (name, p), omega in zip(model.named_parameters(), guard.importance.values(), strict=True)
@@ -271,8 +271,8 @@ def test_folded_layers_have_one_strength():
     plain = copy.deepcopy(guard)
     plain.strength = 1.0
     moved(model, 1)
-    put(plain._memory.model, row(model))
-    expected = slopes_of(plain, plain._memory.model)
+    put(plain._core.runtime.model, row(model))
+    expected = slopes_of(plain, plain._core.runtime.model)
     for name, slope in slopes_of(guard, model).items():
         torch.testing.assert_close(slope, strength_of(patterns, name) * expected[name], **CLOSE)
     split = anchorhold.Guard(model, "EWC", {"1.*": 1.0, "*": 2.0}, batch_norm="fold")
@@ -291,10 +291,10 @@ def test_warnings_name_the_strength_of_the_weight():
     largest = max(float(guard.importance[name].max()) for name in ("2.weight", "2.bias"))
     assert f"with importance {largest:.3g}" in str(told[0].message)
     fresh = anchorhold.Guard(net(), "EWC", BY_PATTERN)
-    optimizer = torch.optim.SGD(fresh._memory.model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(fresh._core.runtime.model.parameters(), lr=0.1)
     fresh.attach(optimizer)
     with pytest.warns(AnchorholdWarning, match=r"so strength=\{'0.\*': 5.0, '\*': 0.5\} has nothing to pull at"):
-        train(fresh._memory.model, optimizer, steps=1)
+        train(fresh._core.runtime.model, optimizer, steps=1)
 
 
 # Relative strengths
@@ -345,7 +345,7 @@ def test_a_relative_strength_along_the_path_and_of_clamped_totals():
     guard.detach()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     guard.attach(optimizer)
-    totals = torch.cat([matrix.omega.flatten() for matrix in guard._memory.driving.total.values()])
+    totals = torch.cat([matrix.omega.flatten() for matrix in guard._core.state.driving.total.values()])
     assert (totals < 0).any()
     assert guard.strength == pytest.approx(0.5 * totals.numel() / float(totals.clamp(min=0).sum()), rel=1e-12)
     other = net()

@@ -187,7 +187,7 @@ def test_a_hold_that_refuses_a_task_leaves_all_as_they_were():
 
     kept = Rehearsal(X)
     model, optimizer, guard = started(holds=[kept])
-    guard._memory.holds.append(Refusing())
+    guard._core.options.holds.append(Refusing())
     labels, anchor = kept.labels.clone(), guard.anchor["weight"].clone()
     kept.inputs = -X
     step(model, optimizer)
@@ -308,7 +308,7 @@ def test_a_parameter_without_a_gradient_is_pulled_measured_and_left_without():
     pair[0].sum().backward()
     optimizer.step()
     assert pair[1].tolist() == [-3.0] * 2 and pair[1].grad is None
-    assert torch.equal(guard._memory.start["1"], torch.zeros(2)) and "1" in guard.path.running["SI"]["path"]
+    assert torch.equal(guard._core.task.start["1"], torch.zeros(2)) and "1" in guard.path.running["SI"]["path"]
 
 
 def test_a_pull_beyond_float16_stays_a_number():

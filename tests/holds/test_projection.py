@@ -321,12 +321,12 @@ def test_a_task_that_is_refused_leaves_it_as_it_was():
     model = linear()
     guard = projected(model, OLD[:2])
     kept = {key: tensor.clone() for key, tensor in guard.holds[0].state().items()}
-    guard._memory.holds.append(Refusing())
+    guard._core.options.holds.append(Refusing())
     with pytest.raises(ConfigurationError, match="not this one"):
         guard.consolidate([NEW])
     assert guard.tasks == 1
     assert all(torch.equal(guard.holds[0].state()[key], tensor) for key, tensor in kept.items())
-    guard._memory.holds.pop()
+    guard._core.options.holds.pop()
     with pytest.raises(NotFiniteError, match="NaN or infinity"):
         guard.consolidate([NEW.index_fill(0, torch.tensor(1), torch.nan)])
     assert guard.tasks == 1 and guard.holds[0].free == {"weight": 7}

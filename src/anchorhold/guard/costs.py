@@ -10,7 +10,7 @@ from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Block, Cost
 from anchorhold.forms.composed.summed import Summed
 from anchorhold.guard.consolidating.turns import measuring_bytes
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.tensors.in_words import in_bytes
 from anchorhold.tensors.storage import running_dtype
 
@@ -93,31 +93,31 @@ class Costs:
         return "\n".join(lines)
 
 
-def costs_of(memory: Memory) -> Costs:
+def costs_of(core: Core) -> Costs:
     """Return what a guard takes for the parameters that it protects now."""
-    form, storage, found = memory.driving.form, memory.driving.storage, []
-    for name, parameter in memory.parameters.items():
+    form, storage, found = core.state.driving.form, core.state.driving.storage, []
+    for name, parameter in core.runtime.parameters.items():
         if is_lazy(parameter):
             raise ConfigurationError(
                 f"{name!r} has no shape yet, so what it takes is not known. Run the model once on a batch before."
             )
-    measured, counted = memory.measured, set()
-    for block in memory.blocks(form):
+    measured, counted = core.measured, set()
+    for block in core.blocks(form):
         members = [measured[name] for name in block.parameters]
         cost, single = form.cost(block, measured), running_dtype(members[0]).itemsize
-        anchored, kept = (each.dtype.itemsize if each.dtype else single for each in (memory.storage, storage))
+        anchored, kept = (each.dtype.itemsize if each.dtype else single for each in (core.options.storage, storage))
         weights = sum(parameter.numel() for parameter in members)
-        anchors, applying = weights * (2 if memory.leans else 1), cost.applying
-        if block.name in memory.merged.adapters:
-            anchors, applying = _of_merged(memory, block, cost)
-        own = memory.driving.total.get(block.name)
+        anchors, applying = weights * (2 if core.leans else 1), cost.applying
+        if block.name in core.merged.adapters:
+            anchors, applying = _of_merged(core, block, cost)
+        own = core.state.driving.total.get(block.name)
         if own is not None:  # known by now, of how many tasks it is, and how much of it another block has too
             new = [tensor for tensor in own.tensors().values() if id(tensor) not in counted]
             counted |= {id(tensor) for tensor in new}
             q = sum(tensor.nbytes for tensor in new)
         else:
             q = kept * cost.kept
-        if memory.implicit and block.is_matrix and not form.keeps_coordinates:
+        if core.state.implicit.value and block.is_matrix and not form.keeps_coordinates:
             q += single * (cost.kept + weights)  # eigenvectors as large as Q, and an eigenvalue for each direction
             applying *= 2  # into those coordinates, and back
         found.append(
@@ -126,38 +126,38 @@ def costs_of(memory: Memory) -> Costs:
                 weights,
                 cost.said,
                 q + anchored * anchors,
-                _measuring(memory, block) + (single * weights if memory.gradient_term else 0),
+                _measuring(core, block) + (single * weights if core.options.gradient_term else 0),
                 applying * (len(own.parts) if isinstance(own, Summed) else 1),
             )
         )
-    return Costs(tuple(found), form.name, memory.implicit)
+    return Costs(tuple(found), form.name, core.state.implicit.value)
 
 
 @torch.no_grad()
-def _of_merged(memory: Memory, block: Block, cost: Cost) -> tuple[int, int]:
+def _of_merged(core: Core, block: Block, cost: Cost) -> tuple[int, int]:
     """Return how many numbers the anchor of a merged weight has, and how many multiplications a step takes.
 
     The anchor is the adapter's parameters and what they come to: Δ*, or B* and A*, of which those of a fresh adapter
     have rank 0. A step's products are of D, which has both ranks together.
     """
-    adapter = memory.merged.adapters[block.name]
+    adapter = core.merged.adapters[block.name]
     now = adapter.change()
-    then = memory.merged_anchor.get(block.name, now)
+    then = core.state.merged_anchor.get(block.name, now)
     if then is now and isinstance(now, Product) and not now.b.is_meta and not bool(now.b.any()):
         then = None  # which is what will be kept of it
-    numbers = sum(memory.parameters[name].numel() for name in memory.merged.parts[block.name])
+    numbers = sum(core.runtime.parameters[name].numel() for name in core.merged.parts[block.name])
     numbers += 0 if then is None else sum(tensor.numel() for tensor in in_parts(then).values())
     changes = [now] if then is None else [now, then]
     ranks = [change.b.shape[1] for change in changes if isinstance(change, Product)]
     if len(ranks) < len(changes):
         return numbers, cost.applying
-    return numbers, memory.driving.form.cost_of_product(block, memory.measured, sum(ranks))
+    return numbers, core.state.driving.form.cost_of_product(block, core.measured, sum(ranks))
 
 
-def _measuring(memory: Memory, block: Block) -> int:
+def _measuring(core: Core, block: Block) -> int:
     """Return what a block takes while a task is measured, from data or along the path."""
-    measure, measured = memory.driving.measure, memory.measured
+    measure, measured = core.state.driving.measure, core.measured
     if measure.needs.data:
-        return measuring_bytes(memory.driving.form, block, measured)
+        return measuring_bytes(core.state.driving.form, block, measured)
     numbers = len(measure.running) + measure.needs.step
     return sum(numbers * running_dtype(measured[name]).itemsize * measured[name].numel() for name in block.parameters)

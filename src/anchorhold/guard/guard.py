@@ -14,12 +14,13 @@ from torch.optim import Optimizer
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, warn
 from anchorhold.forms import Form, Matrix
 from anchorhold.guard.arguments.fitting_strengths import check_strengths
-from anchorhold.guard.arguments.new_memory import new_memory
+from anchorhold.guard.arguments.new_core import new_core
 from anchorhold.guard.arguments.selection import Protect
 from anchorhold.guard.arguments.strengths import PatternStrengths, checked_strength
 from anchorhold.guard.centre.anchors import rebase
 from anchorhold.guard.consolidating.task_end import end_task, found_strength, rehearse_end
 from anchorhold.guard.consolidating.turns import checked_bytes
+from anchorhold.guard.core import AnchorKind, Setting
 from anchorhold.guard.costs import Costs, costs_of
 from anchorhold.guard.distributed.gathering import Gather
 from anchorhold.guard.distributed.rank_gradients import CommHook
@@ -29,7 +30,6 @@ from anchorhold.guard.keeping.other_models import tell_of_another_model
 from anchorhold.guard.keeping.taking_inputs import keep_inputs, tell_unless_binding
 from anchorhold.guard.ledger import PathRecord, TaskImportance, diagonal_of
 from anchorhold.guard.letting_go import forget_all
-from anchorhold.guard.memory import AnchorKind
 from anchorhold.guard.merged_space import Space
 from anchorhold.guard.micro_batches.watching_only import watch_only
 from anchorhold.guard.monitors import Monitor, monitor_kinds
@@ -155,7 +155,7 @@ class Guard(NotACallback):
         state_device: torch.device | str | None = None,
         monitors: Sequence[str | type[Monitor]] | None = None,
     ) -> None:
-        self._memory = new_memory(
+        self._core = new_core(
             model,
             measure,
             strength,
@@ -178,23 +178,23 @@ class Guard(NotACallback):
             state_device=state_device,
         )
         self._monitors = monitor_kinds(monitors)
-        self._attachment = Attachment(self._memory, self._monitors)
-        self._going_back = GoingBack(self._memory, self._attachment)
+        self._attachment = Attachment(self._core, self._monitors)
+        self._going_back = GoingBack(self._core, self._attachment)
 
     def __repr__(self) -> str:
-        return describe(self._memory, self._attachment.attached(), self._attachment.held())
+        return describe(self._core, self._attachment.attached(), self._attachment.held())
 
     # What there is to read
 
     @property
     def model(self) -> nn.Module:
         """The network; given one in a DDP wrapper, what is inside."""
-        return self._memory.model
+        return self._core.runtime.model
 
     @property
     def measures(self) -> dict[str, Measure]:
         """Every measure that watches, by name; the first one drives the penalty."""
-        return {name: ledger.measure for name, ledger in self._memory.ledgers.items()}
+        return {name: ledger.measure for name, ledger in self._core.state.ledgers.items()}
 
     @property
     def strength(self) -> float | dict[str, float]:
@@ -204,69 +204,69 @@ class Guard(NotACallback):
         do without that relative one from now on. Where it follows a tolerance it cannot be set, and is 0 before the
         first step that it holds.
         """
-        memory = self._memory
-        if memory.tolerance is not None and memory.control.log_start is None:
+        core = self._core
+        if core.state.tolerance is not None and core.state.control.log_start is None:
             return 0.0
-        strengths = memory.driving.strengths
-        return memory.strength if strengths is None else strengths.times(memory.strength)
+        strengths = core.state.driving.strengths
+        return core.state.strength if strengths is None else strengths.times(core.state.strength)
 
     @strength.setter
     def strength(self, value: float | Mapping[str, float]) -> None:
-        if self._memory.tolerance is not None:
+        if self._core.state.tolerance is not None:
             raise ConfigurationError(
-                f"strength={value!r}: here it follows tolerance={self._memory.tolerance.nats:g}. Set guard.tolerance, "
-                "or make a Guard with a strength."
+                f"strength={value!r}: here it follows tolerance={self._core.state.tolerance.nats:g}. Set "
+                "guard.tolerance, or make a Guard with a strength."
             )
         c = checked_strength(value)
         if isinstance(c, dict):
             strengths = PatternStrengths(c)
-            check_strengths(self._memory, strengths)
-            self._memory.hold_by(strengths.largest, strengths, None)
+            check_strengths(self._core, strengths)
+            self._core.hold_by(strengths.largest, strengths, None)
         else:
-            self._memory.hold_by(c, None, None)
-        if self._memory.steps and self._attachment.holds_by_itself:  # in the middle of a task
+            self._core.hold_by(c, None, None)
+        if self._core.task.steps and self._attachment.holds_by_itself:  # in the middle of a task
             for monitor in self._attachment.monitors:
-                monitor.before_parameters(self._memory.parameters)
+                monitor.before_parameters(self._core.runtime.parameters)
 
     @property
     def relative_strength(self) -> float | None:
         """s, by which the first consolidation finds the strength, or has found it; ``None`` for a given strength."""
-        return self._memory.relative_strength
+        return self._core.state.relative_strength
 
     @property
     def tolerance(self) -> float | None:
         """How much may be lost, in nats a sample or token, where that was said; may be set to another at any time."""
-        return None if self._memory.tolerance is None else self._memory.tolerance.nats
+        return None if self._core.state.tolerance is None else self._core.state.tolerance.nats
 
     @tolerance.setter
     def tolerance(self, value: float) -> None:
-        if self._memory.tolerance is None:
+        if self._core.state.tolerance is None:
             raise ConfigurationError(
                 f"tolerance={value!r} for a Guard that was made with a strength. Make one with a tolerance."
             )
-        self._memory.tolerance = dataclasses.replace(self._memory.tolerance, nats=value)
-        self._memory.strength_given = True
-        tell_unless_binding(self._memory, self._memory.kept.values())
+        self._core.state.tolerance = dataclasses.replace(self._core.state.tolerance, nats=value)
+        self._core.state.asked = Setting(self._core.state.asked.value, "given")
+        tell_unless_binding(self._core, self._core.state.kept.values())
 
     @property
     def kept(self) -> KeptSets:
         """The sets of inputs that :meth:`keep` was given, by name; ``kept.save(path)`` writes a file of them alone."""
-        return self._memory.kept
+        return self._core.state.kept
 
     @property
     def trace(self) -> tuple[TracePoint, ...]:
         """What was seen of the kept inputs in this task, look by look, with the strength from then on."""
-        return tuple(self._memory.control.trace)
+        return tuple(self._core.state.control.trace)
 
     @property
     def last_seen(self) -> dict[str, float]:
         """KL(p_old‖p_new) of each kept set as it was last seen in training: nothing is run for it."""
-        return dict(self._memory.control.latest)
+        return dict(self._core.state.control.latest)
 
     @property
     def last_look(self) -> int | None:
         """After which step of its task kept inputs were last looked at; 0 for before its first, ``None`` for never."""
-        return self._memory.control.at if self._memory.control.latest else None
+        return self._core.state.control.at if self._core.state.control.latest else None
 
     @property
     def pulled_back(self) -> PulledBack | None:
@@ -276,22 +276,22 @@ class Guard(NotACallback):
     @property
     def form(self) -> Form:
         """In which space the importance that holds the model is kept."""
-        return self._memory.driving.form
+        return self._core.state.driving.form
 
     @property
     def space(self) -> Space:
         """What is held of adapters: their own parameters, or the weights that they are merged with."""
-        return self._memory.space
+        return self._core.state.space.value
 
     @property
     def holds(self) -> tuple[Hold, ...]:
         """What pulls beside the guard's own hold."""
-        return tuple(self._memory.holds)
+        return tuple(self._core.options.holds)
 
     @property
     def batch_norm(self) -> str | None:
         """What becomes of batch norms' running statistics."""
-        return self._memory.batch_norm
+        return self._core.options.batch_norm
 
     @property
     def implicit(self) -> bool | None:
@@ -302,7 +302,7 @@ class Guard(NotACallback):
         rates, the hold joins the gradient from then on, with a warning. A state goes on as it was saved: one without a
         word of it, as earlier versions wrote, in the gradient.
         """
-        return self._memory.implicit
+        return self._core.state.implicit.value
 
     @implicit.setter
     def implicit(self, value: bool | None) -> None:
@@ -311,22 +311,22 @@ class Guard(NotACallback):
     @property
     def group(self) -> "ProcessGroup | None":
         """The processes that train this model together, ``None`` for one alone; may be set before training."""
-        return self._memory.ranks.group
+        return self._core.runtime.ranks.group
 
     @group.setter
     def group(self, value: "ProcessGroup | None") -> None:
-        self._memory.group = value
-        self._memory.find_ranks()
+        self._core.runtime.group = value
+        self._core.runtime.find_ranks()
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The protected parameters, by name."""
-        return dict(self._memory.parameters)
+        return dict(self._core.runtime.parameters)
 
     @property
     def tasks(self) -> int:
         """How many tasks have been consolidated."""
-        return self._memory.tasks
+        return self._core.state.tasks
 
     @property
     def importance(self) -> dict[str, Tensor]:
@@ -334,12 +334,12 @@ class Guard(NotACallback):
 
         In a form other than the diagonal this is its diagonal, for reading; what holds is :attr:`matrices`.
         """
-        return self._memory.driving.diagonal
+        return self._core.state.driving.diagonal
 
     @property
     def held_importance(self) -> dict[str, Tensor]:
         """Ω as it pulls: :attr:`importance` with what damping adds to it, and weaker where patterns say so."""
-        return diagonal_of(self._memory.driving.held)
+        return diagonal_of(self._core.state.driving.held)
 
     @property
     def matrices(self) -> dict[str, Matrix]:
@@ -347,7 +347,7 @@ class Guard(NotACallback):
 
         The damping of a form of layers is part of it.
         """
-        return dict(self._memory.driving.measured)
+        return dict(self._core.state.driving.measured)
 
     @property
     def anchor(self) -> dict[str, Tensor]:
@@ -356,17 +356,17 @@ class Guard(NotACallback):
         With ``anchor="mean"`` this is the mean for the diagonal alone; in other forms, and with a gradient term, it is
         the last task's solution, and :attr:`tilt` says how the hold leans there.
         """
-        return dict(self._memory.anchor)
+        return dict(self._core.state.anchor)
 
     @property
     def gradient_term(self) -> bool:
         """Whether the gradients of the tasks' own losses are part of the hold."""
-        return self._memory.gradient_term
+        return self._core.options.gradient_term
 
     @property
     def leans(self) -> bool:
         """Whether the hold leans at its anchor, once there is one: see :attr:`tilt`."""
-        return self._memory.leans
+        return self._core.leans
 
     @property
     def tilt(self) -> dict[str, Tensor]:
@@ -374,7 +374,7 @@ class Guard(NotACallback):
 
         It is there with ``anchor="mean"`` in forms other than the diagonal, and with ``gradient_term=True``.
         """
-        return dict(self._memory.tilt)
+        return dict(self._core.state.tilt)
 
     def cost(self) -> Costs:
         """Return what the guard's form takes of memory and time, block by block, before anything is measured.
@@ -383,13 +383,13 @@ class Guard(NotACallback):
 
         >>> print(Guard(model, "EWC", form="rotated").cost())
         """
-        return costs_of(self._memory)
+        return costs_of(self._core)
 
     def importance_of(self, name: str) -> dict[str, Tensor]:
         """Return the total importance that any one of the watching measures has found."""
-        if name not in self._memory.ledgers:
+        if name not in self._core.state.ledgers:
             raise ConfigurationError(f"No measure is called {name!r} here; there are {', '.join(self.measures)}.")
-        return self._memory.ledgers[name].diagonal
+        return self._core.state.ledgers[name].diagonal
 
     def penalty(self, *, batches: bool = True) -> Tensor:
         """Return the penalty's value, differentiable: for a log, or for a loss of one's own.
@@ -404,7 +404,7 @@ class Guard(NotACallback):
         """
         watcher = self._attachment.watcher
         watcher.following.refuse_without_inputs()  # there is no strength that it could be of
-        value = penalty_of(self._memory, self._attachment.monitors, watcher.calls, batches=batches)
+        value = penalty_of(self._core, self._attachment.monitors, watcher.calls, batches=batches)
         self._attachment.give_away(value)
         return value
 
@@ -431,7 +431,7 @@ class Guard(NotACallback):
         :meth:`attach` goes on from there.
         """
         self._attachment.detach()
-        self._memory.let_statistics_move()
+        self._core.let_statistics_move()
 
     def observe(self, loss: Tensor, *, scaler: GradScaler | None = None, accumulate: bool = False) -> None:
         """Measure the coming step with the gradient of this loss, instead of the one in ``.grad``.
@@ -531,11 +531,11 @@ class Guard(NotACallback):
         updates weights and measures in one kernel. Tensors are taken as they are, and copied by the next step of an
         attached optimiser at the earliest.
         """
-        return path_of(self._memory, self._attachment.watcher.measures.every)
+        return path_of(self._core, self._attachment.watcher.measures.every)
 
     @path.setter
     def path(self, record: PathRecord) -> None:
-        take_path(self._memory, self._attachment.watcher.measures.every, record)
+        take_path(self._core, self._attachment.watcher.measures.every, record)
 
     # What is left of what was known
 
@@ -564,7 +564,7 @@ class Guard(NotACallback):
         Returns:
             The set. Predictions are kept in 32 bits, or in 16 where they are many, as a language model's are.
         """
-        return keep_inputs(self._memory, self._attachment, inputs, name, forward, samples)
+        return keep_inputs(self._core, self._attachment, inputs, name, forward, samples)
 
     @torch.inference_mode(mode=False)
     def retention(self) -> Retention:
@@ -577,8 +577,8 @@ class Guard(NotACallback):
         With several processes, each of them calls this.
         """
         with self._attachment.set_aside():
-            found = dataclasses.replace(look(self._memory), second_order_prediction=predicted(self._memory))
-        tell_of_another_model(self._memory, found)
+            found = dataclasses.replace(look(self._core), second_order_prediction=predicted(self._core))
+        tell_of_another_model(self._core, found)
         return found
 
     @torch.inference_mode(mode=False)
@@ -628,9 +628,9 @@ class Guard(NotACallback):
             What each measure found for this task, by the measure's name. Its tensors may be the guard's own: clone
             what you want to change.
         """
-        within = self._memory.ranks.together(lambda: checked_bytes(within))
+        within = self._core.runtime.ranks.together(lambda: checked_bytes(within))
         with self._going_back.before_the_end(share), evaluated_weights(self._attachment.attached()):
-            return end_task(self._memory, self._attachment, batches, forward, within)
+            return end_task(self._core, self._attachment, batches, forward, within)
 
     @torch.inference_mode(mode=False)
     def watch_only(self, batches: Iterable[Any], *, forward: Forward | None = None) -> None:
@@ -654,10 +654,10 @@ class Guard(NotACallback):
                 model that FSDP2 shards make one micro-batch together.
             forward: as for :meth:`consolidate`.
         """
-        memory = self._memory
-        memory.ranks.together(lambda: refresh(memory))
-        with self._attachment.set_aside(), memory.merged.put_in_place():
-            watch_only(memory, self._attachment.monitors, batches, forward)
+        core = self._core
+        core.runtime.ranks.together(lambda: refresh(core))
+        with self._attachment.set_aside(), core.merged.put_in_place():
+            watch_only(core, self._attachment.monitors, batches, forward)
 
     def average(self, share: float = 0.5) -> None:
         """Move the weights back towards the anchor: to θ* + share·(θ − θ*), their mean before and after training.
@@ -681,7 +681,7 @@ class Guard(NotACallback):
         For adapters that were merged into the weights for good (``merge_and_unload()``), and others in their place,
         with ``space="merged"``: what those add is counted from here on.
         """
-        rebase(self._memory)
+        rebase(self._core)
 
     @torch.inference_mode(mode=False)
     def rehearse(self, batches: Iterable[Any] | None = None, *, forward: Forward | None = None) -> None:
@@ -697,7 +697,7 @@ class Guard(NotACallback):
                 DataLoader with a generator or persistent workers of its own has begun a pass.
             forward: as for :meth:`consolidate`.
         """
-        rehearse_end(self._memory, self._attachment, batches, forward)
+        rehearse_end(self._core, self._attachment, batches, forward)
 
     def restart_task(self) -> None:
         """Drop what path measures have gathered since the last consolidation, and start this task's account anew."""
@@ -709,7 +709,7 @@ class Guard(NotACallback):
         This happens by itself when an optimiser is attached, at a task's first step and at its end, and as soon as an
         attached optimiser trains a parameter that it did not train before.
         """
-        refresh(self._memory)
+        refresh(self._core)
 
     def forget(self, *names: str) -> None:
         """Let go of parameters: drop their anchor, importance and running state.
@@ -724,7 +724,7 @@ class Guard(NotACallback):
             names: of parameters, as in :attr:`parameters`, or glob patterns of them, as for ``protect``; each has to
                 match one at least, or nothing is forgotten at all.
         """
-        forget_all(self._memory, names)
+        forget_all(self._core, names)
 
     # State
 
@@ -734,34 +734,33 @@ class Guard(NotACallback):
         Its tensors are the live ones, as with PyTorch's optimisers, for as long as no parameter is added, frozen or
         consolidated; :meth:`save` writes a file.
         """
-        if self._memory.watched is not None and not can_be_kept(self._memory):
+        if self._core.task.watched is not None and not can_be_kept(self._core):
             warn(
                 "A state between watch_only() and consolidate(), of several processes that draw labels each by itself, "
                 "is without what was seen of micro-batches, but for the running states of measures along the path, "
                 "and those do not know which weights they are of: call consolidate() first."
             )
-        return to_state(self._memory)
+        return to_state(self._core)
 
     @torch.inference_mode(mode=False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state, after checking that it is whole and of this model and these measures."""
-        refresh(self._memory)
-        memory = self._memory
-        given = memory.said_strength if memory.strength_given else None
-        from_state(memory, state)
-        memory.strength_given = False
+        refresh(self._core)
+        core = self._core
+        given = core.state.said_strength if core.state.asked.is_given else None
+        from_state(core, state)
         self._attachment.decide_pull()
         made = state.get("made_with")
-        memory.made_with = made or memory.made_with
-        if given not in (None, memory.said_strength, made):
-            memory.made_with = memory.said_strength
-            kind = "strength" if memory.tolerance is None else "tolerance"
-            warn(_OTHER_STRENGTH.format(given=given, then=memory.said_strength, kind=kind))
-        if memory.is_anchored:  # importance of others comes without the strength that a relative one is to find
-            memory.strength = found_strength(memory, memory.driving.total, memory.folding.silent)
+        core.state.asked = Setting(made or core.state.asked.value, "restored")
+        if given not in (None, core.state.said_strength, made):
+            core.state.asked = Setting(core.state.said_strength, "restored")
+            kind = "strength" if core.state.tolerance is None else "tolerance"
+            warn(_OTHER_STRENGTH.format(given=given, then=core.state.said_strength, kind=kind))
+        if core.state.is_anchored:  # importance of others comes without the strength that a relative one is to find
+            core.state.strength = found_strength(core, core.state.driving.total, core.folding.silent)
         self._attachment.watcher.measures.observed = Observed()
         self._attachment.settle_norms()
-        if memory.is_anchored and memory.strength:
+        if core.state.is_anchored and core.state.strength:
             self._attachment.look_out()
 
     def blank_state_dict(self, metadata: "Metadata", prefix: str = "guard") -> dict[str, Any]:
@@ -775,15 +774,15 @@ class Guard(NotACallback):
             metadata: what the checkpoint's reader says about it.
             prefix: the key that :meth:`state_dict` was saved by; empty where it was saved by itself.
         """
-        refresh(self._memory)
-        return blank_state(self._memory, metadata, prefix)
+        refresh(self._core)
+        return blank_state(self._core, metadata, prefix)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a safetensors file, whole or not at all.
 
         Of several processes the first one writes. Only if the model is sharded do all of them have to call this.
         """
-        state_files.write(path, self.state_dict(), self._memory.ranks)
+        state_files.write(path, self.state_dict(), self._core.runtime.ranks)
 
     def load(self, path: str | os.PathLike[str] | None = None) -> None:
         """Take over the state of a file that :meth:`save` wrote."""
@@ -808,8 +807,8 @@ class Guard(NotACallback):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._attachment = Attachment(self._memory, self._monitors)
-        self._going_back = GoingBack(self._memory, self._attachment)
+        self._attachment = Attachment(self._core, self._monitors)
+        self._going_back = GoingBack(self._core, self._attachment)
 
 
 _OTHER_STRENGTH = (

@@ -5,16 +5,16 @@ from fnmatch import fnmatchcase
 
 from anchorhold.errors import ProtectError, warn
 from anchorhold.guard.arguments.selection import close_to
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 
 
-def forget_all(memory: Memory, patterns: Sequence[str]) -> None:
+def forget_all(core: Core, patterns: Sequence[str]) -> None:
     """Drop all that is known of some parameters, or refuse names and patterns that nothing is known of."""
-    known = list({**memory.parameters, **memory.anchor, **memory.merged_anchor})
+    known = list({**core.runtime.parameters, **core.state.anchor, **core.state.merged_anchor})
     names = list(dict.fromkeys(name for pattern in patterns for name in _matching(pattern, known)))
-    measured = memory.driving.measured
+    measured = core.state.driving.measured
     blocks = [matrix.block.parameters for matrix in measured.values()]
-    blocks += [tuple(parts) for weight, parts in memory.merged.parts.items() if weight in measured]
+    blocks += [tuple(parts) for weight, parts in core.merged.parts.items() if weight in measured]
     others = [n for block in blocks if not set(names).isdisjoint(block) for n in block if n not in names]
     if others:
         more = f" and {len(others) - 1} other parameter{'s' if others[2:] else ''}" if others[1:] else ""
@@ -23,7 +23,7 @@ def forget_all(memory: Memory, patterns: Sequence[str]) -> None:
             "those any more either. Consolidate again, with data of what is to be kept."
         )
     for name in names:
-        forget(memory, name)
+        forget(core, name)
 
 
 def _matching(pattern: str, known: list[str]) -> list[str]:
@@ -41,25 +41,25 @@ def _matching(pattern: str, known: list[str]) -> list[str]:
     raise ProtectError(f"{pattern!r} {what} protected parameter, so nothing was forgotten. {close_to(pattern, known)}")
 
 
-def forget(memory: Memory, name: str) -> None:
+def forget(core: Core, name: str) -> None:
     """Drop everything known about a parameter, and about the block that it is part of."""
-    for weight in [weight for weight, parts in memory.merged.parts.items() if name in parts]:
-        forget(memory, weight)
-    memory.merged_anchor.pop(name, None)
-    for kept in (memory.anchor, memory.start, *memory.running()):
+    for weight in [weight for weight, parts in core.merged.parts.items() if name in parts]:
+        forget(core, weight)
+    core.state.merged_anchor.pop(name, None)
+    for kept in (core.state.anchor, core.task.start, *core.state.running()):
         kept.pop(name, None)
-    blocks = [matrix.block.parameters for matrix in memory.driving.held.values()]
+    blocks = [matrix.block.parameters for matrix in core.state.driving.held.values()]
     for other in {name, *(n for parameters in blocks if name in parameters for n in parameters)}:
-        memory.tilt.pop(other, None)  # without its quadratic it would pull for ever
-    for ledger in memory.ledgers.values():
+        core.state.tilt.pop(other, None)  # without its quadratic it would pull for ever
+    for ledger in core.state.ledgers.values():
         for matrices in (ledger.total, ledger.held):
             for block in [key for key, matrix in matrices.items() if name in matrix.block.parameters]:
                 del matrices[block]
                 ledger.weights.pop(block, None)
         if ledger.damping:  # by the mean of what is left
             ledger.settle(ledger.total)
-    for hold in memory.holds:
+    for hold in core.options.holds:
         hold.forget(name)
-    memory.steps.pop(name, None)
-    memory.replaced -= {name}
-    memory.version += 1
+    core.task.steps.pop(name, None)
+    core.runtime.replaced -= {name}
+    core.runtime.version += 1

@@ -1,7 +1,7 @@
 """What a monitor is: it watches training and warns. It changes nothing that is learned.
 
 ``stepping`` and ``attachment`` call the methods of all monitors, in the order in which they are registered. A monitor
-overrides those that it needs and keeps its own records; it knows the guard's memory and no other monitor.
+overrides those that it needs and keeps its own records; it knows what the guard is made of and no other monitor.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from anchorhold.guard.task_classes import Classes
 
 if TYPE_CHECKING:
-    from anchorhold.guard.memory import Memory
+    from anchorhold.guard.core import Core
 
 FIRST_STEPS = 8
 """Steps at the beginning of a task that monitors of the strength look at."""
@@ -66,14 +66,14 @@ class Monitor:
     """Watch for one kind of trouble, and warn of it.
 
     Args:
-        memory: what the guard knows.
+        core: what the guard knows.
     """
 
     name: ClassVar[str]
     """The name that it is registered by."""
 
-    def __init__(self, memory: "Memory") -> None:
-        self.memory = memory
+    def __init__(self, core: "Core") -> None:
+        self.core = core
 
     # Around a training
 
@@ -151,10 +151,10 @@ class Monitor:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to optimizers: a copy of a guard is attached to none yet."""
-        return {"memory": self.memory}
+        return {"core": self.core}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["memory"])  # type: ignore[misc]
+        self.__init__(state["core"])  # type: ignore[misc]
 
 
 def is_capturing() -> bool:

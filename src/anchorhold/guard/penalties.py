@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from anchorhold.adapters import has_adapters
 from anchorhold.errors import ConfigurationError
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.guard.monitor import AdapterState, Monitor
 from anchorhold.guard.refreshing import refresh, refuse_another_shape
 from anchorhold.guard.steps.training_calls import TrainingCalls
@@ -16,68 +16,66 @@ from anchorhold.tensors.names import named_parameters
 from anchorhold.tensors.sharding import is_sharded, refuse_partitioned
 
 
-def penalty_of(memory: Memory, monitors: Sequence[Monitor], calls: TrainingCalls, *, batches: bool) -> Tensor:
+def penalty_of(core: Core, monitors: Sequence[Monitor], calls: TrainingCalls, *, batches: bool) -> Tensor:
     """Return the penalty, with the losses of holds that run the model only if ``batches``."""
-    refuse_partitioned(memory.parameters.items())
-    here = dict(named_parameters(memory.model, remove_duplicate=False))
-    adapters = _adapter_state(memory, here)
+    refuse_partitioned(core.runtime.parameters.items())
+    here = dict(named_parameters(core.runtime.model, remove_duplicate=False))
+    adapters = _adapter_state(core, here)
     if adapters == "replaced":  # the first step that a guard sees would do this, and it may see none
-        refresh(memory)
-    parameters = _in_the_model(memory, here)
+        refresh(core)
+    parameters = _in_the_model(core, here)
     for monitor in monitors:
         monitor.before_penalty(parameters, adapters)
     # The linear term and further holds; that of merged weights needs adapters.
-    holds = memory.holds if adapters == "unloaded" else memory.beside_the_quadratic
-    coordinates = memory.folding.coordinates(parameters)
-    value = penalty_value(coordinates, memory.driving.held, memory.anchor, memory.strength)
+    holds = core.options.holds if adapters == "unloaded" else core.beside_the_quadratic
+    coordinates = core.folding.coordinates(parameters)
+    value = penalty_value(coordinates, core.state.driving.held, core.state.anchor, core.state.strength)
     for hold in holds:
         if hold.runs_model and not batches:
             continue
-        own = _value_of(hold, memory, parameters, calls)
+        own = _value_of(hold, core, parameters, calls)
         value = value if own is None else value + own.to(value.device)
     return value
 
 
-def _in_the_model(memory: Memory, here: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+def _in_the_model(core: Core, here: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     """Return the protected parameters as the model has them now, of all that it has here.
 
     It is looked at again at a task's first step only, and layers may have been replaced, or adapters unloaded, since.
     """
-    held = memory.driving.held_names
+    held = core.state.driving.held_names
     found: dict[str, nn.Parameter] = {}
-    for name, known in memory.parameters.items():
+    for name, known in core.runtime.parameters.items():
         now = here.get(name)
         if now is None:
             continue
         if is_sharded(known) or is_sharded(now):  # what is gathered for a forward pass may be in its place
             found[name] = known
             continue
-        if name in held and name in memory.anchor:
-            refuse_another_shape(name, memory.anchor[name], now)
+        if name in held and name in core.state.anchor:
+            refuse_another_shape(name, core.state.anchor[name], now)
         found[name] = now
     return found
 
 
-def _adapter_state(memory: Memory, here: Mapping[str, nn.Parameter]) -> AdapterState:
+def _adapter_state(core: Core, here: Mapping[str, nn.Parameter]) -> AdapterState:
     """Return whether the model has the adapters that hold merged weights, others in their place, or none any more."""
-    if not memory.merged_anchor or _has_its_adapters(memory, here):
+    if not core.state.merged_anchor or _has_its_adapters(core, here):
         return "same"
-    has_some = has_adapters(memory.model, {id(parameter) for parameter in here.values()})
+    has_some = has_adapters(core.runtime.model, {id(parameter) for parameter in here.values()})
     return "replaced" if has_some else "unloaded"
 
 
-def _has_its_adapters(memory: Memory, here: Mapping[str, nn.Parameter]) -> bool:
+def _has_its_adapters(core: Core, here: Mapping[str, nn.Parameter]) -> bool:
     """Whether protected parameters are those of the model, or what it is called with in their place for a while."""
-    now = ((here.get(name), known) for name, known in memory.parameters.items())
+    now = ((here.get(name), known) for name, known in core.runtime.parameters.items())
     return all(p is known or (p is not None and not isinstance(p, nn.Parameter)) for p, known in now)
 
 
-def _value_of(
-    hold: Hold, memory: Memory, parameters: Mapping[str, nn.Parameter], calls: TrainingCalls
-) -> Tensor | None:
+def _value_of(hold: Hold, core: Core, parameters: Mapping[str, nn.Parameter], calls: TrainingCalls) -> Tensor | None:
     """Return what one hold is worth now, or refuse what is no number."""
     with calls.paused():
-        own = hold.value(memory.held(parameters, call=calls.last))
+        own = hold.value(core.held(parameters, call=calls.last))
     if own is not None and not (isinstance(own, Tensor) and own.ndim == 0):
         raise ConfigurationError(
             f"The hold {hold.name!r} has a value of type {type(own).__name__}; expected a tensor of one "

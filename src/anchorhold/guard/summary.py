@@ -13,9 +13,9 @@ from anchorhold.adapters import has_adapters, whole
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Form
 from anchorhold.guard.arguments.default_space import why_not_merged
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.sharded_matrices import ShardedMatrix
 from anchorhold.guard.ledger import diagonal_of
-from anchorhold.guard.memory import Memory
 from anchorhold.guard.steps.default_pull import Owned, why_explicit
 from anchorhold.holds import Hold
 from anchorhold.holds.of_weights.quadratic import penalty_value
@@ -25,27 +25,27 @@ from anchorhold.tensors.sharding import is_sharded, local
 from anchorhold.tensors.storage import at_hand, widest_dtype
 
 
-def describe(memory: Memory, attached: Sequence[Optimizer], held_back: Owned) -> str:
+def describe(core: Core, attached: Sequence[Optimizer], held_back: Owned) -> str:
     """Return what there is to say about a guard; of a sharded model, this process's part."""
     try:
-        held = _held(memory)
+        held = _held(core)
     except ConfigurationError as error:  # its adapters were taken away, or others came that cannot be held so
         held = [f"as it is now, the model cannot be held: {error}"]
-    lines = [_what(memory, held_back), *held, *_beside(memory), *_kept(memory), _when(memory, attached)]
+    lines = [_what(core, held_back), *held, *_beside(core), *_kept(core), _when(core, attached)]
     return "\n  ".join(lines)
 
 
-def _what(memory: Memory, held_back: Owned) -> str:
-    kept_as = memory.driving.form
+def _what(core: Core, held_back: Owned) -> str:
+    kept_as = core.state.driving.form
     form = "" if kept_as.elementwise else f" in the form {kept_as.name!r}"
     form += _damping(kept_as)
-    measure = memory.driving.measure
+    measure = core.state.driving.measure
     usual = {field.name: field.default for field in dataclasses.fields(measure)}
     changed = [f"{name}={value!r}" for name, value in vars(measure).items() if usual.get(name) != value]
     settings = f"{type(measure).__name__}({', '.join(changed)})"
-    named = settings if type(measure).__name__ == memory.driver else f"{memory.driver}, {settings}"
-    how = _when_it_pulls(memory, held_back) + _adapters(memory)
-    return f"Guard of {type(memory.model).__name__}: {named}{form}, {_how_strongly(memory)}{how}"
+    named = settings if type(measure).__name__ == core.state.driver else f"{core.state.driver}, {settings}"
+    how = _when_it_pulls(core, held_back) + _adapters(core)
+    return f"Guard of {type(core.runtime.model).__name__}: {named}{form}, {_how_strongly(core)}{how}"
 
 
 def _damping(form: Form) -> str:
@@ -54,78 +54,78 @@ def _damping(form: Form) -> str:
     return "" if own is None or own == usual.get("damping") else f" with a damping of {own:g}"
 
 
-def _when_it_pulls(memory: Memory, held_back: Owned) -> str:
+def _when_it_pulls(core: Core, held_back: Owned) -> str:
     """Return whether the hold acts after steps, and what has decided it where nobody has."""
-    if isinstance(memory.driving.measure, FineTune):
+    if isinstance(core.state.driving.measure, FineTune):
         return ""  # which has no importance to pull by
-    if memory.implicit or not memory.implicit_is_open or memory.space == "merged":
-        return ", pulling after steps" if memory.implicit else ", pulling in the gradient"
-    why = why_explicit(memory, held_back)
-    open_yet = memory.implicit is None and not why
+    if core.state.implicit.value or not core.state.implicit.is_open or core.state.space.value == "merged":
+        return ", pulling after steps" if core.state.implicit.value else ", pulling in the gradient"
+    why = why_explicit(core, held_back)
+    open_yet = core.state.implicit.value is None and not why
     return ", pulling after steps if they are SGD's" if open_yet else f", pulling in the gradient {why}".rstrip()
 
 
-def _adapters(memory: Memory) -> str:
+def _adapters(core: Core) -> str:
     """Return what is held of adapters, where there are any."""
-    if memory.space == "merged":
+    if core.state.space.value == "merged":
         return ", adapters by their merged weights"
-    protected = {id(parameter) for parameter in memory.parameters.values()}
-    if not has_adapters(memory.model, protected):
+    protected = {id(parameter) for parameter in core.runtime.parameters.values()}
+    if not has_adapters(core.runtime.model, protected):
         return ""
-    why = why_not_merged(memory)
+    why = why_not_merged(core)
     return ", adapters by their own parameters" + (f", since {why}" if why else "")
 
 
-def _how_strongly(memory: Memory) -> str:
-    strengths, relative = memory.driving.strengths, memory.relative_strength
-    if memory.tolerance is not None:
-        now = "" if memory.control.log_start is None else f", strength {memory.strength:.3g} now"
-        return f"tolerance {memory.tolerance.nats:g} nats{now}"
-    if relative is not None and not memory.strength:
+def _how_strongly(core: Core) -> str:
+    strengths, relative = core.state.driving.strengths, core.state.relative_strength
+    if core.state.tolerance is not None:
+        now = "" if core.state.control.log_start is None else f", strength {core.state.strength:.3g} now"
+        return f"tolerance {core.state.tolerance.nats:g} nats{now}"
+    if relative is not None and not core.state.strength:
         return f"relative strength {relative:g}, of which the first consolidation makes a strength"
     if relative is not None:
-        return f"relative strength {relative:g}, which is strength {memory.strength:g}"
+        return f"relative strength {relative:g}, which is strength {core.state.strength:g}"
     if strengths is None:
-        return f"strength {memory.strength:g}"
-    return "strength " + ", ".join(f"{c:g} for {name!r}" for name, c in strengths.times(memory.strength).items())
+        return f"strength {core.state.strength:g}"
+    return "strength " + ", ".join(f"{c:g} for {name!r}" for name, c in strengths.times(core.state.strength).items())
 
 
-def _kept(memory: Memory) -> list[str]:
+def _kept(core: Core) -> list[str]:
     """Return how much is lost of what was kept, as it was last seen."""
-    if not memory.kept:
+    if not core.state.kept:
         lacking = "none yet, and it takes some before the first held step"
-        return [] if memory.tolerance is None else [f"keeps inputs for its tolerance: {lacking}"]
-    sets = ", ".join(f"{each.name!r} ({each.samples} samples)" for each in memory.kept.values())
-    latest = memory.control.latest
+        return [] if core.state.tolerance is None else [f"keeps inputs for its tolerance: {lacking}"]
+    sets = ", ".join(f"{each.name!r} ({each.samples} samples)" for each in core.state.kept.values())
+    latest = core.state.control.latest
     if not latest:
         return [f"keeps {sets}; not looked at in this task yet"]
     worst = max(latest, key=lambda name: latest[name])
-    beyond = memory.tolerance is not None and latest[worst] > memory.tolerance.nats
+    beyond = core.state.tolerance is not None and latest[worst] > core.state.tolerance.nats
     more = ", beyond the tolerance until consolidate() or pull_back()" if beyond else ""
-    often = f"; looks every {memory.control.every} steps" if memory.control.every else ""
-    seen = "" if memory.control.at < 0 else f" after step {memory.control.at}"
-    trace = memory.control.trace
-    in_turn = trace and (trace[-1].step, trace[-1].kl) == (memory.control.at, latest[worst])
-    some = " (at some of them)" if in_turn and len(memory.kept[worst].chunks) > 1 else ""
+    often = f"; looks every {core.state.control.every} steps" if core.state.control.every else ""
+    seen = "" if core.state.control.at < 0 else f" after step {core.state.control.at}"
+    trace = core.state.control.trace
+    in_turn = trace and (trace[-1].step, trace[-1].kl) == (core.state.control.at, latest[worst])
+    some = " (at some of them)" if in_turn and len(core.state.kept[worst].chunks) > 1 else ""
     lost = f"{latest[worst]:.3g} nats were lost of {worst!r} at the last look{seen}{some}"
     return [f"keeps {sets}; {lost}{more}{often}"]
 
 
-def _held(memory: Memory) -> list[str]:
-    protected = {name: p for name, p in memory.parameters.items() if not is_lazy(p)}
-    if not memory.is_anchored and memory.tasks:
+def _held(core: Core) -> list[str]:
+    protected = {name: p for name, p in core.runtime.parameters.items() if not is_lazy(p)}
+    if not core.state.is_anchored and core.state.tasks:
         return [f"holds nothing: what was consolidated was forgotten; protects {amount(protected.values())}"]
-    if not memory.is_anchored:
+    if not core.state.is_anchored:
         return [f"holds nothing yet; protects {amount(protected.values())}, from the first consolidation on"]
-    if memory.holds and (not memory.strength or isinstance(memory.driving.measure, FineTune)):
+    if core.options.holds and (not core.state.strength or isinstance(core.state.driving.measure, FineTune)):
         return [f"holds no weight to its place; protects {amount(protected.values())}"]  # others do the keeping
-    verb = "holds" if memory.strength else "at strength 0 does not hold"
-    with_importance = memory.driving.held_names
-    with_importance |= {n for weight, parts in memory.merged.parts.items() if weight in with_importance for n in parts}
-    anchored = memory.anchor.keys() | memory.merged.names  # an adapter's may be of another rank by now
+    verb = "holds" if core.state.strength else "at strength 0 does not hold"
+    with_importance = core.state.driving.held_names
+    with_importance |= {n for weight, parts in core.merged.parts.items() if weight in with_importance for n in parts}
+    anchored = core.state.anchor.keys() | core.merged.names  # an adapter's may be of another rank by now
     known = {name: p for name, p in protected.items() if name in anchored and name in with_importance}
-    held = {name: p for name, p in known.items() if p.shape == memory.anchor.get(name, p).shape}
-    lines = [f"{verb} {amount(held.values())} to {_centre(memory)}"]
+    held = {name: p for name, p in known.items() if p.shape == core.state.anchor.get(name, p).shape}
+    lines = [f"{verb} {amount(held.values())} to {_centre(core)}"]
     if replaced := [name for name in known if name not in held]:
         lines.append(f"consolidated with another shape, which attach() refuses: {replaced[0]}{_and_more(replaced)}")
     unheld = len(protected) - len(known)
@@ -133,35 +133,37 @@ def _held(memory: Memory) -> list[str]:
         lines.append(
             f"not held: {unheld} protected parameter{'s' if unheld > 1 else ''} that came or thawed later, or forgotten"
         )
-    if gone := [name for name in memory.anchor if name not in protected]:
+    if gone := [name for name in core.state.anchor if name not in protected]:
         lines.append(f"consolidated, and no longer in the model: {gone[0]}{_and_more(gone)}")
-    diagonal = {name: local(omega) for name, omega in memory.driving.diagonal.items()}
+    diagonal = {name: local(omega) for name, omega in core.state.driving.diagonal.items()}
     lines.append(f"importance {spread(diagonal.values())}")
-    there = {name: p for name, p in held.items() if name in memory.anchor and name not in memory.merged.names}
-    if there or memory.merged_anchor:
-        lines.append(_moved(memory, there))
+    there = {name: p for name, p in held.items() if name in core.state.anchor and name not in core.merged.names}
+    if there or core.state.merged_anchor:
+        lines.append(_moved(core, there))
     if any(map(is_sharded, held.values())):
         lines.append("(the model is sharded: these are the numbers of this process's part)")
     return lines
 
 
-def _centre(memory: Memory) -> str:
+def _centre(core: Core) -> str:
     """Return what weights are held to, in words."""
-    mean = memory.anchor_kind == "mean" and memory.tasks > 1
-    where = f"{memory.tasks} tasks, their mean by importance" if mean else f"task {memory.tasks}"
-    return f"what they were after {where}" + (", with the gradients of losses there" if memory.gradient_term else "")
+    mean = core.options.anchor_kind == "mean" and core.state.tasks > 1
+    where = f"{core.state.tasks} tasks, their mean by importance" if mean else f"task {core.state.tasks}"
+    return f"what they were after {where}" + (
+        ", with the gradients of losses there" if core.options.gradient_term else ""
+    )
 
 
 @torch.no_grad()
-def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
+def _moved(core: Core, held: Mapping[str, Tensor]) -> str:
     """Return how far weights are from the anchor, and what the penalty comes to.
 
     Adapters are told of by D of the weights that they are merged with, whose own length is never read.
     """
     penalty = lean = 0.0
-    since = "from there" if memory.anchor_kind == "mean" and not memory.leans else "since"
-    diagonal, coordinates = diagonal_of(memory.driving.held), memory.folding.coordinates(held)
-    strengths = memory.driving.strengths
+    since = "from there" if core.options.anchor_kind == "mean" and not core.leans else "since"
+    diagonal, coordinates = diagonal_of(core.state.driving.held), core.folding.coordinates(held)
+    strengths = core.state.driving.strengths
     moved: dict[str, float] = {}
     sizes: dict[str, float] = {}
     for name, parameter in held.items():
@@ -169,15 +171,15 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
             continue
         # Squares of large weights overflow in single precision.
         theta = local(coordinates[name].detach()).to(widest_dtype(parameter.device))
-        anchor = local(at_hand(memory.anchor[name], parameter)).to(theta.dtype)
+        anchor = local(at_hand(core.state.anchor[name], parameter)).to(theta.dtype)
         square = (theta - anchor).square_()
         moved[name], sizes[name] = float(square.sum()), float(anchor.square().sum())
         if name in diagonal:
-            penalty += memory.strength * float((local(at_hand(diagonal[name], parameter)) * square).sum())
-        if name in memory.tilt:
+            penalty += core.state.strength * float((local(at_hand(diagonal[name], parameter)) * square).sum())
+        if name in core.state.tilt:
             factor = 1.0 if strengths is None else strengths.factor([name])
-            lean += factor * float((local(at_hand(memory.tilt[name], parameter)) * (theta - anchor)).sum())
-    merged = memory.merged.hold(memory.merged_anchor)
+            lean += factor * float((local(at_hand(core.state.tilt[name], parameter)) * (theta - anchor)).sum())
+    merged = core.merged.hold(core.state.merged_anchor)
     for name in merged.adapters:
         d = whole(merged.displacement(name))
         moved[name] = float(d.to(widest_dtype(d.device)).square().sum())
@@ -186,13 +188,13 @@ def _moved(memory: Memory, held: Mapping[str, Tensor]) -> str:
     if not any(moved.values()):
         return f"no weight has moved {since}"
     so_far = f"moved {since} by {math.sqrt(sum(moved.values())):.3g}{_farthest(moved, sizes)}"
-    if any(isinstance(matrix, ShardedMatrix) for matrix in memory.driving.total.values()):
+    if any(isinstance(matrix, ShardedMatrix) for matrix in core.state.driving.total.values()):
         return f"{so_far}; guard.penalty(), asked on every process, tells the penalty"  # others would have to be here
-    if not memory.driving.form.elementwise:
-        maps = memory.folding.coordinates(memory.parameters)
-        penalty = float(penalty_value(maps, memory.driving.held, memory.anchor, memory.strength))
-    penalty -= 2 * memory.strength * lean
-    of_merged = merged.value_of(memory.driving.held, memory.strength)
+    if not core.state.driving.form.elementwise:
+        maps = core.folding.coordinates(core.runtime.parameters)
+        penalty = float(penalty_value(maps, core.state.driving.held, core.state.anchor, core.state.strength))
+    penalty -= 2 * core.state.strength * lean
+    of_merged = merged.value_of(core.state.driving.held, core.state.strength)
     penalty += 0.0 if of_merged is None else float(of_merged)
     return f"{so_far}; the penalty is {penalty:.3g}"
 
@@ -213,14 +215,14 @@ def _percent(share: float) -> str:
     return f"{percent:.0f} %" if 10 <= percent < math.inf else f"{percent:.2g} %" if percent < 10 else "it was 0"
 
 
-def _beside(memory: Memory) -> list[str]:
+def _beside(core: Core) -> list[str]:
     lines = []
-    if memory.frozen_norms:
-        lines.append(f"running statistics frozen in {_norms(memory.frozen_norms)}")
-    if memory.folded_norms:
-        lines.append(f"folded into the layers before them: {_norms(memory.folded_norms)}")
-    lines += [_beside_it(hold, memory.tasks) for hold in memory.holds]
-    if watching := [name for name in memory.ledgers if name != memory.driver]:
+    if core.state.frozen_norms:
+        lines.append(f"running statistics frozen in {_norms(core.state.frozen_norms)}")
+    if core.state.folded_norms:
+        lines.append(f"folded into the layers before them: {_norms(core.state.folded_norms)}")
+    lines += [_beside_it(hold, core.state.tasks) for hold in core.options.holds]
+    if watching := [name for name in core.state.ledgers if name != core.state.driver]:
         lines.append(f"watched by {', '.join(watching)}")
     return lines
 
@@ -234,10 +236,10 @@ def _beside_it(hold: Hold, tasks: int) -> str:
     return f"beside it holds {hold.name}: {told}{waits}{loss}"
 
 
-def _when(memory: Memory, attached: Sequence[Optimizer]) -> str:
-    steps = max(memory.steps.values(), default=0)
+def _when(core: Core, attached: Sequence[Optimizer]) -> str:
+    steps = max(core.task.steps.values(), default=0)
     whose = ", ".join(type(optimizer).__name__ for optimizer in attached) or "no optimiser"
-    return f"attached to {whose}; {steps} step{'' if steps == 1 else 's'} of task {memory.tasks + 1} seen"
+    return f"attached to {whose}; {steps} step{'' if steps == 1 else 's'} of task {core.state.tasks + 1} seen"
 
 
 def _norms(names: Collection[str]) -> str:

@@ -157,7 +157,7 @@ def test_without_a_guard_more_would_be_lost():
 
 def held(guard):
     """Return Ω as the hold has it, which is damped; ``guard.importance`` is as it was measured."""
-    return {name: matrix.diagonal()[name] for name, matrix in guard._memory.driving.held.items()}
+    return {name: matrix.diagonal()[name] for name, matrix in guard._core.state.driving.held.items()}
 
 
 def test_the_strength_begins_at_one_over_the_mean_importance_and_omega_is_damped():
@@ -183,7 +183,7 @@ def test_only_a_tolerance_damps():
     guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=2.0)
     guard.consolidate([batch(9)])
     assert guard.matrices.keys() == guard.importance.keys()
-    ledger = guard._memory.driving
+    ledger = guard._core.state.driving
     assert ledger.held is ledger.total
 
 
@@ -241,7 +241,7 @@ def test_a_tolerance_that_is_never_touched_is_said_to_be():
     optimizer = adam(model)
     guard.attach(optimizer)
     learn(model, optimizer, 20)
-    assert guard.strength < math.exp(guard._memory.control.log_start)
+    assert guard.strength < math.exp(guard._core.state.control.log_start)
     found = guard.pull_back()
     assert (found.outcome, found.was_touched) == ("within", False)
     assert "never came near it" in str(found) and 'take form="rotated"' in str(found)
@@ -386,7 +386,7 @@ def test_traces_have_the_second_order_prediction_beside_what_is_measured():
     point = guard.trace[-1]
     assert point.step == 4
     assert point.strength == guard.strength
-    undamped = guard._memory.driving.total
+    undamped = guard._core.state.driving.total
     half = 0.5 * sum(
         float((undamped[name].omega * (parameter.detach() - guard.anchor[name]).square()).sum())
         for name, parameter in model.named_parameters()
@@ -401,9 +401,9 @@ def test_traces_have_the_second_order_prediction_beside_what_is_measured():
     guard.pull_back()
     assert guard.last_look == 5
     other = guarded(net(), measure="L2")
-    optimizer = adam(other._memory.model)
+    optimizer = adam(other._core.runtime.model)
     other.attach(optimizer)
-    learn(other._memory.model, optimizer, 2)
+    learn(other._core.runtime.model, optimizer, 2)
     assert other.trace[-1].predicted is None
     assert other.retention().second_order_prediction is None
     assert "anchorhold/second_order_prediction" not in other.retention().to_dict()
@@ -722,13 +722,13 @@ def test_what_a_state_was_saved_with_is_not_kept_anew_in_the_middle_of_its_task(
 
 @pytest.mark.parametrize(("form", "share"), [("diagonal", 0.001), ("rotated", 0.1), ("kronecker", 0.1)])
 def test_how_much_is_added_to_importances_goes_by_the_form_unless_it_is_said(form, share):
-    assert guarded(net(), form=form, tolerance=0.05)._memory.driving.damping == share
+    assert guarded(net(), form=form, tolerance=0.05)._core.state.driving.damping == share
     said = guarded(net(), form=form, tolerance=Tolerance(0.05, damping=0.02))
-    assert said._memory.driving.damping == 0.02
+    assert said._core.state.driving.damping == 0.02
     again = anchorhold.Guard(net(), anchorhold.Fisher(), form=form, tolerance=0.05)
     again.kept.add(said.kept["old"])
     again.load_state_dict(said.state_dict())
-    assert again._memory.driving.damping == 0.02
+    assert again._core.state.driving.damping == 0.02
 
 
 def test_a_state_means_the_same_where_defaults_are_others():
@@ -739,8 +739,8 @@ def test_a_state_means_the_same_where_defaults_are_others():
     again = anchorhold.Guard(net(), anchorhold.Fisher(), tolerance=0.05)
     again.kept.add(guard.kept["old"])
     again.load_state_dict(state)
-    assert again._memory.driving.damping == 0.01
-    assert again._memory.tolerance.start_in(again.form) == 0.3
+    assert again._core.state.driving.damping == 0.01
+    assert again._core.state.tolerance.start_in(again.form) == 0.3
 
 
 def test_going_back_says_how_sure_it_is():

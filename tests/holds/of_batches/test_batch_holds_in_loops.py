@@ -223,7 +223,7 @@ def test_an_argument_with_a_value_of_its_own_is_no_task():
         assert anchorhold.holds.of_batches.batch_hold.Way.of(function).asks_for_task == asks
     guard = anchorhold.Guard(network(), "fine-tune", 0.0, holds=[Replay([(X, Y)], 0.5)])
     guard.consolidate(forward=lambda model, x, scale=7.0: scale * model(x))
-    expected = 0.5 * F.cross_entropy(7 * guard._memory.model(X), Y)
+    expected = 0.5 * F.cross_entropy(7 * guard._core.runtime.model(X), Y)
     torch.testing.assert_close(guard.penalty(), expected)
 
 
@@ -282,7 +282,7 @@ def test_a_language_models_loss_is_its_own_with_texts_of_any_length():
     guard.consolidate(batches)
     for number in range(3):
         hold = guard.holds[0]
-        held = guard._memory.held({})._replace(steps=number)
+        held = guard._core.held({})._replace(steps=number)
         expected = model(**batches[hold.source.draw(1, number).place]).loss
         torch.testing.assert_close(hold.value(held), expected, check_dtype=False, rtol=1e-6, atol=0)  # float32
         kept = guard.holds[1].buffer.draw(32, number).batch
@@ -490,7 +490,7 @@ def test_a_share_in_a_loss_of_ones_own():
     model = network()
     guard = guarded(model, Replay([(X, Y)], share=0.25), measure="EWC", strength=2.0, implicit=False)
     other = copy.deepcopy(guard)
-    twin = other._memory.model
+    twin = other._core.runtime.model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     step(model, optimizer)

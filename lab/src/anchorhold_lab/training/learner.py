@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from anchorhold.errors import AnchorholdWarning, ConfigurationError
 from anchorhold.forms import Form
 from anchorhold.guard import Guard
-from anchorhold.guard.memory import AnchorKind
+from anchorhold.guard.core import AnchorKind
 from anchorhold.holds import Buffer, Hold
 from anchorhold.holds.of_batches.batch_hold import BatchHold
 from anchorhold.measures import Measure, PathMeasure

@@ -10,8 +10,8 @@ from anchorhold.forms import Form
 from anchorhold.forms import form as form_by_name
 from anchorhold.forms.of_layers.layers import LayerForm
 from anchorhold.guard.arguments.strengths import checked_relative_strength
+from anchorhold.guard.core import AnchorKind
 from anchorhold.guard.ledger import Ledger
-from anchorhold.guard.memory import AnchorKind
 from anchorhold.guard.merged_space import Space
 from anchorhold.holds import Hold
 from anchorhold.holds import hold as hold_by_name

@@ -15,49 +15,49 @@ from torch.nn.parameter import is_lazy
 from anchorhold.adapters import every_adapter
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms.of_layers.layers import LayerForm
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.guard.merged_space import MergedSpace, Space
 
 _UNMERGED = "adapters that are not held merged"
 
 
-def default_space(memory: Memory, parameters: Mapping[str, nn.Parameter]) -> Space:
+def default_space(core: Core, parameters: Mapping[str, nn.Parameter]) -> Space:
     """Return the space of a guard that may have either, where these are the protected parameters."""
-    if not _keeps_more_merged(memory) or any(map(is_lazy, parameters.values())):
+    if not _keeps_more_merged(core) or any(map(is_lazy, parameters.values())):
         return "weights"
     try:
-        merged = _merged(memory, parameters)
+        merged = _merged(core, parameters)
     except ConfigurationError:  # no adapters, or such as can only be held by their own parameters
         return "weights"
-    return "weights" if any(_names_parts(pattern, merged.parts) for pattern in _patterns(memory)) else "merged"
+    return "weights" if any(_names_parts(pattern, merged.parts) for pattern in _patterns(core)) else "merged"
 
 
-def why_not_merged(memory: Memory) -> str:
+def why_not_merged(core: Core) -> str:
     """Return why adapters that nobody said anything of are held by their own parameters, where one of them is why."""
-    if not _might_be_merged(memory):
+    if not _might_be_merged(core):
         return ""
     try:
-        _merged(memory, memory.parameters)
+        _merged(core, core.runtime.parameters)
     except ConfigurationError as error:
         return _in_short(error)
     return ""
 
 
-def tell_of_unmerged(memory: Memory) -> None:
+def tell_of_unmerged(core: Core) -> None:
     """Say once which adapter is why all are held by their own parameters, where others could be held merged."""
-    if memory.warned.about(_UNMERGED) or not _might_be_merged(memory):
+    if core.runtime.warned.about(_UNMERGED) or not _might_be_merged(core):
         return
-    names = {id(p): name for name, p in memory.parameters.items()}
-    found = list(every_adapter(memory.model, names.keys()))
+    names = {id(p): name for name, p in core.runtime.parameters.items()}
+    found = list(every_adapter(core.runtime.model, names.keys()))
     refused = [each for each in found if each.refusal is not None]
     parts = {
         each.weight: [names[id(p)] for p in each.adapter.parameters() if id(p) in names]
         for each in found
         if each.adapter
     }
-    if not refused or len(refused) == len(found) or any(_names_parts(each, parts) for each in _patterns(memory)):
+    if not refused or len(refused) == len(found) or any(_names_parts(each, parts) for each in _patterns(core)):
         return
-    memory.warned.once(
+    core.runtime.warned.once(
         _UNMERGED,
         f"All {len(found)} adapters are held by their own parameters, which keeps less than their merged weights, "
         f"since {len(refused)} cannot be held merged: {_in_short(refused[0].refusal)}. Leave "
@@ -66,9 +66,9 @@ def tell_of_unmerged(memory: Memory) -> None:
     )
 
 
-def _might_be_merged(memory: Memory) -> bool:
+def _might_be_merged(core: Core) -> bool:
     """Whether adapters are held by their own parameters though nobody said so, and merged weights would keep more."""
-    return not memory.space_given and memory.space != "merged" and _keeps_more_merged(memory)
+    return not core.state.space.is_given and core.state.space.value != "merged" and _keeps_more_merged(core)
 
 
 def _in_short(refusal: object) -> str:
@@ -76,23 +76,23 @@ def _in_short(refusal: object) -> str:
     return str(refusal).removeprefix("space='merged': ").partition(". ")[0]
 
 
-def _keeps_more_merged(memory: Memory) -> bool:
+def _keeps_more_merged(core: Core) -> bool:
     """Whether a guard's form and measure are such as are known to keep more of merged weights."""
-    return isinstance(memory.driving.form, LayerForm) and memory.driving.measure.needs.data
+    return isinstance(core.state.driving.form, LayerForm) and core.state.driving.measure.needs.data
 
 
-def _merged(memory: Memory, parameters: Mapping[str, nn.Parameter]) -> MergedSpace:
+def _merged(core: Core, parameters: Mapping[str, nn.Parameter]) -> MergedSpace:
     """Return a model's adapters in merged space, or refuse those that cannot be held so."""
-    merged = MergedSpace.of(memory.model, parameters, "merged")
+    merged = MergedSpace.of(core.runtime.model, parameters, "merged")
     merged.refuse_parts()
-    merged.blocks_of(memory.driving.form, merged.coordinates(merged.without_layers(parameters)))
+    merged.blocks_of(core.state.driving.form, merged.coordinates(merged.without_layers(parameters)))
     return merged
 
 
-def _patterns(memory: Memory) -> list[str]:
+def _patterns(core: Core) -> list[str]:
     """Return all patterns of names that a user has given."""
-    strengths = memory.driving.strengths
-    return [*memory.selection.patterns, *(strengths.given if strengths is not None else ())]
+    strengths = core.state.driving.strengths
+    return [*core.options.selection.patterns, *(strengths.given if strengths is not None else ())]
 
 
 def _names_parts(pattern: str, parts: Mapping[str, list[str]]) -> bool:

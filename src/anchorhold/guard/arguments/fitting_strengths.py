@@ -9,24 +9,24 @@ from torch.nn.parameter import is_lazy
 from anchorhold.adapters import every_adapter
 from anchorhold.errors import ConfigurationError
 from anchorhold.guard.arguments.strengths import PatternStrengths
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.guard.merged_space import MergedSpace
 
 
-def check_strengths(memory: Memory, strengths: PatternStrengths) -> None:
+def check_strengths(core: Core, strengths: PatternStrengths) -> None:
     """Refuse strengths by pattern that do not fit what is protected."""
-    _refuse_own_parameters(memory, strengths)
-    strengths.check_used(memory.measured.keys() | memory.frozen.keys())
-    check_blocks(memory, strengths, memory.parameters)
-    memory.folding.check_strengths(strengths)
+    _refuse_own_parameters(core, strengths)
+    strengths.check_used(core.measured.keys() | core.frozen.keys())
+    check_blocks(core, strengths, core.runtime.parameters)
+    core.folding.check_strengths(strengths)
 
 
-def _refuse_own_parameters(memory: Memory, strengths: PatternStrengths) -> None:
+def _refuse_own_parameters(core: Core, strengths: PatternStrengths) -> None:
     """Refuse a pattern of adapters' own parameters alone where the weights are held that they are merged with."""
-    for pattern in strengths.given if memory.space == "merged" else ():
-        parts = [name for name in memory.merged.names if fnmatchcase(name, pattern)]
-        if parts and not any(fnmatchcase(name, pattern) for name in memory.measured):
-            weight = min(name for name, own in memory.merged.parts.items() if min(parts) in own)
+    for pattern in strengths.given if core.state.space.value == "merged" else ():
+        parts = [name for name in core.merged.names if fnmatchcase(name, pattern)]
+        if parts and not any(fnmatchcase(name, pattern) for name in core.measured):
+            weight = min(name for name, own in core.merged.parts.items() if min(parts) in own)
             raise ConfigurationError(
                 f"strength[{pattern!r}] is of adapters' own parameters, such as {min(parts)!r}, and here adapters "
                 f"are held by their merged weights. Give a pattern that matches the names of those, such as "
@@ -34,11 +34,11 @@ def _refuse_own_parameters(memory: Memory, strengths: PatternStrengths) -> None:
             )
 
 
-def _refuse_merged_weights(memory: Memory, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
+def _refuse_merged_weights(core: Core, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
     """Refuse a pattern of the weights alone that adapters change where their own parameters are held."""
     unused = [each for each in strengths.given if not any(fnmatchcase(name, each) for name in parameters)]
     held = {id(p) for p in parameters.values()} if unused else ()
-    for found in every_adapter(memory.model, held) if unused else ():
+    for found in every_adapter(core.runtime.model, held) if unused else ():
         if pattern := next((each for each in unused if fnmatchcase(found.weight, each)), None):
             raise ConfigurationError(
                 f"strength[{pattern!r}] is of weights that adapters change, such as {found.weight!r}, and here "
@@ -47,15 +47,15 @@ def _refuse_merged_weights(memory: Memory, strengths: PatternStrengths, paramete
             )
 
 
-def check_blocks(memory: Memory, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
+def check_blocks(core: Core, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
     """Refuse a parameter without a strength, and a block with several."""
-    space = MergedSpace.of(memory.model, parameters, memory.space)
+    space = MergedSpace.of(core.runtime.model, parameters, core.state.space.value)
     coordinates = space.coordinates(parameters)
-    if memory.space == "weights":
-        _refuse_merged_weights(memory, strengths, parameters)
+    if core.state.space.value == "weights":
+        _refuse_merged_weights(core, strengths, parameters)
     for name in coordinates:
         strengths.of(name)
-    form = memory.driving.form
+    form = core.state.driving.form
     if form.elementwise or any(map(is_lazy, parameters.values())):
         return
     for block in space.blocks_of(form, coordinates):

@@ -10,8 +10,8 @@ from anchorhold.forms import Matrix
 from anchorhold.guard.batch_norm.folding import Folding
 from anchorhold.guard.batch_norm.followed_layers import Following, find_following
 from anchorhold.guard.batch_norm.frozen_statistics import is_fresh
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.ranks import is_fully_sharded
-from anchorhold.guard.memory import Memory
 from anchorhold.persample.batches import Forward, check_batches
 from anchorhold.tensors.names import named_modules
 
@@ -34,13 +34,13 @@ class TaskNorms:
         return {name: m.scaled(0.0) if silent.issuperset(m.block.parameters) else m for name, m in matrices.items()}
 
 
-def norms_of_task(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> TaskNorms:
+def norms_of_task(core: Core, batches: Iterable[Any] | None, forward: Forward | None) -> TaskNorms:
     """Return what is to be done with batch norms, without changing anything yet."""
-    if memory.batch_norm is None or not memory.norms:
+    if core.options.batch_norm is None or not core.norms:
         return TaskNorms(frozenset(), {}, Folding({}), batches)
-    if memory.batch_norm == "freeze":
-        return TaskNorms(memory.frozen_norms | _trained(memory), {}, Folding({}), batches)
-    _refuse_sharded(memory)
+    if core.options.batch_norm == "freeze":
+        return TaskNorms(core.state.frozen_norms | _trained(core), {}, Folding({}), batches)
+    _refuse_sharded(core)
     if batches is None:
         raise BatchError(
             "batch_norm='fold' has to see the model called, to know which layer each batch norm follows: call "
@@ -49,47 +49,51 @@ def norms_of_task(memory: Memory, batches: Iterable[Any] | None, forward: Forwar
     given = check_batches(batches)
     iterator = iter(given)
     first = list(itertools.islice(iterator, 1))
-    seen = memory.ranks.each(
-        lambda: find_following(memory.model, memory.norms, memory.parameters, first[0], forward) if first else None
+    seen = core.runtime.ranks.each(
+        lambda: (
+            find_following(core.runtime.model, core.norms, core.runtime.parameters, first[0], forward)
+            if first
+            else None
+        )
     )
     found = next((following for following in seen if following is not None), Following({}, {}, set()))
-    folded = _folded(memory, found)
-    left = (_trained(memory) | found.others.keys()) - folded.keys()
-    new = left - memory.frozen_norms - memory.warned.about(_UNFOLDED) - found.unseen
+    folded = _folded(core, found)
+    left = (_trained(core) | found.others.keys()) - folded.keys()
+    new = left - core.state.frozen_norms - core.runtime.warned.about(_UNFOLDED) - found.unseen
     _warn_of_unfolded({name: found.others.get(name, _OTHERWISE) for name in new})
-    memory.warned.add(_UNFOLDED, new)
-    folding = Folding.of(folded, dict(named_modules(memory.model)), memory.parameters)
-    folding.agree(memory.ranks)
-    return TaskNorms(memory.frozen_norms | left, folded, folding, _with_first(given, iterator, first))
+    core.runtime.warned.add(_UNFOLDED, new)
+    folding = Folding.of(folded, dict(named_modules(core.runtime.model)), core.runtime.parameters)
+    folding.agree(core.runtime.ranks)
+    return TaskNorms(core.state.frozen_norms | left, folded, folding, _with_first(given, iterator, first))
 
 
-def _trained(memory: Memory) -> set[str]:
+def _trained(core: Core) -> set[str]:
     """Return the batch norms that have statistics of some data."""
-    return {name for name, norm in memory.norms.items() if not is_fresh(norm)}
+    return {name for name, norm in core.norms.items() if not is_fresh(norm)}
 
 
-def _folded(memory: Memory, found: Following) -> dict[str, str]:
+def _folded(core: Core, found: Following) -> dict[str, str]:
     """Return which batch norms are folded from now on: those that were, and new ones of layers that are new too."""
-    for name, layer in memory.folded_norms.items():
-        if name not in found.unseen and name in memory.norms and found.layers.get(name) != layer:
+    for name, layer in core.state.folded_norms.items():
+        if name not in found.unseen and name in core.norms and found.layers.get(name) != layer:
             raise ModelError(
                 f"The batch norm {name!r} was consolidated together with {layer!r}, which it followed, and now "
                 f"{found.others.get(name, 'it follows another layer')}. Nothing was consolidated. Restore the model, "
                 f"or call forget() with the names of their parameters."
             )
-    names = {id(parameter): name for name, parameter in memory.parameters.items()}
-    modules = dict(named_modules(memory.model))
+    names = {id(parameter): name for name, parameter in core.runtime.parameters.items()}
+    modules = dict(named_modules(core.runtime.model))
     held = {
         name
         for name, layer in found.layers.items()
-        if names.get(id(getattr(modules[layer], "weight", None))) in memory.anchor
+        if names.get(id(getattr(modules[layer], "weight", None))) in core.state.anchor
     }
     new = {name: layer for name, layer in found.layers.items() if name not in held}
-    return memory.folded_norms | {name: layer for name, layer in new.items() if name not in memory.frozen_norms}
+    return core.state.folded_norms | {name: layer for name, layer in new.items() if name not in core.state.frozen_norms}
 
 
-def _refuse_sharded(memory: Memory) -> None:
-    if is_fully_sharded(memory.model):
+def _refuse_sharded(core: Core) -> None:
+    if is_fully_sharded(core.runtime.model):
         raise ConfigurationError(
             "batch_norm='fold' with a sharded model: its layers and its batch norms are split in different places, so "
             "no process has what belongs together. Take batch_norm='freeze'."

@@ -33,7 +33,7 @@ from anchorhold.errors import ConfigurationError, NotFiniteError, OrderError
 from anchorhold.forms import Matrix
 from anchorhold.guard.batch_norm.folding import Folding
 from anchorhold.guard.consolidating.measuring import Finding
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.guard.refreshing import refresh
 from anchorhold.holds.of_weights.quadratic import applied
 from anchorhold.tensors.finite import is_finite
@@ -42,64 +42,64 @@ from anchorhold.tensors.storage import at_hand, running_dtype
 
 
 @torch.no_grad()
-def new_anchor(memory: Memory, finding: Finding | None, folding: Folding) -> dict[str, Tensor]:
+def new_anchor(core: Core, finding: Finding | None, folding: Folding) -> dict[str, Tensor]:
     """Return what the parameters are held to once a task is taken in, changing nothing yet.
 
     Args:
-        memory: what the guard knows, the task not taken in.
+        core: what the guard knows, the task not taken in.
         finding: what the measure that holds the model found for it; where that is nothing, the anchor is where
             weights are.
         folding: the layers that are held as batch norms scale them, those of this task included.
     """
-    mean = memory.anchor_kind == "mean" and not memory.leans
-    theta = memory.parameters | folding.coordinates(memory.parameters)
+    mean = core.options.anchor_kind == "mean" and not core.leans
+    theta = core.runtime.parameters | folding.coordinates(core.runtime.parameters)
     found = {}
-    for name, parameter in memory.parameters.items():
+    for name, parameter in core.runtime.parameters.items():
         solution = theta[name].detach()
-        if mean and finding is not None and name in memory.anchor:
-            solution = _mean(memory, finding, name, solution)
+        if mean and finding is not None and name in core.state.anchor:
+            solution = _mean(core, finding, name, solution)
         else:
             solution = solution.clone()
-        found[name] = memory.storage.resting(solution, parameter)
+        found[name] = core.options.storage.resting(solution, parameter)
     return found
 
 
 @torch.no_grad()
-def new_merged_anchor(memory: Memory) -> dict[str, Change]:
+def new_merged_anchor(core: Core) -> dict[str, Change]:
     """Return what adapters add to weights once a task is taken in, where those are held; changing nothing yet."""
     found: dict[str, Change] = {}
-    for name, change in memory.merged.changes().items():
-        rest = partial(memory.storage.resting, parameter=memory.measured[name])
+    for name, change in core.merged.changes().items():
+        rest = partial(core.options.storage.resting, parameter=core.measured[name])
         found[name] = mapped(mapped(change, Tensor.clone), rest)
     return found
 
 
-def rebase(memory: Memory) -> None:
+def rebase(core: Core) -> None:
     """Hold merged weights to where they are now, by the importance that was measured before."""
-    if memory.space != "merged":
+    if core.state.space.value != "merged":
         raise ConfigurationError("rebase() without space='merged': there is no merged weight to be counted anew.")
-    if not memory.tasks:
+    if not core.state.tasks:
         raise OrderError(
             "rebase() before the first consolidate(): nothing is held yet that could be counted anew. Consolidate what "
             "the model knows, with its adapters on; that counts from there."
         )
-    refresh(memory)
-    here = new_merged_anchor(memory)
-    memory.merged_anchor.update({name: here[name] for name in memory.merged_anchor if name in here})
-    anchor = new_anchor(memory, None, memory.folding)
-    memory.anchor.update({name: anchor[name] for name in memory.merged.names})
+    refresh(core)
+    here = new_merged_anchor(core)
+    core.state.merged_anchor.update({name: here[name] for name in core.state.merged_anchor if name in here})
+    anchor = new_anchor(core, None, core.folding)
+    core.state.anchor.update({name: anchor[name] for name in core.merged.names})
 
 
-def _mean(memory: Memory, finding: Finding, name: str, solution: Tensor) -> Tensor:
+def _mean(core: Core, finding: Finding, name: str, solution: Tensor) -> Tensor:
     """Return (Ωθ* + ωθ)/(Ω + ω) of a parameter, θ where that is 0/0."""
-    driving, dtype = memory.driving, running_dtype(solution)
+    driving, dtype = core.state.driving, running_dtype(solution)
     if name not in driving.total:
         return solution.clone()
-    old, new = driving.shares(name, memory.decay)
+    old, new = driving.shares(name, core.state.decay)
     theta_star, before, now = (
         local(at_hand(tensor, solution)).to(dtype)
         for tensor in (
-            memory.anchor[name],
+            core.state.anchor[name],
             driving.measured[name].diagonal()[name],
             finding.matrices[name].diagonal()[name],
         )
@@ -111,33 +111,33 @@ def _mean(memory: Memory, finding: Finding, name: str, solution: Tensor) -> Tens
 
 
 @torch.no_grad()
-def new_tilt(memory: Memory, finding: Finding, anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def new_tilt(core: Core, finding: Finding, anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return how the sum of all tasks leans at a new anchor, changing nothing yet; nothing where it cannot lean.
 
     Args:
-        memory: what the guard knows, the task not taken in.
+        core: what the guard knows, the task not taken in.
         finding: what the measure that holds the model found for it.
         anchor: the new one.
     """
-    driving = memory.driving
-    if not memory.leans:
+    driving = core.state.driving
+    if not core.leans:
         return {}
     found: dict[str, Tensor] = {}
     # All of them first: where Q is in parts all processes take part, and none may have stopped by then.
-    every = {key: _moved(memory, q, anchor) for key, q in driving.measured.items() if key in finding.matrices}
+    every = {key: _moved(core, q, anchor) for key, q in driving.measured.items() if key in finding.matrices}
     for key, matrix in finding.matrices.items():
-        old, new = driving.shares(key, memory.decay)
+        old, new = driving.shares(key, core.state.decay)
         moved = every.get(key, {})
         for name in matrix.block.parameters:
-            parameter = memory.parameters[name]
+            parameter = core.runtime.parameters[name]
             tilt = torch.zeros_like(parameter, dtype=running_dtype(parameter), requires_grad=False)
-            if name in memory.tilt:
-                tilt = tilt + old * at_hand(memory.tilt[name], parameter)
+            if name in core.state.tilt:
+                tilt = tilt + old * at_hand(core.state.tilt[name], parameter)
             if name in moved:
                 tilt = tilt - old * moved[name]
-            if memory.gradient_term:
+            if core.options.gradient_term:
                 tilt = tilt - new * finding.gradient[name]
-            found[name] = memory.resting(tilt, parameter)
+            found[name] = core.resting(tilt, parameter)
             if not is_finite(found[name]):
                 raise NotFiniteError(
                     f"The sum of all tasks' penalties has a gradient at {name!r} that is not finite, so nothing was "
@@ -147,7 +147,7 @@ def new_tilt(memory: Memory, finding: Finding, anchor: Mapping[str, Tensor]) -> 
     return found
 
 
-def _moved(memory: Memory, matrix: Matrix, anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _moved(core: Core, matrix: Matrix, anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return Q(θ′ − θ*) of a block, from the old anchor to the new one."""
-    there = {name: at_hand(anchor[name], memory.parameters[name]) for name in matrix.block.parameters}
-    return applied(matrix, there, memory.anchor)
+    there = {name: at_hand(anchor[name], core.runtime.parameters[name]) for name in matrix.block.parameters}
+    return applied(matrix, there, core.state.anchor)

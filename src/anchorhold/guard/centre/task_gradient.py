@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.whole_model import whole_model
-from anchorhold.guard.memory import Memory
 from anchorhold.measures import SampleMeasure
 from anchorhold.persample.batches import Forward
 from anchorhold.persample.engine import SampleAccumulator
@@ -30,17 +30,17 @@ class TaskLogLikelihood(LogLikelihood):
 class TaskGradient:
     """Collects g beside the measures, from the same samples."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
+    def __init__(self, core: Core) -> None:
+        self.core = core
         self._collector: SampleAccumulator | None = None
 
     def collector(self, forward: Forward | None, beside: Sequence[SampleAccumulator]) -> SampleAccumulator:
         """Return what takes the batches in, of the same model as others, which a sharded one is made whole for once."""
-        memory, measure = self.memory, self.memory.driving.measure
+        core, measure = self.core, self.core.state.driving.measure
         model, parameters = (
             (beside[0].model, beside[0].parameters)
             if beside
-            else whole_model(memory.model, memory.parameters, by_layer=memory.by_layer)
+            else whole_model(core.runtime.model, core.runtime.parameters, by_layer=core.runtime.by_layer)
         )
         limit = measure.sample_limit if isinstance(measure, SampleMeasure) else None
         self._collector = SampleAccumulator(
@@ -50,13 +50,13 @@ class TaskGradient:
             parameters=parameters,
             forward=forward,
             samples=limit,
-            reduction=memory.own_parts(IDENTITY),
+            reduction=core.own_parts(IDENTITY),
         )
         return self._collector
 
     def _score(self) -> LogLikelihood:
         """Return the log-likelihood, read and averaged as the measure has it, so that Q and g are of one loss."""
-        measure = self.memory.driving.measure
+        measure = self.core.state.driving.measure
         asked = measure.score if isinstance(measure, SampleMeasure) else None
         if not isinstance(asked, PositionScore):
             return TaskLogLikelihood("true")
@@ -68,4 +68,4 @@ class TaskGradient:
         """Return the mean over the samples of all processes, by parameter, spread as the parameters are."""
         assert self._collector is not None
         means = self._collector.result().values
-        return {name: wrap_local(-means[name], parameter) for name, parameter in self.memory.parameters.items()}
+        return {name: wrap_local(-means[name], parameter) for name, parameter in self.core.runtime.parameters.items()}

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from anchorhold.errors import BatchError
 from anchorhold.forms import Matrix
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.ranks import Ranks
-from anchorhold.guard.memory import Memory
 from anchorhold.holds import Held, Hold
 from anchorhold.holds.base import TaskData
 from anchorhold.persample.batches import Forward, check_batches
@@ -19,9 +19,9 @@ from anchorhold.seeding import undisturbed
 from anchorhold.tensors.sharding import is_sharded
 
 
-def check_data_for_holds(memory: Memory, batches: Iterable[Any] | None) -> None:
+def check_data_for_holds(core: Core, batches: Iterable[Any] | None) -> None:
     """Refuse data that a hold is to look at, if there are none, or if others read them too and they come only once."""
-    taking = [f"the hold {hold.name!r}" for hold in memory.holds if hold.takes_batches]
+    taking = [f"the hold {hold.name!r}" for hold in core.options.holds if hold.takes_batches]
     if not taking:
         return
     if batches is None:
@@ -29,8 +29,8 @@ def check_data_for_holds(memory: Memory, batches: Iterable[Any] | None) -> None:
             f"{taking[0][0].upper()}{taking[0][1:]} looks at each task's data, and was given none: call "
             "consolidate(batches) with the data that the task was trained on."
         )
-    readers = [name for name, ledger in memory.ledgers.items() if ledger.measure.needs.data]
-    readers += ["the gradient term"] * memory.gradient_term
+    readers = [name for name, ledger in core.state.ledgers.items() if ledger.measure.needs.data]
+    readers += ["the gradient term"] * core.options.gradient_term
     # A loader is not asked for an iterator to find out: it would draw from the random state.
     if len(taking) + len(readers) > 1 and isinstance(check_batches(batches), Iterator):
         raise BatchError(
@@ -39,35 +39,33 @@ def check_data_for_holds(memory: Memory, batches: Iterable[Any] | None) -> None:
         )
 
 
-def rehearse_holds(memory: Memory, batches: Iterable[Any] | None, forward: Forward | None) -> None:
+def rehearse_holds(core: Core, batches: Iterable[Any] | None, forward: Forward | None) -> None:
     """Let holds that look at a task's data take in a first batch, and pull by it, and be as they were."""
-    taking = [hold for hold in memory.holds if hold.takes_batches]
+    taking = [hold for hold in core.options.holds if hold.takes_batches]
     if not taking:
         return
     few = list(itertools.islice(check_batches(batches), 1))
-    held = memory.held(memory.parameters, data=TaskData(few, forward))
+    held = core.held(core.runtime.parameters, data=TaskData(few, forward))
     with contextlib.ExitStack() as stack:
         for hold in taking:
             stack.callback(hold.roll_back, hold.snapshot())
         for hold in taking:
             hold.end_task(held._replace(sums=hold.task_sums(held)))
-        if not any(map(is_sharded, memory.model.parameters())):  # all processes would have to run it together
+        if not any(map(is_sharded, core.runtime.model.parameters())):  # all processes would have to run it together
             for hold in taking:
-                hold.value(held._replace(tasks=memory.tasks + 1))
+                hold.value(held._replace(tasks=core.state.tasks + 1))
 
 
-def tell_holds(
-    memory: Memory, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None, data: TaskData
-) -> None:
+def tell_holds(core: Core, anchor: Mapping[str, Tensor], total: Mapping[str, Matrix] | None, data: TaskData) -> None:
     """Let holds take the task in, after which they know the same on all ranks; raises on all if it does on one."""
-    importance = None if total is None else memory.driving.as_held(dict(total))
-    for hold in memory.holds:
+    importance = None if total is None else core.state.driving.as_held(dict(total))
+    for hold in core.options.holds:
         given = data if hold.takes_batches else data._replace(batches=None)
-        _tell(memory, hold, memory.held(memory.parameters, anchor, importance, data=given))
+        _tell(core, hold, core.held(core.runtime.parameters, anchor, importance, data=given))
 
 
-def _tell(memory: Memory, hold: Hold, held: Held) -> None:
-    ranks = memory.ranks
+def _tell(core: Core, hold: Hold, held: Held) -> None:
+    ranks = core.runtime.ranks
     with undisturbed():  # by loaders that shuffle
         own = ranks.together(lambda: hold.task_sums(held))
         sums = _added_up(ranks, own)
@@ -75,7 +73,7 @@ def _tell(memory: Memory, hold: Hold, held: Held) -> None:
     if sums and ranks.size > 1:
         hold.load_state(ranks.from_first(hold.state))
     for message in hold.notices():
-        memory.warned.once("hold", message, about=message)
+        core.runtime.warned.once("hold", message, about=message)
 
 
 def _added_up(ranks: Ranks, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,13 +13,13 @@ from anchorhold.errors import AnchorholdWarning, BatchError, OrderError
 from anchorhold.forms import Block, Matrix
 from anchorhold.guard.centre.task_gradient import TaskGradient
 from anchorhold.guard.consolidating.turns import put_to_rest, turns_of
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.everyones_batches import EveryonesBatches
 from anchorhold.guard.distributed.gathering import is_cut_up, refuse_another_model
 from anchorhold.guard.distributed.ranks import ALONE, Ranks, is_one_of_several
 from anchorhold.guard.distributed.sharded_matrices import as_parameters_are, unsharded
 from anchorhold.guard.distributed.whole_model import whole_model
 from anchorhold.guard.ledger import Ledger, TaskImportance
-from anchorhold.guard.memory import Memory
 from anchorhold.guard.micro_batches.gradient_sums import Asked
 from anchorhold.guard.monitor import Monitor
 from anchorhold.guard.task_classes import Classes, together
@@ -85,94 +85,94 @@ class ReadsBatches(Protocol):
 
 
 def measure_task(
-    memory: Memory,
+    core: Core,
     monitors: Sequence[Monitor],
     batches: Iterable[Any] | None,
     forward: Forward | None,
     within: int | None = None,
 ) -> dict[str, Finding]:
     """Return what each measure found, by its name; one that only watches and saw no step is left out."""
-    sampled = _sampled(memory)
-    turns = memory.ranks.together(lambda: turns_of(memory, within))
-    _tell_notices(memory)
-    gradient = TaskGradient(memory) if memory.gradient_term else None
-    memory.choose_gathering()
-    found = memory.ranks.together(lambda: _measure_without_data(memory))
-    if memory.watched is not None:
-        found |= memory.ranks.together(lambda: _watched(memory, sampled, batches))
+    sampled = _sampled(core)
+    turns = core.runtime.ranks.together(lambda: turns_of(core, within))
+    _tell_notices(core)
+    gradient = TaskGradient(core) if core.options.gradient_term else None
+    core.choose_gathering()
+    found = core.runtime.ranks.together(lambda: _measure_without_data(core))
+    if core.task.watched is not None:
+        found |= core.runtime.ranks.together(lambda: _watched(core, sampled, batches))
         sampled = {}
     if sampled or gradient is not None:
-        given = memory.ranks.together(lambda: _given(batches, sampled))
-        found |= TaskMeasurement(memory, monitors, sampled, given, forward, gradient).in_turns(turns)
+        given = core.runtime.ranks.together(lambda: _given(batches, sampled))
+        found |= TaskMeasurement(core, monitors, sampled, given, forward, gradient).in_turns(turns)
     if gradient is not None:
-        found[memory.driver].gradient = memory.ranks.together(gradient.found)
+        found[core.state.driver].gradient = core.runtime.ranks.together(gradient.found)
     return found
 
 
 def rehearse_task(
-    memory: Memory, monitors: Sequence[Monitor], batches: Iterable[Any] | None, forward: Forward | None
+    core: Core, monitors: Sequence[Monitor], batches: Iterable[Any] | None, forward: Forward | None
 ) -> None:
     """Measure with the first samples of the data, if any measure looks at data, and forget what comes out."""
-    sampled = _sampled(memory)
-    if not sampled and not memory.gradient_term:
+    sampled = _sampled(core)
+    if not sampled and not core.options.gradient_term:
         return
-    _tell_notices(memory)
-    memory.choose_gathering()
-    given = memory.ranks.together(lambda: _given(batches, sampled))
-    gradient = TaskGradient(memory) if memory.gradient_term else None
-    TaskMeasurement(memory, monitors, sampled, given, forward, gradient).rehearse()
+    _tell_notices(core)
+    core.choose_gathering()
+    given = core.runtime.ranks.together(lambda: _given(batches, sampled))
+    gradient = TaskGradient(core) if core.options.gradient_term else None
+    TaskMeasurement(core, monitors, sampled, given, forward, gradient).rehearse()
 
 
-def _tell_notices(memory: Memory) -> None:
+def _tell_notices(core: Core) -> None:
     """Warn of what a form keeps in another way than was asked for, once for each form."""
-    form = memory.driving.form
-    for message in form.notices(memory.blocks(form)):
-        memory.warned.once("form", message, about=message)
+    form = core.state.driving.form
+    for message in form.notices(core.blocks(form)):
+        core.runtime.warned.once("form", message, about=message)
 
 
-def _sampled(memory: Memory) -> dict[str, SampleMeasure]:
+def _sampled(core: Core) -> dict[str, SampleMeasure]:
     """Return the measures that look at data, by name."""
-    ledgers = memory.ledgers.items()
+    ledgers = core.state.ledgers.items()
     return {name: cast("SampleMeasure", ledger.measure) for name, ledger in ledgers if ledger.measure.needs.data}
 
 
-def _measure_without_data(memory: Memory) -> dict[str, Finding]:
+def _measure_without_data(core: Core) -> dict[str, Finding]:
     """Return what the measures found that look at the path or the weights alone."""
     found: dict[str, Finding] = {}
-    for name, ledger in memory.ledgers.items():
+    for name, ledger in core.state.ledgers.items():
         needs = ledger.measure.needs
         if needs.data:
             continue
-        if needs.path and not memory.steps:
-            if name == memory.driver:
+        if needs.path and not core.task.steps:
+            if name == core.state.driver:
                 raise OrderError(
                     f"{name} measures along the training path and has seen no step of an attached optimiser since the "
                     "last consolidation. Call attach(optimizer) before training; to protect a model that is already "
                     "trained, use a measure that looks at data, such as Fisher() or MAS()."
                 )
             continue
-        matrices, lasting = _finished(memory, ledger, {})
+        matrices, lasting = _finished(core, ledger, {})
         raw = dict(next(iter(ledger.running.values()))) if ledger.running else None
         found[name] = Finding(matrices, lasting, raw)
     return found
 
 
 def _finished(
-    memory: Memory, ledger: Ledger, means: Mapping[str, Tensor]
+    core: Core, ledger: Ledger, means: Mapping[str, Tensor]
 ) -> tuple[dict[str, Matrix], dict[str, dict[str, Tensor]]]:
-    return ledger.finished(memory.measured, memory.start, memory.steps, means, memory.anchor)
+    return ledger.finished(core.measured, core.task.start, core.task.steps, means, core.state.anchor)
 
 
-def squares_of_samples(memory: Memory, batches: Iterable[Any], forward: Forward | None) -> dict[str, Tensor]:
+def squares_of_samples(core: Core, batches: Iterable[Any], forward: Forward | None) -> dict[str, Tensor]:
     """Return the mean of the samples' squared gradients, of the log-likelihood of their own labels, by parameter."""
-    memory.choose_gathering()
-    model, parameters = whole_model(memory.model, memory.parameters, by_layer=memory.by_layer)
+    core.choose_gathering()
+    model, parameters = whole_model(core.runtime.model, core.runtime.parameters, by_layer=core.runtime.by_layer)
     fisher = Fisher(labels="true")
-    collector = fisher.accumulator(model, parameters, forward, reduction=memory.own_parts(fisher.phi))
-    collect(memory, [collector], memory.ranks.together(lambda: check_batches(batches)), forward)
-    _add_up(memory, collector)
-    found = memory.everyone.together(collector.result).values
-    return {name: wrap_local(found[name], parameter) for name, parameter in memory.parameters.items()}
+    collector = fisher.accumulator(model, parameters, forward, reduction=core.own_parts(fisher.phi))
+    collect(core, [collector], core.runtime.ranks.together(lambda: check_batches(batches)), forward)
+    _add_up(core, collector)
+    found = core.runtime.everyone.together(collector.result).values
+    return {name: wrap_local(found[name], parameter) for name, parameter in core.runtime.parameters.items()}
 
 
 def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) -> Iterable[Any]:
@@ -190,12 +190,14 @@ def _given(batches: Iterable[Any] | None, sampled: Mapping[str, SampleMeasure]) 
     return check_batches(batches)
 
 
-def _watched(memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any] | None) -> dict[str, Finding]:
+def _watched(core: Core, sampled: Mapping[str, SampleMeasure], batches: Iterable[Any] | None) -> dict[str, Finding]:
     """Return what measures that look at data have seen of micro-batches; data beside it are for others alone."""
-    watched = memory.watched
+    watched = core.task.watched
     assert watched is not None
-    watched.refuse_unless_at(memory.model)
-    if batches is not None and not (memory.gradient_term or any(hold.takes_batches for hold in memory.holds)):
+    watched.refuse_unless_at(core.runtime.model)
+    if batches is not None and not (
+        core.options.gradient_term or any(hold.takes_batches for hold in core.options.holds)
+    ):
         raise OrderError(
             "consolidate(batches) after watch_only(), which has measured this task already, and nothing else looks at "
             "data. Call consolidate() without, or restart_task() first to drop what was seen."
@@ -203,7 +205,7 @@ def _watched(memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iter
     found = {}
     for name, measure in sampled.items():
         sums = watched.sums[Asked.by(measure)]
-        matrices, lasting = _finished(memory, memory.ledgers[name], sums.squares())
+        matrices, lasting = _finished(core, core.state.ledgers[name], sums.squares())
         found[name] = Finding(matrices, lasting, None, sums.samples, {}, watched.classes.labels, sums.outputs)
     return found
 
@@ -212,7 +214,7 @@ def _watched(memory: Memory, sampled: Mapping[str, SampleMeasure], batches: Iter
 class TaskMeasurement:
     """One measurement of a task from data: every batch goes to every measure, so that all see the same samples."""
 
-    memory: Memory
+    core: Core
     monitors: Sequence[Monitor]
     sampled: Mapping[str, SampleMeasure]
     """The measures that look at data, by name."""
@@ -223,23 +225,23 @@ class TaskMeasurement:
 
     def in_turns(self, turns: Sequence[Sequence[Block]]) -> dict[str, Finding]:
         """Measure the layers of each turn in passes of their own, and all that has no layers in those of the first."""
-        memory = self.memory
+        core = self.core
         passes = len(turns) * self._passes
         # A loader is not asked for an iterator to find out: it would draw from the random state.
         if passes > 1 and isinstance(self.batches, Iterator):
             raise BatchError(
-                f"The form {memory.driving.form.name!r} goes through the samples {passes} times, and the batches given "
-                "can be gone through once: an iterator, or a generator. Give a DataLoader, or a list of batches."
+                f"The form {core.state.driving.form.name!r} goes through the samples {passes} times, and the batches "
+                "given can be gone through once: an iterator, or a generator. Give a DataLoader, or a list of batches."
             )
         if len(turns) == 1:
             return self.in_passes()
         found = self.in_passes(turns[0])
-        of_driver = found[memory.driver]
-        of_driver.matrices = put_to_rest(memory, of_driver.matrices)
-        rest = replace(self, sampled={memory.driver: self.sampled[memory.driver]}, gradient=None)
+        of_driver = found[core.state.driver]
+        of_driver.matrices = put_to_rest(core, of_driver.matrices)
+        rest = replace(self, sampled={core.state.driver: self.sampled[core.state.driver]}, gradient=None)
         for blocks in turns[1:]:
-            own = rest.in_passes(blocks)[memory.driver]
-            of_driver.matrices |= put_to_rest(memory, own.matrices)
+            own = rest.in_passes(blocks)[core.state.driver]
+            of_driver.matrices |= put_to_rest(core, own.matrices)
             of_driver.fallback |= own.fallback
         return found
 
@@ -253,22 +255,22 @@ class TaskMeasurement:
         classes = self._collect(collectors)
         for collector in collectors:
             if not collector.seen:
-                self.memory.ranks.together(collector.result)  # says that there were no batches
+                self.core.runtime.ranks.together(collector.result)  # says that there were no batches
         look_at_classes(self.monitors, classes, collectors)
 
     @property
     def _passes(self) -> int:
         """Return how many times the batches are gone through."""
-        return max((self.memory.ledgers[name].form.passes for name in self.sampled), default=1)
+        return max((self.core.state.ledgers[name].form.passes for name in self.sampled), default=1)
 
     def in_passes(self, some: Sequence[Block] | None = None) -> dict[str, Finding]:
         """Measure in as many passes as the forms need; of the driving measure some blocks, where these are not all."""
-        memory = self.memory
+        core = self.core
         known: dict[str, dict[str, Tensor]] = {name: {} for name in self.sampled}
         seen: dict[str, SampleImportance] = {}
         classes = Classes()
         for number in range(self._passes):
-            wanted = {n: measure for n, measure in self.sampled.items() if number < memory.ledgers[n].form.passes}
+            wanted = {n: measure for n, measure in self.sampled.items() if number < core.state.ledgers[n].form.passes}
             gradient = self.gradient if number == 0 else None
             results, classes = replace(self, sampled=wanted, gradient=gradient).one_pass(known, some)
             for name, result in results.items():
@@ -276,50 +278,50 @@ class TaskMeasurement:
             seen = seen or results
         found = {}
         for name, measure in self.sampled.items():
-            ledger = memory.ledgers[name]
+            ledger = core.state.ledgers[name]
             if ledger.form.elementwise:
-                matrices, lasting = _finished(memory, ledger, known[name])
+                matrices, lasting = _finished(core, ledger, known[name])
             else:
                 made = ledger.form.matrices(measure, self._blocks(name, some), known[name])
-                matrices, lasting = {key: as_parameters_are(each, memory.measured) for key, each in made.items()}, {}
+                matrices, lasting = {key: as_parameters_are(each, core.measured) for key, each in made.items()}, {}
             first = seen[name]
             found[name] = Finding(matrices, lasting, None, first.samples, first.fallback, classes.labels, first.outputs)
         return found
 
     def _blocks(self, name: str, some: Sequence[Block] | None) -> Sequence[Block]:
         """Return the blocks that a measure is asked about: all of its form's, or some of those that drive the hold."""
-        memory = self.memory
-        return memory.blocks(memory.ledgers[name].form) if some is None or name != memory.driver else some
+        core = self.core
+        return core.blocks(core.state.ledgers[name].form) if some is None or name != core.state.driver else some
 
     def _learned(self, name: str, means: dict[str, Tensor], some: Sequence[Block] | None) -> dict[str, Tensor]:
         """Return what a form makes of the means so far, worked out by one process for all."""
-        memory = self.memory
-        ledger = memory.ledgers[name]
-        blocks, earlier, decay = self._blocks(name, some), ledger.added_to, ledger.decayed(memory.decay)
+        core = self.core
+        ledger = core.state.ledgers[name]
+        blocks, earlier, decay = self._blocks(name, some), ledger.added_to, ledger.decayed(core.state.decay)
         if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
             return ledger.form.learned(blocks, means, earlier, decay)
         earlier = {key: unsharded(matrix) for key, matrix in earlier.items()}
-        return memory.everyone.from_first(lambda: ledger.form.learned(blocks, means, earlier, decay))
+        return core.runtime.everyone.from_first(lambda: ledger.form.learned(blocks, means, earlier, decay))
 
     def one_pass(
         self, known: Mapping[str, Mapping[str, Tensor]], some: Sequence[Block] | None
     ) -> tuple[dict[str, SampleImportance], Classes]:
         """Go through the samples once, and return each measure's means over those of all ranks, and all labels."""
-        memory, ranks = self.memory, self.memory.ranks
+        core, ranks = self.core, self.core.runtime.ranks
         is_first = not any(known.values())
         collectors = self._collectors(known, some)
         every = list(dict.fromkeys(collectors.values()))
         if self.gradient is not None:
             every.append(self.gradient.collector(self.forward, every if some is None else []))
-        if is_first and not memory.by_layer:
+        if is_first and not core.runtime.by_layer:
             warn_if_alone_among_several(ranks)
         classes = self._collect(every)
         if is_first:
             look_at_classes(self.monitors, classes, every)
-        layers = {collectors[name] for name in self.sampled if not memory.ledgers[name].form.elementwise}
+        layers = {collectors[name] for name in self.sampled if not core.state.ledgers[name].form.elementwise}
         for collector in every:
-            _add_up(memory, collector, in_parts=collector not in layers)
-        results = memory.everyone.together(lambda: {collector: collector.result() for collector in every})
+            _add_up(core, collector, in_parts=collector not in layers)
+        results = core.runtime.everyone.together(lambda: {collector: collector.result() for collector in every})
         # A rank that had no sample has not met the parameters that no rule covers.
         ways = ranks.each(lambda: [result.fallback for result in results.values()])
         for result, theirs in zip(results.values(), zip(*ways, strict=True), strict=True):
@@ -330,19 +332,19 @@ class TaskMeasurement:
         self, known: Mapping[str, Mapping[str, Tensor]] | None = None, some: Sequence[Block] | None = None
     ) -> dict[str, SampleAccumulator]:
         """Return each measure's collector; measures that make something of the same mean, as a root does, share one."""
-        memory = self.memory
-        model, parameters = whole_model(memory.model, memory.measured, by_layer=memory.by_layer)
-        draws = memory.tasks + (0 if memory.by_layer else DRAWS_APART * memory.ranks.rank)
+        core = self.core
+        model, parameters = whole_model(core.runtime.model, core.measured, by_layer=core.runtime.by_layer)
+        draws = core.state.tasks + (0 if core.runtime.by_layer else DRAWS_APART * core.runtime.ranks.rank)
         made: dict[object, SampleAccumulator] = {}
         found = {}
         for name, measure in self.sampled.items():
-            form = memory.ledgers[name].form
+            form = core.state.ledgers[name].form
             mean = (measure.score, measure.phi, measure.sample_limit, measure.draw_seed, form)
             if mean not in made:
                 blocks = self._blocks(name, some)
-                partly = some is not None and name == memory.driver
+                partly = some is not None and name == core.state.driver
                 own = [member for block in blocks for member in block.parameters] if partly else parameters
-                parts = memory.own_parts(measure.phi) if form.elementwise else None
+                parts = core.own_parts(measure.phi) if form.elementwise else None
                 made[mean] = measure.accumulator(
                     model,
                     {member: parameters[member] for member in own},
@@ -355,7 +357,7 @@ class TaskMeasurement:
 
     def _collect(self, collectors: list[SampleAccumulator]) -> Classes:
         """Give the batches to the collectors until there are no more, or enough. Return the labels of all ranks."""
-        return collect(self.memory, collectors, self.batches, self.forward)
+        return collect(self.core, collectors, self.batches, self.forward)
 
 
 def look_at_classes(monitors: Sequence[Monitor], classes: Classes, collectors: Iterable[ReadsBatches]) -> None:
@@ -367,15 +369,15 @@ def look_at_classes(monitors: Sequence[Monitor], classes: Classes, collectors: I
 
 
 def collect(
-    memory: Memory, collectors: list[SampleAccumulator], batches: Iterable[Any], forward: Forward | None
+    core: Core, collectors: list[SampleAccumulator], batches: Iterable[Any], forward: Forward | None
 ) -> Classes:
     """Give the batches to the collectors until there are no more, or enough, and return the labels of all ranks."""
-    if not memory.by_layer:
-        return _collected(memory.ranks, collectors, batches, memory.marking)
-    look = partial(refuse_another_model, memory.model, collectors[0], forward)
-    cut_up = is_cut_up(memory.model, memory.ranks)
-    every = EveryonesBatches(batches, memory.ranks, memory.everyone, look if cut_up else None)
-    return _collected(ALONE, collectors, every, memory.marking)
+    if not core.runtime.by_layer:
+        return _collected(core.runtime.ranks, collectors, batches, core.runtime.marking)
+    look = partial(refuse_another_model, core.runtime.model, collectors[0], forward)
+    cut_up = is_cut_up(core.runtime.model, core.runtime.ranks)
+    every = EveryonesBatches(batches, core.runtime.ranks, core.runtime.everyone, look if cut_up else None)
+    return _collected(ALONE, collectors, every, core.runtime.marking)
 
 
 def _collected(
@@ -462,13 +464,13 @@ class Reader:
         return 0
 
 
-def _add_up(memory: Memory, collector: SampleAccumulator, *, in_parts: bool = True) -> None:
+def _add_up(core: Core, collector: SampleAccumulator, *, in_parts: bool = True) -> None:
     """Put the sums of all ranks into a collector; of sharded parameters this rank's part, unless layers are wanted."""
-    ranks = memory.ranks
-    if ranks.size == 1 or memory.by_layer:  # each has seen the samples of all
+    ranks = core.runtime.ranks
+    if ranks.size == 1 or core.runtime.by_layer:  # each has seen the samples of all
         return
     for name, own in collector.sums.items():
-        parameter = memory.parameters.get(name)
+        parameter = core.runtime.parameters.get(name)
         spread = in_parts and parameter is not None and is_sharded(parameter)
         collector.sums[name] = added_up_part(own, parameter) if spread else ranks.add_up(own)
     collector.samples = sum(ranks.each(lambda: collector.samples))

@@ -15,10 +15,10 @@ from anchorhold.guard.batch_norm.at_consolidation import TaskNorms, norms_of_tas
 from anchorhold.guard.centre.anchors import new_anchor, new_merged_anchor, new_tilt
 from anchorhold.guard.consolidating.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
 from anchorhold.guard.consolidating.measuring import Finding, measure_task, rehearse_task
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.same_run import refuse_unless_same_run
 from anchorhold.guard.keeping.taking_inputs import tell_if_measured_from
 from anchorhold.guard.ledger import TaskImportance
-from anchorhold.guard.memory import Memory
 from anchorhold.guard.refreshing import refresh_for
 from anchorhold.guard.steps.attachment import Attachment
 from anchorhold.holds.base import TaskData, states_kept
@@ -44,110 +44,108 @@ class TaskEnd:
     merged_anchor: dict[str, Change]
 
     @classmethod
-    def of(cls, memory: Memory, found: dict[str, Finding], norms: TaskNorms) -> "TaskEnd":
+    def of(cls, core: Core, found: dict[str, Finding], norms: TaskNorms) -> "TaskEnd":
         """Return what measures' findings lead to, or refuse what is not finite; on all ranks if on one."""
-        ranks, driving = memory.ranks, found[memory.driver]
+        ranks, driving = core.runtime.ranks, found[core.state.driver]
         # Before anything is gathered, which all take part in.
-        ranks.together(lambda: _refuse_weights_not_finite(memory))
-        totals = ranks.together(lambda: _new_totals(memory, found))
-        strength = found_strength(memory, driving.matrices, norms.folding.silent)
-        anchor = ranks.together(lambda: new_anchor(memory, driving, norms.folding))
-        tilt = ranks.together(lambda: new_tilt(memory, driving, anchor))
-        return cls(found, norms, totals, strength, anchor, tilt, new_merged_anchor(memory))
+        ranks.together(lambda: _refuse_weights_not_finite(core))
+        totals = ranks.together(lambda: _new_totals(core, found))
+        strength = found_strength(core, driving.matrices, norms.folding.silent)
+        anchor = ranks.together(lambda: new_anchor(core, driving, norms.folding))
+        tilt = ranks.together(lambda: new_tilt(core, driving, anchor))
+        return cls(found, norms, totals, strength, anchor, tilt, new_merged_anchor(core))
 
-    def settle(self, memory: Memory) -> None:
+    def settle(self, core: Core) -> None:
         """Let all of it hold from now on: nothing here can go wrong any more."""
         for name, total in self.totals.items():
-            memory.ledgers[name].take_in(total, self.found[name].matrices, memory.decay)
+            core.state.ledgers[name].take_in(total, self.found[name].matrices, core.state.decay)
             for state, tensors in self.found[name].lasting.items():
-                memory.ledgers[name].running[state] = tensors
-        memory.strength = self.strength
-        memory.anchor.update(self.anchor)
-        memory.tilt.update(self.tilt)
-        memory.merged_anchor.update(self.merged_anchor)
-        memory.forget_replaced()
-        memory.frozen_norms, memory.folded_norms = self.norms.frozen, self.norms.folded
-        memory.left_frozen = frozenset(memory.frozen) | _unseen_by_measure(memory)
-        labels = memory.labels.union(*(finding.labels for finding in self.found.values()))
-        memory.labels = labels if labels > memory.labels else labels | memory.head.classes
-        memory.is_as_given = memory.tasks == 0 and not memory.is_trained
-        memory.tasks += 1
+                core.state.ledgers[name].running[state] = tensors
+        core.state.strength = self.strength
+        core.state.anchor.update(self.anchor)
+        core.state.tilt.update(self.tilt)
+        core.state.merged_anchor.update(self.merged_anchor)
+        core.runtime.forget_replaced()
+        core.state.frozen_norms, core.state.folded_norms = self.norms.frozen, self.norms.folded
+        core.state.left_frozen = frozenset(core.frozen) | _unseen_by_measure(core)
+        labels = core.state.labels.union(*(finding.labels for finding in self.found.values()))
+        core.state.labels = labels if labels > core.state.labels else labels | core.task.head.classes
+        core.state.is_as_given = core.state.tasks == 0 and not core.is_trained
+        core.state.tasks += 1
 
 
 def end_task(
-    memory: Memory, attachment: Attachment, batches: Iterable[Any] | None, forward: Forward | None, within: int | None
+    core: Core, attachment: Attachment, batches: Iterable[Any] | None, forward: Forward | None, within: int | None
 ) -> dict[str, TaskImportance]:
     """End a task where the weights are, and return what each measure found for it; all of it, or nothing changes."""
-    memory.ranks.together(lambda: refresh_for(memory, "consolidate()"))
-    refuse_unless_same_run(memory, {"within": within})
-    norms = norms_of_task(memory, batches, forward)
-    memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
-    with norms.folding.put_in_place(), memory.merged.put_in_place() as called, _marked(memory) as marks:
-        found = measure_task(memory, attachment.monitors, norms.batches, forward, within)
+    core.runtime.ranks.together(lambda: refresh_for(core, "consolidate()"))
+    refuse_unless_same_run(core, {"within": within})
+    norms = norms_of_task(core, batches, forward)
+    core.runtime.ranks.together(lambda: check_data_for_holds(core, norms.batches))
+    with norms.folding.put_in_place(), core.merged.put_in_place() as called, _marked(core) as marks:
+        found = measure_task(core, attachment.monitors, norms.batches, forward, within)
     for monitor in attachment.monitors if batches is not None else ():
         monitor.at_consolidation(called)
     for finding in found.values():
         finding.matrices = norms.silenced(finding.matrices)
-    if memory.driving.strengths is not None:
-        norms.folding.check_strengths(memory.driving.strengths)
-    end = TaskEnd.of(memory, found, norms)
-    with states_kept(memory.holds), attachment.watcher.calls.paused():
+    if core.state.driving.strengths is not None:
+        norms.folding.check_strengths(core.state.driving.strengths)
+    end = TaskEnd.of(core, found, norms)
+    with states_kept(core.options.holds), attachment.watcher.calls.paused():
         data = TaskData(norms.batches, forward)
-        tell_holds(memory, memory.anchor | end.anchor, end.totals.get(memory.driver), data)
-    end.settle(memory)
-    memory.measured_from.take(marks)
-    tell_if_measured_from(memory, memory.kept.values())
+        tell_holds(core, core.state.anchor | end.anchor, end.totals.get(core.state.driver), data)
+    end.settle(core)
+    core.state.measured_from.take(marks)
+    tell_if_measured_from(core, core.state.kept.values())
     attachment.restart_task()
     attachment.settle_norms()
-    if attachment.attached() or memory.strength:
+    if attachment.attached() or core.state.strength:
         attachment.look_out()
     return {name: finding.shown() for name, finding in found.items()}
 
 
 @contextmanager
-def _marked(memory: Memory) -> Iterator[SampleMarks]:
+def _marked(core: Core) -> Iterator[SampleMarks]:
     """Note which samples are measured from, meanwhile."""
-    memory.marking = SampleMarks()
+    core.runtime.marking = SampleMarks()
     try:
-        yield memory.marking
+        yield core.runtime.marking
     finally:
-        memory.marking = None
+        core.runtime.marking = None
 
 
-def rehearse_end(
-    memory: Memory, attachment: Attachment, batches: Iterable[Any] | None, forward: Forward | None
-) -> None:
+def rehearse_end(core: Core, attachment: Attachment, batches: Iterable[Any] | None, forward: Forward | None) -> None:
     """Try the same on two samples, and let everything be as it was."""
-    memory.ranks.together(lambda: refresh_for(memory, "rehearse()"))
+    core.runtime.ranks.together(lambda: refresh_for(core, "rehearse()"))
     with undisturbed():  # by the data; measuring keeps the states that the model draws from
-        norms = norms_of_task(memory, batches, forward)
-        memory.ranks.together(lambda: check_data_for_holds(memory, norms.batches))
-        with norms.folding.put_in_place(), memory.merged.put_in_place():
-            rehearse_task(memory, attachment.monitors, norms.batches, forward)
+        norms = norms_of_task(core, batches, forward)
+        core.runtime.ranks.together(lambda: check_data_for_holds(core, norms.batches))
+        with norms.folding.put_in_place(), core.merged.put_in_place():
+            rehearse_task(core, attachment.monitors, norms.batches, forward)
         with attachment.watcher.calls.paused():
-            memory.ranks.together(lambda: rehearse_holds(memory, norms.batches, forward))
+            core.runtime.ranks.together(lambda: rehearse_holds(core, norms.batches, forward))
 
 
-def found_strength(memory: Memory, found: dict[str, Matrix], silent: Collection[str]) -> float:
+def found_strength(core: Core, found: dict[str, Matrix], silent: Collection[str]) -> float:
     """Return the strength from now on: with a relative one, what the first importance makes of it."""
-    if memory.relative_strength is None or memory.strength:
-        return memory.strength
-    matrices = memory.driving.as_held(found)
-    relative, parameters = memory.relative_strength, memory.measured
+    if core.state.relative_strength is None or core.state.strength:
+        return core.state.strength
+    matrices = core.state.driving.as_held(found)
+    relative, parameters = core.state.relative_strength, core.measured
     # The first rank's to the last bit, by which ranks are compared.
-    return memory.ranks.each(lambda: strength_from(relative, matrices, parameters, silent))[0]
+    return core.runtime.ranks.each(lambda: strength_from(relative, matrices, parameters, silent))[0]
 
 
-def _new_totals(memory: Memory, found: Mapping[str, Finding]) -> dict[str, dict[str, Matrix]]:
+def _new_totals(core: Core, found: Mapping[str, Finding]) -> dict[str, dict[str, Matrix]]:
     """Return the totals with a task's importance taken in, or refuse what is not finite."""
     return {
-        name: memory.ledgers[name].new_total(finding.matrices, memory.decay, memory.measured)
+        name: core.state.ledgers[name].new_total(finding.matrices, core.state.decay, core.measured)
         for name, finding in found.items()
     }
 
 
-def _refuse_weights_not_finite(memory: Memory) -> None:
-    for name, parameter in memory.parameters.items():
+def _refuse_weights_not_finite(core: Core) -> None:
+    for name, parameter in core.runtime.parameters.items():
         if not is_finite(parameter):
             raise NotFiniteError(
                 f"The weights {name!r} are not finite, so nothing was consolidated; the previous anchor and "
@@ -155,8 +153,8 @@ def _refuse_weights_not_finite(memory: Memory) -> None:
             )
 
 
-def _unseen_by_measure(memory: Memory) -> set[str]:
+def _unseen_by_measure(core: Core) -> set[str]:
     """Return the frozen parameters of which a measure along the path, which protects them, has seen no step."""
-    if not memory.driving.measure.needs.path:
+    if not core.state.driving.measure.needs.path:
         return set()
-    return {name for name, p in memory.parameters.items() if not p.requires_grad and name not in memory.steps}
+    return {name for name, p in core.runtime.parameters.items() if not p.requires_grad and name not in core.task.steps}

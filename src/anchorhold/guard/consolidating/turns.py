@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Block, Form, Matrix
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.settings import whole_number
 from anchorhold.tensors.in_words import in_bytes
 from anchorhold.tensors.storage import each_as_it_is, running_dtype
@@ -26,19 +26,19 @@ def checked_bytes(within: int | None) -> int | None:
     return None if within is None else whole_number("within", within, "a whole number of bytes, at least 1", least=1)
 
 
-def turns_of(memory: Memory, most: int | None) -> list[list[Block]]:
+def turns_of(core: Core, most: int | None) -> list[list[Block]]:
     """Return the blocks of each turn, in their own order: all in one, unless a bound is given."""
-    form = memory.driving.form
-    blocks = memory.blocks(form)
+    form = core.state.driving.form
+    blocks = core.blocks(form)
     if most is None:
         return [blocks]
     if form.elementwise or len(blocks) < 2:
         raise ConfigurationError(
-            f"within={most} with {memory.driver} in the form {form.name!r}, which has no layers to be measured in "
+            f"within={most} with {core.state.driver} in the form {form.name!r}, which has no layers to be measured in "
             "turns. Leave it out, or take a form of layers, such as form='rotated16'."
         )
-    groups = form.measured_together(blocks, memory.driving.added_to)
-    sizes = [sum(measuring_bytes(form, block, memory.measured) for block in group) for group in groups]
+    groups = form.measured_together(blocks, core.state.driving.added_to)
+    sizes = [sum(measuring_bytes(form, block, core.measured) for block in group) for group in groups]
     if max(sizes) > most:
         raise _too_large(groups[sizes.index(max(sizes))], max(sizes), most)
     return in_turns(groups, sizes, most)
@@ -67,6 +67,6 @@ def in_turns(groups: Sequence[Sequence[Block]], sizes: Sequence[int], most: int)
     return turns
 
 
-def put_to_rest(memory: Memory, matrices: Mapping[str, Matrix]) -> dict[str, Matrix]:
+def put_to_rest(core: Core, matrices: Mapping[str, Matrix]) -> dict[str, Matrix]:
     """Return what was found as it will be kept, so that the next turn has the memory."""
-    return {name: memory.resting_matrix(matrix, memory.driving, each_as_it_is) for name, matrix in matrices.items()}
+    return {name: core.resting_matrix(matrix, core.state.driving, each_as_it_is) for name, matrix in matrices.items()}

@@ -8,45 +8,45 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from anchorhold.adapters import in_parts
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.settings import written
 from anchorhold.tensors.checksums import checksum
 from anchorhold.tensors.sharding import is_sharded
 
 
-def refuse_unless_same_run(memory: Memory, asked: Mapping[str, object]) -> None:
+def refuse_unless_same_run(core: Core, asked: Mapping[str, object]) -> None:
     """Raise on every rank unless all of them are at the same place of the same run, and are asked for the same."""
-    if memory.ranks.size == 1:
+    if core.runtime.ranks.size == 1:
         return
     facts: dict[str, object] = {
-        "the number of consolidated tasks": memory.tasks,
-        "the measures": memory.settings,
-        "the measure that drives the penalty": memory.driver,
-        "its form": (type(memory.driving.form).__name__, written(memory.driving.form)),
-        "the protected parameters": {name: tuple(p.shape) for name, p in memory.parameters.items()},
-        "the steps of this task": memory.steps,
-        "the strength and the decay": (memory.strength, memory.decay),
-        "the strength as it was given": memory.said_strength,
-        "where the hold is centred": (memory.anchor_kind, memory.gradient_term),
-        "whether the hold is implicit": memory.implicit,
-        "the space": memory.space,
-        "the tolerance": None if memory.tolerance is None else memory.tolerance.nats,
-        "the kept sets": list(memory.kept),
-        "the holds": {hold.name: (hold.strength, hold.share, hold.settings()) for hold in memory.holds},
+        "the number of consolidated tasks": core.state.tasks,
+        "the measures": core.state.settings,
+        "the measure that drives the penalty": core.state.driver,
+        "its form": (type(core.state.driving.form).__name__, written(core.state.driving.form)),
+        "the protected parameters": {name: tuple(p.shape) for name, p in core.runtime.parameters.items()},
+        "the steps of this task": core.task.steps,
+        "the strength and the decay": (core.state.strength, core.state.decay),
+        "the strength as it was given": core.state.said_strength,
+        "where the hold is centred": (core.options.anchor_kind, core.options.gradient_term),
+        "whether the hold is implicit": core.state.implicit.value,
+        "the space": core.state.space.value,
+        "the tolerance": None if core.state.tolerance is None else core.state.tolerance.nats,
+        "the kept sets": list(core.state.kept),
+        "the holds": {hold.name: (hold.strength, hold.share, hold.settings()) for hold in core.options.holds},
         **asked,
     }
     totals: dict[str, list[Tensor]] = {}
-    for ledger in memory.ledgers.values():
+    for ledger in core.state.ledgers.values():
         for matrix in ledger.total.values():
             totals.setdefault(matrix.block.parameters[0], []).extend(matrix.tensors().values())
-    for name, change in memory.merged_anchor.items():
+    for name, change in core.state.merged_anchor.items():
         kept = [*in_parts(change).values(), *totals.get(name, ())]
         facts[f"what is known about the merged {name!r} (by checksum)"] = checksum(kept)
     # Each rank has its own part of a sharded tensor; all others are copies.
-    for name, parameter in memory.parameters.items():
+    for name, parameter in core.runtime.parameters.items():
         if not is_sharded(parameter):
-            every = (memory.anchor, memory.tilt, memory.start, *memory.running())
+            every = (core.state.anchor, core.state.tilt, core.task.start, *core.state.running())
             kept = [tensors[name] for tensors in every if name in tensors]
             facts[f"the weights {name!r} (by checksum)"] = checksum([parameter])
             facts[f"what is known about {name!r} (by checksum)"] = checksum([*kept, *totals.get(name, ())])
-    memory.ranks.refuse_unless_equal(facts)
+    core.runtime.ranks.refuse_unless_equal(facts)

@@ -3,19 +3,19 @@
 from collections.abc import Iterable, Mapping
 
 from anchorhold.errors import NotFiniteError, OrderError
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.persample.isolation.isolated import looked_at
 from anchorhold.retention.predictions import Sums
 from anchorhold.retention.report import Retention
 from anchorhold.tensors.sharding import is_sharded, reshard
 
 
-def look(memory: Memory, parts: Mapping[str, Iterable[int]] | None = None) -> Retention:
+def look(core: Core, parts: Mapping[str, Iterable[int]] | None = None) -> Retention:
     """Return what is left of all kept sets, or of some chunks of some of them, by set; the model stays as it is.
 
     Every process calls this, and each looks at what it has kept: the result is that of all of them.
     """
-    kept = memory.kept
+    kept = core.state.kept
     if not kept:
         raise OrderError(
             "No inputs were kept, so that nothing can be said of what is left. Call guard.keep(inputs) with a few "
@@ -25,16 +25,16 @@ def look(memory: Memory, parts: Mapping[str, Iterable[int]] | None = None) -> Re
 
     def own() -> dict[str, Sums]:
         try:
-            with looked_at(memory.model, memory.model.parameters()):
-                return {name: kept[name].sums(memory.model, chunks) for name, chunks in wanted.items()}
+            with looked_at(core.runtime.model, core.runtime.model.parameters()):
+                return {name: kept[name].sums(core.runtime.model, chunks) for name, chunks in wanted.items()}
         finally:
-            reshard(memory.model)
+            reshard(core.runtime.model)
 
-    every = memory.ranks.each(own)
+    every = core.runtime.ranks.each(own)
     sums = {name: sum((theirs[name] for theirs in every), Sums()) for name in wanted}
     found = Retention(
         tuple(kept[name].seen_as(total) for name, total in sums.items()),
-        None if memory.tolerance is None else memory.tolerance.nats,
+        None if core.state.tolerance is None else core.state.tolerance.nats,
     )
     for each in found.sets:
         if not each.kl < float("inf"):
@@ -45,12 +45,12 @@ def look(memory: Memory, parts: Mapping[str, Iterable[int]] | None = None) -> Re
     return found
 
 
-def refuse_unless_ranks_agree(memory: Memory) -> None:
+def refuse_unless_ranks_agree(core: Core) -> None:
     """Raise on every rank unless all of them have kept sets of the same names, and run a sharded model as often."""
-    if memory.ranks.size == 1:
+    if core.runtime.ranks.size == 1:
         return
-    sharded = any(map(is_sharded, memory.model.parameters()))
-    kept = {name: len(each.chunks) if sharded else each.per for name, each in memory.kept.items()}
-    tolerance = None if memory.tolerance is None else memory.tolerance.nats
-    facts = {"the kept sets": kept, "the tolerance": tolerance, "the strength": memory.strength}
-    memory.ranks.refuse_unless_equal(facts, so="the step was not taken")
+    sharded = any(map(is_sharded, core.runtime.model.parameters()))
+    kept = {name: len(each.chunks) if sharded else each.per for name, each in core.state.kept.items()}
+    tolerance = None if core.state.tolerance is None else core.state.tolerance.nats
+    facts = {"the kept sets": kept, "the tolerance": tolerance, "the strength": core.state.strength}
+    core.runtime.ranks.refuse_unless_equal(facts, so="the step was not taken")

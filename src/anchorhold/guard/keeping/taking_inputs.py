@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from anchorhold.errors import BatchError, ConfigurationError, warn
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.guard.steps.attachment import Attachment
 from anchorhold.persample.batches import Forward
 from anchorhold.retention.diagnosis import measured_from, never_binds
@@ -28,7 +28,7 @@ What others of its kind have lost is told by the standard error of those that ar
 
 
 def keep_inputs(
-    memory: Memory,
+    core: Core,
     attachment: Attachment,
     inputs: Iterable[Any],
     name: str | None,
@@ -36,30 +36,30 @@ def keep_inputs(
     samples: int,
 ) -> KeptSet:
     """Keep some inputs of a name, or of the next number, in one process or in several."""
-    _refuse_unless_classes(memory)
-    chosen = memory.ranks.together(lambda: memory.kept.free_name(name))
-    memory.kept.refuse_in_place_of_expected(chosen, in_a_task=bool(memory.steps))
-    batches = memory.ranks.together(lambda: taken(inputs, samples))
-    sharded = memory.ranks.size > 1 and any(map(is_sharded, memory.model.parameters()))
+    _refuse_unless_classes(core)
+    chosen = core.runtime.ranks.together(lambda: core.state.kept.free_name(name))
+    core.state.kept.refuse_in_place_of_expected(chosen, in_a_task=bool(core.task.steps))
+    batches = core.runtime.ranks.together(lambda: taken(inputs, samples))
+    sharded = core.runtime.ranks.size > 1 and any(map(is_sharded, core.runtime.model.parameters()))
     if sharded:
-        _refuse_unless_run_alike(memory, len(batches))
-    _tell_unless_before_training(memory, chosen)
+        _refuse_unless_run_alike(core, len(batches))
+    _tell_unless_before_training(core, chosen)
     with attachment.set_aside():
         # Processes that share a sharded model's parts have to run it alike, and each would cut its own as they are.
-        kept = memory.ranks.together(lambda: keep(memory.model, batches, chosen, forward, cut=not sharded))
-    memory.kept.add(kept)
-    _tell_unless_several(memory, kept)
-    _tell_if_all_give_the_same(memory, kept)
-    tell_unless_binding(memory, [kept])
-    tell_if_measured_from(memory, [kept])
+        kept = core.runtime.ranks.together(lambda: keep(core.runtime.model, batches, chosen, forward, cut=not sharded))
+    core.state.kept.add(kept)
+    _tell_unless_several(core, kept)
+    _tell_if_all_give_the_same(core, kept)
+    tell_unless_binding(core, [kept])
+    tell_if_measured_from(core, [kept])
     if attachment.attached():
-        attachment.watcher.calls.watch(memory.model)
+        attachment.watcher.calls.watch(core.runtime.model)
     return kept
 
 
-def _refuse_unless_run_alike(memory: Memory, batches: int) -> None:
+def _refuse_unless_run_alike(core: Core, batches: int) -> None:
     """Refuse inputs on which one process would run a sharded model more often than others: all must take part."""
-    counts = memory.ranks.each(lambda: batches)
+    counts = core.runtime.ranks.each(lambda: batches)
     if len(set(counts)) > 1:
         raise BatchError(
             f"The processes give {counts} batches to be kept, with a sharded model: FSDP gathers parameters only where "
@@ -67,20 +67,20 @@ def _refuse_unless_run_alike(memory: Memory, batches: int) -> None:
         )
 
 
-def _tell_unless_before_training(memory: Memory, name: str) -> None:
+def _tell_unless_before_training(core: Core, name: str) -> None:
     """Say so where weights have left the anchor already: what was lost on the way there does not count."""
-    if memory.is_anchored and memory.is_trained and name not in memory.kept.let_go:
-        steps = max(memory.steps.values())
+    if core.state.is_anchored and core.is_trained and name not in core.state.kept.let_go:
+        steps = max(core.task.steps.values())
         warn(
-            f"keep() after {steps} step{'' if steps == 1 else 's'} of task {memory.tasks + 1}: what is lost of the set "
-            f"{name!r} counts from the weights of now, and what was lost in these steps does not. Keep inputs before "
-            "training starts, right after consolidate()."
+            f"keep() after {steps} step{'' if steps == 1 else 's'} of task {core.state.tasks + 1}: what is lost of the "
+            f"set {name!r} counts from the weights of now, and what was lost in these steps does not. Keep inputs "
+            "before training starts, right after consolidate()."
         )
 
 
-def _tell_unless_several(memory: Memory, kept: KeptSet) -> None:
+def _tell_unless_several(core: Core, kept: KeptSet) -> None:
     """Say so where a tolerance would be met on so few samples that nobody could say how far others are from them."""
-    count = FEW if memory.tolerance is None else sum(memory.ranks.each(lambda: kept.samples))
+    count = FEW if core.state.tolerance is None else sum(core.runtime.ranks.each(lambda: kept.samples))
     if count == 1:
         warn(
             f"The set {kept.name!r} has one sample, and the tolerance is met on that alone: it tells nothing of "
@@ -94,12 +94,12 @@ def _tell_unless_several(memory: Memory, kept: KeptSet) -> None:
         )
 
 
-def _tell_if_all_give_the_same(memory: Memory, kept: KeptSet) -> None:
+def _tell_if_all_give_the_same(core: Core, kept: KeptSet) -> None:
     """Say so where processes keep the same inputs, each of which then counts several times."""
-    if memory.ranks.size == 1:
+    if core.runtime.ranks.size == 1:
         return
     own = checksum(leaf for chunk in kept.chunks for leaf in tree_flatten(chunk.batch)[0] if isinstance(leaf, Tensor))
-    every = memory.ranks.each(lambda: own)
+    every = core.runtime.ranks.each(lambda: own)
     times = max(map(every.count, every))
     if times > 1:
         warn(
@@ -109,27 +109,27 @@ def _tell_if_all_give_the_same(memory: Memory, kept: KeptSet) -> None:
         )
 
 
-def tell_if_measured_from(memory: Memory, kept: Iterable[KeptSet]) -> None:
+def tell_if_measured_from(core: Core, kept: Iterable[KeptSet]) -> None:
     """Say once of a set that importance was measured from its inputs: it tells too little of what others lose."""
-    if not any(memory.measured_from.tasks):
+    if not any(core.state.measured_from.tasks):
         return
     for each in [each for each in kept if not each.warned.about(_MEASURED)]:
-        shared, count = memory.measured_from.shared_with(each.sample_marks), len(each.sample_marks)
+        shared, count = core.state.measured_from.shared_with(each.sample_marks), len(each.sample_marks)
         if shared and shared >= MANY * count:
             each.warned.once(_MEASURED, measured_from(each.name, shared, count))
 
 
-def tell_unless_binding(memory: Memory, kept: Iterable[KeptSet]) -> None:
+def tell_unless_binding(core: Core, kept: Iterable[KeptSet]) -> None:
     """Say so where a tolerance is more than all that can be lost of a set."""
-    for each in kept if memory.tolerance is not None else ():
-        assert memory.tolerance is not None
-        if (said := never_binds(each.name, each.classes, memory.tolerance.nats)) is not None:
+    for each in kept if core.state.tolerance is not None else ():
+        assert core.state.tolerance is not None
+        if (said := never_binds(each.name, each.classes, core.state.tolerance.nats)) is not None:
             warn(said)
 
 
-def _refuse_unless_classes(memory: Memory) -> None:
+def _refuse_unless_classes(core: Core) -> None:
     """Refuse to keep inputs of a model that a measure was told to be no classifier: the KL would be of a softmax."""
-    for name, ledger in memory.ledgers.items():
+    for name, ledger in core.state.ledgers.items():
         likelihood = getattr(ledger.measure, "likelihood", None)
         if likelihood in ("gaussian", "bernoulli"):
             raise ConfigurationError(f"keep() beside {name} with likelihood={likelihood!r}. {NO_CLASSES}")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from anchorhold.guard.consolidating.measuring import DRAWS_APART
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.guard.micro_batches.gradient_sums import Asked, Progress
 from anchorhold.persample.batches import Batch, BatchReader, Forward
 from anchorhold.persample.engine import check_outputs
@@ -33,11 +33,11 @@ class BatchScore:
     classes: int | None = None
     """How many classes outputs tell apart: not looked at here."""
 
-    def __init__(self, memory: Memory, asked: Asked, forward: Forward, before: Progress | None = None) -> None:
-        first = next(iter(memory.measured.values()))
+    def __init__(self, core: Core, asked: Asked, forward: Forward, before: Progress | None = None) -> None:
+        first = next(iter(core.measured.values()))
         self.asked = asked
         self.score = asked.score
-        self.model = memory.model
+        self.model = core.runtime.model
         self.seen = 0 if before is None else before.seen
         """How many samples, in earlier calls too."""
         self.counted = 0
@@ -45,9 +45,9 @@ class BatchScore:
         self.full_before = self.full
         """Whether earlier calls have given as many samples as were asked for."""
         self._forward = forward
-        self._reader = BatchReader(first.device, memory.model)
+        self._reader = BatchReader(first.device, core.runtime.model)
         self._told = Told(None)
-        draws = memory.tasks + DRAWS_APART * memory.ranks.rank
+        draws = core.state.tasks + DRAWS_APART * core.runtime.ranks.rank
         self._generator = None
         if asked.seed is not None:
             self._generator = torch.Generator(first.device).manual_seed(asked.seed * 1_000_003 + draws)

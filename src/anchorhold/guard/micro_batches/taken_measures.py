@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from anchorhold.errors import ConfigurationError, OrderError
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.guard.micro_batches.gradient_sums import Asked
 from anchorhold.measures import MEASURES, Fisher, Measure, PathMeasure, SampleMeasure
 from anchorhold.persample.phi import SQUARE
@@ -23,10 +23,10 @@ class Taken:
     """Measures that see one gradient after another, by name."""
 
 
-def taken_measures(memory: Memory) -> Taken:
+def taken_measures(core: Core) -> Taken:
     """Return what the guard's measures want of micro-batches, or refuse one that cannot be had from them."""
     found = Taken()
-    for name, ledger in memory.ledgers.items():
+    for name, ledger in core.state.ledgers.items():
         measure, needs = ledger.measure, ledger.measure.needs
         if not (needs.data or needs.path):
             continue
@@ -42,21 +42,23 @@ def taken_measures(memory: Memory) -> Taken:
         elif isinstance(measure, SampleMeasure) and Asked.by(measure) not in found.of_samples:
             found.of_samples.append(Asked.by(measure))
     if not (found.of_samples or found.along_path):
-        raise ConfigurationError(f"watch_only() with {memory.driver}, which looks at no gradient. Call consolidate().")
-    if memory.batch_norm == "fold":
+        raise ConfigurationError(
+            f"watch_only() with {core.state.driver}, which looks at no gradient. Call consolidate()."
+        )
+    if core.options.batch_norm == "fold":
         raise ConfigurationError("watch_only() with batch_norm='fold': call consolidate(batches), or freeze them.")
-    if found.along_path and memory.steps and memory.watched is None:
+    if found.along_path and core.task.steps and core.task.watched is None:
         raise OrderError(
             f"watch_only() in the middle of a task: {next(iter(found.along_path))} has seen "
-            f"{max(memory.steps.values())} steps of training, and would mix both. Call consolidate() or restart_task() "
-            "first."
+            f"{max(core.task.steps.values())} steps of training, and would mix both. Call consolidate() or "
+            "restart_task() first."
         )
     return found
 
 
-def asked_of(memory: Memory) -> list[Asked]:
+def asked_of(core: Core) -> list[Asked]:
     """Return what measures that are a mean over samples can be asked for, each once, in one order."""
-    measures = [ledger.measure for ledger in memory.ledgers.values() if ledger.form.elementwise]
+    measures = [ledger.measure for ledger in core.state.ledgers.values() if ledger.form.elementwise]
     able = [measure for measure in measures if isinstance(measure, SampleMeasure) and not why_not(measure)]
     return list(dict.fromkeys(map(Asked.by, able)))
 

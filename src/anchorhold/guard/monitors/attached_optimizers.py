@@ -16,16 +16,18 @@ class AttachedOptimizers(Monitor):
 
     def before_attach(self, attaching: Attaching) -> None:
         """Warn of protected parameters that no attached optimizer trains, and of holds that see parts of a gradient."""
-        memory = self.memory
-        unowned = [name for name, p in memory.parameters.items() if p.requires_grad and id(p) not in attaching.owned]
+        core = self.core
+        unowned = [
+            name for name, p in core.runtime.parameters.items() if p.requires_grad and id(p) not in attaching.owned
+        ]
         if unowned:
             warn(
                 f"No attached optimiser trains {and_others(unowned)}. Give attach() all optimisers at once; freeze "
                 "what none trains, or leave it out of protect."
             )
-        if attaching.hold and memory.is_anchored and memory.strength:
+        if attaching.hold and core.state.is_anchored and core.state.strength:
             self._warn_unless_anchored_is_trained(attaching)
-        projecting = [hold.name for hold in memory.holds if hold.projects]
+        projecting = [hold.name for hold in core.options.holds if hold.projects]
         if attaching.hold and attaching.optimizers > 1 and projecting:
             warn(
                 f"The hold {projecting[0]!r} with {attaching.optimizers} optimisers: it projects the gradient of all "
@@ -35,11 +37,13 @@ class AttachedOptimizers(Monitor):
 
     def _warn_unless_anchored_is_trained(self, attaching: Attaching) -> None:
         """Warn if the penalty acts on nothing that moves."""
-        memory = self.memory
-        here = [p for name, p in memory.parameters.items() if name in memory.anchor or name in memory.merged.names]
+        core = self.core
+        here = [
+            p for name, p in core.runtime.parameters.items() if name in core.state.anchor or name in core.merged.names
+        ]
         if any(id(p) in attaching.owned for p in here):  # frozen ones may be thawed yet
             return
-        anchored = [*memory.anchor, *memory.merged_anchor]
+        anchored = [*core.state.anchor, *core.state.merged_anchor]
         warn(
             f"The attached optimisers train other parameters than the {len(anchored)} consolidated ones (such as "
             f"{anchored[0]!r}), which are left out, or no longer in the model under their names: as long "
@@ -51,7 +55,7 @@ class AttachedOptimizers(Monitor):
 
     def after_attach(self, optimizer: Optimizer, hook: RemovableHandle, *, hold: bool) -> None:
         """Warn if another guard, whose hook is still there, holds any of the same parameters."""
-        mine = frozenset(map(id, self.memory.parameters.values()))
+        mine = frozenset(map(id, self.core.runtime.parameters.values()))
         others = [(handle, theirs) for handle, theirs in _holders.get(optimizer, []) if _is_live(handle)]
         if any(mine & theirs for _, theirs in others):
             warn(

@@ -11,7 +11,7 @@ from anchorhold.tensors.sharding import like_parameter, local
 from anchorhold.tensors.storage import widest_dtype
 
 if TYPE_CHECKING:
-    from anchorhold.guard.memory import Memory
+    from anchorhold.guard.core import Core
 
 ELEMENTS = 4096
 """Elements of each parameter that are looked at."""
@@ -24,11 +24,11 @@ def some_of(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def displacements(memory: "Memory", owned: Mapping[str, nn.Parameter]) -> Iterator[tuple[Tensor, Tensor, int]]:
+def displacements(core: "Core", owned: Mapping[str, nn.Parameter]) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield of each tensor that is held some of θ − θ*, the same elements of θ*, and how many it has in all."""
     # In the coordinates that they are held in: a layer's anchor may be of the map that a batch norm makes of it.
-    coordinates, anchor = memory.folding.coordinates(owned), memory.anchor
-    held = memory.driving.held_names
+    coordinates, anchor = core.folding.coordinates(owned), core.state.anchor
+    held = core.state.driving.held_names
     for name, here in coordinates.items():
         if name in held and name in anchor and (own := local(here)).numel():
             there = some_of(like_parameter(anchor[name], here)).to(own.device)
@@ -36,18 +36,18 @@ def displacements(memory: "Memory", owned: Mapping[str, nn.Parameter]) -> Iterat
 
 
 @torch.no_grad()
-def how_far(memory: "Memory", owned: Mapping[str, nn.Parameter]) -> Tensor:
+def how_far(core: "Core", owned: Mapping[str, nn.Parameter]) -> Tensor:
     """Return the sums of |θ − θ*| and of |θ*|, over all that is held."""
     terms = [
         torch.stack([apart.abs().mean(), there.abs().mean()]).to(widest_dtype(apart.device)) * elements
-        for apart, there, elements in displacements(memory, owned)
+        for apart, there, elements in displacements(core, owned)
     ]
     return torch.stack([term.to(terms[0].device) for term in terms]).sum(0) if terms else torch.zeros(2)
 
 
-def times_away(memory: "Memory", owned: Mapping[str, nn.Parameter]) -> float:
+def times_away(core: "Core", owned: Mapping[str, nn.Parameter]) -> float:
     """Return how many times their own size weights are away from where they are held; 0 where they have none there."""
-    apart, size = how_far(memory, owned).tolist()
+    apart, size = how_far(core, owned).tolist()
     return apart / size if size else 0.0
 
 

@@ -16,33 +16,37 @@ class MissingParameters(Monitor):
 
     def before_attach(self, attaching: Attaching) -> None:
         """Look for parameters when an optimizer is attached that trains held ones."""
-        memory = self.memory
-        if attaching.hold and memory.is_anchored and memory.strength:
-            here = [p for name, p in memory.parameters.items() if name in memory.anchor or name in memory.merged.names]
+        core = self.core
+        if attaching.hold and core.state.is_anchored and core.state.strength:
+            here = [
+                p
+                for name, p in core.runtime.parameters.items()
+                if name in core.state.anchor or name in core.merged.names
+            ]
             if any(id(p) in attaching.owned for p in here):
-                self._warn_of_gone(memory.parameters)
+                self._warn_of_gone(core.runtime.parameters)
 
     def begin_task(self) -> None:
         """Look for parameters, and at adapters, before a task's first step."""
-        if self.memory.strength and self.memory.is_anchored:
-            self._warn_of_gone(self.memory.parameters)
+        if self.core.state.strength and self.core.state.is_anchored:
+            self._warn_of_gone(self.core.runtime.parameters)
             self._warn_of_fresh_adapters()
 
     def before_penalty(self, parameters: Mapping[str, nn.Parameter], adapters: AdapterState) -> None:
         """Look at the same before a penalty is added to a loss by hand, where there may be no step to look at."""
-        memory = self.memory
+        core = self.core
         if adapters == "unloaded":
             self._warn_of_unloaded_adapters()
         elif adapters == "replaced":
             self._warn_of_fresh_adapters()
-        if memory.strength and not memory.steps:
+        if core.state.strength and not core.task.steps:
             self._warn_of_gone(parameters)
 
     def at_consolidation(self, called: Collection[str]) -> None:
         """Warn of merged weights that nothing is known of, since their layers were not called."""
-        memory = self.memory
-        missed = [name for name in memory.merged.adapters if name not in called]
-        if missed and any(ledger.measure.needs.data for ledger in memory.ledgers.values()):
+        core = self.core
+        missed = [name for name in core.merged.adapters if name not in called]
+        if missed and any(ledger.measure.needs.data for ledger in core.state.ledgers.values()):
             warn(
                 f"The layers of {and_others(missed)} were not called while importance was measured, so that it is 0 "
                 "and nothing holds what their adapters add. If the data does not reach them, that is as it should be. "
@@ -52,11 +56,11 @@ class MissingParameters(Monitor):
             )
 
     def _warn_of_gone(self, present: Mapping[str, nn.Parameter]) -> None:
-        memory = self.memory
-        known = memory.warned.about(GONE)
-        gone = [name for name in memory.anchor if name not in present and name not in known]
-        memory.warned.drop(GONE)  # what has come back may go again
-        memory.warned.add(GONE, (known - present.keys()) | set(gone))
+        core = self.core
+        known = core.runtime.warned.about(GONE)
+        gone = [name for name in core.state.anchor if name not in present and name not in known]
+        core.runtime.warned.drop(GONE)  # what has come back may go again
+        core.runtime.warned.add(GONE, (known - present.keys()) | set(gone))
         if gone:
             warn(
                 f"The model no longer has {and_others(gone)} under that name, so what was consolidated there is not "
@@ -66,21 +70,21 @@ class MissingParameters(Monitor):
 
     def _warn_of_unloaded_adapters(self) -> None:
         """Warn once of merged weights that were consolidated, in a model that has no adapter any more."""
-        memory = self.memory
-        if memory.strength and not memory.warned.about(GONE) >= memory.merged_anchor.keys():
-            memory.warned.add(GONE, memory.anchor.keys() | memory.merged_anchor.keys())
+        core = self.core
+        if core.state.strength and not core.runtime.warned.about(GONE) >= core.state.merged_anchor.keys():
+            core.runtime.warned.add(GONE, core.state.anchor.keys() | core.state.merged_anchor.keys())
             warn(
-                f"The model has no adapter any more that could hold {and_others(sorted(memory.merged_anchor))} where "
-                "they were when they were consolidated, so the penalty has nothing of them. If adapters were merged "
-                "into the weights for good, put the next ones on (get_peft_model) and call guard.rebase(); to train "
-                "the weights themselves, make a guard from the model as it is now, and consolidate it with data."
+                f"The model has no adapter any more that could hold {and_others(sorted(core.state.merged_anchor))} "
+                "where they were when they were consolidated, so the penalty has nothing of them. If adapters were "
+                "merged into the weights for good, put the next ones on (get_peft_model) and call guard.rebase(); to "
+                "train the weights themselves, make a guard from the model as it is now, and consolidate it with data."
             )
 
     def _warn_of_fresh_adapters(self) -> None:
         """Warn if adapters add nothing to weights, and did when they were consolidated."""
-        memory = self.memory
-        then = {name for name, change in memory.merged_anchor.items() if bool(whole(change).any())}
-        now = memory.merged.changes() if then else {}
+        core = self.core
+        then = {name for name, change in core.state.merged_anchor.items() if bool(whole(change).any())}
+        now = core.merged.changes() if then else {}
         if then and not any(bool(whole(now[name]).any()) for name in then if name in now):
             warn(
                 f"The adapters add nothing to {and_others(sorted(then))}, and did when they were consolidated: they "

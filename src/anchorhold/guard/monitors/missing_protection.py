@@ -14,7 +14,7 @@ from anchorhold.guard.monitor import AdapterState, Monitor, and_others
 from anchorhold.measures import FineTune
 
 if TYPE_CHECKING:
-    from anchorhold.guard.memory import Memory
+    from anchorhold.guard.core import Core
 
 _EVERYTHING = "*"
 """Stands for all parameters, where none is held."""
@@ -25,8 +25,8 @@ class MissingProtection(Monitor):
 
     name = "missing-protection"
 
-    def __init__(self, memory: "Memory") -> None:
-        super().__init__(memory)
+    def __init__(self, core: "Core") -> None:
+        super().__init__(core)
         self._warned: set[str] = set()
 
     def begin_task(self) -> None:
@@ -39,30 +39,30 @@ class MissingProtection(Monitor):
 
     def before_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Look at the parameters that an attached optimizer is about to move, and is asked to hold."""
-        memory = self.memory
+        core = self.core
         if _EVERYTHING in self._warned:
             return
-        if memory.holds:
+        if core.options.holds:
             self._look_at_holds()
             self._look_at_the_guards_own()
             self._look_at_the_strength()
             return
-        if not memory.asks_to_hold:
+        if not core.state.asks_to_hold:
             return
-        if isinstance(memory.driving.measure, FineTune):
+        if isinstance(core.state.driving.measure, FineTune):
             return  # which is to hold nothing
-        if not memory.is_anchored:
-            if not memory.from_scratch:
+        if not core.state.is_anchored:
+            if not core.options.from_scratch:
                 self._warned.add(_EVERYTHING)
-                warn(_NOTHING_YET.format(strength=memory.said_strength, measure=memory.driver))
+                warn(_NOTHING_YET.format(strength=core.state.said_strength, measure=core.state.driver))
             return
-        largest = memory.largest_importance
+        largest = core.largest_importance
         if not any(largest.values()):
             self._warned.add(_EVERYTHING)
-            warn(_NOTHING_MATTERS.format(measure=memory.driver))
+            warn(_NOTHING_MATTERS.format(measure=core.state.driver))
             return
         self._look_at_the_strength()
-        frozen = [name for name in parameters if name in memory.left_frozen and name not in self._warned]
+        frozen = [name for name in parameters if name in core.state.left_frozen and name not in self._warned]
         thawed = [name for name in frozen if not largest.get(name)]
         if thawed:
             self._warned |= set(thawed)
@@ -70,26 +70,32 @@ class MissingProtection(Monitor):
 
     def _look_at_holds(self) -> None:
         """Look whether any hold has something to keep; what it keeps, and how much of the model, is its own affair."""
-        memory = self.memory
-        if memory.from_scratch or not all(hold.waits(memory.tasks) for hold in memory.holds):
+        core = self.core
+        if core.options.from_scratch or not all(hold.waits(core.state.tasks) for hold in core.options.holds):
             return
         self._warned.add(_EVERYTHING)
-        warn(_HOLDS_WAIT.format(names=", ".join(hold.name for hold in memory.holds)))
+        warn(_HOLDS_WAIT.format(names=", ".join(hold.name for hold in core.options.holds)))
 
     def _look_at_the_guards_own(self) -> None:
         """Look whether the guard's own hold, beside others that may keep what they keep, has anything to pull at."""
-        memory = self.memory
-        expected = memory.asks_to_hold and not memory.from_scratch and not isinstance(memory.driving.measure, FineTune)
-        if expected and not memory.anchor and _EVERYTHING not in self._warned:
+        core = self.core
+        expected = (
+            core.state.asks_to_hold
+            and not core.options.from_scratch
+            and not isinstance(core.state.driving.measure, FineTune)
+        )
+        if expected and not core.state.anchor and _EVERYTHING not in self._warned:
             self._warned.add(_EVERYTHING)
-            warn(_NOTHING_OF_ITS_OWN.format(strength=memory.said_strength, measure=memory.driver))
+            warn(_NOTHING_OF_ITS_OWN.format(strength=core.state.said_strength, measure=core.state.driver))
 
     def _look_at_the_strength(self) -> None:
         """Say once, where weights are held, that nobody has said how strongly."""
-        memory = self.memory
-        if isinstance(memory.driving.measure, FineTune) or not (memory.is_anchored and memory.strength_is_assumed):
+        core = self.core
+        if isinstance(core.state.driving.measure, FineTune) or not (
+            core.state.is_anchored and core.state.strength_is_assumed
+        ):
             return
-        memory.warned.once("no strength", _UNSAID.format(measure=memory.driver))
+        core.runtime.warned.once("no strength", _UNSAID.format(measure=core.state.driver))
 
 
 _NOTHING_YET = (

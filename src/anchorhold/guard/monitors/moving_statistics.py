@@ -14,15 +14,15 @@ class MovingStatistics(Monitor):
 
     def before_step(self, step: Step) -> None:
         """Warn once that statistics move."""
-        memory = self.memory
-        if not memory.anchor or not memory.strength or memory.batch_norm is not None:
+        core = self.core
+        if not core.state.anchor or not core.state.strength or core.options.batch_norm is not None:
             return
-        if memory.warned.about(self.name):
+        if core.runtime.warned.about(self.name):
             return
-        moving = [name for name, norm in memory.norms.items() if norm.training and norm.momentum != 0]
-        if moving and any(memory.largest_importance.values()):
+        moving = [name for name, norm in core.norms.items() if norm.training and norm.momentum != 0]
+        if moving and any(core.largest_importance.values()):
             others = f" and {len(moving) - 1} more" if len(moving) > 1 else ""
-            memory.warned.once(self.name, _MOVING.format(names=f"{moving[0]!r}{others}"))
+            core.runtime.warned.once(self.name, _MOVING.format(names=f"{moving[0]!r}{others}"))
 
 
 _MOVING = (

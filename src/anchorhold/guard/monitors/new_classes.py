@@ -22,19 +22,19 @@ class NewClasses(Monitor):
 
     def before_step(self, step: Step) -> None:
         """Warn if the old classes have been pushed down as far as they go, and never up."""
-        memory = self.memory
+        core = self.core
         if is_capturing():
             return
-        before = memory.labels if memory.strength and not memory.holds else frozenset[int]()
-        outputs = memory.head.look(memory.model, before)
+        before = core.state.labels if core.state.strength and not core.options.holds else frozenset[int]()
+        outputs = core.task.head.look(core.runtime.model, before)
         if outputs is not None:
-            warn_of_new_classes(before, Classes(memory.head.classes, ENOUGH), outputs)
+            warn_of_new_classes(before, Classes(core.task.head.classes, ENOUGH), outputs)
 
     def at_labels(self, classes: Classes, outputs: int | None) -> None:
         """Warn of labels that are all new; holds of other kinds may keep the old ones."""
-        memory = self.memory
-        if not memory.holds and memory.strength:
-            warn_of_new_classes(memory.labels, classes, outputs)
+        core = self.core
+        if not core.options.holds and core.state.strength:
+            warn_of_new_classes(core.state.labels, classes, outputs)
 
 
 def warn_of_new_classes(before: Collection[int], now: Classes, outputs: int | None) -> None:

@@ -14,7 +14,7 @@ from anchorhold.guard.monitors.distances import ELSEWHERE, distance, distance_in
 from anchorhold.tensors.sharding import local
 
 if TYPE_CHECKING:
-    from anchorhold.guard.memory import Memory
+    from anchorhold.guard.core import Core
 
 ANEW = 0.5
 """How far from its anchor, by the length of that, a parameter may be before it is taken for one that was drawn anew.
@@ -31,36 +31,36 @@ class ReplacedWeights(Monitor):
 
     name = "replaced-weights"
 
-    def __init__(self, memory: "Memory") -> None:
-        super().__init__(memory)
+    def __init__(self, core: "Core") -> None:
+        super().__init__(core)
         self._file: str | None = None
         """The file that the state was loaded from, if no step was taken since."""
 
     def at_load(self, file: str) -> None:
         """Look at the next step whether the model has the weights that belong to a file."""
-        self._file = None if self.memory.steps else file
+        self._file = None if self.core.task.steps else file
 
     def begin_task(self) -> None:
         """Look at the parameters that were replaced, and at all of them after a file was loaded."""
-        memory, file = self.memory, self._file
+        core, file = self.core, self._file
         self._file = None
-        if memory.strength and memory.is_anchored:
+        if core.state.strength and core.state.is_anchored:
             self._look_at_replaced()
             if file is not None:
                 self._look_at_all(file)
 
     def before_penalty(self, parameters: Mapping[str, nn.Parameter], adapters: AdapterState) -> None:
         """Look at the parameters that were replaced, where there may be no step to look at."""
-        memory = self.memory
-        if memory.steps or not memory.strength:
+        core = self.core
+        if core.task.steps or not core.state.strength:
             return
-        if memory.replaced:
+        if core.runtime.replaced:
             self._look_at_replaced()
-        here = ((name, now) for name, now in parameters.items() if now is not memory.parameters[name])
-        known = memory.warned.about(REPLACED)
+        here = ((name, now) for name, now in parameters.items() if now is not core.runtime.parameters[name])
+        known = core.runtime.warned.about(REPLACED)
         # Beside parameters there are what a function is called with in their place, for a while.
-        new = {n: p for n, p in here if n in memory.anchor and n not in known and isinstance(p, nn.Parameter)}
-        memory.warned.add(REPLACED, new)
+        new = {n: p for n, p in here if n in core.state.anchor and n not in known and isinstance(p, nn.Parameter)}
+        core.runtime.warned.add(REPLACED, new)
         self._warn_of_far(new)
 
     def _look_at_all(self, file: str) -> None:
@@ -68,11 +68,11 @@ class ReplacedWeights(Monitor):
 
         Where all of it together is, a single layer may yet be another one: a head is little beside a large model.
         """
-        memory = self.memory
+        core = self.core
         # A mean of solutions is where no model was, and what is folded is held as the map that it is part of.
-        if memory.anchor_kind != "last" or memory.folding.pairs:
+        if core.options.anchor_kind != "last" or core.folding.pairs:
             return
-        away = distance(memory.parameters, memory.anchor)
+        away = distance(core.runtime.parameters, core.state.anchor)
         if not away <= ELSEWHERE:
             warn(
                 f"The model's weights are {distance_in_words(away)} from those that {file!r} was saved with, and are "
@@ -80,31 +80,31 @@ class ReplacedWeights(Monitor):
                 "drawn anew, merged or averaged on purpose, pay no heed."
             )
         else:
-            self._warn_of_far({n: p for n, p in memory.parameters.items() if n in memory.anchor})
+            self._warn_of_far({n: p for n, p in core.runtime.parameters.items() if n in core.state.anchor})
 
     def _look_at_replaced(self) -> None:
         """Look at held parameters in whose place the model has others since they were consolidated."""
-        memory = self.memory
-        others, memory.replaced = memory.replaced - memory.warned.about(REPLACED), frozenset()
-        self._warn_of_far({n: p for n, p in memory.parameters.items() if n in others})
+        core = self.core
+        others, core.runtime.replaced = core.runtime.replaced - core.runtime.warned.about(REPLACED), frozenset()
+        self._warn_of_far({n: p for n, p in core.runtime.parameters.items() if n in others})
 
     def _warn_of_far(self, others: Mapping[str, nn.Parameter]) -> None:
         """Warn of those of these parameters that are pulled to what others were."""
-        memory = self.memory
+        core = self.core
         # What is held as part of something else has an anchor that is none of its own, and so has a mean of solutions.
-        if not others or (memory.anchor_kind == "mean" and not memory.leans):
+        if not others or (core.options.anchor_kind == "mean" and not core.leans):
             return
-        held = memory.driving.held_names - set(memory.folding.names)
-        away = {n: distance({n: p}, memory.anchor) for n, p in others.items() if n in held}
-        far = [name for name, share in away.items() if share > ANEW and _pulls_at(memory, name)]
+        held = core.state.driving.held_names - set(core.folding.names)
+        away = {n: distance({n: p}, core.state.anchor) for n, p in others.items() if n in held}
+        far = [name for name, share in away.items() if share > ANEW and _pulls_at(core, name)]
         if far:
             most = max(far, key=lambda name: away[name])
             warn(_REPLACED.format(names=_listed(far), away=distance_in_words(away[most]), most=most))
 
 
-def _pulls_at(memory: "Memory", name: str) -> bool:
+def _pulls_at(core: "Core", name: str) -> bool:
     """Whether there is any importance that holds a parameter."""
-    matrices = [matrix for matrix in memory.driving.held.values() if name in matrix.block.parameters]
+    matrices = [matrix for matrix in core.state.driving.held.values() if name in matrix.block.parameters]
     return any(bool(local(tensor).any()) for matrix in matrices for tensor in matrix.tensors().values())
 
 

@@ -19,7 +19,7 @@ from anchorhold.measures import FineTune
 from anchorhold.tensors.storage import widest_dtype
 
 if TYPE_CHECKING:
-    from anchorhold.guard.memory import Memory
+    from anchorhold.guard.core import Core
 
 FAR = 100.0
 """Times their own size. Training that goes well ends within a few."""
@@ -34,8 +34,8 @@ class Runaway(Monitor):
 
     name = "runaway"
 
-    def __init__(self, memory: "Memory") -> None:
-        super().__init__(memory)
+    def __init__(self, core: "Core") -> None:
+        super().__init__(core)
         self._warned_of: float | None = None
         """The strength that the user was warned of."""
         self._before: WeakKeyDictionary[Optimizer, list[Tensor]] = WeakKeyDictionary()
@@ -43,34 +43,39 @@ class Runaway(Monitor):
 
     def before_step(self, step: Step) -> None:
         """Warn if weights have run away by now, with a hold in the gradient."""
-        memory, optimizer, owned = self.memory, step.optimizer, step.parameters
-        if memory.implicit or not memory.strength or self._warned_of == memory.strength or is_capturing():
+        core, optimizer, owned = self.core, step.optimizer, step.parameters
+        if (
+            core.state.implicit.value
+            or not core.state.strength
+            or self._warned_of == core.state.strength
+            or is_capturing()
+        ):
             return
         # An optimizer with a closure sees the penalty's value, and goes by it.
-        if step.closure or memory.warned.about(OVERSHOOT) or isinstance(memory.driving.measure, FineTune):
+        if step.closure or core.runtime.warned.about(OVERSHOOT) or isinstance(core.state.driving.measure, FineTune):
             return
         steps, before = step.taken, self._before.pop(optimizer, None)
         # Few steps are looked at, since an accelerator waits for that.
         if steps >= FIRST_STEPS - 1 and not (steps + 1) & steps:
-            if times_away(memory, owned) > FAR:
-                self._before[optimizer] = _places(memory, owned)
-        elif before and (far := times_away(memory, owned)) > FAR and _is_thrown_across(memory, owned, before):
-            self._warned_of = c = memory.strength
+            if times_away(core, owned) > FAR:
+                self._before[optimizer] = _places(core, owned)
+        elif before and (far := times_away(core, owned)) > FAR and _is_thrown_across(core, owned, before):
+            self._warned_of = c = core.state.strength
             warn(_RUN_AWAY.format(c=c, kind=type(optimizer).__name__, steps=steps, far=far))
 
     def explain_nonfinite(self) -> str:
         """Name the distance of weights that have run away."""
-        far = times_away(self.memory, self.memory.parameters)
-        return _MAY_BE_WHY.format(far=far) if far > FAR and self.memory.strength else ""
+        far = times_away(self.core, self.core.runtime.parameters)
+        return _MAY_BE_WHY.format(far=far) if far > FAR and self.core.state.strength else ""
 
 
-def _places(memory: "Memory", owned: Mapping[str, nn.Parameter]) -> list[Tensor]:
-    return [apart.to(widest_dtype(apart.device)) for apart, *_ in displacements(memory, owned)]
+def _places(core: "Core", owned: Mapping[str, nn.Parameter]) -> list[Tensor]:
+    return [apart.to(widest_dtype(apart.device)) for apart, *_ in displacements(core, owned)]
 
 
-def _is_thrown_across(memory: "Memory", owned: Mapping[str, nn.Parameter], before: list[Tensor]) -> bool:
+def _is_thrown_across(core: "Core", owned: Mapping[str, nn.Parameter], before: list[Tensor]) -> bool:
     """Whether a step has led to the other side of the anchor, and farther away."""
-    now = _places(memory, owned)
+    now = _places(core, owned)
     if [apart.shape for apart in now] != [apart.shape for apart in before]:
         return False
     return sum(float((here * then + then.square()).sum()) for here, then in zip(now, before, strict=True)) < 0

@@ -18,7 +18,7 @@ from anchorhold.guard.steps.default_pull import supports_implicit
 from anchorhold.guard.steps.optimizers.sgd_bound import largest_curvature, rounded_down, sgd_groups, sgd_rates
 
 if TYPE_CHECKING:
-    from anchorhold.guard.memory import Memory
+    from anchorhold.guard.core import Core
 
 
 class Stability(Monitor):
@@ -26,32 +26,32 @@ class Stability(Monitor):
 
     name = "stability"
 
-    def __init__(self, memory: "Memory") -> None:
-        super().__init__(memory)
+    def __init__(self, core: "Core") -> None:
+        super().__init__(core)
         self._checked: WeakKeyDictionary[Optimizer, object] = WeakKeyDictionary()
         self._warned_of: dict[object, float] = {}
         """How far beyond the bound a strength was when the user was warned, by Ω's version and the strength."""
 
     def explain_nonfinite(self) -> str:
         """Name a strength that was found to be too large."""
-        return _MAY_BE_WHY if self.memory.warned.about(OVERSHOOT) else ""
+        return _MAY_BE_WHY if self.core.runtime.warned.about(OVERSHOOT) else ""
 
     def before_step(self, step: Step) -> None:
         """Warn before a step that would be the first of ever larger swings."""
-        memory, optimizer, owned = self.memory, step.optimizer, step.parameters
-        if not memory.is_anchored or not memory.strength or memory.implicit:
+        core, optimizer, owned = self.core, step.optimizer, step.parameters
+        if not core.state.is_anchored or not core.state.strength or core.state.implicit.value:
             return
         groups, rates = sgd_groups(optimizer), sgd_rates(optimizer)
         if not groups:
             return
         # Which adapters act is known by what has a gradient: a switch says nothing to the guard.
-        acting = {n for n, p in owned.items() if p.grad is not None} if memory.space == "merged" else set()
-        known = (memory.version, memory.strength, rates, acting)
+        acting = {n for n, p in owned.items() if p.grad is not None} if core.state.space.value == "merged" else set()
+        known = (core.runtime.version, core.state.strength, rates, acting)
         if self._checked.get(optimizer) == known:
             return
         # What has no gradient is not moved away, and has nothing to swing back from.
         names = {id(parameter): name for name, parameter in owned.items() if parameter.grad is not None}
-        largest = memory.largest_importance
+        largest = core.largest_importance
         for group, (rate, *_) in zip(groups, rates, strict=True):
             held = {names[id(p)] for p in group["params"] if id(p) in names} & largest.keys()
             if held and rate > 0:
@@ -62,20 +62,20 @@ class Stability(Monitor):
     def _check_group(
         self, optimizer: Optimizer, group: Mapping[str, Any], rate: float, name: str, largest: float
     ) -> None:
-        strengths = self.memory.driving.strengths
+        strengths = self.core.state.driving.strengths
         factor = 1.0 if strengths is None else strengths.factor([name])
         if not factor:  # nothing is held by the strongest of them
             return
-        c, omega = self.memory.strength * factor, largest / factor
+        c, omega = self.core.state.strength * factor, largest / factor
         bound = largest_curvature(rate, group["momentum"], group["dampening"], nesterov=group["nesterov"])
         curvature = 2 * c * omega
         excess = (curvature + group["weight_decay"]) / bound
         # A schedule that changes the rate with every step is warned of once, and again when it has got much worse.
-        warned_of = self._warned_of.get((self.memory.version, c), 0.5)
+        warned_of = self._warned_of.get((self.core.runtime.version, c), 0.5)
         if excess <= 1 or excess < 2 * warned_of:
             return
-        self._warned_of = {(self.memory.version, c): excess}
-        self.memory.warned.add(OVERSHOOT, [name])
+        self._warned_of = {(self.core.runtime.version, c): excess}
+        self.core.runtime.warned.add(OVERSHOOT, [name])
         momentum = f", momentum={group['momentum']:g}" if group["momentum"] else ""
         # The task's own curvature comes on top.
         most = rounded_down(0.5 * (bound - group["weight_decay"]) / (2 * omega))
@@ -89,10 +89,10 @@ class Stability(Monitor):
     def _others(self, optimizer: Optimizer) -> str:
         """Return what else bears any strength."""
         adam = "Adam, which has no such bound"
-        if not supports_implicit(self.memory, optimizer):
+        if not supports_implicit(self.core, optimizer):
             return f"or {adam}"
-        memory = self.memory
-        usual = may_be_implicit(memory.driving.form, memory.batch_norm, leans=memory.leans)
+        core = self.core
+        usual = may_be_implicit(core.state.driving.form, core.options.batch_norm, leans=core.leans)
         said = "implicit=True, as it is by default with SGD" if usual else "implicit=True"
         return f"{adam}, or Guard(..., {said}), whose pull cannot overshoot"
 

@@ -14,7 +14,7 @@ from anchorhold.guard.monitor import FIRST_STEPS, LATER_STEP, LEAST_SHARE, Monit
 from anchorhold.guard.monitors.distances import how_far
 
 if TYPE_CHECKING:
-    from anchorhold.guard.memory import Memory
+    from anchorhold.guard.core import Core
 
 
 class Standstill(Monitor):
@@ -26,29 +26,29 @@ class Standstill(Monitor):
 
     name = "standstill"
 
-    def __init__(self, memory: "Memory") -> None:
-        super().__init__(memory)
+    def __init__(self, core: "Core") -> None:
+        super().__init__(core)
         self._before: Tensor | None = None
         self._warned_of: float | None = None
         """The strength that the user was warned of."""
 
     def before_pull(self, step: Step) -> None:
         """Note how far weights are from where they are held, after the optimizer's own step."""
-        memory, self._before = self.memory, None
-        if not memory.pulled_after or step.taken + 1 not in (FIRST_STEPS, LATER_STEP) or is_capturing():
+        core, self._before = self.core, None
+        if not core.state.pulled_after or step.taken + 1 not in (FIRST_STEPS, LATER_STEP) or is_capturing():
             return
         # A tolerance looks after its strength, and a hold with a linear term has its centre elsewhere.
-        if memory.tolerance is None and not memory.tilt and self._warned_of != memory.strength:
-            self._before = how_far(memory, step.parameters)[0]
+        if core.state.tolerance is None and not core.state.tilt and self._warned_of != core.state.strength:
+            self._before = how_far(core, step.parameters)[0]
 
     def after_pull(self, step: Step) -> None:
         """Warn if the pull has left next to nothing of it."""
         before, self._before = self._before, None
         if before is None:
             return
-        left = float(how_far(self.memory, step.parameters)[0] / before)
+        left = float(how_far(self.core, step.parameters)[0] / before)
         if left < LEAST_SHARE:  # not where nothing has moved at all, which is 0 / 0
-            self._warned_of = c = self.memory.strength
+            self._warned_of = c = self.core.state.strength
             kind = type(step.optimizer).__name__
             warn(_TOO_STRONG.format(c=c, less=c / 100, kind=kind, left=100 * left, least=100 * LEAST_SHARE))
 

@@ -28,7 +28,7 @@ from anchorhold.tensors.sharding import local
 from anchorhold.tensors.storage import widest_dtype
 
 if TYPE_CHECKING:
-    from anchorhold.guard.memory import Memory
+    from anchorhold.guard.core import Core
 
 NEAR = 0.5
 """What a first step has left for the task where weights begin near the anchor."""
@@ -51,8 +51,8 @@ class TaskShare(Monitor):
 
     name = "task-share"
 
-    def __init__(self, memory: "Memory") -> None:
-        super().__init__(memory)
+    def __init__(self, core: "Core") -> None:
+        super().__init__(core)
         self._accounts: WeakKeyDictionary[Optimizer, _Account] = WeakKeyDictionary()
         self._noted: dict[str, Tensor] = {}
         self._warned_of: float | None = None
@@ -60,17 +60,17 @@ class TaskShare(Monitor):
 
     def before_pull(self, step: Step) -> None:
         """Note the task's own gradient, before the hold's joins it."""
-        memory, taken = self.memory, step.taken
+        core, taken = self.core, step.taken
         self._noted = {}
-        held = memory.is_anchored and memory.strength and not memory.implicit
+        held = core.state.is_anchored and core.state.strength and not core.state.implicit.value
         # A tolerance looks after its strength, and what further holds add is not of the strength's size.
-        if not held or memory.tolerance is not None or memory.holds or self._warned_of == memory.strength:
+        if not held or core.state.tolerance is not None or core.options.holds or self._warned_of == core.state.strength:
             return
         looked_at = taken < FIRST_STEPS or LATER_STEP - FIRST_STEPS <= taken < LATER_STEP
         if not looked_at or is_capturing() or sgd_groups(step.optimizer):
             return
-        held_by = memory.driving.held_names
-        names = [name for name in step.parameters if name in held_by or name in memory.held_elsewhere]
+        held_by = core.state.driving.held_names
+        names = [name for name in step.parameters if name in held_by or name in core.held_elsewhere]
         grads = {name: step.parameters[name].grad for name in names}
         self._noted = {
             n: some_of(g) for n, g in grads.items() if g is not None and not g.is_sparse and local(g).numel()
@@ -102,11 +102,11 @@ class TaskShare(Monitor):
         # From afar the first steps go back to the anchor; and while a rate warms up, nothing has gone anywhere yet.
         # Where nothing is divided by the gradient's size weights swing ever farther: ``runaway.py`` warns of that.
         later = step.taken + 1 == LATER_STEP
-        if (near or later) and share < LEAST_SHARE and times_away(self.memory, step.parameters) < SWING:
-            self._warned_of = c = self.memory.strength
+        if (near or later) and share < LEAST_SHARE and times_away(self.core, step.parameters) < SWING:
+            self._warned_of = c = self.core.state.strength
             kind = type(step.optimizer).__name__
             message = _TOO_STRONG.format(c=c, less=c / 100, kind=kind, share=share, least=LEAST_SHARE)
-            warn(message + (_IMPLICIT if supports_implicit(self.memory, step.optimizer) else "."))
+            warn(message + (_IMPLICIT if supports_implicit(self.core, step.optimizer) else "."))
 
 
 def _parts(task: Tensor, handed: Tensor | None) -> Tensor:

@@ -25,7 +25,7 @@ from anchorhold.guard.steps.out_of_graphs import out_of_graphs
 from anchorhold.tensors.sharding import is_trained_in_pieces, local
 
 if TYPE_CHECKING:
-    from anchorhold.guard.memory import Memory
+    from anchorhold.guard.core import Core
 
 PROBES = 8
 """Parameters that are looked at."""
@@ -45,8 +45,8 @@ class UnseenSteps(Monitor):
 
     name = "unseen-steps"
 
-    def __init__(self, memory: "Memory") -> None:
-        super().__init__(memory)
+    def __init__(self, core: "Core") -> None:
+        super().__init__(core)
         self._attached: WeakSet[Optimizer] = WeakSet()
         self._met: WeakSet[Optimizer] = WeakSet()
         self._warned = False
@@ -112,16 +112,16 @@ class UnseenSteps(Monitor):
         self._met.add(optimizer)
         if self._warned:
             return
-        protected = {id(p): name for name, p in self.memory.parameters.items() if p.requires_grad}
+        protected = {id(p): name for name, p in self.core.runtime.parameters.items() if p.requires_grad}
         passing = [protected[key] for key in ids(trained_by(optimizer)) if key in protected]
         if passing:
             self._warned = True
             self._end_probing()
             warn(_not_attached(optimizer, min(passing), len(passing), list(self._attached)))
-        elif self.memory.is_anchored and _trains_pieces(optimizer, self.memory.parameters.values()):
+        elif self.core.state.is_anchored and _trains_pieces(optimizer, self.core.runtime.parameters.values()):
             self._warned = True
             warn(_IN_PIECES.format(kind=type(optimizer).__name__))
-        elif not self.memory.steps and any(_is_copy(optimizer, known) for known in self._attached):
+        elif not self.core.task.steps and any(_is_copy(optimizer, known) for known in self._attached):
             warn(_COPY.format(kind=type(optimizer).__name__))
 
     def moved_unseen(self, name: str) -> None:

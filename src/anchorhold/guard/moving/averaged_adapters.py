@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from anchorhold.adapters import Adapter, every_adapter
 from anchorhold.errors import ConfigurationError, warn
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.tensors.matrices.products import products_in
 from anchorhold.tensors.sharding import like_parameter, whole
 from anchorhold.tensors.storage import at_hand, running_dtype
@@ -30,16 +30,16 @@ class AveragedAdapters:
     """The adapters whose parameters have an anchor, and values of those between it and others.
 
     Args:
-        memory: what the guard knows.
+        core: what the guard knows.
         held: the weights that have an anchor.
     """
 
-    def __init__(self, memory: Memory, held: Mapping[str, nn.Parameter]) -> None:
-        self._anchor = memory.anchor
+    def __init__(self, core: Core, held: Mapping[str, nn.Parameter]) -> None:
+        self._anchor = core.state.anchor
         self._names = {parameter: name for name, parameter in held.items()}
         self._adapters: dict[str, Adapter] = {}
         self._others: list[str] = []
-        for found in every_adapter(memory.model, {id(p) for p in held.values()}):
+        for found in every_adapter(core.runtime.model, {id(p) for p in held.values()}):
             if getattr(getattr(found.adapter, "module", None), "merged", False):
                 raise ConfigurationError(
                     f"The adapter of {found.weight!r} is merged into its weight for now: what its parameters are moved "
@@ -49,7 +49,7 @@ class AveragedAdapters:
                 self._others.append(found.path)
             else:
                 self._adapters[found.path] = found.adapter
-        self.newcomers = newcomers(memory)
+        self.newcomers = newcomers(core)
         """Adapters that came after the last consolidation: nothing says what they were, and they stay as they are."""
 
     def _is_held_in_part(self, adapter: Adapter) -> bool:
@@ -116,10 +116,10 @@ class AveragedAdapters:
         return found
 
 
-def newcomers(memory: Memory) -> list[str]:
+def newcomers(core: Core) -> list[str]:
     """Return the adapters that have trained parameters, and none of those an anchor, by their paths."""
-    new = {id(p) for name, p in memory.parameters.items() if p.requires_grad and name not in memory.anchor}
-    return [found.path for found in every_adapter(memory.model, new)] if new and memory.anchor else []
+    new = {id(p) for name, p in core.runtime.parameters.items() if p.requires_grad and name not in core.state.anchor}
+    return [found.path for found in every_adapter(core.runtime.model, new)] if new and core.state.anchor else []
 
 
 def said_of(paths: list[str]) -> str:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from anchorhold.errors import ConfigurationError, OrderError, warn
+from anchorhold.guard.core import Core
 from anchorhold.guard.keeping.looking import look
-from anchorhold.guard.memory import Memory
 from anchorhold.guard.moving.averaged_adapters import AveragedAdapters, newcomers, said_of
 from anchorhold.guard.moving.averaging import average_with_anchor, checked_way, move_to
 from anchorhold.guard.moving.weight_average import refuse_between_averages
@@ -25,12 +25,12 @@ class GoingBack:
     """Takes a guard's weights back towards their anchor, and knows how far they last went.
 
     Args:
-        memory: what the guard knows.
+        core: what the guard knows.
         attachment: the optimisers that train the weights, and may stand between two averages of them.
     """
 
-    def __init__(self, memory: Memory, attachment: Attachment) -> None:
-        self.memory = memory
+    def __init__(self, core: Core, attachment: Attachment) -> None:
+        self.core = core
         self.attachment = attachment
         self.last: PulledBack | None = None
         """How far weights last went back to meet a tolerance."""
@@ -38,7 +38,7 @@ class GoingBack:
     def by_share(self, share: float) -> None:
         """Move weights to θ* + share·(θ − θ*)."""
         refuse_between_averages(self.attachment.attached())
-        average_with_anchor(self.memory, share)
+        average_with_anchor(self.core, share)
 
     def to_tolerance(self, given: float | None = None) -> PulledBack:
         """Move weights just so far that no kept set has lost more than a tolerance, by default the guard's own."""
@@ -47,9 +47,9 @@ class GoingBack:
             raise ConfigurationError("pull_back() without a tolerance: give one, guard.pull_back(0.02).")
         refuse_between_averages(self.attachment.attached())
         with self.attachment.watcher.calls.paused():
-            found = replace(pull_back(self.memory, own), never_attached=self._was_never_attached)
+            found = replace(pull_back(self.core, own), never_attached=self._was_never_attached)
         if found.outcome == "cannot be met" or found.is_undone or found.single is not None:
-            late = newcomers(self.memory) if found.outcome == "cannot be met" else []
+            late = newcomers(self.core) if found.outcome == "cannot be met" else []
             warn(f"{found} But {said_of(late)}" if late else str(found))
         self.last = found
         return found
@@ -57,15 +57,15 @@ class GoingBack:
     @contextmanager
     def before_the_end(self, share: float | None) -> Iterator[None]:
         """Go back as a task's end asks for, by a share and to the tolerance; if that end fails, nothing has moved."""
-        memory, to_tolerance = self.memory, self._is_due
+        core, to_tolerance = self.core, self._is_due
         self._refuse_to_move_what_was_watched(share, to_tolerance=to_tolerance)
         self._tell_of_what_nothing_held()
         if share is None and not to_tolerance:
             yield
             return
-        refresh(memory)
-        before = [(parameter, parameter.detach().clone()) for parameter in memory.parameters.values()]
-        seen = self.last, dict(memory.control.latest), memory.control.at
+        refresh(core)
+        before = [(parameter, parameter.detach().clone()) for parameter in core.runtime.parameters.values()]
+        seen = self.last, dict(core.state.control.latest), core.state.control.at
         try:
             if share is not None:
                 self.by_share(share)
@@ -77,33 +77,35 @@ class GoingBack:
                 for parameter, own in before:
                     parameter.copy_(own)
             # What was said of a way that was not gone after all.
-            self.last, memory.control.latest, memory.control.at = seen
+            self.last, core.state.control.latest, core.state.control.at = seen
             raise
 
     @property
     def _own_tolerance(self) -> float | None:
-        return None if self.memory.tolerance is None else self.memory.tolerance.nats
+        return None if self.core.state.tolerance is None else self.core.state.tolerance.nats
 
     @property
     def _is_due(self) -> bool:
         """Whether a task ends with a tolerance to be met."""
-        memory = self.memory
-        expected = memory.kept or memory.kept.expected  # without those that a state was saved with it is refused
-        return memory.tolerance is not None and bool(memory.is_anchored and expected and memory.is_trained)
+        core = self.core
+        expected = (
+            core.state.kept or core.state.kept.expected
+        )  # without those that a state was saved with it is refused
+        return core.state.tolerance is not None and bool(core.state.is_anchored and expected and core.is_trained)
 
     @property
     def _was_never_attached(self) -> bool:
         """Whether no step was seen of the task that was trained last, here or by whoever saved what was loaded."""
-        memory = self.memory
-        return not (self.attachment.was_attached or memory.steps or memory.control.trace)
+        core = self.core
+        return not (self.attachment.was_attached or core.task.steps or core.state.control.trace)
 
     def _retention(self) -> Retention:
         with self.attachment.set_aside():
-            return look(self.memory)
+            return look(self.core)
 
     def _refuse_to_move_what_was_watched(self, share: float | None, *, to_tolerance: bool) -> None:
         """Refuse to end a task elsewhere than where micro-batches were watched."""
-        if self.memory.watched is None:
+        if self.core.task.watched is None:
             return
         if share is not None:
             first, why = f"average({share!r})", f"share={share!r}"
@@ -119,8 +121,8 @@ class GoingBack:
 
     def _tell_of_what_nothing_held(self) -> None:
         """Say so if a tolerance was passed in a task in which there was no anchor to go back to."""
-        memory = self.memory
-        if memory.tolerance is None or memory.is_anchored or not (memory.kept and memory.steps):
+        core = self.core
+        if core.state.tolerance is None or core.state.is_anchored or not (core.state.kept and core.task.steps):
             return
         found = self._retention()
         if not found.is_within:
@@ -132,35 +134,35 @@ class GoingBack:
 
 
 @torch.no_grad()
-def pull_back(memory: Memory, tolerance: float) -> PulledBack:
+def pull_back(core: Core, tolerance: float) -> PulledBack:
     """Move weights back towards the anchor, to the furthest point at which no kept set has lost more than a tolerance.
 
     If that cannot be met, or anything goes wrong, they stay where they are.
     """
-    held = checked_way(memory, "pull_back()")
-    memory.kept.refuse_unless_complete()
-    if not memory.kept:
-        look(memory)  # says that there are none
+    held = checked_way(core, "pull_back()")
+    core.state.kept.refuse_unless_complete()
+    if not core.state.kept:
+        look(core)  # says that there are none
     own: dict[str, Tensor] = {name: parameter.detach().clone() for name, parameter in held.items()}
-    adapters = AveragedAdapters(memory, held)
+    adapters = AveragedAdapters(core, held)
 
     def lost_at(share: float) -> float:
-        move_to(memory, held, own, share, adapters.between(own, share))
-        return look(memory).kl
+        move_to(core, held, own, share, adapters.between(own, share))
+        return look(core).kl
 
     share = 1.0
     try:
         # Of the task that was trained last, which may have been taken in since.
-        most = memory.control.most if memory.control.trace else None
-        found = replace(furthest_within(lost_at, tolerance, most), **_how_it_was_followed(memory))
+        most = core.state.control.most if core.state.control.trace else None
+        found = replace(furthest_within(lost_at, tolerance, most), **_how_it_was_followed(core))
         share = found.share
     finally:
-        move_to(memory, held, own, share, adapters.between(own, share))
-    left = look(memory)
-    memory.control.latest = {each.name: each.kl for each in left.sets}
-    memory.control.at = max(memory.steps.values(), default=0)
+        move_to(core, held, own, share, adapters.between(own, share))
+    left = look(core)
+    core.state.control.latest = {each.name: each.kl for each in left.sets}
+    core.state.control.at = max(core.task.steps.values(), default=0)
     single = next((each.name for each in left.sets if each.error is None), None)
-    unproven = memory.kept[left.worst.name].is_unproven
+    unproven = core.state.kept[left.worst.name].is_unproven
     return replace(found, error=left.worst.error, least_sure=_least_sure(left), single=single, is_unproven=unproven)
 
 
@@ -170,11 +172,11 @@ def _least_sure(left: Retention) -> tuple[str, float, float] | None:
     return None if most.error is None or most.name == left.worst.name else (most.name, most.kl, most.error)
 
 
-def _how_it_was_followed(memory: Memory) -> dict[str, Any]:
+def _how_it_was_followed(core: Core) -> dict[str, Any]:
     """Return how the task was held that was trained last: with what, and what was lost before it."""
-    trace, form = memory.control.trace, memory.driving.form
+    trace, form = core.state.control.trace, core.state.driving.form
     found: dict[str, Any] = {"is_diagonal": form.elementwise, "at_first": trace[0].kl if trace else None}
-    if memory.tolerance is not None:
+    if core.state.tolerance is not None:
         tightened = bool(trace) and trace[-1].strength > trace[0].strength
-        found |= {"start": memory.tolerance.start_in(form), "tightened": tightened}
+        found |= {"start": core.state.tolerance.start_in(form), "tightened": tightened}
     return found

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anchorhold.errors import StateError
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.guard.saving.state_places import parameters_of, place_of
 from anchorhold.guard.saving.watched_state import WATCHED
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 
-def blank_state(memory: Memory, metadata: "Metadata", prefix: str) -> dict[str, Any]:
+def blank_state(core: Core, metadata: "Metadata", prefix: str) -> dict[str, Any]:
     """Return a state like the one in a checkpoint of ``torch.distributed.checkpoint``, with nothing filled in yet.
 
     That reads into tensors which are already there, of this model's layout.
@@ -33,17 +33,17 @@ def blank_state(memory: Memory, metadata: "Metadata", prefix: str) -> dict[str, 
             "Give the key that guard.state_dict() was saved by as prefix."
         )
     tensors = [str(path[-1]) for path in kept.values() if path[0] == "tensors"]
-    parameters = parameters_of(memory, tensors)
+    parameters = parameters_of(core, tensors)
     # A checkpoint has no place for empty mappings, such as the settings of a hold that has none.
     state: dict[str, Any] = {"steps": {}, "tensors": {}}
-    bare: dict[str, Any] = {hold.name: {} for hold in memory.holds if not hold.settings()}
+    bare: dict[str, Any] = {hold.name: {} for hold in core.options.holds if not hold.settings()}
     if bare:
         state["holds"] = bare
     for key, path in kept.items():
         stored = metadata.state_dict_metadata[key]
         value = None
         if isinstance(stored, TensorStorageMetadata):
-            place = place_of(memory, parameters, str(path[-1]), stored.size)
+            place = place_of(core, parameters, str(path[-1]), stored.size)
             like, dtype = parameters.get(place.name), stored.properties.dtype
             if like is not None and like.shape == stored.size and (place.kind == WATCHED or not place.part):
                 value = torch.empty_like(like, dtype=dtype, requires_grad=False)

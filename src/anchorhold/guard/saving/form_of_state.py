@@ -10,24 +10,24 @@ from typing import Any
 
 from anchorhold.errors import ConfigurationError, warn
 from anchorhold.forms import Form, form
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.settings import defaults_at_first, plain
 
 
-def take_its_form(memory: Memory, state: Mapping[str, Any]) -> None:
+def take_its_form(core: Core, state: Mapping[str, Any]) -> None:
     """Let a form that was given by its name be what that name meant when a state was made."""
-    named = memory.named_form
+    named = core.options.named_form
     if named is None:
         return
     at_first = defaults_at_first(type(named))
     for meaning in (named, form(named.name, **at_first)) if at_first else (named,):
         if plain("the form", meaning.settings()) == state.get("form"):
-            memory.driving.form = meaning
+            core.state.driving.form = meaning
 
 
-def tell_of_its_form(memory: Memory, before: Form) -> None:
+def tell_of_its_form(core: Core, before: Form) -> None:
     """Say so where a state has brought a form that its name does not mean any more."""
-    named, own = memory.named_form, memory.driving.form
+    named, own = core.options.named_form, core.state.driving.form
     if named is None or own in (named, before):
         return
     then, now = ({name: getattr(each, name) for name in defaults_at_first(type(named))} for each in (own, named))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.errors import StateError
+from anchorhold.guard.core import Core
 from anchorhold.guard.ledger import Ledger
-from anchorhold.guard.memory import Memory
 from anchorhold.guard.saving.watched_state import WATCHED
 
 
@@ -30,25 +30,25 @@ class StatePlace(NamedTuple):
     """Which of a form's tensors it is."""
 
 
-def parameters_of(memory: Memory, keys: Iterable[str], names: Iterable[str] = ()) -> dict[str, nn.Parameter]:
+def parameters_of(core: Core, keys: Iterable[str], names: Iterable[str] = ()) -> dict[str, nn.Parameter]:
     """Return the protected parameters, and those of a state that have been frozen since, by its tensors' keys."""
-    return memory.parameters_with({*names, *(_place(memory, key).name for key in keys)})
+    return core.parameters_with({*names, *(_place(core, key).name for key in keys)})
 
 
-def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, shape: torch.Size) -> StatePlace:
+def place_of(core: Core, parameters: Mapping[str, nn.Parameter], key: str, shape: torch.Size) -> StatePlace:
     """Return what a tensor of a state is, or refuse one that does not fit the model."""
-    place = _place(memory, key)
+    place = _place(core, key)
     if (
         place.kind in ("merged", WATCHED)
         or place.kind.startswith("hold/")
-        or (place.kind.startswith("total/") and not _ledger(memory, place).form.elementwise)
+        or (place.kind.startswith("total/") and not _ledger(core, place).form.elementwise)
     ):
         return place
     parameter = parameters.get(place.name)
     if parameter is None or parameter.shape != shape:
         has = "none of that name" if parameter is None else f"one of shape {tuple(parameter.shape)}"
         advice = f"For a layer that was taken away on purpose, call forget({place.name!r}) before saving."
-        if parameter is not None and place.name in memory.merged.names:
+        if parameter is not None and place.name in core.merged.names:
             advice = "It is an adapter's: a state is loaded for an adapter of the same rank that it was saved with."
         raise StateError(
             f"The state was made for another model: it holds a parameter {place.name!r} of shape {tuple(shape)}, and "
@@ -57,27 +57,27 @@ def place_of(memory: Memory, parameters: Mapping[str, nn.Parameter], key: str, s
     return place
 
 
-def _place(memory: Memory, key: str) -> StatePlace:
-    kinds = [*by_parameter(memory), *(f"total/{label}" for label in memory.ledgers)]
-    kinds += [f"hold/{hold.name}" for hold in memory.holds] + ["merged", WATCHED]
+def _place(core: Core, key: str) -> StatePlace:
+    kinds = [*by_parameter(core), *(f"total/{label}" for label in core.state.ledgers)]
+    kinds += [f"hold/{hold.name}" for hold in core.options.holds] + ["merged", WATCHED]
     kind = next((kind for kind in kinds if key.startswith(f"{kind}/")), None)
     if kind is None:
         raise StateError(f"The state holds {key!r}, which this version does not know.")
     place = StatePlace(kind, key[len(kind) + 1 :])
-    if kind in ("merged", WATCHED) or (kind.startswith("total/") and not _ledger(memory, place).form.elementwise):
+    if kind in ("merged", WATCHED) or (kind.startswith("total/") and not _ledger(core, place).form.elementwise):
         block, mark, part = place.name.rpartition("#")
         return StatePlace(kind, block, part) if mark else place
     return place
 
 
-def _ledger(memory: Memory, place: StatePlace) -> Ledger:
-    return memory.ledgers[place.kind.partition("/")[2]]
+def _ledger(core: Core, place: StatePlace) -> Ledger:
+    return core.state.ledgers[place.kind.partition("/")[2]]
 
 
-def by_parameter(memory: Memory) -> dict[str, dict[str, Tensor]]:
+def by_parameter(core: Core) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of a memory that are shaped as parameters are, by what they are."""
-    groups = {"anchor": memory.anchor, "start": memory.start, "tilt": memory.tilt}
-    for label, ledger in memory.ledgers.items():
+    groups = {"anchor": core.state.anchor, "start": core.task.start, "tilt": core.state.tilt}
+    for label, ledger in core.state.ledgers.items():
         groups |= {kind: ledger.running[state] for state, kind in running_kinds(label, ledger).items()}
     return groups
 

@@ -7,7 +7,7 @@ from typing import Any
 from anchorhold.errors import StateError
 from anchorhold.forms import Diagonal
 from anchorhold.guard.arguments.checked_arguments import may_be_implicit
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core, Setting
 from anchorhold.guard.saving.form_of_state import what_to_give
 from anchorhold.retention import Tolerance
 from anchorhold.retention.controller import Control
@@ -25,56 +25,58 @@ USUAL_SETTINGS: dict[str, Any] = {
 """What a state is silent about."""
 
 
-def beside_the_usual(memory: Memory) -> dict[str, Any]:
+def beside_the_usual(core: Core) -> dict[str, Any]:
     """Return what a state says only where it is not as usual: the form, holds, where they are centred, batch norm."""
     here = {
-        "form": plain("the form", memory.driving.form.settings()),
-        "holds": {hold.name: plain(hold.name, hold.settings()) for hold in memory.holds},
-        "anchor": memory.anchor_kind,
-        "gradient_term": memory.gradient_term,
-        "batch_norm": memory.batch_norm,
-        "implicit": bool(memory.implicit),
-        "space": memory.space,
+        "form": plain("the form", core.state.driving.form.settings()),
+        "holds": {hold.name: plain(hold.name, hold.settings()) for hold in core.options.holds},
+        "anchor": core.options.anchor_kind,
+        "gradient_term": core.options.gradient_term,
+        "batch_norm": core.options.batch_norm,
+        "implicit": bool(core.state.implicit.value),
+        "space": core.state.space.value,
     }
     return {what: given for what, given in here.items() if given != USUAL_SETTINGS[what]}
 
 
-def decided_pull(memory: Memory) -> dict[str, bool]:
+def decided_pull(core: Core) -> dict[str, bool]:
     """Return what optimisers have decided of the pull, where it was left to them: earlier versions' states had none."""
-    if not memory.implicit_is_open:
+    if not core.state.implicit.is_open:
         return {}
-    return {"implicit_is_open": True} | ({} if memory.implicit is None else {"implicit": memory.implicit})
+    return {"implicit_is_open": True} | (
+        {} if core.state.implicit.value is None else {"implicit": core.state.implicit.value}
+    )
 
 
-def how_strong(memory: Memory) -> dict[str, Any]:
+def how_strong(core: Core) -> dict[str, Any]:
     """Return what the strength is by, where that is more than one number."""
     here: dict[str, Any] = {}
-    if memory.driving.strengths is not None:
-        here["strengths"] = [[pattern, c] for pattern, c in memory.driving.strengths.given.items()]
-    if memory.relative_strength is not None:
-        here["relative_strength"] = memory.relative_strength
-    if memory.made_with not in (None, memory.said_strength):  # set anew since, as by a schedule
-        here["made_with"] = memory.made_with
-    if memory.tolerance is not None:
-        here["tolerance"] = dataclasses.asdict(memory.tolerance.settled_in(memory.driving.form))
-    if marks := memory.kept.marks:
+    if core.state.driving.strengths is not None:
+        here["strengths"] = [[pattern, c] for pattern, c in core.state.driving.strengths.given.items()]
+    if core.state.relative_strength is not None:
+        here["relative_strength"] = core.state.relative_strength
+    if core.state.asked.value not in (None, core.state.said_strength):  # set anew since, as by a schedule
+        here["made_with"] = core.state.asked.value
+    if core.state.tolerance is not None:
+        here["tolerance"] = dataclasses.asdict(core.state.tolerance.settled_in(core.state.driving.form))
+    if marks := core.state.kept.marks:
         here["kept"] = [[name, marked] for name, marked in marks.items()]
-    if memory.control.trace:
-        here["control"] = memory.control.plain()
+    if core.state.control.trace:
+        here["control"] = core.state.control.plain()
     return here
 
 
-def check_settings(memory: Memory, state: Mapping[str, Any]) -> None:
+def check_settings(core: Core, state: Mapping[str, Any]) -> None:
     """Refuse a state of other measures, or of a guard that was made in another way."""
-    if (state["driver"], state["measures"]) != (memory.driver, memory.settings):
+    if (state["driver"], state["measures"]) != (core.state.driver, core.state.settings):
         raise StateError(
             f"The state was made with {state['measures']}, driven by {state['driver']!r}; this Guard has "
-            f"{memory.settings}, driven by {memory.driver!r}. Make one with the same measures and settings."
+            f"{core.state.settings}, driven by {core.state.driver!r}. Make one with the same measures and settings."
         )
-    here = beside_the_usual(memory)
+    here = beside_the_usual(core)
     for what, usual in USUAL_SETTINGS.items():
         then, now = state.get(what, usual), here.get(what, usual)
-        if then != now and not (what == "implicit" and _may_differ(memory, state)):
+        if then != now and not (what == "implicit" and _may_differ(core, state)):
             raise StateError(
                 f"The state was made with {what}={then}; this Guard has {what}={now}. Make one with the same"
                 f"{_what_else(what, then, now)}."
@@ -88,44 +90,45 @@ def _what_else(what: str, then: object, now: object) -> str:
     return ", or leave it out and set guard.implicit after loading" if what == "implicit" and now else ""
 
 
-def _may_differ(memory: Memory, state: Mapping[str, Any]) -> bool:
+def _may_differ(core: Core, state: Mapping[str, Any]) -> bool:
     """Whether a state's pull may be another than the guard's: one of the two was never told."""
-    return bool(state.get("implicit_is_open")) or _may_be_told(memory)
+    return bool(state.get("implicit_is_open")) or _may_be_told(core)
 
 
-def _may_be_told(memory: Memory) -> bool:
+def _may_be_told(core: Core) -> bool:
     """Whether a guard takes its pull from a state: nobody has said so here, and both would do."""
-    may_be = may_be_implicit(memory.driving.form, memory.batch_norm, leans=memory.leans)
-    return may_be and not memory.implicit_given
+    may_be = may_be_implicit(core.state.driving.form, core.options.batch_norm, leans=core.leans)
+    return may_be and not core.state.implicit.is_given
 
 
-def take_its_pull(memory: Memory, state: Mapping[str, Any]) -> None:
+def take_its_pull(core: Core, state: Mapping[str, Any]) -> None:
     """Go on as a state was: its optimisers decided, or in the gradient for good, as in earlier versions."""
-    if _may_be_told(memory):
+    if _may_be_told(core):
         then = state.get("implicit")
-        memory.implicit_is_open = bool(then or state.get("implicit_is_open"))
-        memory.implicit = then if memory.implicit_is_open and memory.space != "merged" else False
+        is_open = bool(then or state.get("implicit_is_open"))
+        value = then if is_open and core.state.space.value != "merged" else False
+        core.state.implicit = Setting(value, "open" if is_open else "restored")
 
 
-def followed_tolerance(memory: Memory, state: Mapping[str, Any]) -> tuple[Tolerance | None, Control]:
+def followed_tolerance(core: Core, state: Mapping[str, Any]) -> tuple[Tolerance | None, Control]:
     """Return the tolerance of a state, and where following it was at; one that is silent leaves the guard's own."""
     given = state.get("tolerance")
-    if given is not None and memory.tolerance is None:
+    if given is not None and core.state.tolerance is None:
         raise StateError(
             f"The state was made with tolerance={given['nats']:g}, and this Guard has a strength. Make one with "
             "a tolerance."
         )
     for key, said in {"strengths": "strengths by pattern", "relative_strength": "a relative strength"}.items():
-        if memory.tolerance is not None and key in state:
+        if core.state.tolerance is not None and key in state:
             raise StateError(
-                f"The state was made with {said}, and this Guard has tolerance={memory.tolerance.nats:g}. Make "
+                f"The state was made with {said}, and this Guard has tolerance={core.state.tolerance.nats:g}. Make "
                 "one as it was made."
             )
     try:
         control = Control.restored(state["control"]) if "control" in state else Control()
         if given is not None and given["damping"] is None:  # which meant this where a state was made without saying
-            given = {**given, "damping": 0.01 if memory.driving.form.elementwise else 0.1}
-        return memory.tolerance if given is None else Tolerance(**given), control
+            given = {**given, "damping": 0.01 if core.state.driving.form.elementwise else 0.1}
+        return core.state.tolerance if given is None else Tolerance(**given), control
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(
             f"The state is damaged: what it says of its tolerance cannot be read ({type(error).__name__}: {error}). "

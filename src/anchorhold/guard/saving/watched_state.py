@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anchorhold.errors import StateError, warn
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.guard.micro_batches.gradient_sums import GradientSums, Progress, Watched, weights_sum
 from anchorhold.guard.micro_batches.taken_measures import asked_of
 from anchorhold.guard.task_classes import Classes
@@ -23,49 +23,49 @@ WATCHED = "watched"
 PARTS = ("mean", "spread")
 
 
-def can_be_kept(memory: Memory) -> bool:
+def can_be_kept(core: Core) -> bool:
     """Whether a state can hold what was seen; of several processes that draw labels, each is at a place of its own."""
-    return memory.ranks.size == 1 or all(asked.seed is None for asked in asked_of(memory))
+    return core.runtime.ranks.size == 1 or all(asked.seed is None for asked in asked_of(core))
 
 
-def watched_values(memory: Memory) -> dict[str, Any]:
+def watched_values(core: Core) -> dict[str, Any]:
     """Return what was seen but for the tensors, or nothing."""
-    watched = memory.watched
-    if watched is None or not can_be_kept(memory):
+    watched = core.task.watched
+    if watched is None or not can_be_kept(core):
         return {}
     rows = []
-    for asked in asked_of(memory):
+    for asked in asked_of(core):
         sums = watched.sums.get(asked, GradientSums())
         at = watched.progress.get(asked, Progress(0, None))
         draws = None if at.draws is None else bytes(at.draws.cpu().tolist()).hex()
         rows.append([sums.batches, sums.samples, sums.counted, sums.outputs, at.seen, draws])
     # What a process sees of sharded weights is its own part, by which those of another number of them cannot be told.
-    weights = None if any(map(is_sharded, memory.model.parameters())) else watched.weights
+    weights = None if any(map(is_sharded, core.runtime.model.parameters())) else watched.weights
     classes = watched.classes
     return {WATCHED: {"weights": weights, "labels": sorted(classes.labels), "samples": classes.samples, "asked": rows}}
 
 
-def watched_tensors(memory: Memory) -> dict[str, Tensor]:
+def watched_tensors(core: Core) -> dict[str, Tensor]:
     """Return the tensors, spread as the parameters are."""
-    watched = memory.watched
-    if watched is None or not can_be_kept(memory):
+    watched = core.task.watched
+    if watched is None or not can_be_kept(core):
         return {}
     found = {}
-    for number, asked in enumerate(asked_of(memory)):
+    for number, asked in enumerate(asked_of(core)):
         sums = watched.sums.get(asked, GradientSums())
         for part, kept in zip(PARTS, (sums.mean, sums.spread), strict=True):
             for name, own in kept.items():
-                found[f"{WATCHED}/{name}#{number}.{part}"] = wrap_local(own, memory.measured[name])
+                found[f"{WATCHED}/{name}#{number}.{part}"] = wrap_local(own, core.measured[name])
     return found
 
 
 def watched_of(
-    memory: Memory, values: Any, tensors: Mapping[str, Tensor], measured: Mapping[str, Tensor]
+    core: Core, values: Any, tensors: Mapping[str, Tensor], measured: Mapping[str, Tensor]
 ) -> Watched | None:
     """Return what a state has seen, or refuse what is not whole; ``tensors`` by the names after ``watched/``."""
     if values is None and not tensors:
         return None
-    every = asked_of(memory)
+    every = asked_of(core)
     try:
         rows, labels, samples, weights = (values[key] for key in ("asked", "labels", "samples", "weights"))
         found = Watched(0, classes=Classes(frozenset(map(int, labels)), int(samples)))
@@ -82,7 +82,7 @@ def watched_of(
             "The state was saved between watch_only() and consolidate() with sharded weights, and whether the model's "
             "are the same now cannot be told: they are taken for it. Load the model's weights before the guard's state."
         )
-    found.weights = weights_sum(memory.model) if weights is None else int(weights)
+    found.weights = weights_sum(core.runtime.model) if weights is None else int(weights)
     return found
 
 

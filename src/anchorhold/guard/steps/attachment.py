@@ -13,9 +13,9 @@ from torch.utils.hooks import RemovableHandle
 
 from anchorhold.errors import OptimizerError, OrderError
 from anchorhold.guard.consolidating.measuring import squares_of_samples
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.rank_gradients import CommHook, RankGradients
 from anchorhold.guard.distributed.ranks import is_fully_sharded
-from anchorhold.guard.memory import Memory
 from anchorhold.guard.monitor import Attaching, Monitor
 from anchorhold.guard.moving.weight_average import evaluated_weights
 from anchorhold.guard.refreshing import refresh_for
@@ -35,10 +35,10 @@ _HELD_TWICE = (
 class Attachment:
     """What ties a guard to optimisers; see :class:`~anchorhold.Guard` for what its calls are for."""
 
-    def __init__(self, memory: Memory, monitors: Sequence[type[Monitor]]) -> None:
-        self.memory = memory
-        self.monitors = [kind(memory) for kind in monitors]
-        self.watcher = StepWatcher(memory, self.monitors)
+    def __init__(self, core: Core, monitors: Sequence[type[Monitor]]) -> None:
+        self.core = core
+        self.monitors = [kind(core) for kind in monitors]
+        self.watcher = StepWatcher(core, self.monitors)
         self._held: WeakSet[Optimizer] = WeakSet()
         """The optimisers whose steps are held back."""
         self._hooks: list[tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = []
@@ -50,15 +50,15 @@ class Attachment:
         if not optimizers:
             raise OptimizerError("attach() was given no optimiser. Give every one that trains protected parameters.")
         optimizers = tuple(innermost(optimizer) for optimizer in optimizers)
-        memory = self.memory
-        refresh_for(memory, "attach()")
-        protected = {id(p): name for name, p in memory.parameters.items()}
+        core = self.core
+        refresh_for(core, "attach()")
+        protected = {id(p): name for name, p in core.runtime.parameters.items()}
         # An optimiser all of whose parameters are frozen for now may come along with others, not by itself.
-        frozen = memory.frozen if any(_trains(optimizer, protected) for optimizer in optimizers) else {}
+        frozen = core.frozen if any(_trains(optimizer, protected) for optimizer in optimizers) else {}
         for optimizer in optimizers:
-            check_optimizer(optimizer, memory.parameters, frozen)
-            if hold and memory.implicit and not memory.implicit_is_open:
-                check_reach(optimizer, memory.driving.form)
+            check_optimizer(optimizer, core.runtime.parameters, frozen)
+            if hold and core.state.implicit.value and not core.state.implicit.is_open:
+                check_reach(optimizer, core.state.driving.form)
         # Before anything is hooked: a warning may be an error to the caller.
         owned = self.owned() | {key for optimizer in optimizers for key in ids(trained_by(optimizer))}
         given = {id(optimizer): optimizer for optimizer in optimizers}
@@ -95,11 +95,11 @@ class Attachment:
 
     def decide_pull(self) -> None:
         """Let those optimisers decide whether the hold acts after their steps, where nobody has."""
-        decide(self.memory, self.held())
+        decide(self.core, self.held())
 
     def set_implicit(self, value: bool | None) -> None:
         """Hold after steps from now on, or in them, or as the attached optimisers decide."""
-        set_implicit(self.memory, value, self.held())
+        set_implicit(self.core, value, self.held())
         self.decide_pull()
 
     def give_away(self, penalty: Tensor) -> None:
@@ -110,20 +110,20 @@ class Attachment:
         if not self.attached():
             for monitor in self.monitors:
                 monitor.release()
-        elif penalty.requires_grad and (self.memory.strength or self.memory.holds) and self.holds_by_itself:
-            penalty.register_hook(lambda _gradient: self.memory.warned.once("held twice", _HELD_TWICE))
+        elif penalty.requires_grad and (self.core.state.strength or self.core.options.holds) and self.holds_by_itself:
+            penalty.register_hook(lambda _gradient: self.core.runtime.warned.once("held twice", _HELD_TWICE))
 
     def look_out(self) -> None:
         """Let monitors watch from now on, also while the guard is attached to nothing."""
         owned = self.owned()
-        trained = {name: p for name, p in self.memory.parameters.items() if id(p) in owned}
+        trained = {name: p for name, p in self.core.runtime.parameters.items() if id(p) in owned}
         for monitor in self.monitors:
             monitor.watch(self.attached(), trained)
 
     def may_attach(self, optimizer: Optimizer) -> bool:
         """Whether an optimiser trains protected parameters, or frozen ones that will be once they are unfrozen."""
-        memory = self.memory
-        return _trains(optimizer, ids([*memory.parameters.values(), *memory.frozen.values()]))
+        core = self.core
+        return _trains(optimizer, ids([*core.runtime.parameters.values(), *core.frozen.values()]))
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -146,14 +146,14 @@ class Attachment:
 
     def restart_task(self) -> None:
         """Start the current task's account anew, and drop what was shown for the coming step."""
-        self.memory.restart_task()
+        self.core.restart_task()
         self.watcher.measures.observed = Observed()
         self.watcher.layouts.forget()
 
     def settle_norms(self) -> None:
         """Let batch norms be as they are to be from now on."""
-        self.memory.keep_statistics()
-        self.watcher.maps.note(self.memory.folding, self.memory.ranks)
+        self.core.keep_statistics()
+        self.watcher.maps.note(self.core.folding, self.core.runtime.ranks)
 
     def owned(self) -> set[int]:
         """Return the ids of all parameters that attached optimisers train."""
@@ -163,7 +163,7 @@ class Attachment:
         """Take the gradient of a loss as g."""
         self._prepare("observe")
         if self.watcher.measures.every:
-            observed = Observed(gradient=protected_gradients(self.memory, loss, scaler))
+            observed = Observed(gradient=protected_gradients(self.core, loss, scaler))
             if not accumulate:
                 self.watcher.measures.observed.gradient = {}
             self.watcher.measures.observed.add(observed)
@@ -174,7 +174,7 @@ class Attachment:
         """Take the gradient of a loss as g′."""
         self._prepare("observe_independent")
         if any(measure.needs.independent for measure in self.watcher.measures.every.values()):
-            observed = Observed(independent=protected_gradients(self.memory, loss, scaler), samples=samples)
+            observed = Observed(independent=protected_gradients(self.core, loss, scaler), samples=samples)
             if not accumulate:
                 self.watcher.measures.observed.independent = {}
                 self.watcher.measures.observed.samples = None
@@ -185,7 +185,7 @@ class Attachment:
         self._prepare("observe_samples")
         if self.watcher.measures.squares:
             with self.watcher.calls.paused():
-                self.watcher.measures.observed.squares = squares_of_samples(self.memory, batches, forward)
+                self.watcher.measures.observed.squares = squares_of_samples(self.core, batches, forward)
 
     def backward_halves(
         self, first: Tensor, second: Tensor, samples: int | None, scaler: GradScaler | None, *, accumulate: bool
@@ -193,14 +193,14 @@ class Attachment:
         """Run backward for the mean of two losses, and take their gradients as g and g′."""
         self._prepare("backward_halves")
         self._refuse_measures_of_the_step("both halves of the batch do")
-        if is_fully_sharded(self.memory.model):
+        if is_fully_sharded(self.core.runtime.model):
             raise OrderError(
                 "backward_halves() cannot take the gradients of a sharded model apart: FSDP brings them together in "
                 "backward() only. Call observe_independent() with the loss of a second batch."
             )
         trained = self._trained()
-        halves = gradients_of_halves(self.memory, first, second, trained, scaler)
-        names = {id(parameter): name for name, parameter in self.memory.parameters.items()}
+        halves = gradients_of_halves(self.core, first, second, trained, scaler)
+        names = {id(parameter): name for name, parameter in self.core.runtime.parameters.items()}
         observed = Observed(samples=samples)
         for parameter, *pair in zip(trained, *halves, strict=True):
             given = [half for half in pair if half is not None]
@@ -220,9 +220,9 @@ class Attachment:
         self._require_attached("observe_ranks")
         self._refuse_measures_of_the_step("those of all ranks do")
         owned = self.owned()
-        trained = (p for p in self.memory.parameters.values() if id(p) in owned and p.requires_grad)
+        trained = (p for p in self.core.runtime.parameters.values() if id(p) in owned and p.requires_grad)
         self.watcher.measures.rank_gradients = RankGradients(
-            self.memory.wrapper, samples, comm_hook, state, watched=next(trained, None)
+            self.core.runtime.wrapper, samples, comm_hook, state, watched=next(trained, None)
         )
 
     def _prepare(self, call: str) -> None:
@@ -246,7 +246,7 @@ class Attachment:
 
     def _trained(self) -> list[Tensor]:
         """Return what the model or an attached optimiser trains: heads may be modules of their own."""
-        every = [*self.memory.model.parameters(), *(p for o in self.attached() for p in trained_by(o))]
+        every = [*self.core.runtime.model.parameters(), *(p for o in self.attached() for p in trained_by(o))]
         return list({id(p): p for p in every if p.requires_grad}.values())
 
 

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from anchorhold.errors import ConfigurationError, OptimizerError, warn
 from anchorhold.guard.arguments.checked_arguments import checked_implicit, may_be_implicit
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core, Setting
 from anchorhold.guard.steps.optimizers.reach import check_blocks, check_reach, is_sgd
 from anchorhold.tensors.sharding import is_sharded
 from anchorhold.tensors.storage import running_dtype
@@ -31,18 +31,18 @@ Owned = Mapping[Optimizer, Mapping[str, nn.Parameter]]
 """The optimisers whose steps are held, each with the protected parameters that it trains."""
 
 
-def decide(memory: Memory, held: Owned) -> None:
+def decide(core: Core, held: Owned) -> None:
     """Let the optimisers whose steps are held decide together, where it is left to them: after all of them, or none."""
-    if memory.implicit_is_open and held:
-        memory.implicit = not why_explicit(memory, held)
+    if core.state.implicit.is_open and held:
+        core.state.implicit = core.state.implicit.having(not why_explicit(core, held))
 
 
-def why_explicit(memory: Memory, held: Owned) -> str:
+def why_explicit(core: Core, held: Owned) -> str:
     """Return why a hold of which nobody has said so joins the gradients of these optimisers; nothing if it does not."""
-    if why := _why_with_any(memory):
+    if why := _why_with_any(core):
         return why
-    form = memory.driving.form
-    blocks = [] if form.elementwise else _blocks(memory)
+    form = core.state.driving.form
+    blocks = [] if form.elementwise else _blocks(core)
     try:
         for optimizer, owned in held.items():
             check_reach(optimizer, form)
@@ -56,52 +56,54 @@ def why_explicit(memory: Memory, held: Owned) -> str:
     return ""
 
 
-def supports_implicit(memory: Memory, optimizer: Optimizer) -> bool:
+def supports_implicit(core: Core, optimizer: Optimizer) -> bool:
     """Return whether this guard could have been made with ``implicit=True``, for this optimizer."""
-    form = memory.driving.form
+    form = core.state.driving.form
     try:
-        checked_implicit(True, form, memory.batch_norm, leans=memory.leans)
+        checked_implicit(True, form, core.options.batch_norm, leans=core.leans)
         check_reach(optimizer, form)
     except (ConfigurationError, OptimizerError):
         return False
-    return memory.space != "merged"
+    return core.state.space.value != "merged"
 
 
-def _why_with_any(memory: Memory) -> str:
+def _why_with_any(core: Core) -> str:
     """Return why a hold joins the gradients of all optimisers, where it does."""
-    form = memory.driving.form
-    if memory.space == "merged":
+    form = core.state.driving.form
+    if core.state.space.value == "merged":
         return "in the space of merged weights"
-    if beside := [hold.name for hold in memory.holds if hold.by_weight]:
+    if beside := [hold.name for hold in core.options.holds if hold.by_weight]:
         return f"beside the hold {beside[0]!r}, whose pull on the same weights is in the gradient"
-    if form.elementwise and (few := {str(p.dtype) for p in memory.parameters.values() if running_dtype(p) != p.dtype}):
+    if form.elementwise and (
+        few := {str(p.dtype) for p in core.runtime.parameters.values() if running_dtype(p) != p.dtype}
+    ):
         return f"with weights of {min(few).removeprefix('torch.')}, to which small pulls would be lost by rounding"
-    if not form.elementwise and not form.keeps_coordinates and not _lies_at_hand(memory):
+    if not form.elementwise and not form.keeps_coordinates and not _lies_at_hand(core):
         return "since its coordinates would be found anew at every step"
     return ""
 
 
-def _lies_at_hand(memory: Memory) -> bool:
+def _lies_at_hand(core: Core) -> bool:
     """Whether Q is kept where weights are, and as they are, so that what is found from it is found once."""
-    storage = memory.driving.storage
+    storage = core.state.driving.storage
     return not any(
         is_sharded(p) or storage.dtype not in (None, running_dtype(p)) or storage.device not in (None, p.device)
-        for p in memory.parameters.values()
+        for p in core.runtime.parameters.values()
     )
 
 
-def _blocks(memory: Memory) -> list[tuple[str, ...]]:
+def _blocks(core: Core) -> list[tuple[str, ...]]:
     """Return which parameters are held together, or will be."""
-    if memory.driving.held:
-        return [matrix.block.parameters for matrix in memory.driving.held.values()]
-    if any(map(is_lazy, memory.parameters.values())):
+    if core.state.driving.held:
+        return [matrix.block.parameters for matrix in core.state.driving.held.values()]
+    if any(map(is_lazy, core.runtime.parameters.values())):
         return []  # the step that is held first sees
-    return [block.parameters for block in memory.blocks(memory.driving.form)]
+    return [block.parameters for block in core.blocks(core.state.driving.form)]
 
 
-def give_up(memory: Memory, why: OptimizerError) -> None:
+def give_up(core: Core, why: OptimizerError) -> None:
     """Let the hold join the gradient from now on, for good: it acted after steps by default, and this one is none."""
-    memory.implicit, memory.implicit_is_open = False, False
+    core.state.implicit = Setting(False, "default")
     said = str(why).removeprefix("implicit=True ").partition(". ")[0].removesuffix(".")
     warn(
         f"The hold has acted after each step, as it does by default with SGD, and cannot any more {said}. From this "
@@ -109,17 +111,18 @@ def give_up(memory: Memory, why: OptimizerError) -> None:
     )
 
 
-def set_implicit(memory: Memory, value: bool | None, held: Iterable[Optimizer]) -> None:
+def set_implicit(core: Core, value: bool | None, held: Iterable[Optimizer]) -> None:
     """Hold in another way from now on, or refuse it and stay as it was."""
-    form = memory.driving.form
-    is_open = value is None and may_be_implicit(form, memory.batch_norm, leans=memory.leans)
-    found = None if is_open else checked_implicit(value or False, form, memory.batch_norm, leans=memory.leans)
-    if found and memory.space == "merged":
+    form = core.state.driving.form
+    is_open = value is None and may_be_implicit(form, core.options.batch_norm, leans=core.leans)
+    found = None if is_open else checked_implicit(value or False, form, core.options.batch_norm, leans=core.leans)
+    if found and core.state.space.value == "merged":
         raise ConfigurationError(
             "implicit=True with adapters that are held by their merged weights, which take no steps of their own. Make "
             "a Guard with space='weights', or leave implicit as it is."
         )
     for optimizer in held if found else ():
         check_reach(optimizer, form)
-    memory.implicit, memory.implicit_given, memory.implicit_is_open = found, value is not None, is_open
-    memory.space_is_open = memory.space_is_open and not found
+    core.state.implicit = Setting(found, "given" if value is not None else "open" if is_open else "default")
+    if found:
+        core.state.space = core.state.space.closed()

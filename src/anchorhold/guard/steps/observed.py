@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from anchorhold.errors import OrderError
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.ranks import is_fully_sharded
-from anchorhold.guard.memory import Memory
 from anchorhold.persample.isolation.nested_backward import refuse_nested_backward
 from anchorhold.tensors.sharding import reshard
 from anchorhold.tensors.storage import running_dtype
@@ -41,22 +41,22 @@ class Observed:
             self.squares.pop(name, None)
 
 
-def protected_gradients(memory: Memory, loss: Tensor, scaler: GradScaler | None) -> dict[str, Tensor | None]:
+def protected_gradients(core: Core, loss: Tensor, scaler: GradScaler | None) -> dict[str, Tensor | None]:
     """Return the gradients of a loss with respect to the protected parameters that are being trained."""
-    trained = {name: p for name, p in memory.parameters.items() if p.requires_grad}
+    trained = {name: p for name, p in core.runtime.parameters.items() if p.requires_grad}
     parameters = list(trained.values())
-    if is_fully_sharded(memory.model):
-        memory.ranks.together(lambda: _require_gradient(loss))
-        found = gradients_by_backward(loss, parameters, memory.model, scaler)
+    if is_fully_sharded(core.runtime.model):
+        core.runtime.ranks.together(lambda: _require_gradient(loss))
+        found = gradients_by_backward(loss, parameters, core.runtime.model, scaler)
     else:
 
         def own_gradients() -> list[Tensor | None]:
             _require_gradient(loss)
-            if not memory.steps:
+            if not core.task.steps:
                 refuse_nested_backward(loss, trained)
             return _gradients(loss, parameters, scaler)
 
-        found = memory.ranks.mean(own_gradients, parameters)
+        found = core.runtime.ranks.mean(own_gradients, parameters)
     return {
         name: None if gradient is None else gradient.to(running_dtype(gradient))
         for name, gradient in zip(trained, found, strict=True)
@@ -64,22 +64,22 @@ def protected_gradients(memory: Memory, loss: Tensor, scaler: GradScaler | None)
 
 
 def gradients_of_halves(
-    memory: Memory, first: Tensor, second: Tensor, parameters: Sequence[Tensor], scaler: GradScaler | None
+    core: Core, first: Tensor, second: Tensor, parameters: Sequence[Tensor], scaler: GradScaler | None
 ) -> list[list[Tensor | None]]:
     """Return the gradients of two halves' losses, each at the scaler's loss scale if there is one."""
 
     def of(loss: Tensor, *, retain_graph: bool) -> list[Tensor | None]:
         _require_gradient(loss)
-        if not memory.steps:
-            refuse_nested_backward(loss, memory.parameters)
+        if not core.task.steps:
+            refuse_nested_backward(loss, core.runtime.parameters)
         scaled = loss if scaler is None else scaler.scale(loss)
         found = torch.autograd.grad(scaled, parameters, allow_unused=True, retain_graph=retain_graph)
         return list(found)
 
     # Both may come from one forward pass, which the first backward pass must then leave for the second.
     return [
-        memory.ranks.mean(lambda: of(first, retain_graph=True), parameters),
-        memory.ranks.mean(lambda: of(second, retain_graph=False), parameters),
+        core.runtime.ranks.mean(lambda: of(first, retain_graph=True), parameters),
+        core.runtime.ranks.mean(lambda: of(second, retain_graph=False), parameters),
     ]
 
 

@@ -3,36 +3,37 @@
 from collections.abc import Collection, Mapping
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.guard.core import Core
 from anchorhold.guard.ledger import PathRecord
-from anchorhold.guard.memory import Memory
 from anchorhold.measures import PathMeasure
 
 
-def path_of(memory: Memory, measures: Collection[str]) -> PathRecord:
+def path_of(core: Core, measures: Collection[str]) -> PathRecord:
     """Return what these measures have gathered in the current task."""
     running = {
-        label: {state: dict(tensors) for state, tensors in memory.ledgers[label].running.items()} for label in measures
+        label: {state: dict(tensors) for state, tensors in core.state.ledgers[label].running.items()}
+        for label in measures
     }
-    return PathRecord(running, dict(memory.start), max(memory.steps.values(), default=0))
+    return PathRecord(running, dict(core.task.start), max(core.task.steps.values(), default=0))
 
 
-def take_path(memory: Memory, measures: Mapping[str, PathMeasure], record: PathRecord) -> None:
+def take_path(core: Core, measures: Mapping[str, PathMeasure], record: PathRecord) -> None:
     """Go on from what a record says, in the place of what these measures have gathered."""
-    _check(memory, measures, record)
+    _check(core, measures, record)
     for label in measures:
-        ledger = memory.ledgers[label]
+        ledger = core.state.ledgers[label]
         given = record.running.get(label, {})
         ledger.running = {state: dict(given.get(state, {})) for state in ledger.measure.running}
-    memory.version += 1
-    memory.start = dict(record.start)
-    memory.steps = dict.fromkeys(memory.parameters, record.steps) if record.steps else {}
+    core.runtime.version += 1
+    core.task.start = dict(record.start)
+    core.task.steps = dict.fromkeys(core.runtime.parameters, record.steps) if record.steps else {}
 
 
-def _check(memory: Memory, measures: Mapping[str, PathMeasure], record: PathRecord) -> None:
+def _check(core: Core, measures: Mapping[str, PathMeasure], record: PathRecord) -> None:
     """Refuse a record of other measures, states or shapes, which would count as nothing."""
     if unknown := sorted(set(record.running) - set(measures)):
         raise ConfigurationError(f"path has a measure {unknown[0]!r}; along the path here are {list(measures)}.")
-    parameters = memory.parameters
+    parameters = core.runtime.parameters
     for label, states in record.running.items():
         expected = list(measures[label].running)
         if unknown := sorted(set(states) - set(expected)):

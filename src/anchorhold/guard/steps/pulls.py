@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from anchorhold.errors import AnchorholdError
 from anchorhold.guard.batch_norm.folding import FoldedQuadratic
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.guard.steps.optimizers.accepted import give_each_its_own_gradient
 from anchorhold.guard.steps.training_calls import TrainingCalls
 from anchorhold.guard.steps.walk.bundles import Bundle, Single
@@ -45,41 +45,41 @@ class Pull(NamedTuple):
     """Gradients by parameter: made already, or each part as it is asked for."""
 
 
-def pulls_of(memory: Memory, moving: Moving) -> list[Pull]:
+def pulls_of(core: Core, moving: Moving) -> list[Pull]:
     """Return the gradients of holds that are not element by element, and of those beside the guard's own."""
-    holds = list(memory.holds) if memory.implicit else memory.beside_the_quadratic
-    elementwise = memory.driving.form.elementwise
+    holds = list(core.options.holds) if core.state.implicit.value else core.beside_the_quadratic
+    elementwise = core.state.driving.form.elementwise
     last: list[Pull] = []
-    if memory.anchor and memory.strength and not memory.implicit:
-        if memory.folding.pairs:
-            holds.append(FoldedQuadratic(memory.folding, elementwise=elementwise))
+    if core.state.anchor and core.state.strength and not core.state.implicit.value:
+        if core.folding.pairs:
+            holds.append(FoldedQuadratic(core.folding, elementwise=elementwise))
         elif not elementwise and any(map(is_looked_at, moving.owned.values())):
             holds.append(Quadratic())
         elif not elementwise:
-            last = [_made_late(memory, moving)]
-    made = [pull for pull in (_pull_of(memory, each, moving) for each in holds) if pull]
+            last = [_made_late(core, moving)]
+    made = [pull for pull in (_pull_of(core, each, moving) for each in holds) if pull]
     return [*(Pull(tuple(pull), [pull]) for pull in made), *last]
 
 
-def _made_late(memory: Memory, moving: Moving) -> Pull:
+def _made_late(core: Core, moving: Moving) -> Pull:
     """Return the guard's own pull, each block's to be made when the one before is added: all would be a second model.
 
     It goes by the weights alone, which stay as they are until the step, and nobody looks whether it is of numbers
     before it is added.
     """
-    held = _held(memory, _with_their_blocks(memory, moving.owned), moving)
+    held = _held(core, _with_their_blocks(core, moving.owned), moving)
     blocks = [matrix.block.parameters for matrix in held.importance.values()]
     pulled = held.parameters.keys() & moving.trained.keys()
     return Pull({name for block in blocks for name in block if name in pulled}, Quadratic().parts(held, pulled))
 
 
-def _pull_of(memory: Memory, hold: Hold, moving: Moving) -> dict[str, Tensor]:
+def _pull_of(core: Core, hold: Hold, moving: Moving) -> dict[str, Tensor]:
     """Return what one hold adds, its part of the step taken from the task's where it has one."""
     whole = {name: p for name, p in moving.trained.items() if p.requires_grad and not is_sharded(p)}
-    if memory.ranks.size == 1 or not hold.runs_model or hold.waits(memory.tasks) or not whole:
-        pull = _asked(memory, hold, moving)  # FSDP has brought together what is sharded
+    if core.runtime.ranks.size == 1 or not hold.runs_model or hold.waits(core.state.tasks) or not whole:
+        pull = _asked(core, hold, moving)  # FSDP has brought together what is sharded
     else:
-        pull = _mean_over_ranks(memory, hold, moving, whole)
+        pull = _mean_over_ranks(core, hold, moving, whole)
     if pull and hold.projects:
         return {name: tensor.detach() for name, tensor in hold.joined(pull, _task_gradients(moving)).items()}
     return _in_its_place(pull, hold.share, moving) if pull and hold.share else pull
@@ -92,17 +92,17 @@ def _task_gradients(moving: Moving) -> dict[str, Tensor]:
     return {n: g if moving.factor == 1 else g.to(running_dtype(g)) / moving.factor for n, g in dense.items()}
 
 
-def _asked(memory: Memory, hold: Hold, moving: Moving) -> dict[str, Tensor]:
+def _asked(core: Core, hold: Hold, moving: Moving) -> dict[str, Tensor]:
     """Return a hold's gradient on this process, or refuse what is none."""
-    owned = _with_their_blocks(memory, moving.owned) if isinstance(hold, Quadratic) else moving.owned
+    owned = _with_their_blocks(core, moving.owned) if isinstance(hold, Quadratic) else moving.owned
     with torch.set_grad_enabled(hold.runs_model), moving.calls.paused():
-        added = hold.gradient(_held(memory, owned, moving))
-    known = memory.parameters.keys() | moving.trained.keys()
+        added = hold.gradient(_held(core, owned, moving))
+    known = core.runtime.parameters.keys() | moving.trained.keys()
     return {name: tensor.detach() for name, tensor in checked_pull(hold, added, moving.trained, known).items()}
 
 
-def _held(memory: Memory, owned: Mapping[str, nn.Parameter], moving: Moving) -> Held:
-    held = memory.held(owned, trained=moving.trained, call=moving.calls.last)
+def _held(core: Core, owned: Mapping[str, nn.Parameter], moving: Moving) -> Held:
+    held = core.held(owned, trained=moving.trained, call=moving.calls.last)
     return held._replace(steps=held.steps - 1) if moving.counted else held
 
 
@@ -131,9 +131,7 @@ def _lie_apart(tensors: Sequence[Tensor]) -> bool:
     return len(places) == sum(tensor.numel() > 0 for tensor in own) and all(t.is_contiguous() for t in own)
 
 
-def _mean_over_ranks(
-    memory: Memory, hold: Hold, moving: Moving, whole: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
+def _mean_over_ranks(core: Core, hold: Hold, moving: Moving, whole: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Return the mean of all ranks' gradients, in one sum for all that is not sharded: FSDP has done its part.
 
     Ranks may have looked at samples of different heads: what no rank has a gradient for stays without one. A rank on
@@ -142,7 +140,7 @@ def _mean_over_ranks(
     pull: dict[str, Tensor] = {}
     failure: Exception | None = None
     try:
-        pull = _asked(memory, hold, moving)
+        pull = _asked(core, hold, moving)
     except Exception as error:
         if len(whole) < len(moving.trained):
             raise  # the others wait for what FSDP gathers
@@ -152,29 +150,29 @@ def _mean_over_ranks(
     parts = [pull[name] if name in pull else torch.zeros_like(p) for name, p in whole.items()]
     flat = torch.cat([part.to(device, dtype).reshape(-1) for part in parts])
     found = flat.new_tensor([float(name in pull) for name in whole] + [float(failure is not None)])
-    total = memory.ranks.add_up(torch.cat([flat, found]))
-    flat, (*present, failed) = total[: flat.numel()] / memory.ranks.size, total[flat.numel() :].tolist()
+    total = core.runtime.ranks.add_up(torch.cat([flat, found]))
+    flat, (*present, failed) = total[: flat.numel()] / core.runtime.ranks.size, total[flat.numel() :].tolist()
     if failure is not None:
         raise failure
     if failed:
         raise AnchorholdError(
-            f"The hold {hold.name!r} failed on {int(failed)} of the {memory.ranks.size} ranks, whose own errors say "
-            "why. The step was not taken on any of them."
+            f"The hold {hold.name!r} failed on {int(failed)} of the {core.runtime.ranks.size} ranks, whose own errors "
+            "say why. The step was not taken on any of them."
         )
     sizes = [p.numel() for p in whole.values()]
     means = zip(whole.items(), flat.split(sizes), present, strict=True)
     return pull | {name: mean.view_as(p).to(p.device) for (name, p), mean, ranks in means if ranks}
 
 
-def _with_their_blocks(memory: Memory, owned: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+def _with_their_blocks(core: Core, owned: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     """Return parameters with all others of their blocks: those pull at them too, whoever moves them.
 
     A folded one moves the maps that it is part of, so it is their blocks that count.
     """
-    moving = owned.keys() | memory.folding.coordinates(owned).keys()
-    blocks = [matrix.block.parameters for matrix in memory.driving.held.values()]
+    moving = owned.keys() | core.folding.coordinates(owned).keys()
+    blocks = [matrix.block.parameters for matrix in core.state.driving.held.values()]
     names = {name for block in blocks if not moving.isdisjoint(block) for name in block}
-    return {**owned, **{name: parameter for name, parameter in memory.parameters.items() if name in names}}
+    return {**owned, **{name: parameter for name, parameter in core.runtime.parameters.items() if name in names}}
 
 
 def add_pulls(
@@ -213,30 +211,32 @@ class HeldBack(NamedTuple):
 
 
 @torch.no_grad()
-def add_all_in_place(memory: Memory, stepping: Sequence[Bundle], moving: Moving) -> HeldBack:
+def add_all_in_place(core: Core, stepping: Sequence[Bundle], moving: Moving) -> HeldBack:
     """Add the gradients of all holds in place, for a closure, and return their value."""
-    elementwise = memory.driving.form.elementwise and memory.strength and not memory.implicit
-    memory.folding.agree(memory.ranks)  # each evaluation has moved each rank's statistics
-    pulls = pulls_of(memory, moving)
+    elementwise = core.state.driving.form.elementwise and core.state.strength and not core.state.implicit.value
+    core.folding.agree(core.runtime.ranks)  # each evaluation has moved each rank's statistics
+    pulls = pulls_of(core, moving)
     give_each_its_own_gradient({name: moving.trained[name] for pull in pulls for name in pull.names})
     for name, parameter in moving.owned.items():
-        if elementwise and name in memory.anchor and name not in memory.held_elsewhere:
-            bundle = Single(memory, name, parameter, held=True)
+        if elementwise and name in core.state.anchor and name not in core.held_elsewhere:
+            bundle = Single(core, name, parameter, held=True)
             (omega, anchor), grad = bundle.anchored(), bundle.task_gradient()
             for g, theta, piece, theta_star in in_pieces([grad, parameter.detach(), omega, anchor]):
-                add_penalty_gradient(g, theta, piece, theta_star, factor=2 * memory.strength, out=g)
+                add_penalty_gradient(g, theta, piece, theta_star, factor=2 * core.state.strength, out=g)
     add_pulls(stepping, moving.trained, pulls, 1.0, in_place=True)
-    held = memory.folding.coordinates(_with_their_blocks(memory, moving.owned))
-    strength = 0.0 if memory.implicit else memory.strength  # what acts after the step is no part of the loss
-    value = penalty_value(held, memory.driving.held, memory.anchor, strength)
+    held = core.folding.coordinates(_with_their_blocks(core, moving.owned))
+    strength = (
+        0.0 if core.state.implicit.value else core.state.strength
+    )  # what acts after the step is no part of the loss
+    value = penalty_value(held, core.state.driving.held, core.state.anchor, strength)
     task_share = 1.0
-    for each in memory.holds if memory.implicit else memory.beside_the_quadratic:
+    for each in core.options.holds if core.state.implicit.value else core.beside_the_quadratic:
         if each.projects:  # which is no loss
             continue
         if isinstance(each, BatchHold):  # which has just found it on its way to the gradient
             own = None if each.last is None else each.weight * each.last
         else:
-            own = each.value(_held(memory, moving.owned, moving))
+            own = each.value(_held(core, moving.owned, moving))
         if own is not None:
             value = value + own.detach().to(value.device)
             task_share -= each.share or 0.0

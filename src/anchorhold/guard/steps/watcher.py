@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from anchorhold.errors import NotFiniteError, OrderError
 from anchorhold.guard.batch_norm.steady_maps import SteadyMaps
+from anchorhold.guard.core import Core
 from anchorhold.guard.keeping.following import Following
-from anchorhold.guard.memory import Memory
 from anchorhold.guard.monitor import Monitor, Step, is_capturing
 from anchorhold.guard.steps.implicit_pull import ImplicitPull
 from anchorhold.guard.steps.observed import Observed
@@ -44,16 +44,16 @@ from anchorhold.tensors.sharding import is_sharded, local
 class StepWatcher:
     """Observes, and holds back, the steps of optimisers."""
 
-    def __init__(self, memory: Memory, monitors: Sequence[Monitor]) -> None:
-        self.memory = memory
+    def __init__(self, core: Core, monitors: Sequence[Monitor]) -> None:
+        self.core = core
         self.monitors = monitors
-        self.measures = PathMeasures(memory)
-        self.layouts = Layouts(memory)
+        self.measures = PathMeasures(core)
+        self.layouts = Layouts(core)
         self.beginnings = Beginnings()
         self.maps = SteadyMaps()
         self.calls = TrainingCalls()
-        self.implicit = ImplicitPull(memory)
-        self.following = Following(memory, self.calls)
+        self.implicit = ImplicitPull(core)
+        self.following = Following(core, self.calls)
         self._overwriters = Overwriters()
         self._forget_step()
 
@@ -65,12 +65,16 @@ class StepWatcher:
     @property
     def holds_anything(self) -> bool:
         """Whether there is anything that could pull."""
-        return bool(self.memory.is_anchored or self.memory.holds)
+        return bool(self.core.state.is_anchored or self.core.options.holds)
 
     def hook(self, optimizer: Optimizer, *, hold: bool) -> list[RemovableHandle]:
         """Watch an optimiser, and hold its steps back if ``hold``."""
-        if any(each.runs_model for each in self.memory.holds) or self.memory.tolerance or self.memory.kept:
-            self.calls.watch(self.memory.model)
+        if (
+            any(each.runs_model for each in self.core.options.holds)
+            or self.core.state.tolerance
+            or self.core.state.kept
+        ):
+            self.calls.watch(self.core.runtime.model)
         # A compiled step calls the hooks as they are: what they do differs from parameter to parameter, so tracing them
         # would compile each anew.
         return [
@@ -89,7 +93,7 @@ class StepWatcher:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to a step or to optimisers: a copy watches none yet."""
-        return {"memory": self.memory, "monitors": self.monitors}
+        return {"core": self.core, "monitors": self.monitors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -102,14 +106,14 @@ class StepWatcher:
         step = Step(optimizer, owned, self._taken(owned) - bool(self._stepping), closure=True)  # it is counted already
         for monitor in self.monitors:
             monitor.before_pull(step)
-        found = add_all_in_place(self.memory, self._stepping, moving)
+        found = add_all_in_place(self.core, self._stepping, moving)
         for monitor in self.monitors:
             monitor.after_pull(step)
         return found
 
     def _taken(self, owned: Mapping[str, nn.Parameter]) -> int:
         """Return how many steps of the task these parameters have taken."""
-        return max((self.memory.steps.get(name, 0) for name in owned), default=0)
+        return max((self.core.task.steps.get(name, 0) for name in owned), default=0)
 
     def abandon_step(self) -> None:
         """Tell monitors that the optimizer's step is not taken."""
@@ -155,20 +159,20 @@ class StepWatcher:
         if scaling.skipped:
             return
         layout = self._laid_out(optimizer, layout, hold=hold)
-        memory, owned, measures = self.memory, layout.owned, self.measures
+        core, owned, measures = self.core, layout.owned, self.measures
         step = Step(optimizer, owned, self._taken(owned), closure=closure)
         self._check(step, hold=hold)
         if beginning is not None and beginning.has_gradients and not measures.observed.gradient:
             measures.observed.gradient = {name: beginning.gradients.get(name) for name in owned}
         pulled_after = hold
         hold = hold and not closure
-        joins_gradient = hold and not memory.pulled_after
+        joins_gradient = hold and not core.state.pulled_after
         if hold:
             self.before_step(owned)
         for monitor in self.monitors if joins_gradient else ():
             monitor.before_pull(step)
         self._carry_over(hold=hold)
-        strength = 2 * memory.strength * scaling.factor if hold and not memory.implicit else 0.0
+        strength = 2 * core.state.strength * scaling.factor if hold and not core.state.implicit.value else 0.0
         pulls = self._pulls(Moving(owned, layout.moved, self.calls, scaling.factor)) if hold else []
         in_place = self._written_in_place(layout, pulls, strength)
         give_each_its_own_gradient(in_place)
@@ -182,7 +186,7 @@ class StepWatcher:
         for monitor in self.monitors if joins_gradient else ():
             monitor.after_pull(step)
         self._count_step(bundles)
-        if not closure and (strength or measures.every or memory.holds):
+        if not closure and (strength or measures.every or core.options.holds):
             self._lend(bundles)
             self._handed = HandedGradients(optimizer, owned, {n: p for n, p in in_place.items() if n in owned})
 
@@ -193,7 +197,7 @@ class StepWatcher:
         if hold:
             self._refuse_weights_that_would_spread(step.parameters)
             self.following.before_step(step.optimizer)
-            self.memory.frozen_statistics.restore(self.memory.norms)
+            self.core.runtime.frozen_statistics.restore(self.core.norms)
             for monitor in self.monitors:
                 monitor.before_step(step)
 
@@ -211,15 +215,15 @@ class StepWatcher:
 
     def before_step(self, owned: Mapping[str, nn.Parameter]) -> None:
         """Let holds look at the weights that a step is taken from."""
-        for each in self.memory.holds:
-            each.before_step(self.memory.held(owned))
+        for each in self.core.options.holds:
+            each.before_step(self.core.held(owned))
 
     def _pulls(self, moving: Moving) -> list[Pull]:
         """Return what holds add that are not walked through, or say so if it is the weights that are no numbers."""
         try:
-            return pulls_of(self.memory, moving)
+            return pulls_of(self.core, moving)
         except NotFiniteError:
-            self._refuse_lost_weights(max(self.memory.steps.values(), default=0) + 1)
+            self._refuse_lost_weights(max(self.core.task.steps.values(), default=0) + 1)
             raise
 
     def _add(
@@ -247,13 +251,13 @@ class StepWatcher:
 
     def _laid_out(self, optimizer: Optimizer, layout: Layout | None, *, hold: bool) -> Layout:
         """Return the layout that is given if it still fits, or a new one, with a look at what is not held in it."""
-        first = not self.memory.steps
+        first = not self.core.task.steps
         if first:
             self._begin_task(optimizer, hold=hold)
         if not first and layout is not None and self.layouts.get(optimizer) is layout:
             return layout
         self.layouts.take_in_new(optimizer)
-        check_optimizer(optimizer, self.memory.parameters, self.memory.frozen)  # it may have others since attach()
+        check_optimizer(optimizer, self.core.runtime.parameters, self.core.frozen)  # it may have others since attach()
         layout = self.layouts.make(optimizer)
         for monitor in self.monitors if hold else ():
             monitor.before_parameters(layout.owned)
@@ -261,9 +265,9 @@ class StepWatcher:
 
     def _carry_over(self, *, hold: bool) -> None:
         """Keep folded maps where they are while statistics move, but not between the evaluations of a closure."""
-        memory = self.memory
-        if memory.folding.pairs:
-            (self.maps.carry_over if hold and memory.strength else self.maps.note)(memory.folding, memory.ranks)
+        core = self.core
+        if core.folding.pairs:
+            (self.maps.carry_over if hold and core.state.strength else self.maps.note)(core.folding, core.runtime.ranks)
 
     @property
     def _walk_looks(self) -> bool:
@@ -285,8 +289,8 @@ class StepWatcher:
         for monitor in self.monitors if hold else ():
             monitor.begin_task()
         self.following.begin_task(optimizer)
-        for each in self.memory.holds:
-            each.begin_task(self.memory.held(self.memory.parameters))
+        for each in self.core.options.holds:
+            each.begin_task(self.core.held(self.core.runtime.parameters))
 
     def _look(
         self, optimizer: Optimizer, layout: Layout, factor: float, *, held_apart: bool, closure: bool
@@ -355,16 +359,16 @@ class StepWatcher:
 
     def _hold_after(self, optimizer: Optimizer, stepping: list[Bundle], owned: Mapping[str, nn.Parameter]) -> None:
         """Let holds act that act after the step: the implicit pull, and those that move weights."""
-        memory = self.memory
-        if memory.pulled_after:
+        core = self.core
+        if core.state.pulled_after:
             step = Step(optimizer, owned, self._taken(owned) - 1)  # it is counted already
             for monitor in self.monitors:
                 monitor.before_pull(step)
             self.implicit.pull(optimizer, stepping, owned)
             for monitor in self.monitors:
                 monitor.after_pull(step)
-        for each in memory.holds:
-            each.after_step(memory.held(owned))
+        for each in core.options.holds:
+            each.after_step(core.held(owned))
             refuse_spoilt_weights(each, owned)
         for monitor in self.monitors:
             monitor.after_step()
@@ -372,12 +376,12 @@ class StepWatcher:
     # Helpers
 
     def _count_step(self, bundles: Sequence[Bundle]) -> None:
-        memory = self.memory
+        core = self.core
         for bundle in bundles:
-            if self.measures.waiting and bundle.names[0] not in memory.start:
+            if self.measures.waiting and bundle.names[0] not in core.task.start:
                 bundle.keep_start(bundle.buffer("before"))
             for name in bundle.names:
-                memory.steps[name] = memory.steps.get(name, 0) + 1
+                core.task.steps[name] = core.task.steps.get(name, 0) + 1
 
     def _let_go_of_last_step(self) -> None:
         self._handed = None
@@ -416,7 +420,7 @@ class StepWatcher:
             bundles: with their gradients.
             sums: those of the gradients that can be looked at now; bundles are only searched if one is no number.
         """
-        if not self.memory.found_by_any_rank([] if _finite(sums) else [True]):
+        if not self.core.runtime.found_by_any_rank([] if _finite(sums) else [True]):
             return
         spoilt = [
             name
@@ -425,8 +429,8 @@ class StepWatcher:
             for name in bundle.names
             if len(bundle.names) == 1 or not bundle.is_finite(name)
         ]
-        spoilt.sort(key=list(self.memory.parameters).index)
-        for name in self.memory.found_by_any_rank(spoilt):
+        spoilt.sort(key=list(self.core.runtime.parameters).index)
+        for name in self.core.runtime.found_by_any_rank(spoilt):
             for bundle in bundles:
                 bundle.put_back()
             self._stepping = []
@@ -435,19 +439,19 @@ class StepWatcher:
     def _refuse_unless_handed_are_finite(self, bundles: Sequence[Bundle]) -> None:
         own = [(name, grad) for bundle in bundles for name, grad in zip(bundle.names, bundle.own, strict=True)]
         spoilt = [name for name, grad in own if grad is not None and not grad.is_sparse and not _looks_finite(grad)]
-        for name in self.memory.found_by_any_rank(spoilt):
+        for name in self.core.runtime.found_by_any_rank(spoilt):
             self._refuse_spoilt(name)
 
     def _refuse_spoilt(self, name: str) -> NoReturn:
         """Refuse a step whose gradient is no number, with whatever may be the reason."""
-        step = self.memory.steps.get(name, 0) + 1
+        step = self.core.task.steps.get(name, 0) + 1
         self._refuse_lost_weights(step)
         reasons = (monitor.explain_nonfinite() for monitor in self.monitors)
         raise NotFiniteError(_SPOILT.format(name=name, step=step) + next(filter(None, reasons), ""))
 
     def _refuse_lost_weights(self, step: int) -> None:
         """Say so if the weights themselves are no numbers any more, which no batch is to blame for."""
-        for name, parameter in self.memory.parameters.items():
+        for name, parameter in self.core.runtime.parameters.items():
             if not _looks_finite(parameter.detach()):
                 raise NotFiniteError(self._lost(name, step))
 
@@ -457,22 +461,22 @@ class StepWatcher:
         That is one after the step, and on an accelerator also one before it. Only a task's first step waits for an
         accelerator, or asks other ranks about their parts.
         """
-        memory = self.memory
-        if memory.driving.form.elementwise or not memory.strength or not memory.is_anchored:
+        core = self.core
+        if core.state.driving.form.elementwise or not core.state.strength or not core.state.is_anchored:
             return
-        first = not memory.steps and not is_capturing()
+        first = not core.task.steps and not is_capturing()
         always = {n for n, p in owned.items() if is_looked_at(p) and not is_sharded(p)}
-        asked = {n: p for n, p in owned.items() if (memory.pulled_after if n in always else first)}
+        asked = {n: p for n, p in owned.items() if (core.state.pulled_after if n in always else first)}
         lost = [name for name, parameter in asked.items() if not is_finite(parameter)]
-        everyones = memory.ranks.each(lambda: lost) if any(map(is_sharded, asked.values())) else [lost]
+        everyones = core.runtime.ranks.each(lambda: lost) if any(map(is_sharded, asked.values())) else [lost]
         for name in chain.from_iterable(everyones):
-            raise NotFiniteError(self._lost(name, memory.steps.get(name, 0) + 1))
+            raise NotFiniteError(self._lost(name, core.task.steps.get(name, 0) + 1))
 
     def _lost(self, name: str, step: int) -> str:
         return (
             f"The weights {name!r} themselves are not finite any more, at step {step} of this task; the step was not "
-            f"taken. Training has diverged, by a learning rate or a strength (here {self.memory.said_strength}) that "
-            "is too large: restore an earlier checkpoint. No batch is at fault."
+            f"taken. Training has diverged, by a learning rate or a strength (here {self.core.state.said_strength}) "
+            "that is too large: restore an earlier checkpoint. No batch is at fault."
         )
 
 

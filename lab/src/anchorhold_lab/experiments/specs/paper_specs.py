@@ -6,7 +6,7 @@ from typing import Any
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import FORMS
-from anchorhold.guard.memory import leans
+from anchorhold.guard.core import leans
 from anchorhold.measures import MEASURES
 from anchorhold.measures import measure as make_measure
 from anchorhold.registry import names_of

@@ -10,7 +10,7 @@ from anchorhold.errors import ConfigurationError, shortened
 from anchorhold.forms import FORMS, Form
 from anchorhold.guard.arguments.checked_arguments import checked_anchor, checked_implicit, checked_tolerance
 from anchorhold.guard.arguments.strengths import checked_relative_strength
-from anchorhold.guard.memory import AnchorKind, leans
+from anchorhold.guard.core import AnchorKind, leans
 from anchorhold.holds import HOLDS, Hold, hold
 from anchorhold.measures import MEASURES, FineTune, Measure, measure
 from anchorhold.registry import Registry, is_loaded, names_of

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 
 
 def sgd_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -31,16 +31,16 @@ def sgd_rates(optimizer: Optimizer) -> list[tuple[Any, ...]]:
     ]
 
 
-def largest_strength(memory: Memory, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> float:
+def largest_strength(core: Core, optimizer: Optimizer, owned: Mapping[str, nn.Parameter]) -> float:
     """Return the strength up to which an optimiser is stable by itself, half of it for the task's own curvature.
 
     Those that have no such bound bear any, and so does an implicit hold.
     """
-    if memory.implicit:
+    if core.state.implicit.value:
         return math.inf
     names = {id(parameter): name for name, parameter in owned.items()}
     most = math.inf
-    largest = memory.largest_importance
+    largest = core.largest_importance
     for group in sgd_groups(optimizer):
         held = {names[id(p)] for p in group["params"] if id(p) in names} & largest.keys()
         omega = max((largest[name] for name in held), default=0.0)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.forms import DiagonalMatrix
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.rank_gradients import RankGradients
-from anchorhold.guard.memory import Memory
 from anchorhold.guard.steps.observed import Observed
 from anchorhold.guard.steps.optimizers.accepted import refuse_sparse
 from anchorhold.tensors.sharding import is_sharded
@@ -29,8 +29,8 @@ ROW = 2**17
 class Bundle(ABC):
     """Some parameters, with what is known of the step that they are about to take."""
 
-    def __init__(self, memory: Memory, parameters: Mapping[str, nn.Parameter], *, held: bool) -> None:
-        self.memory = memory
+    def __init__(self, core: Core, parameters: Mapping[str, nn.Parameter], *, held: bool) -> None:
+        self.core = core
         self.names = list(parameters)
         self.parameters = list(parameters.values())
         self.like = self.parameters[0]
@@ -136,8 +136,8 @@ class Bundle(ABC):
 class Single(Bundle):
     """One parameter; of a sharded one, this process's part."""
 
-    def __init__(self, memory: Memory, name: str, parameter: nn.Parameter, *, held: bool) -> None:
-        super().__init__(memory, {name: parameter}, held=held)
+    def __init__(self, core: Core, name: str, parameter: nn.Parameter, *, held: bool) -> None:
+        super().__init__(core, {name: parameter}, held=held)
         self.name = name
         self._reused: dict[str, Tensor] = {}
 
@@ -167,18 +167,18 @@ class Single(Bundle):
 
     def anchored(self) -> tuple[Tensor, Tensor]:
         """Return Ω and θ*, or copies where they are kept elsewhere."""
-        memory = self.memory
-        matrix = memory.driving.held[self.name]
+        core = self.core
+        matrix = core.state.driving.held[self.name]
         assert isinstance(matrix, DiagonalMatrix)
-        return at_hand(matrix.omega, self.like), at_hand(memory.anchor[self.name], self.like)
+        return at_hand(matrix.omega, self.like), at_hand(core.state.anchor[self.name], self.like)
 
     def states(self, key: str) -> dict[str, Tensor]:
         """Return the states of this parameter."""
-        return self.memory.ledgers[key].states_of(self.name, self.like)
+        return self.core.state.ledgers[key].states_of(self.name, self.like)
 
     def begun(self, key: str) -> bool:
         """Whether this parameter has any."""
-        return self.memory.ledgers[key].knows(self.name)
+        return self.core.state.ledgers[key].knows(self.name)
 
     def buffer(self, purpose: str) -> Tensor:
         """Return a tensor like the parameter."""
@@ -216,15 +216,15 @@ class Single(Bundle):
 
     def keep_start(self, before: Tensor) -> None:
         """Keep a copy."""
-        self.memory.start[self.name] = self.memory.storage.exact(before.clone(), self.like)
+        self.core.task.start[self.name] = self.core.options.storage.exact(before.clone(), self.like)
 
 
-def _take_out_of_rows(memory: Memory, name: str) -> None:
+def _take_out_of_rows(core: Core, name: str) -> None:
     """Give what is kept about a parameter memory of its own, where it was part of a row: that would live on with it."""
-    for kept in (memory.anchor, memory.start, *memory.running()):
+    for kept in (core.state.anchor, core.task.start, *core.state.running()):
         if name in kept and kept[name]._base is not None:
             kept[name] = kept[name].clone()
-    matrix = memory.driving.held.get(name)
+    matrix = core.state.driving.held.get(name)
     if isinstance(matrix, DiagonalMatrix) and matrix.omega._base is not None:
         matrix.omega = matrix.omega.clone()
 
@@ -249,8 +249,8 @@ class Row:
 class Several(Bundle):
     """Small parameters of one precision, on one device, side by side."""
 
-    def __init__(self, memory: Memory, parameters: Mapping[str, nn.Parameter], *, held: bool) -> None:
-        super().__init__(memory, parameters, held=held)
+    def __init__(self, core: Core, parameters: Mapping[str, nn.Parameter], *, held: bool) -> None:
+        super().__init__(core, parameters, held=held)
         self._shapes = [parameter.shape for parameter in self.parameters]
         self._place = self.like.dtype, self.like.device
         self._looked = False
@@ -258,10 +258,10 @@ class Several(Bundle):
         self._reused: dict[str, Row] = {}
         self._states: dict[str, dict[str, Tensor]] = {}
         if held:
-            driving = memory.driving.held
+            driving = core.state.driving.held
             matrices = [matrix for name in self.names if isinstance(matrix := driving[name], DiagonalMatrix)]
             omegas = {matrix.name: matrix.omega for matrix in matrices}
-            self._omega, self._anchor = self._bound(omegas), self._bound(memory.anchor)
+            self._omega, self._anchor = self._bound(omegas), self._bound(core.state.anchor)
             for matrix in matrices:
                 matrix.omega = omegas[matrix.name]
 
@@ -317,7 +317,7 @@ class Several(Bundle):
     def states(self, key: str) -> dict[str, Tensor]:
         """Return the states of all, of which the guard's own are views."""
         if key not in self._states:
-            ledger = self.memory.ledgers[key]
+            ledger = self.core.state.ledgers[key]
             for name, parameter in zip(self.names, self.parameters, strict=True):
                 ledger.states_of(name, parameter)
             self._states[key] = {state: self._bound(tensors) for state, tensors in ledger.running.items()}
@@ -370,8 +370,8 @@ class Several(Bundle):
 
     def keep_start(self, before: Tensor) -> None:
         """Keep a copy, cut into the parameters."""
-        kept = self.memory.storage.exact(before.clone(), self.like)
-        self.memory.start.update(zip(self.names, self._cut(kept), strict=True))
+        kept = self.core.options.storage.exact(before.clone(), self.like)
+        self.core.task.start.update(zip(self.names, self._cut(kept), strict=True))
 
     def _cut(self, flat: Tensor) -> list[Tensor]:
         parts = flat.split([shape.numel() for shape in self._shapes])
@@ -393,49 +393,49 @@ class Several(Bundle):
 
 
 def bundles_of(
-    memory: Memory, parameters: Mapping[str, nn.Parameter], alone: Iterable[str], *, elementwise: bool
+    core: Core, parameters: Mapping[str, nn.Parameter], alone: Iterable[str], *, elementwise: bool
 ) -> list[Bundle]:
     """Return parameters in bundles.
 
     Args:
-        memory: what the guard knows.
+        core: what the guard knows.
         parameters: all that an optimiser moves of the protected ones.
         alone: the names of those that are walked by themselves, whatever their size.
         elementwise: whether the hold acts on each weight by itself.
     """
     alone = set(alone)
-    elsewhere = memory.held_elsewhere
+    elsewhere = core.held_elsewhere
     rows: dict[tuple[object, ...], dict[str, nn.Parameter]] = {}
     lengths: Counter[tuple[object, ...]] = Counter()
     found: list[Bundle] = []
     for name, parameter in parameters.items():
-        held = elementwise and name in memory.anchor and name not in elsewhere
+        held = elementwise and name in core.state.anchor and name not in elsewhere
         whole = parameter.is_contiguous() and not is_sharded(parameter) and 0 < parameter.numel() <= SMALL
         grad = parameter.grad
         if name in alone or not whole or grad is None or grad.dtype != parameter.dtype:
-            _take_out_of_rows(memory, name)
-            found.append(Single(memory, name, parameter, held=held))
+            _take_out_of_rows(core, name)
+            found.append(Single(core, name, parameter, held=held))
             continue
-        begun = name in memory.start, memory.steps.get(name, 0)
-        key = (parameter.dtype, parameter.device, held, *begun, *_precisions(memory, name))
+        begun = name in core.task.start, core.task.steps.get(name, 0)
+        key = (parameter.dtype, parameter.device, held, *begun, *_precisions(core, name))
         rows.setdefault(key, {})[name] = parameter
         lengths[key] += parameter.numel()
         if lengths[key] >= ROW:
             del lengths[key]
-            found.append(_row_of(memory, rows.pop(key), held=held))
-    return found + [_row_of(memory, row, held=bool(key[2])) for key, row in rows.items()]
+            found.append(_row_of(core, rows.pop(key), held=held))
+    return found + [_row_of(core, row, held=bool(key[2])) for key, row in rows.items()]
 
 
-def _precisions(memory: Memory, name: str) -> list[torch.dtype]:
+def _precisions(core: Core, name: str) -> list[torch.dtype]:
     """Return the precisions of what is kept about a parameter, which may have changed its own since."""
-    kept = [tensors[name] for tensors in (memory.anchor, *memory.running()) if name in tensors]
-    matrix = memory.driving.held.get(name)
+    kept = [tensors[name] for tensors in (core.state.anchor, *core.state.running()) if name in tensors]
+    matrix = core.state.driving.held.get(name)
     return [tensor.dtype for tensor in (*kept, *(() if matrix is None else matrix.tensors().values()))]
 
 
-def _row_of(memory: Memory, parameters: dict[str, nn.Parameter], *, held: bool) -> Bundle:
+def _row_of(core: Core, parameters: dict[str, nn.Parameter], *, held: bool) -> Bundle:
     if len(parameters) > 1:
-        return Several(memory, parameters, held=held)
+        return Several(core, parameters, held=held)
     ((name, parameter),) = parameters.items()
-    _take_out_of_rows(memory, name)
-    return Single(memory, name, parameter, held=held)
+    _take_out_of_rows(core, name)
+    return Single(core, name, parameter, held=held)

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import Optimizer
 
-from anchorhold.guard.memory import Memory
+from anchorhold.guard.core import Core
 from anchorhold.guard.refreshing import refresh
 from anchorhold.guard.steps.optimizers.accepted import ids, trained_by
 from anchorhold.guard.steps.walk.bundles import Bundle, bundles_of
@@ -31,8 +31,8 @@ class Layout:
 class Layouts:
     """The layouts of all optimisers that a guard is attached to."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
+    def __init__(self, core: Core) -> None:
+        self.core = core
         self._made: WeakKeyDictionary[Optimizer, Layout] = WeakKeyDictionary()
         self._alone: set[str] = set()
         self._passed_over: set[int] = set()
@@ -44,7 +44,7 @@ class Layouts:
     def current(self, optimizer: Optimizer) -> Layout | None:
         """Return the layout of an optimiser, unless anything has changed about its parameters."""
         layout = self._made.get(optimizer)
-        if layout is None or layout.version != self.memory.version:
+        if layout is None or layout.version != self.core.runtime.version:
             return None
         trained = trained_by(optimizer)
         same = list(map(id, layout.trained)) == list(map(id, trained))
@@ -53,27 +53,27 @@ class Layouts:
 
     def make(self, optimizer: Optimizer) -> Layout:
         """Lay out the protected parameters of an optimiser anew."""
-        memory, owned = self.memory, self.owned(optimizer)
+        core, owned = self.core, self.owned(optimizer)
         for other, theirs in list(self._made.items()):
             shared = theirs.owned.keys() & owned.keys() if other is not optimizer else set()
             if shared:  # what two optimisers move cannot lie in the rows of both
                 self._alone |= shared
                 del self._made[other]
         trained = trained_by(optimizer)
-        bundles = bundles_of(memory, owned, self._alone, elementwise=memory.driving.form.elementwise)
+        bundles = bundles_of(core, owned, self._alone, elementwise=core.state.driving.form.elementwise)
         trainable = [p.requires_grad for p in trained]
-        layout = Layout(trained, trainable, memory.version, dict(owned), self.moved(optimizer), bundles)
+        layout = Layout(trained, trainable, core.runtime.version, dict(owned), self.moved(optimizer), bundles)
         self._made[optimizer] = layout
         return layout
 
     def owned(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
         """Return the protected parameters that this optimiser trains."""
         trained = ids(trained_by(optimizer))
-        return {name: p for name, p in self.memory.parameters.items() if id(p) in trained and p.requires_grad}
+        return {name: p for name, p in self.core.runtime.parameters.items() if id(p) in trained and p.requires_grad}
 
     def moved(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
         """Return all parameters that this optimiser trains; those that are none of the model's by their places."""
-        names = {id(parameter): name for name, parameter in named_parameters(self.memory.model)}
+        names = {id(parameter): name for name, parameter in named_parameters(self.core.runtime.model)}
         trained = [(place, p) for place, p in enumerate(trained_by(optimizer)) if p.requires_grad]
         return {names.get(id(p), f"{type(optimizer).__name__}[{place}]"): p for place, p in trained}
 
@@ -82,17 +82,17 @@ class Layouts:
 
         Layers are unfrozen in the middle of a task, and Lightning freezes all but one optimiser's for its step.
         """
-        known = ids(self.memory.parameters.values()) | self._passed_over
+        known = ids(self.core.runtime.parameters.values()) | self._passed_over
         new = [parameter for parameter in trained_by(optimizer) if id(parameter) not in known]
         trainable = ids(parameter for parameter in new if parameter.requires_grad)
         if trainable:
-            refresh(self.memory)
+            refresh(self.core)
             # What the selection leaves out need not be looked up at every step.
-            self._passed_over |= trainable - ids(self.memory.parameters.values())
+            self._passed_over |= trainable - ids(self.core.runtime.parameters.values())
 
     def begin_task(self) -> None:
         """Look at the model again."""
-        refresh(self.memory)
+        refresh(self.core)
         self._passed_over = set()
 
     def send_alone(self, names: set[str]) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.errors import OrderError
+from anchorhold.guard.core import Core
 from anchorhold.guard.distributed.rank_gradients import RankGradients
-from anchorhold.guard.memory import Memory
 from anchorhold.guard.steps.observed import Observed
 from anchorhold.guard.steps.walk.bundles import Bundle, Single
 from anchorhold.holds.of_weights.quadratic import add_penalty_gradient
@@ -29,13 +29,13 @@ States = dict[str, dict[str, Tensor]]
 class PathMeasures:
     """The measures that want to see every step, and what they are shown of it."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
+    def __init__(self, core: Core) -> None:
+        self.core = core
         self.observed = Observed()
         self.rank_gradients: RankGradients | None = None
-        ledgers = memory.ledgers.items()
+        ledgers = core.state.ledgers.items()
         needs = {key: ledger.measure.needs for key, ledger in ledgers if ledger.measure.needs.path}
-        self.every = {key: cast("PathMeasure", memory.ledgers[key].measure) for key in needs}
+        self.every = {key: cast("PathMeasure", core.state.ledgers[key].measure) for key in needs}
         self.waiting = {key: measure for key, measure in self.every.items() if needs[key].step}
         """Those that need Δ."""
         self.at_once = {key: measure for key, measure in self.every.items() if not needs[key].step}
@@ -67,7 +67,7 @@ class PathMeasures:
         """Refuse a step that lacks the squared gradients of its samples, and cannot do without."""
         if key not in self.squares or owned.keys() <= self.observed.squares.keys():
             return
-        numbers = {self.memory.steps.get(name, 0) for name in owned}
+        numbers = {self.core.task.steps.get(name, 0) for name in owned}
         if any(map(measure.wants_squares, numbers)):
             raise OrderError(
                 f"{key} needs the squared gradients of this step's samples, and got none. Call "
@@ -148,7 +148,7 @@ class PathMeasures:
     def _states(self, bundle: Bundle, keys: Sequence[str]) -> tuple[States, States]:
         """Return the running states of some measures as they are kept, and where the parameters are."""
         kept = {key: bundle.states(key) for key in keys}
-        if self.memory.storage.device is None:
+        if self.core.options.storage.device is None:
             return kept, kept
         return kept, {key: {state: at_hand(t, bundle.like) for state, t in own.items()} for key, own in kept.items()}
 
@@ -156,7 +156,7 @@ class PathMeasures:
         """Take a step, or a piece of it, into a measure's states."""
         # In 16 bits a difference of gradients would lose its digits.
         g = piece["g"].to(next(iter(states.values())).dtype)
-        number = self.memory.steps.get(bundle.names[0], 0) - ("step" in piece)
+        number = self.core.task.steps.get(bundle.names[0], 0) - ("step" in piece)
         if "square" in piece and measure.takes_estimates:
             ranks = self.rank_gradients
             assert ranks is not None

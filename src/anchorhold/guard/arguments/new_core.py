@@ -27,9 +27,9 @@ from anchorhold.guard.arguments.checked_arguments import (
 from anchorhold.guard.arguments.default_space import tell_of_unmerged
 from anchorhold.guard.arguments.selection import Protect, Selection
 from anchorhold.guard.arguments.strengths import USUAL, PatternStrengths, checked_strength
+from anchorhold.guard.core import AnchorKind, Core, GuardState, Options, Runtime, Setting, TaskState, leans
 from anchorhold.guard.distributed.gathering import Gather, checked_gather
 from anchorhold.guard.ledger import Ledger
-from anchorhold.guard.memory import AnchorKind, Memory, leans
 from anchorhold.guard.merged_space import Space
 from anchorhold.guard.refreshing import first_look
 from anchorhold.holds import Hold
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def new_memory(
+def new_core(
     model: nn.Module,
     measure: Measure | str,
     strength: float | Mapping[str, float] | None,
@@ -63,8 +63,8 @@ def new_memory(
     implicit: bool | None,
     state_dtype: torch.dtype | None,
     state_device: torch.device | str | None,
-) -> Memory:
-    """Return what a guard remembers before its first task; the arguments are a Guard's."""
+) -> Core:
+    """Return what a guard knows before its first task; the arguments are a Guard's."""
     if not isinstance(model, nn.Module):
         raise ConfigurationError(
             f"model={type(model).__name__}: expected a torch.nn.Module, as in Guard(model, SOS(), strength)."
@@ -86,37 +86,36 @@ def new_memory(
     allowed = checked_space(space, ledgers, others, anchor, batch_norm, implicit=implicit is True)
     lean = leans(driving.form, anchor, gradient_term=gradient_term)
     either = implicit is None and may_be_implicit(driving.form, batch_norm, leans=lean)
-    memory = Memory(
-        model,
+    options = Options(
         Selection(protect),
+        storage,
+        others,
+        gather=checked_gather(gather),
+        anchor_kind=anchor,
+        gradient_term=gradient_term,
+        from_scratch=from_scratch,
+        batch_norm=checked_batch_norm(batch_norm, ledgers, others),
+        named_form=kept_as if isinstance(form, str) else None,
+    )
+    pull = None if either else checked_implicit(implicit or False, driving.form, batch_norm, leans=lean)
+    state = GuardState(
         ledgers,
         driver.name,
         c if isinstance(c, float) else max(c.values()),
         checked_decay(decay),
-        storage,
-        others,
-        group,
-        gather=checked_gather(gather),
-        anchor_kind=anchor,
-        gradient_term=gradient_term,
+        Setting(None, "default"),
+        Setting(allowed or "weights", "given" if space is not None else "open" if allowed is None else "default"),
+        Setting(pull, "given" if implicit is not None else "open" if either else "default"),
         relative_strength=relative,
-        strength_given=any(each is not None for each in (strength, relative_strength, tolerance)),
-        space=allowed or "weights",
-        space_given=space is not None,
-        space_is_open=allowed is None,
-        named_form=kept_as if isinstance(form, str) else None,
-        from_scratch=from_scratch,
-        batch_norm=checked_batch_norm(batch_norm, ledgers, others),
-        implicit=None if either else checked_implicit(implicit or False, driving.form, batch_norm, leans=lean),
-        implicit_given=implicit is not None,
-        implicit_is_open=either,
         tolerance=checked_tolerance(tolerance, strengths, driver, anchor, batch_norm),
     )
-    memory.made_with = memory.said_strength if memory.strength_given else None
-    first_look(memory)
-    memory.merged.refuse_parts()
-    tell_of_unmerged(memory)
-    return memory
+    if any(each is not None for each in (strength, relative_strength, tolerance)):
+        state.asked = Setting(state.said_strength, "given")
+    core = Core(options, state, TaskState(), Runtime(model, group))
+    first_look(core)
+    core.merged.refuse_parts()
+    tell_of_unmerged(core)
+    return core
 
 
 def _ledgers(

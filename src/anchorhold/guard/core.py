@@ -1,0 +1,517 @@
+"""What a guard is made of: the user's options, a state that is saved, that of the current task, and the runtime."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from anchorhold.adapters import Change
+from anchorhold.errors import Warned
+from anchorhold.forms import Form, Matrix
+from anchorhold.guard.arguments.selection import Selection
+from anchorhold.guard.arguments.strengths import USUAL, PatternStrengths
+from anchorhold.guard.batch_norm.folding import FoldedTilt, Folding
+from anchorhold.guard.batch_norm.frozen_statistics import FrozenStatistics, with_statistics
+from anchorhold.guard.distributed.gathering import (
+    Gather,
+    gathers_layers,
+    refuse_unless_copies_agree,
+    those_with_parts,
+)
+from anchorhold.guard.distributed.own_parts import OwnParts
+from anchorhold.guard.distributed.ranks import ALONE, Ranks, ddp_wrapper, ranks_of
+from anchorhold.guard.distributed.sharded_matrices import as_parameters_are
+from anchorhold.guard.ledger import Ledger, diagonal_of
+from anchorhold.guard.merged_space import MergedSpace, Space
+from anchorhold.guard.micro_batches.gradient_sums import Watched
+from anchorhold.guard.monitor import GONE, REPLACED
+from anchorhold.guard.task_classes import HeadGradients
+from anchorhold.holds import Held, Hold, Tilt
+from anchorhold.holds.base import TaskData, TrainingCall
+from anchorhold.persample.phi import Phi
+from anchorhold.persample.reductions import Block, Reduction
+from anchorhold.retention import KeptSets, Tolerance
+from anchorhold.retention.controller import Control
+from anchorhold.retention.sample_marks import SampleMarks
+from anchorhold.settings import plain
+from anchorhold.tensors.names import named_modules, named_parameters
+from anchorhold.tensors.sharding import is_sharded, like_parameter, local, refuse_flattened, refuse_partitioned
+from anchorhold.tensors.storage import Storage
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+AnchorKind = Literal["last", "mean"]
+
+NO_DATA = TaskData()
+
+
+def leans(form: Form, anchor: AnchorKind, *, gradient_term: bool) -> bool:
+    """Whether a hold leans at its anchor, the last solution; that of the plain diagonal is the mean itself."""
+    return anchor == "mean" and (gradient_term or not form.elementwise)
+
+
+T = TypeVar("T")
+Origin = Literal["open", "default", "given", "restored"]
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """A setting, and where its value is from.
+
+    One that is open may still be decided: by the optimizers that are attached, or by adapters that come before anything
+    is held.
+    """
+
+    value: T
+    origin: Origin
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether it may still be decided."""
+        return self.origin == "open"
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether the user gave it, rather than left it to what there is, or to what a state has."""
+        return self.origin == "given"
+
+    def having(self, value: T) -> "Setting[T]":
+        """Return the setting with another value, from where it was."""
+        return Setting(value, self.origin)
+
+    def closed(self) -> "Setting[T]":
+        """Return the setting with its value, which nothing decides any more."""
+        return Setting(self.value, "default") if self.is_open else self
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for when the guard was made. None of it changes."""
+
+    selection: Selection
+    """Which parameters are protected."""
+    storage: Storage
+    """The precision and the device of what is kept."""
+    holds: list[Hold]
+    """What pulls beside the quadratic hold, each with a state of its own."""
+    gather: Gather | None = None
+    """What is gathered at once of a sharded model that is measured from data; ``None`` decides by what there is."""
+    anchor_kind: AnchorKind = "last"
+    """What the hold is centred at: the last solution, or the mean of all tasks'; see ``centre/anchors.py``."""
+    gradient_term: bool = False
+    """Whether the gradients of the tasks' own losses are part of the hold."""
+    from_scratch: bool = False
+    """Whether the first task begins from nothing, so that nothing has to be held in it."""
+    batch_norm: str | None = None
+    """What is done about running statistics: ``"freeze"``, ``"fold"``, or nothing."""
+    named_form: Form | None = None
+    """The form of the driving measure where its name alone was given, and its settings are left to what a state has."""
+
+
+@dataclass
+class GuardState:
+    """What a guard knows of all tasks so far. It is saved."""
+
+    ledgers: dict[str, Ledger]
+    """The account of every measure, by name."""
+    driver: str
+    """The name of the measure that drives the penalty."""
+    strength: float
+    """c; of several by pattern the largest, and 0 while a relative one waits for the first consolidation."""
+    decay: float
+    """γ, by which a total is multiplied before a task is added."""
+    asked: Setting[str | None]
+    """How strongly the guard was asked to hold when it was made, or the one whose state it has, in words."""
+    space: Setting[Space]
+    """What is held of adapters: their own parameters, or the weights that they are merged with."""
+    implicit: Setting[bool | None]
+    """Whether the quadratic hold acts after the step instead of joining the gradient; ``None`` until decided."""
+    relative_strength: float | None = None
+    """s, where c is found from it at the first consolidation, or was."""
+    tolerance: Tolerance | None = None
+    """How much may be lost of what is kept, which the strength follows."""
+    control: Control = field(default_factory=Control)
+    """Where following is at."""
+    anchor: dict[str, Tensor] = field(default_factory=dict)
+    """θ*, the weights after the last consolidated task, or their mean over all tasks."""
+    merged_anchor: dict[str, Change] = field(default_factory=dict)
+    """What adapters added to weights after the last consolidated task, by weight, where those are held."""
+    tilt: dict[str, Tensor] = field(default_factory=dict)
+    """r, the linear term of the sum of all tasks' penalties at θ*, where that is not its centre."""
+    tasks: int = 0
+    """How many tasks were consolidated."""
+    is_as_given: bool = False
+    """Whether the one task so far was consolidated here and before any step: the anchor is the model as it came."""
+    left_frozen: frozenset[str] = frozenset()
+    """The parameters that were left out of the last consolidation because they were frozen."""
+    labels: frozenset[int] = frozenset()
+    """The labels of all samples that tasks were measured with, where each had one."""
+    frozen_norms: frozenset[str] = frozenset()
+    """The batch norms whose statistics are to stay as they are."""
+    folded_norms: dict[str, str] = field(default_factory=dict)
+    """The batch norms that are held together with a layer, by name, each with the layer that it follows."""
+    kept: KeptSets = field(default_factory=KeptSets)
+    """Inputs by which it is seen what the model still knows; a file has their marks alone."""
+    measured_from: SampleMarks = field(default_factory=SampleMarks)
+    """By checksums, the samples that tasks' importance was measured from, to compare with those that are kept."""
+
+    @property
+    def is_anchored(self) -> bool:
+        """Return whether there is anything that weights are held to."""
+        return bool(self.anchor or self.merged_anchor)
+
+    @property
+    def driving(self) -> Ledger:
+        """The account of the measure that drives the penalty."""
+        return self.ledgers[self.driver]
+
+    @property
+    def asks_to_hold(self) -> bool:
+        """Whether weights are to be held to their anchor, once there is one."""
+        return bool(self.strength) or self.relative_strength is not None
+
+    @property
+    def strength_is_assumed(self) -> bool:
+        """Whether the strength is the usual one and this guard was given none.
+
+        A state does not tell whether the 1 in it was somebody's, so one that came with a state counts as nobody's.
+        """
+        unsaid = self.tolerance is None and self.relative_strength is None and self.driving.strengths is None
+        return unsaid and not self.asked.is_given and self.asked.value is None and self.strength == USUAL
+
+    @property
+    def said_strength(self) -> str:
+        """The strength as it was asked for, or what it follows."""
+        if self.tolerance is not None:
+            return f"tolerance={self.tolerance.nats:g}"
+        if self.relative_strength is not None:
+            return f"relative_strength={self.relative_strength:g}"
+        strengths = self.driving.strengths
+        return f"strength={self.strength:g}" if strengths is None else f"strength={strengths.times(self.strength)}"
+
+    @property
+    def pulled_after(self) -> bool:
+        """Whether there is a quadratic hold, and it acts after the step."""
+        return bool(self.implicit.value and self.anchor and self.strength)
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """What identifies every measure in a saved state."""
+        return {name: plain(name, ledger.measure.settings()) for name, ledger in self.ledgers.items()}
+
+    def running(self) -> list[dict[str, Tensor]]:
+        """Return the running states of all measures, each by parameter."""
+        return [tensors for ledger in self.ledgers.values() for tensors in ledger.running.values()]
+
+
+@dataclass
+class TaskState:
+    """What a guard knows of the current task. It is saved, and ends with the task."""
+
+    start: dict[str, Tensor] = field(default_factory=dict)
+    """θ(0), each parameter just before its first step of the task: after any re-initialisation, so not θ*."""
+    steps: dict[str, int] = field(default_factory=dict)
+    """How many steps each parameter has taken; those during which it was frozen are none."""
+    head: HeadGradients = field(default_factory=HeadGradients)
+    """What the output layer's gradients say about the classes of the task."""
+    watched: Watched | None = None
+    """What micro-batches have shown since the last consolidation, without a step."""
+
+    @property
+    def most_steps(self) -> int:
+        """Return how many steps the parameter has taken that took most."""
+        return max(self.steps.values(), default=0)
+
+
+@dataclass
+class Runtime:
+    """The model and the processes that train it, as they are now, with what was looked up of them. It is not saved."""
+
+    model: nn.Module
+    """The network itself; given one in a DDP wrapper, the module inside: measuring must not wait for other ranks."""
+    group: "ProcessGroup | None" = None
+    """The processes that train the model, where the user has named them."""
+    wrapper: DistributedDataParallel | None = None
+    """The DDP wrapper that the model was given in."""
+    ranks: Ranks = ALONE
+    """The processes that train the model, named or found."""
+    by_layer: bool = False
+    """Whether a sharded model is gathered a layer at a time, in the measurement that goes on."""
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    """The protected parameters, by name."""
+    replaced: frozenset[str] = frozenset()
+    """The held parameters in whose place the model has others since the last consolidation, as found before a step."""
+    warned: Warned = field(default_factory=Warned)
+    """The warnings that the user was given."""
+    frozen_statistics: FrozenStatistics = field(default_factory=FrozenStatistics)
+    """The batch norms that are kept in eval mode."""
+    marking: SampleMarks | None = None
+    """Where samples are noted that are measured from now, while a task ends."""
+    version: int = 0
+    """Counts how often tensors were replaced, for those who walk through them laid out in another way."""
+
+    def __post_init__(self) -> None:
+        self.wrapper = ddp_wrapper(self.model)
+        if self.wrapper is not None:
+            self.model = self.wrapper.module
+        self.find_ranks()
+
+    def find_ranks(self) -> None:
+        """Find the processes that train the model."""
+        refuse_flattened(self.model)
+        refuse_partitioned(self.model.named_parameters())
+        self.ranks = ranks_of(self.wrapper or self.model, self.group)
+
+    def forget_replaced(self) -> None:
+        """Take all parameters for those that are held, and let warnings that others are in their place come again."""
+        self.replaced = frozenset()
+        self.warned.drop(GONE, REPLACED)
+
+    @property
+    def everyone(self) -> Ranks:
+        """The processes that measure together: where layers are cut up, more than see different batches."""
+        return those_with_parts(self.model, self.ranks)
+
+    def found_by_any_rank(self, found: list[T]) -> list[T]:
+        """Return what all ranks have found in their parts of the parameters; without sharding, all find the same."""
+        if self.ranks.size == 1:
+            return found
+        sharded = any(is_sharded(p) and p.device.type == "cpu" for p in self.parameters.values())
+        return [item for items in self.ranks.each(lambda: found) for item in items] if sharded else found
+
+
+@dataclass
+class Core:
+    """All four together, and what follows from several of them. Functions that need one of them take that."""
+
+    options: Options
+    state: GuardState
+    task: TaskState
+    runtime: Runtime
+
+    def __post_init__(self) -> None:
+        if self.state.tolerance is not None:
+            self.state.driving.damping = self.state.tolerance.damping_in(self.state.driving.form)
+        self._largest: tuple[Mapping[str, Matrix], int, dict[str, float]] | None = None
+        self._norms: tuple[int, dict[str, BatchNorm]] | None = None
+        self._folding: tuple[int, Folding] | None = None
+        self._merged: tuple[int, MergedSpace] | None = None
+
+    def choose_gathering(self) -> None:
+        """Find out what is gathered at once of a sharded model, which all processes have to ask together."""
+        if any(is_sharded(parameter) for parameter in self.runtime.model.parameters()):
+            self.runtime.everyone.refuse_unless_equal(
+                {"gather": self.options.gather}
+            )  # or each would wait for another gathering
+        self.runtime.by_layer = gathers_layers(self.runtime.model, self.runtime.ranks, self.options.gather)
+        if self.runtime.by_layer:
+            refuse_unless_copies_agree(self.runtime.model, self.runtime.everyone)
+
+    def own_parts(self, phi: Phi) -> Callable[[Mapping[str, Tensor]], Reduction] | None:
+        """Return how a process adds up its own part of a diagonal, if that is what it does."""
+        every = {**self.runtime.parameters, **self.measured}
+        return (lambda chosen: OwnParts(phi, {name: every[name] for name in chosen})) if self.runtime.by_layer else None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether steps were taken in this task; what measures along the path are only shown is none."""
+        shown = self.task.watched is not None and any(
+            ledger.measure.needs.path for ledger in self.state.ledgers.values()
+        )
+        return bool(self.task.steps) and not shown
+
+    @property
+    def leans(self) -> bool:
+        """Whether the hold leans at its anchor."""
+        return leans(self.state.driving.form, self.options.anchor_kind, gradient_term=self.options.gradient_term)
+
+    @property
+    def beside_the_quadratic(self) -> list[Hold]:
+        """What pulls beside the quadratic hold of parameters: that of merged weights, its tilt, and further holds."""
+        if self.state.merged_anchor and self.state.strength:
+            return [self.merged.hold(self.state.merged_anchor), *self.options.holds]
+        if not self.state.tilt or not self.state.strength:
+            return list(self.options.holds)
+        strengths = self.state.driving.strengths
+        factors = {} if strengths is None else {name: strengths.factor([name]) for name in self.state.tilt}
+        tilt = (
+            FoldedTilt(self.state.tilt, self.folding, factors) if self.folding.pairs else Tilt(self.state.tilt, factors)
+        )
+        return [tilt, *self.options.holds]
+
+    def hold_by(self, strength: float, strengths: PatternStrengths | None, relative: float | None) -> None:
+        """Hold by another strength from now on; none of it is checked any more."""
+        self.state.strength, self.state.relative_strength = strength, relative
+        self.state.asked = Setting(self.state.asked.value, "given")
+        if strengths is not None or self.state.driving.strengths is not None:
+            self.state.driving.strengths = strengths
+            self.state.driving.settle(self.state.driving.total)
+            self.runtime.version += 1
+
+    @property
+    def largest_importance(self) -> dict[str, float]:
+        """The largest eigenvalue of each parameter's Q, for the diagonal its largest Ω.
+
+        Found once for every total, and once more where the model has changed; of adapters, which may be switched and
+        have moved, every time. Of sharded parameters, that over all processes' parts.
+        """
+        held = self.state.driving.held
+        if self._largest is None or self._largest[0] is not held or self._largest[1] != self.runtime.version:
+            found = self._largest_of_weights() if self.state.driving.form.elementwise else self._largest_of_blocks()
+            self._largest = held, self.runtime.version, found
+        found = self._largest[2]
+        return found | self._largest_of_adapters(found) if self.merged.adapters else found
+
+    def _largest_of_blocks(self) -> dict[str, float]:
+        most = {matrix.block: float(matrix.largest_eigenvalue()) for matrix in self.state.driving.held.values()}
+        steep = self.folding.steepness()
+        return {name: value * steep.get(name, 1.0) for b, value in most.items() for name in b.parameters}
+
+    def _largest_of_weights(self) -> dict[str, float]:
+        diagonal = self.folding.diagonal(diagonal_of(self.state.driving.held))
+        own = {name: local(omega) for name, omega in diagonal.items()}
+        found = {name: float(omega.max()) if omega.numel() else 0.0 for name, omega in own.items()}
+        if any(map(is_sharded, self.runtime.parameters.values())):
+            every = self.runtime.ranks.each(lambda: found)
+            found = {name: max(theirs.get(name, 0.0) for theirs in every) for name in found}
+        return found
+
+    def _largest_of_adapters(self, found: Mapping[str, float]) -> dict[str, float]:
+        """Return the same of adapters' parameters, from that of the weights that they change."""
+        steep, parts = self.merged.steepness(), self.merged.parts
+        return {n: found[w] * steep[n] for w, own in parts.items() if w in found for n in own if n in steep}
+
+    def held(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        anchor: Mapping[str, Tensor] | None = None,
+        importance: Mapping[str, Matrix] | None = None,
+        *,
+        trained: Mapping[str, nn.Parameter] | None = None,
+        data: TaskData = NO_DATA,
+        call: TrainingCall | None = None,
+    ) -> Held:
+        """Return what holds may look at while some parameters move."""
+        return Held(
+            self.runtime.model,
+            parameters,
+            self.state.anchor if anchor is None else anchor,
+            self.state.driving.held if importance is None else importance,
+            self.state.strength,
+            self.state.tasks,
+            # Optimisers that take turns are at the same step, whichever comes first.
+            max((self.task.steps.get(name, 0) for name in parameters), default=0),
+            parameters if trained is None else trained,
+            data,
+            call,
+        )
+
+    @property
+    def norms(self) -> dict[str, BatchNorm]:
+        """The batch norms with running statistics that belong to what is protected: looked for once a version.
+
+        Those are the ones whose scale or shift is protected, or would be if it were not frozen. One that has neither
+        goes with the patterns that its statistics match, where there are any.
+        """
+        if self._norms is None or self._norms[0] != self.runtime.version:
+            guarded = {id(p) for p in (*self.runtime.parameters.values(), *self.frozen.values())}
+            self._norms = (
+                self.runtime.version,
+                {
+                    name: norm
+                    for name, norm in with_statistics(self.runtime.model).items()
+                    if any(id(p) in guarded for p in norm.parameters(recurse=False))
+                    or (not norm.affine and self.options.selection.may_cover(f"{name}.running_mean"))
+                },
+            )
+        return self._norms[1]
+
+    @property
+    def folding(self) -> Folding:
+        """The layers whose weights are held as batch norms scale them."""
+        if self._folding is None or self._folding[0] != self.runtime.version:
+            modules = dict(named_modules(self.runtime.model)) if self.state.folded_norms else {}
+            self._folding = self.runtime.version, Folding.of(self.state.folded_norms, modules, self.runtime.parameters)
+        return self._folding[1]
+
+    @property
+    def merged(self) -> MergedSpace:
+        """The adapters that are held by the weights that they change; none in the space of weights."""
+        if self._merged is None or self._merged[0] != self.runtime.version:
+            self._merged = (
+                self.runtime.version,
+                MergedSpace.of(self.runtime.model, self.runtime.parameters, self.state.space.value),
+            )
+        return self._merged[1]
+
+    @property
+    def measured(self) -> dict[str, nn.Parameter]:
+        """What importance is of, by name: the protected parameters, with merged weights in adapters' place."""
+        return self.measured_of(self.runtime.parameters)
+
+    def measured_of(self, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Return what importance is of, where these are the protected parameters."""
+        return self.merged.coordinates(parameters) if self.state.space.value == "merged" else parameters
+
+    @property
+    def held_elsewhere(self) -> Collection[str]:
+        """The parameters that are held as part of something else: of a folded map, or of a merged weight."""
+        return self.merged.names if self.state.space.value == "merged" else self.folding.names
+
+    def blocks(self, form: Form) -> list[Block]:
+        """Return which of what is measured belong together in a form."""
+        return self.merged.blocks_of(form, self.measured)
+
+    def keep_statistics(self) -> None:
+        """See to it that the statistics stay as they are that are to."""
+        wanted = [norm for name, norm in with_statistics(self.runtime.model).items() if name in self.state.frozen_norms]
+        self.runtime.frozen_statistics.keep(wanted, mode=self.runtime.model.training)
+
+    def let_statistics_move(self) -> None:
+        """Let all batch norms be in the mode of the model again."""
+        self.runtime.frozen_statistics.keep([], mode=self.runtime.model.training)
+
+    @property
+    def frozen(self) -> dict[str, nn.Parameter]:
+        """The parameters that, by default, only freezing has left out of the protected ones."""
+        if not self.options.selection.default:
+            return {}
+        present = named_parameters(self.runtime.model)
+        return {name: p for name, p in present if name not in self.runtime.parameters and not p.requires_grad}
+
+    def parameters_with(self, names: Collection[str]) -> dict[str, nn.Parameter]:
+        """Return the protected parameters and those of these names that, by default, only freezing has left out."""
+        frozen = self.frozen
+        present = named_parameters(self.runtime.model)
+        found = {
+            name: p for name, p in present if name in self.runtime.parameters or (name in names and name in frozen)
+        }
+        return self.merged.without_layers(found)
+
+    def restart_task(self) -> None:
+        """Start the current task's account anew."""
+        for ledger in self.state.ledgers.values():
+            ledger.restart()
+        self.task = TaskState()
+        self.runtime.version += 1
+
+    def resting_matrix(
+        self,
+        matrix: Matrix,
+        ledger: Ledger,
+        once: Callable[[Tensor], Tensor],
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> Matrix:
+        """Return an importance as it is kept, beside the parameters of its block; what is kept once, by ``once``."""
+        beside = self.measured if parameters is None else parameters
+        rest = partial(ledger.storage.resting, parameter=beside[matrix.block.parameters[0]])
+        return as_parameters_are(matrix, beside).mapped(rest).mapped(once)
+
+    def resting(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """Return a tensor as it is kept, beside a parameter and spread as that is."""
+        return self.options.storage.resting(like_parameter(tensor, like), like)
