@@ -91,7 +91,7 @@ def _bars(axes: Axes, english: Mapping[str, float]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.front_picture", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.front_picture", description=__doc__)
     parser.add_argument("--picture", type=Path, default=Path("docs/_static/front.png"), help="(default: %(default)s)")
     parser.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")
     options = parser.parse_args(arguments)

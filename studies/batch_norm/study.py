@@ -1,6 +1,6 @@
 """What becomes of EWC where there is batch norm: Permuted MNIST, five tasks, 784-200-200-10 with a batch norm a layer.
 
-``python -m benchmarks.batch_norm STORE --data-dir DATA`` writes results/batch-norm.md. Running statistics go with the
+``python -m studies.batch_norm STORE --data-dir DATA`` writes results/batch-norm.md. Running statistics go with the
 new data unless they are frozen, or folded into the weights that are held (Lee et al. 2020, arXiv 2004.07507), for EWC
 as a diagonal and in rotated coordinates. Each has as many strengths to choose from, on validation data. What is in the
 store is not run again, so that several processes can share the work by ``--only``.
@@ -64,7 +64,7 @@ def table(rows: Sequence[Mapping[str, Any]], changes: Mapping[str, Any]) -> str:
         "# Permuted MNIST with batch norm",
         "",
         (
-            f"`python -m benchmarks.batch_norm`, torch {torch.__version__}. {settings['tasks']} tasks of "
+            f"`python -m studies.batch_norm`, torch {torch.__version__}. {settings['tasks']} tasks of "
             f"{settings['epochs']} epochs, hidden layers of {settings['hidden'][0]} with a batch norm each, Adam, no "
             f"re-initialisation, {SAMPLES:,} samples for the Fisher information. Accuracy after the last task, in per "
             f"cent, ± the standard error over {len(SEEDS)} seeds; each strength is the best of five for one other seed "
@@ -83,7 +83,8 @@ def table(rows: Sequence[Mapping[str, Any]], changes: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_norm", description=__doc__)
+    """Run the study, and write its results."""
+    parser = argparse.ArgumentParser(prog="python -m studies.batch_norm", description=__doc__)
     parser.add_argument("store", type=Path, help="where runs are kept")
     parser.add_argument("--data-dir", type=Path, help="the folder that holds MNIST")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
@@ -110,7 +111,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (options.results / "batch-norm.md").write_text(table(rows, changes), encoding="utf-8")
     text = json.dumps(rows, indent=1, default=vars)  # estimates, by their fields
     (options.results / "batch-norm.json").write_text(text + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

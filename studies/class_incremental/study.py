@@ -1,6 +1,6 @@
 """One head, first the digits 0 to 4, then 5 to 9: what keeps the old ones, and what does not.
 
-`python -m benchmarks.class_incremental` writes results/class-incremental.md: some 700 trainings of a second each, as
+`python -m studies.class_incremental` writes results/class-incremental.md: some 700 trainings of a second each, as
 many at once as there are cores.
 """
 
@@ -67,6 +67,7 @@ class Split:
 
 
 def of(classes: range, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the samples of some classes."""
     x, y = samples
     chosen = (y >= classes.start) & (y < classes.stop)
     return x[chosen], y[chosen]
@@ -79,6 +80,7 @@ def train(
     way: Way,
     old: tuple[Tensor, Tensor],
 ) -> None:
+    """Learn a task with what a way adds to it."""
     x, y = data
     for _ in range(STEPS):
         chosen = torch.randint(len(y), (BATCH * 3 // 4 if way.replay else BATCH,))
@@ -135,6 +137,7 @@ def few(samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def strengths(measure: str) -> tuple[float, ...]:
+    """Return the strengths that a measure is tried with."""
     return (0.0,) if measure == "fine-tune" else GRID
 
 
@@ -159,7 +162,7 @@ def table(rows: list[dict[str, object]]) -> str:
         "# Class-incremental digits: what keeps the old classes",
         "",
         (
-            f"`python -m benchmarks.class_incremental`, torch {torch.__version__}. One head of ten outputs learns 0 to "
+            f"`python -m studies.class_incremental`, torch {torch.__version__}. One head of ten outputs learns 0 to "
             f"4 and then 5 to 9: {STEPS} steps of {BATCH} with Adam, {len(SEEDS)} seeds, each strength the best on "
             f"validation data of {len(GRID)}; test accuracy in per cent, its standard error over seeds. 50 is what "
             "forgetting one half wholly comes to."
@@ -179,7 +182,8 @@ def table(rows: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.class_incremental", description=__doc__)
+    """Run the study, and write its results."""
+    parser = argparse.ArgumentParser(prog="python -m studies.class_incremental", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     options = parser.parse_args()
     chosen = [(way, measure) for way in WAYS for measure in way.measures]
@@ -195,7 +199,3 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
     (options.results / "class-incremental.md").write_text(table(rows), encoding="utf-8")
     (options.results / "class-incremental.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

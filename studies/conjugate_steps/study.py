@@ -6,7 +6,7 @@ coordinates have both, so that it is solved by conjugate gradients, precondition
 many products of Q at every step. Permuted digits, EWC; the same hold in the gradient, which is what ``attach`` does
 with Adam, stands beside.
 
-``python -m benchmarks.conjugate_steps`` writes results/conjugate-steps.md and .json.
+``python -m studies.conjugate_steps`` writes results/conjugate-steps.md and .json.
 """
 
 import argparse
@@ -26,9 +26,9 @@ import anchorhold
 from anchorhold.forms.base import Displacement, Matrix
 from anchorhold.forms.composed.conjugate_gradients import conjugate_gradients
 from benchmarks.harness import write_rows
-from benchmarks.rotated_path import BATCH, RATE, STEPS, WIDTH, Data
+from studies.permuted_digits import BATCH, RATE, STEPS, WIDTH, Data
 
-COMMAND = "python -m benchmarks.conjugate_steps"
+COMMAND = "python -m studies.conjugate_steps"
 TASKS = 3
 STRENGTHS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Relative ones."""
@@ -148,7 +148,7 @@ def mean_of(rows: list[dict[str, Any]]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run all of it, and write the page after each number of products."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.conjugate_steps", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.conjugate_steps", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -160,7 +160,3 @@ def main(arguments: list[str] | None = None) -> None:
                 rows.append({"products": products, "strength": strength, "seed": seed, **run(products, strength, seed)})
                 print(rows[-1], flush=True)
         write_rows(options.results, "conjugate-steps", COMMAND, rows, page)
-
-
-if __name__ == "__main__":
-    main()

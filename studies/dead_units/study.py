@@ -6,7 +6,7 @@ that no image of it makes active have importance 0 where the average does not re
 free at any strength, and when they move, the unit may be active on the old task's images. What that costs is seen by
 switching those units off again, by holding them alone, and by damping, a share of the mean importance for every weight.
 
-``python -m benchmarks.dead_units [--data-dir FOLDER]`` writes results/dead-units.md; half an hour on one core.
+``python -m studies.dead_units [--data-dir FOLDER]`` writes results/dead-units.md; half an hour on one core.
 """
 
 import argparse
@@ -325,7 +325,7 @@ def table_of_accuracies(rows: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     """Run all cases, and write what was seen."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.dead_units", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.dead_units", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--data-dir", type=Path, help="the folder of data sets (default: as anchorhold finds it)")
     parser.add_argument("--hidden", type=int, default=300, help="units of each hidden layer (default: %(default)s)")
@@ -340,11 +340,7 @@ def main() -> None:
                 found = run(images, options.hidden, rate, case, first)
                 rows.append({**asdict(case), "said": case.said, **found})
                 print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
-    where = {**surroundings("dead-units"), "command": "python -m benchmarks.dead_units"}
+    where = {**surroundings("dead-units"), "command": "python -m studies.dead_units"}
     (options.results / "dead-units.md").write_text(page(seen, rows, where), encoding="utf-8")
     document = {**where, "first task": seen, "rows": rows}
     (options.results / "dead-units.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
-
-
-if __name__ == "__main__":
-    main()

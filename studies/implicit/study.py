@@ -1,6 +1,6 @@
 """A hold after the step beside one in the gradient: which keeps more, and over how wide a range of strengths.
 
-``python -m benchmarks.implicit STORE`` writes results/implicit.md and .json: EWC on permuted digits, as a diagonal, in
+``python -m studies.implicit STORE`` writes results/implicit.md and .json: EWC on permuted digits, as a diagonal, in
 rotated coordinates and by Kronecker factors, with SGD, momentum, Adam and AdamW, over six decades of strengths.
 ``--scenario permuted-mnist --data-dir DATA`` and ``--scenario split-cifar`` do the same there, with the paper's
 networks and less of everything else, and with the damping that forms have by default. The best strength is the one of
@@ -231,7 +231,7 @@ def table(found: Mapping[str, Any], scenario: str) -> str:
         f"# A hold after the step, and one in the gradient: {scenario}",
         "",
         (
-            f"`python -m benchmarks.implicit{named}`, torch {found['torch']}; {size}. EWC, no "
+            f"`python -m studies.implicit{named}`, torch {found['torch']}; {size}. EWC, no "
             f"re-initialisation, one learning rate for each optimiser{_said_of_rates(rows)}. Test accuracy over all "
             f"tasks after the last, in per cent, mean and standard error of {len(SEEDS)} seeds, at the best of "
             f"{len(STRENGTHS['diagonal'])} strengths a decade apart by validation with {searched}; then over how many "
@@ -290,7 +290,7 @@ def rate_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "## The learning rate searched too",
         "",
         (
-            "`python -m benchmarks.implicit --rates`. A smaller rate lets SGD bear a stronger explicit hold, so that "
+            "`python -m studies.implicit --rates`. A smaller rate lets SGD bear a stronger explicit hold, so that "
             f"one rate might have been chosen against it. The same strengths at {len(SLOWER)} rates, the usual one "
             "and smaller ones, for as many steps; of all, the best rate and strength by validation, tested. Then the "
             "validation accuracy of the best strength at each rate, with that strength."
@@ -318,7 +318,8 @@ def rate_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.implicit", description=__doc__)
+    """Run the study, and write its results."""
+    parser = argparse.ArgumentParser(prog="python -m studies.implicit", description=__doc__)
     parser.add_argument("store", type=Path, help="where runs are kept")
     parser.add_argument("--scenario", choices=SIZES, default="permuted-digits")
     parser.add_argument("--data-dir", type=Path, help="the folder that holds MNIST and CIFAR")
@@ -367,7 +368,3 @@ def beside(known: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> li
 def _told(row: dict[str, Any]) -> dict[str, Any]:
     print(json.dumps(row), flush=True)
     return row
-
-
-if __name__ == "__main__":
-    main()

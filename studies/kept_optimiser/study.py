@@ -5,7 +5,7 @@ Glorot's weights and from torch's. A laboratory's run makes its optimiser anew f
 brings the small squares of a task that it has learned to one that has just begun, and no correction for first steps:
 where gradients are much larger than before, its steps are up to six times as long as a new one's.
 
-``python -m benchmarks.kept_optimiser [--data-dir FOLDER]`` writes results/kept-optimiser.md; 15 minutes on one core.
+``python -m studies.kept_optimiser [--data-dir FOLDER]`` writes results/kept-optimiser.md; 15 minutes on one core.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def page(rows: Sequence[Mapping[str, Any]], where: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Run both networks in both ways, and write what came out."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kept_optimiser", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.kept_optimiser", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--data-dir", type=Path, help="the folder of data sets (default: as anchorhold finds it)")
     options = parser.parse_args()
@@ -92,10 +92,6 @@ def main() -> None:
         found = accuracies(spec_of(network, seed), datasets, kept=kept)
         rows.append({"network": network, "kept": kept, "seed": seed, "accuracies": found})
         print(json.dumps(rows[-1]), flush=True)
-    where = {**surroundings("kept-optimiser"), "command": "python -m benchmarks.kept_optimiser"}
+    where = {**surroundings("kept-optimiser"), "command": "python -m studies.kept_optimiser"}
     (options.results / "kept-optimiser.md").write_text(page(rows, where), encoding="utf-8")
     (options.results / "kept-optimiser.json").write_text(json.dumps({**where, "rows": rows}, indent=1) + "\n", "utf-8")
-
-
-if __name__ == "__main__":
-    main()

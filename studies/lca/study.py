@@ -5,7 +5,7 @@ it gives to the weights adds up to the decrease of the loss. Beside it, from the
 left end of every step alone, SI, SIU, and SI's bias SIB. Small networks on the digits, and on some images of MNIST
 where it is there; two tasks of permuted pixels, the second under SI's penalty.
 
-``python -m benchmarks.lca [--data-dir FOLDER]`` writes results/lca.md.
+``python -m studies.lca [--data-dir FOLDER]`` writes results/lca.md.
 """
 
 import argparse
@@ -202,7 +202,8 @@ def page(rows: list[dict[str, Any]], where: dict[str, str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.lca", description=__doc__)
+    """Run the study, and write its results."""
+    parser = argparse.ArgumentParser(prog="python -m studies.lca", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--data-dir", type=Path, help="the folder of data sets (default: as anchorhold finds it)")
     options = parser.parse_args()
@@ -219,11 +220,7 @@ def main() -> None:
             print(
                 json.dumps({key: rows[-1][key] for key in ("case", "seed", "helps", "seconds_of_the_run")}), flush=True
             )
-    where = {**surroundings("lca"), "command": "python -m benchmarks.lca"}
+    where = {**surroundings("lca"), "command": "python -m studies.lca"}
     (options.results / "lca.md").write_text(page(rows, where), encoding="utf-8")
     cases = [asdict(case) for case in CASES]
     (options.results / "lca.json").write_text(json.dumps({**where, "cases": cases, "rows": rows}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

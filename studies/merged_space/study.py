@@ -6,7 +6,7 @@ measured on digits by EWC before the adapter has learned anything. How much of t
 adapter has a share of what it gains on letters without a guard, between the two nearest strengths, seed by seed; and
 beside averaging, which scales the adapter down.
 
-``python -m benchmarks.merged_space`` writes results/merged-space.md; ``--quick`` rehearses it.
+``python -m studies.merged_space`` writes results/merged-space.md; ``--quick`` rehearses it.
 """
 
 import argparse
@@ -280,7 +280,7 @@ def page(found: Sequence[Found], costs: dict[str, float], sizes: Sizes) -> str:
         "# An adapter held by its merged weights, and by its factors",
         "",
         (
-            f"`python -m benchmarks.merged_space`, torch {torch.__version__}, a CPU. A Llama of {sizes.layers} layers "
+            f"`python -m studies.merged_space`, torch {torch.__version__}, a CPU. A Llama of {sizes.layers} layers "
             f"of width {sizes.width} learns sequences of digits, then by a LoRA adapter of rank {sizes.rank} sequences "
             f"of letters ({sizes.new_steps} steps of AdamW); {len(sizes.seeds)} seeds, ± the standard error. EWC from "
             f"{sizes.samples} sequences of digits with the adapter fresh, {len(sizes.strengths)} relative strengths "
@@ -300,7 +300,8 @@ def page(found: Sequence[Found], costs: dict[str, float], sizes: Sizes) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.merged_space", description=__doc__)
+    """Run the study, and write its results."""
+    parser = argparse.ArgumentParser(prog="python -m studies.merged_space", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a rehearsal at a tiny size; nothing is written")
     parser.add_argument("--lines", type=Path, help="a file that keeps what was trained, to go on from")
@@ -320,7 +321,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kept = {"found": [asdict(each) for each in found], "steps": costs, "sizes": asdict(sizes)}
         kept["torch"] = torch.__version__
         (options.results / "merged-space.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

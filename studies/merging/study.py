@@ -1,6 +1,6 @@
 """Weights between two models: what is left of both tasks, by the way they are merged and by how far apart they lie.
 
-`python -m benchmarks.merging` writes results/merging.md: trainings of MNIST networks, from one model that all others
+`python -m studies.merging` writes results/merging.md: trainings of MNIST networks, from one model that all others
 start from, and merges of each with it. It needs MNIST (`anchorhold-lab data fetch mnist`); a few minutes.
 """
 
@@ -48,6 +48,7 @@ class Second:
 
 
 def permuted(x: Tensor, seed: int) -> Tensor:
+    """Return the images with their pixels in the order of a seed."""
     return x[:, torch.randperm(SIDE**2, generator=torch.Generator().manual_seed(seed))]
 
 
@@ -84,12 +85,14 @@ COMPARED = "pixels in another order, 1,500 steps"
 
 
 def network() -> nn.Sequential:
+    """Return the network, with first weights that torch draws."""
     return nn.Sequential(
         nn.Linear(SIDE**2, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10)
     )
 
 
 def train(model: nn.Module, samples: Samples, steps: int) -> None:
+    """Train by Adam on batches that torch draws."""
     x, y = samples
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     for _ in range(steps):
@@ -101,6 +104,7 @@ def train(model: nn.Module, samples: Samples, steps: int) -> None:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, samples: Samples) -> float:
+    """Return the accuracy in per cent."""
     x, y = samples
     return 100 * float((model(x).argmax(1) == y).float().mean())
 
@@ -115,6 +119,7 @@ class Task:
 
     @classmethod
     def of(cls, data: tuple[Samples, Samples, Samples], change: Callable[[Tensor], Tensor]) -> "Task":
+        """Return the task whose images are changed like that."""
         return cls(*((change(x), y) for x, y in data))
 
 
@@ -125,6 +130,7 @@ def distance(one: nn.Module, other: nn.Module) -> float:
 
 
 def guarded(model: nn.Module, form: object, task: Task) -> anchorhold.Guard:
+    """Return a guard that has consolidated the task."""
     guard = anchorhold.Guard(model, anchorhold.Fisher(), form=form)
     guard.consolidate(task.train[0][:SAMPLES].split(250))
     return guard
@@ -223,6 +229,7 @@ def means(rows: list[dict[str, object]], key: str) -> str:
 
 
 def grouped(rows: list[dict[str, object]], *keys: str) -> dict[tuple[object, ...], list[dict[str, object]]]:
+    """Return the rows by their values of some keys."""
     found: dict[tuple[object, ...], list[dict[str, object]]] = {}
     for row in rows:
         found.setdefault(tuple(row.get(key) for key in keys), []).append(row)
@@ -232,7 +239,7 @@ def grouped(rows: list[dict[str, object]], *keys: str) -> dict[tuple[object, ...
 def page(rows: list[dict[str, object]]) -> str:
     """Return the rows as a page."""
     rows = [row | {"average": row.get("average", (row.get("old", 0.0) + row.get("new", 0.0)) / 2)} for row in rows]  # type: ignore[operator]
-    where = surroundings("merging") | {"command": "python -m benchmarks.merging"}
+    where = surroundings("merging") | {"command": "python -m studies.merging"}
     lines = ["# Merging: what is left of both tasks", "", *(f"- {key}: {value}" for key, value in where.items()), ""]
     lines += [
         (
@@ -276,7 +283,8 @@ def page(rows: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.merging", description=__doc__)
+    """Run the study, and write its results."""
+    parser = argparse.ArgumentParser(prog="python -m studies.merging", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--data-dir", type=Path, help="where MNIST is")
     parser.add_argument("--quick", action="store_true", help="a rehearsal: few steps, one seed, nothing written")
@@ -296,7 +304,3 @@ def main() -> None:
     (options.results / "merging.json").write_text(
         json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
     )
-
-
-if __name__ == "__main__":
-    main()

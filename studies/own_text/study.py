@@ -1,6 +1,6 @@
 """A small GPT's own text as the data for its Fisher information: how near that comes to the importances on real text.
 
-`python -m benchmarks.own_text` writes results/own-text.md: a GPT over bytes learns the English of Python's own help,
+`python -m studies.own_text` writes results/own-text.md: a GPT over bytes learns the English of Python's own help,
 and its importances are measured on real text that it has not seen, on text that it writes, and on what is neither; some
 minutes on a core.
 """
@@ -28,6 +28,7 @@ NEW_LINE = 10
 
 
 def as_bytes(text: str) -> Tensor:
+    """Return the bytes of a text as tokens."""
     return torch.tensor(list(text.encode()))
 
 
@@ -38,6 +39,7 @@ def windows(text: Tensor, count: int, length: int, seed: int) -> Tensor:
 
 
 def trained(text: Tensor) -> GPT:
+    """Return a GPT that has learned a text."""
     torch.manual_seed(0)
     model = GPT(WIDTH, LAYERS, HEADS, CONTEXT)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1)
@@ -52,6 +54,7 @@ def trained(text: Tensor) -> GPT:
 
 
 def of_rows(rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return batches of inputs and targets."""
     return [(part[:, :-1], part[:, 1:]) for part in rows.split(64)]
 
 
@@ -76,12 +79,14 @@ def data_for(model: GPT, kept: Tensor, python: Tensor, seed: int) -> dict[str, l
 
 
 def importance(model: GPT, batches: list[tuple[Tensor, Tensor]], seed: int) -> Tensor:
+    """Return the Fisher information of all weights as one vector."""
     found = anchorhold.Fisher(labels="sampled", draws=DRAWS, seed=seed, per="token").measure(model, batches)
     return torch.cat([omega.flatten() for omega in found.values()])
 
 
 @torch.no_grad()
 def loss(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> float:
+    """Return the mean loss in nats a byte."""
     total, count = 0.0, 0
     for tokens, targets in batches:
         total += float(cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum"))
@@ -90,6 +95,7 @@ def loss(model: GPT, batches: list[tuple[Tensor, Tensor]]) -> float:
 
 
 def compared(real: Tensor, other: Tensor) -> dict[str, float]:
+    """Return two correlations of importances, and the ratio of their means."""
     plain, logarithmic = CoMoments(2), CoMoments(2)
     plain.add(torch.stack([real, other]))
     both = (real > 0) & (other > 0)
@@ -102,6 +108,7 @@ def compared(real: Tensor, other: Tensor) -> dict[str, float]:
 
 
 def run() -> tuple[dict[str, float], dict[str, dict[str, list[float]]]]:
+    """Train, measure and compare, and return what the model is and the rows."""
     text = as_bytes("\n\n".join(topics[name] for name in sorted(topics)))
     python = as_bytes(Path(pydoc.__file__).read_text(encoding="utf-8"))
     cut = int(0.9 * len(text))
@@ -120,6 +127,7 @@ def run() -> tuple[dict[str, float], dict[str, dict[str, list[float]]]]:
 
 
 def table(said: dict[str, float], rows: dict[str, dict[str, list[float]]], where: dict[str, str]) -> str:
+    """Return the rows as a page."""
     lines = [
         "# Own text as the data for the Fisher information",
         "",
@@ -145,21 +153,19 @@ def table(said: dict[str, float], rows: dict[str, dict[str, list[float]]], where
 
 
 def cell(values: list[float]) -> str:
+    """Return the mean of some values, with the least and the most."""
     return f"{sum(values) / len(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.own_text", description=__doc__)
+    """Run the study, and write its results."""
+    parser = argparse.ArgumentParser(prog="python -m studies.own_text", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     said, rows = run()
-    where = surroundings("own-text") | {"command": "python -m benchmarks.own_text"}
+    where = surroundings("own-text") | {"command": "python -m studies.own_text"}
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / "own-text.md").write_text(table(said, rows, where), encoding="utf-8")
     document = {**where, "model": said, "rows": rows}
     (options.results / "own-text.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Permuted MNIST as GPM's authors have it: what projecting the step keeps, beside EWC and nothing.
 
-`python -m benchmarks.projection --data DATA` adds its runs to results/projection.json, one by one, and writes
+`python -m studies.projection --data DATA` adds its runs to results/projection.json, one by one, and writes
 results/projection.md from all that are there; `--only PATTERN` chooses some. The data are not downloaded.
 """
 
@@ -45,6 +45,7 @@ class Way:
 
     @property
     def key(self) -> str:
+        """Return the name that the run has in the results."""
         return f"{self.epochs} epochs/{self.name}/{self.seed}"
 
     def guard(self, model: nn.Module) -> anchorhold.Guard:
@@ -91,6 +92,7 @@ def published(chosen_strength: float, seeds: range) -> list[Way]:
 
 
 def network() -> nn.Sequential:
+    """Return the network, with first weights that torch draws."""
     layers = [nn.Linear(784, 100, bias=False), nn.Linear(100, 100, bias=False), nn.Linear(100, 10, bias=False)]
     return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
 
@@ -134,6 +136,7 @@ def run(way: Way, data: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Return the accuracy in per cent."""
     return 100 * float((model(x).argmax(1) == y).float().mean())
 
 
@@ -176,7 +179,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "# Projection on Permuted MNIST, in GPM's protocol",
         "",
         (
-            f"`python -m benchmarks.projection`, torch {torch.__version__}, one core. {TASKS} permutations, one head, "
+            f"`python -m studies.projection`, torch {torch.__version__}, one core. {TASKS} permutations, one head, "
             f"784-100-100-10 without biases, SGD with rate {RATE}, batches of {BATCH}; {KEPT_BACK:.0%} of the training "
             f"images are kept back for validation. Inputs of {SAMPLES} samples a task for projections, 5000 for the "
             "Fisher information. *After all tasks* is the mean test accuracy over all of them in per cent, *when "
@@ -200,7 +203,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.projection", description=__doc__)
+    """Run the study, and write its results."""
+    parser = argparse.ArgumentParser(prog="python -m studies.projection", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"), help="the folder with MNIST (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--only", default="*", help="which runs, a pattern of EPOCHS/NAME/SEED")
@@ -229,7 +233,3 @@ def add(folder: Path, key: str, row: dict[str, Any]) -> None:
     found[key] = row
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (folder / "projection.md").write_text(page(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,7 @@ and as the share of directions with c·λ above 1. The unit in which the best va
 best. The strengths of the paper's tables are set beside it, at the mean importances that probes saw in the first task
 of published runs (results/paper/store), which have no more than sums.
 
-``python -m benchmarks.relative_strength`` writes results/relative-strength.md; ``--page`` writes the page alone, from
+``python -m studies.relative_strength`` writes results/relative-strength.md; ``--page`` writes the page alone, from
 the json that is there. Forms have no damping there, as when it was first run; ``--add EWC:rotated L2:diagonal``
 searches for those alone, with the damping that forms have by default, and adds them in a table of their own.
 """
@@ -35,8 +35,8 @@ from torch import Tensor, nn
 import anchorhold
 from anchorhold.forms import KroneckerMatrix, Matrix, RotatedMatrix, form
 from anchorhold_lab.experiments import SCENARIOS, Store
-from benchmarks.rotated_path import BATCH, RATE, STEPS, WIDTH, Data
 from benchmarks.undamped import undamped
+from studies.permuted_digits import BATCH, RATE, STEPS, WIDTH, Data
 
 SCOUT, SEEDS = 0, (1, 2, 3)
 POWERS = range(-4, 2)
@@ -235,7 +235,7 @@ def table(rows: list[dict[str, Any]], seconds: float) -> str:
         "# A strength in units of the importance",
         "",
         (
-            f"`python -m benchmarks.relative_strength`, torch {torch.__version__}, {seconds / 60:.0f} minutes on one "
+            f"`python -m studies.relative_strength`, torch {torch.__version__}, {seconds / 60:.0f} minutes on one "
             f"busy core. Permuted digits, five tasks of {STEPS} steps of {BATCH} with Adam, one head. The best "
             "relative strength on validation data: powers of ten with one seed, then half powers around the best with "
             f"{len(SEEDS)} others. Accuracy on test data over all tasks after the last, with its standard error; "
@@ -284,7 +284,8 @@ def added_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.relative_strength", description=__doc__)
+    """Run the study, and write its results."""
+    parser = argparse.ArgumentParser(prog="python -m studies.relative_strength", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--page", action="store_true", help="write the page from the results that are there")
     parser.add_argument("--add", nargs="+", metavar="MEASURE:FORM", help="search for these, and add them")
@@ -317,7 +318,3 @@ def main() -> None:
         [*added_table(found.get("added", [])), *published_table(found["published"])]
     )
     (options.results / "relative-strength.md").write_text(page + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

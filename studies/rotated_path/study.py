@@ -10,7 +10,7 @@ digits, five tasks, one network for all:
 - SOS, and the mean square without the root, in the coordinates of when the task began;
 - SOS in the coordinates of the task's end, which takes a second training on the same batches: what the beginning costs.
 
-``python -m benchmarks.rotated_path`` writes results/rotated-path.md.
+``python -m studies.rotated_path`` writes results/rotated-path.md.
 """
 
 import argparse
@@ -27,12 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anchorhold
-from anchorhold.digits import load_digits
 from anchorhold.forms import RotatedMatrix
 from anchorhold.persample.reductions import Basis, joined
 from benchmarks.undamped import undamped
+from studies.permuted_digits import BATCH, RATE, STEPS, TASKS, WIDTH, Data
 
-TASKS, STEPS, BATCH, RATE, WIDTH = 5, 300, 64, 3e-3, 64
 SEEDS = range(5)
 GRID = tuple(base * 10.0**power for power in range(-2, 5) for base in (1, 3))
 
@@ -58,22 +57,6 @@ WAYS = [
     Way("mean squares, rotated as the task begins", True, "beginning"),
     Way("SOS, rotated as the task ends", True, "end", 0.5),
 ]
-
-
-class Data:
-    """The digits of one seed: 60 % to learn from, 20 % to choose by, 20 % to be judged by; a permutation a task."""
-
-    def __init__(self, seed: int) -> None:
-        images, labels = load_digits()
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(images), generator=generator)
-        flat = images.flatten(1)[order].float()
-        x, y = flat / flat.max(), labels[order]
-        first, second = int(0.6 * len(x)), int(0.8 * len(x))
-        self.train, self.validation, self.test = (
-            (x[part], y[part]) for part in (slice(first), slice(first, second), slice(second, None))
-        )
-        self.permutations = [torch.randperm(x.shape[1], generator=generator) for _ in range(TASKS)]
 
 
 def measured(model: nn.Module, x: Tensor) -> dict[str, RotatedMatrix]:
@@ -115,6 +98,7 @@ def train(
 
 
 def in_coordinates(gradient: Tensor, basis: Basis) -> Tensor:
+    """Return a layer's gradient in the coordinates of a basis."""
     gradient = gradient if basis.outputs is None else basis.outputs.mT @ gradient
     return gradient if basis.inputs is None else gradient @ basis.inputs
 
@@ -196,7 +180,7 @@ def table(rows: list[dict[str, object]]) -> str:
         "# Measures along the path, in rotated coordinates",
         "",
         (
-            f"`python -m benchmarks.rotated_path`, torch {torch.__version__}. Permuted digits, {TASKS} tasks of "
+            f"`python -m studies.rotated_path`, torch {torch.__version__}. Permuted digits, {TASKS} tasks of "
             f"{STEPS} steps of {BATCH} with Adam, one head, {len(SEEDS)} seeds; each strength the best on validation "
             f"data of {len(GRID)}. Test accuracy over all tasks after the last in per cent with its standard error, "
             "the first task's, and the seconds of a run on one busy core, for comparison with each other."
@@ -214,7 +198,8 @@ def table(rows: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rotated_path", description=__doc__)
+    """Run the study, and write its results."""
+    parser = argparse.ArgumentParser(prog="python -m studies.rotated_path", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     options = parser.parse_args()
     cases = [(way, c, seed) for way in WAYS for c in GRID for seed in SEEDS]
@@ -229,7 +214,3 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
     (options.results / "rotated-path.md").write_text(table(rows), encoding="utf-8")
     (options.results / "rotated-path.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@
 
 Permutations of digits through one head, and ten classes of CIFAR-100 at a time, each ten with a head of their own,
 through a small network of convolutions with and without batch norms (frozen after the first task).
-``python -m benchmarks.ten_tasks DATA`` writes results/ten-tasks.md and .json, as far as it has come.
+``python -m studies.ten_tasks DATA`` writes results/ten-tasks.md and .json, as far as it has come.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from anchorhold_lab.data import load
 from anchorhold_lab.data.images import scaled
 from benchmarks.harness import write_rows
 
-COMMAND = "python -m benchmarks.ten_tasks DATA"
+COMMAND = "python -m studies.ten_tasks DATA"
 TASKS, STEPS, BATCH = 10, 300, 32
 STRENGTHS = (0.0, 0.003, 0.03, 0.3, 3.0, 30.0)
 NETWORKS = {"digits": 2, "convolutions": 1, "convolutions and batch norms": 1}
@@ -144,7 +144,7 @@ def page(found: list[dict[str, Any]], where: dict[str, str]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run all of it, and write the page after each network."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ten_tasks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.ten_tasks", description=__doc__)
     parser.add_argument("data", type=Path, help="a folder with CIFAR-100")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     options = parser.parse_args(arguments)
@@ -157,7 +157,3 @@ def main(arguments: list[str] | None = None) -> None:
                 found.append({"network": name, "strength": strength, "seed": seed, **row})
                 print(found[-1], flush=True)
         write_rows(options.results, "ten-tasks", COMMAND, found, page)
-
-
-if __name__ == "__main__":
-    main()

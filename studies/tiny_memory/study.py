@@ -1,6 +1,6 @@
 """Tiny-memory replay by its own protocol (Chaudhry et al. 2019, arXiv 1902.10486): permuted MNIST, seen once.
 
-`python -m benchmarks.tiny_memory --data-dir DATA` writes results/tiny-memory.md. Seventeen permutations with 1000
+`python -m studies.tiny_memory --data-dir DATA` writes results/tiny-memory.md. Seventeen permutations with 1000
 samples each, one epoch, batches of 10 and as many of memory, a network 784-256-256-10, SGD; rings of one, five and
 fifteen samples a class and task against no memory.
 """
@@ -106,7 +106,7 @@ def table(rows: list[Row]) -> str:
         "# Tiny-memory replay by its own protocol",
         "",
         (
-            f"`python -m benchmarks.tiny_memory`, torch {torch.__version__}. {TASKS} permutations of MNIST, {SAMPLES} "
+            f"`python -m studies.tiny_memory`, torch {torch.__version__}. {TASKS} permutations of MNIST, {SAMPLES} "
             f"samples each, one epoch, batches of {BATCH} and as many of memory, 784-256-256-10 with one head, SGD, "
             f"{rows[0].seeds} seeds. Accuracy over all tasks after the last, in per cent, with its standard error over "
             "seeds; forgetting is what tasks lost since they were learned; gain is over no memory at its better rate."
@@ -134,7 +134,8 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiny_memory", description=__doc__)
+    """Run the study, and write its results."""
+    parser = argparse.ArgumentParser(prog="python -m studies.tiny_memory", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument("--data-dir", type=Path, help="the folder that holds MNIST")
     options = parser.parse_args()
@@ -147,7 +148,3 @@ def main() -> None:
     (options.results / "tiny-memory.md").write_text(table(rows), encoding="utf-8")
     text = json.dumps([row._asdict() for row in rows], indent=1)
     (options.results / "tiny-memory.json").write_text(text + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,1 +1,1 @@
-"""A tolerance in the place of a strength: on digits, without old inputs, and at the size of the paper's networks."""
+"""Can a bound on what is lost stand in for a strength that is searched for?"""

@@ -1,6 +1,6 @@
-"""``python -m benchmarks.tolerance``: permuted digits."""
+"""``python -m studies.tolerance``: permuted digits."""
 
-from benchmarks.tolerance.digits import main
+from studies.tolerance.digits import main
 
 if __name__ == "__main__":
     main()

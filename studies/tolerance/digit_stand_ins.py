@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import anchorhold
-from benchmarks.tolerance.digits import KEPT, STEPS, Data, Run, first_task
 from benchmarks.undamped import undamped
+from studies.tolerance.digits import KEPT, STEPS, Data, Run, first_task
 
 FOLLOWED: dict[str, dict[str, float]] = {"diagonal": {"damping": 0.01, "start": 0.3}, "rotated": {}}
 """How the tolerance is followed in each form: as it was by default when this was run."""

@@ -10,7 +10,7 @@ coordinates.
 What is lost is measured on digits of the first task that were neither trained on nor kept. At the smallest tolerance
 other settings are tried too, each alone, to see what it is that runs fall short by.
 
-``python -m benchmarks.tolerance`` writes results/tolerance.md and .json.
+``python -m studies.tolerance`` writes results/tolerance.md and .json.
 """
 
 import argparse
@@ -330,7 +330,7 @@ def report(found: dict[str, Any]) -> str:
     )
     seeds = len({run["seed"] for run in runs})
     setting = (
-        f"`python -m benchmarks.tolerance`, torch {torch.__version__}. Permuted digits, two tasks of which the second "
+        f"`python -m studies.tolerance`, torch {torch.__version__}. Permuted digits, two tasks of which the second "
         f"has {STEPS} steps of {BATCH}; EWC; {seeds} seeds; {KEPT} digits are kept, and what is lost is judged by 497 "
         "others. Of a search the best accuracy on the second task among ten strengths that lose no more (up to a "
         "tenth) on fresh digits than the run with the tolerance did; *pulled back*: each of the ten went back to the "
@@ -357,7 +357,7 @@ def report(found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run all, and write what was found."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tolerance", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.tolerance", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/tolerance.md"))
     out: Path = parser.parse_args().out
     torch.set_num_threads(1)

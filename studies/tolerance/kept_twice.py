@@ -2,7 +2,7 @@
 
 Permuted digits, two tasks, as in ``digits.py``, with Adam. The importance is measured from 500 digits that the network
 was trained on; 300 are kept: of those, of others that it was trained on, or of ones that it has not seen. What is lost
-is judged by digits that it has not seen and that were not kept. ``python -m benchmarks.tolerance.kept_twice`` writes
+is judged by digits that it has not seen and that were not kept. ``python -m studies.tolerance.kept_twice`` writes
 results/tolerance-kept-twice.md and .json.
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.tolerance.digits import KEPT, STEPS, Data, Run, first_task, mean
-from benchmarks.tolerance.small_studies import run_study
+from studies.tolerance.digits import KEPT, STEPS, Data, Run, first_task, mean
+from studies.tolerance.small_studies import run_study
 
-COMMAND = "python -m benchmarks.tolerance.kept_twice"
+COMMAND = "python -m studies.tolerance.kept_twice"
 FORMS = ("diagonal", "rotated")
 TOLERANCES = (0.03, 0.1)
 SEEDS = range(5)

@@ -1,6 +1,6 @@
 """Where a strength that follows a tolerance should begin: runs of few and of many steps, begun weakly and strongly.
 
-Permuted digits, two tasks, as in ``digits.py``. ``python -m benchmarks.tolerance.starts`` writes
+Permuted digits, two tasks, as in ``digits.py``. ``python -m studies.tolerance.starts`` writes
 results/tolerance-starts.md and .json.
 """
 
@@ -11,11 +11,11 @@ from typing import Any
 from torch import nn
 
 from anchorhold import Tolerance
-from benchmarks.tolerance.digits import Run, first_task, mean
-from benchmarks.tolerance.small_studies import run_study
 from benchmarks.undamped import undamped
+from studies.tolerance.digits import Run, first_task, mean
+from studies.tolerance.small_studies import run_study
 
-COMMAND = "python -m benchmarks.tolerance.starts"
+COMMAND = "python -m studies.tolerance.starts"
 STARTS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 STEPS = (60, 128, 600)
 TOLERANCES = (0.01, 0.1)

@@ -1,7 +1,7 @@
 """A tolerance over ten tasks: given at once, in equal parts, or counted anew for each task.
 
 Permuted digits, the network and the digits of ``digits.py``. A set of digits is kept when its task has been learned, so
-that each counts from its own beginning. ``python -m benchmarks.tolerance.ten_tasks`` writes
+that each counts from its own beginning. ``python -m studies.tolerance.ten_tasks`` writes
 results/tolerance-ten-tasks.md and .json.
 """
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import anchorhold
-from benchmarks.tolerance.digits import OPTIMISERS, Data, first_task, learn, mean
-from benchmarks.tolerance.small_studies import run_study
+from studies.tolerance.digits import OPTIMISERS, Data, first_task, learn, mean
+from studies.tolerance.small_studies import run_study
 
-COMMAND = "python -m benchmarks.tolerance.ten_tasks"
+COMMAND = "python -m studies.tolerance.ten_tasks"
 TASKS = 10
 WAYS = ("at once", "in equal parts", "anew for each task")
 TOLERANCES = (1.0, 0.3)

@@ -12,7 +12,7 @@ import anchorhold
 from benchmarks.language.corpus import Corpus
 from benchmarks.language.gpt import GPT
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule, spread
-from benchmarks.tolerance.digit_stand_ins import FOLLOWED
+from studies.tolerance.digit_stand_ins import FOLLOWED
 
 Batches = Sequence[Tensor | tuple[Tensor, Tensor]]
 

@@ -1,6 +1,6 @@
 """How the strength follows a tolerance, look by look: when it is met, has to go back, begins broken, is never touched.
 
-``python -m benchmarks.tolerance.traces`` learns the second of two tasks of permuted digits (see ``digits.py``) four
+``python -m studies.tolerance.traces`` learns the second of two tasks of permuted digits (see ``digits.py``) four
 times, and draws docs/_static/tolerance-traces.png, for the guide on tolerances. Each look is at some of the kept
 inputs; the cross at the end is all of them, after ``guard.pull_back()``.
 """
@@ -20,7 +20,7 @@ from anchorhold.retention.controller import TracePoint
 from anchorhold.whole_files import whole_file
 from anchorhold_lab.report.colours import colour
 from anchorhold_lab.report.style import style
-from benchmarks.tolerance.digits import STEPS, Run, first_task
+from studies.tolerance.digits import STEPS, Run, first_task
 
 ON_A_SCALE = 1e-3
 """The least share of a tolerance that is drawn: before the first step nothing is lost, and its logarithm is −∞."""
@@ -99,7 +99,7 @@ def _draw_case(above: Axes, below: Axes, seen: Seen) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run and draw."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tolerance.traces", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.tolerance.traces", description=__doc__)
     picture = Path("docs/_static/tolerance-traces.png")
     parser.add_argument("--picture", type=Path, default=picture, help="(default: %(default)s)")
     options = parser.parse_args(arguments)

@@ -2,7 +2,7 @@
 
 Permuted digits, two tasks, as in ``digits.py``, in rotated coordinates. A run that begins where all do is told, if it
 ends with less lost than was allowed, where to begin in place of that (``anchorhold.retention.diagnosis.weaker_start``);
-beside that, a run begins at a tenth. ``python -m benchmarks.tolerance.weaker_starts`` writes
+beside that, a run begins at a tenth. ``python -m studies.tolerance.weaker_starts`` writes
 results/tolerance-weaker-starts.md and .json.
 """
 
@@ -13,10 +13,10 @@ from torch import nn
 
 from anchorhold import Tolerance
 from anchorhold.retention.diagnosis import NEARLY, weaker_start
-from benchmarks.tolerance.digits import Run, first_task, mean
-from benchmarks.tolerance.small_studies import run_study
+from studies.tolerance.digits import Run, first_task, mean
+from studies.tolerance.small_studies import run_study
 
-COMMAND = "python -m benchmarks.tolerance.weaker_starts"
+COMMAND = "python -m studies.tolerance.weaker_starts"
 STEPS = (30, 60, 128, 300)
 TOLERANCES = (0.01, 0.03, 0.1, 0.3)
 SEEDS = range(7, 12)

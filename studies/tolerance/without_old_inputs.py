@@ -1,6 +1,6 @@
 """A tolerance without old inputs: what real old data loses while the tolerance is met on something else.
 
-``python -m benchmarks.tolerance.without_old_inputs CORPUS`` writes results/tolerance-without-old-inputs.md and .json.
+``python -m studies.tolerance.without_old_inputs CORPUS`` writes results/tolerance-without-old-inputs.md and .json.
 Permuted digits with noise, with the new task's digits and with old ones; and a small GPT that learns English and then
 Python, with text that it writes itself, random bytes, the new task's text and old text. The importance is measured on
 what stands in, too, or on old inputs, as where a guard was saved with the model. CORPUS is the file that
@@ -21,9 +21,9 @@ import torch
 import anchorhold
 from benchmarks.harness import surroundings
 from benchmarks.language.corpus import load
-from benchmarks.tolerance import digit_stand_ins, text_stand_ins
+from studies.tolerance import digit_stand_ins, text_stand_ins
 
-COMMAND = "python -m benchmarks.tolerance.without_old_inputs"
+COMMAND = "python -m studies.tolerance.without_old_inputs"
 NEW = {"digits": "accuracy on the new task, %", "text": "Python, bits a byte"}
 Row = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """A classifier whose old data is gone: which inputs can stand in for it, for distillation and the Fisher information.
 
-`python -m benchmarks.without_data` writes results/without-data.md: two settings of MNIST, three seeds, every way with
+`python -m studies.without_data` writes results/without-data.md: two settings of MNIST, three seeds, every way with
 as many strengths; some minutes on two cores.
 """
 
@@ -86,6 +86,7 @@ class Tasks:
 
 
 def network(seed: int) -> nn.Module:
+    """Return the network, with the first weights of a seed."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
 
@@ -246,6 +247,7 @@ def rows_of(found: list[dict[str, object]]) -> Iterator[dict[str, object]]:
 
 
 def table(rows: dict[str, list[dict[str, object]]], where: dict[str, str]) -> str:
+    """Return the rows as a page."""
     lines = [
         "# A classifier whose old data is gone: what can stand in for its inputs",
         "",
@@ -278,7 +280,8 @@ def table(rows: dict[str, list[dict[str, object]]], where: dict[str, str]) -> st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.without_data", description=__doc__)
+    """Run the study, and write its results."""
+    parser = argparse.ArgumentParser(prog="python -m studies.without_data", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where to write (default: %(default)s)")
     parser.add_argument(
         "--data-dir", type=Path, help="where MNIST lies (default: ANCHORHOLD_DATA, or the user's cache)"
@@ -291,12 +294,8 @@ def main() -> None:
     for (setting, *_), own in zip(cases, found, strict=True):
         runs[setting.name] += own
     rows = {name: list(rows_of(own)) for name, own in runs.items()}
-    where = surroundings("without-data") | {"command": "python -m benchmarks.without_data"}
+    where = surroundings("without-data") | {"command": "python -m studies.without_data"}
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / "without-data.md").write_text(table(rows, where), encoding="utf-8")
     document = {**where, "rows": rows, "runs": runs}
     (options.results / "without-data.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from benchmarks import front_picture
 from benchmarks.language import recipes
+from studies import front_picture
 
 ROOT = Path(__file__).parents[2]
 

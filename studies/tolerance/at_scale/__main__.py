@@ -2,10 +2,10 @@
 
 Commands, of which ``learn`` and ``run`` may run in several processes side by side, all with the same STORE:
 
-    python -m benchmarks.tolerance.at_scale learn STORE --data-dir DATA --corpus CORPUS --part 1/12
-    python -m benchmarks.tolerance.at_scale run STORE --data-dir DATA --corpus CORPUS --part 1/12 --seconds 500
-    python -m benchmarks.tolerance.at_scale watching STORE --data-dir DATA --corpus CORPUS
-    python -m benchmarks.tolerance.at_scale report STORE
+    python -m studies.tolerance.at_scale learn STORE --data-dir DATA --corpus CORPUS --part 1/12
+    python -m studies.tolerance.at_scale run STORE --data-dir DATA --corpus CORPUS --part 1/12 --seconds 500
+    python -m studies.tolerance.at_scale watching STORE --data-dir DATA --corpus CORPUS
+    python -m studies.tolerance.at_scale report STORE
 
 ``learn`` teaches networks their first tasks, ``run`` makes the trials (and learns first what is missing), with
 ``--candidates`` those that damping and start are chosen by, ``watching`` measures what looking costs, alone on its
@@ -32,8 +32,8 @@ import anchorhold
 from anchorhold_lab.data.locations import Datasets
 from benchmarks.language import corpus, lines
 from benchmarks.language.training import Device
-from benchmarks.tolerance.at_scale import choosing, held, images, report, store, text
-from benchmarks.tolerance.at_scale.trials import SETTINGS, Setting, Study, Trial
+from studies.tolerance.at_scale import choosing, held, images, report, store, text
+from studies.tolerance.at_scale.trials import SETTINGS, Setting, Study, Trial
 
 LINES, COSTS = "trials.jsonl", "watching.jsonl"
 

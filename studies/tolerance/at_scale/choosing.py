@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.tolerance import digits
-from benchmarks.tolerance.at_scale.trials import CANDIDATES, Trial
+from studies.tolerance import digits
+from studies.tolerance.at_scale.trials import CANDIDATES, Trial
 
 DIGITS = "digits"
 SEEDS = range(10, 15)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import anchorhold
 from anchorhold.persample.batches import Forward
-from benchmarks.tolerance.at_scale.trials import Setting, Trial
 from benchmarks.undamped import undamped
+from studies.tolerance.at_scale.trials import Setting, Trial
 
 DAMPING = 0.1
 """What searched strengths of the rotated form are damped by: as a tolerance is there."""
@@ -43,14 +43,27 @@ class Subject(Protocol):
     model: nn.Module
 
     @property
-    def protect(self) -> str | None: ...
+    def protect(self) -> str | None:
+        """Return the pattern of the parameters that are held; None for all."""
+
     @property
-    def old(self) -> Old: ...
-    def learn_first(self, path: Path) -> None: ...
-    def load(self, path: Path) -> None: ...
-    def optimizer(self, name: str) -> torch.optim.Optimizer: ...
-    def learn_second(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def judged(self) -> Judged: ...
+    def old(self) -> Old:
+        """Return inputs of the first task to measure importance on, to keep and to judge by."""
+
+    def learn_first(self, path: Path) -> None:
+        """Learn the first task, and save the model."""
+
+    def load(self, path: Path) -> None:
+        """Load a model that has learned the first task."""
+
+    def optimizer(self, name: str) -> torch.optim.Optimizer:
+        """Return an optimizer of the model, by its name."""
+
+    def learn_second(self, optimizer: torch.optim.Optimizer) -> None:
+        """Learn the second task."""
+
+    def judged(self) -> Judged:
+        """Return what became of both tasks."""
 
 
 def run(trial: Trial, subject: Subject, first: Path) -> dict[str, Any]:

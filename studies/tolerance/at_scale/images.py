@@ -13,8 +13,8 @@ from anchorhold.whole_files import read_tensors, write_tensors
 from anchorhold_lab.data import Dataset, Images
 from anchorhold_lab.networks import MultiHead, cnn, mlp
 from anchorhold_lab.scenarios import Samples, Task, permuted, split_cifar
-from benchmarks.tolerance.at_scale.held import Judged, Old
-from benchmarks.tolerance.at_scale.trials import Setting
+from studies.tolerance.at_scale.held import Judged, Old
+from studies.tolerance.at_scale.trials import Setting
 
 SHAPES = {"MNIST": (1, 28, 28, 10), "CIFAR-10": (3, 32, 32, 10), "CIFAR-100": (3, 32, 32, 100)}
 

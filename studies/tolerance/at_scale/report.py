@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from anchorhold.retention.diagnosis import NEARLY
-from benchmarks.tolerance.at_scale import choosing
-from benchmarks.tolerance.at_scale.trials import Setting, Study, Trial
+from studies.tolerance.at_scale import choosing
+from studies.tolerance.at_scale.trials import Setting, Study, Trial
 
-COMMAND = "python -m benchmarks.tolerance.at_scale"
+COMMAND = "python -m studies.tolerance.at_scale"
 NAME = "tolerance-at-scale"
 ALLOWED = {"accuracy": 0.5, "bits": 0.01}
 """How much worse than the search a run with a tolerance may be, in points or bits a byte."""
@@ -144,7 +144,7 @@ def verdict(setting: Setting, entries: Sequence[dict[str, Any]]) -> str:
 def cost_section(costs: Sequence[dict[str, Any]]) -> list[str]:
     """Return what looking costs, where it was measured."""
     if not costs:
-        return ["", "What looking costs was not measured here: `python -m benchmarks.tolerance.at_scale watching`."]
+        return ["", "What looking costs was not measured here: `python -m studies.tolerance.at_scale watching`."]
     lines = [
         "",
         "## What looking costs",

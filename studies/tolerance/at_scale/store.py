@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.language import lines
 from benchmarks.language.training import machine
-from benchmarks.tolerance.at_scale.trials import Trial
+from studies.tolerance.at_scale.trials import Trial
 
 _HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

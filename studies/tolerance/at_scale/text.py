@@ -9,8 +9,8 @@ from anchorhold.whole_files import read_tensors, write_tensors
 from benchmarks.language.corpus import LANGUAGES, Corpus
 from benchmarks.language.english import DECAY, new_model
 from benchmarks.language.training import Device, batches, bits_per_byte, schedule, spread
-from benchmarks.tolerance.at_scale.held import Judged, Old
-from benchmarks.tolerance.at_scale.trials import Setting
+from studies.tolerance.at_scale.held import Judged, Old
+from studies.tolerance.at_scale.trials import Setting
 
 TOGETHER = 8
 """Pieces of text that go through the network together where it is looked at: a look is at so many."""

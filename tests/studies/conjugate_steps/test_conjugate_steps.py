@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import anchorhold
-from benchmarks import conjugate_steps
+from studies.conjugate_steps import study as conjugate_steps
 
 
 def test_enough_products_solve_the_equations():

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import log_softmax
 
-from benchmarks.dead_units import Case, damped, dead_units, drawn, forward, mean_of, rate_of, root_fisher, weights_of
+from studies.dead_units.study import Case, damped, dead_units, drawn, forward, mean_of, rate_of, root_fisher, weights_of
 
 HIDDEN = 6
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.implicit import SLOWER, beside, main, rate_ways, specs_of, table, ways, width
+from studies.implicit.study import SLOWER, beside, main, rate_ways, specs_of, table, ways, width
 
 
 def test_a_range_is_counted_in_decades():

@@ -7,9 +7,9 @@ from anchorhold_lab.data import digits_dataset
 from anchorhold_lab.experiments import paper_spec
 from anchorhold_lab.experiments.running.engines import make_learner
 from anchorhold_lab.training.plain_run import PlainRun
-from benchmarks import kept_optimiser
-from benchmarks.kept_optimiser import OneOptimiser
 from studies.benzing2020 import PRESETS
+from studies.kept_optimiser import study as kept_optimiser
+from studies.kept_optimiser.study import OneOptimiser
 
 DIGITS = {"digits": digits_dataset()}
 

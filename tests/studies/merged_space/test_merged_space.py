@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from benchmarks import merged_space
-from benchmarks.merged_space import DIGITS, LETTERS, QUICK, RULE, Found, lost_by, page, sequences
+from studies.merged_space import study as merged_space
+from studies.merged_space.study import DIGITS, LETTERS, QUICK, RULE, Found, lost_by, page, sequences
 
 pytestmark = pytest.mark.filterwarnings("ignore::anchorhold.AnchorholdWarning")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import ten_tasks
+from studies.ten_tasks import study as ten_tasks
 
 
 @pytest.mark.filterwarnings("ignore::anchorhold.AnchorholdWarning")

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.tiny_memory import Data, Outcome, row_of, run, table
+from studies.tiny_memory.study import Data, Outcome, row_of, run, table
 
 
 def little():

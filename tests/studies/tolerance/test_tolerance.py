@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.language import corpus
-from benchmarks.tolerance import (
+from studies.tolerance import (
     digits,
     kept_twice,
     starts,
@@ -17,10 +17,10 @@ from benchmarks.tolerance import (
     weaker_starts,
     without_old_inputs,
 )
-from benchmarks.tolerance.at_scale import __main__ as command
-from benchmarks.tolerance.at_scale import choosing, report, store
-from benchmarks.tolerance.at_scale.trials import CANDIDATES, SETTINGS, Study, Trial
-from benchmarks.tolerance.digit_stand_ins import MEASURED, OLD, stand_ins
+from studies.tolerance.at_scale import __main__ as command
+from studies.tolerance.at_scale import choosing, report, store
+from studies.tolerance.at_scale.trials import CANDIDATES, SETTINGS, Study, Trial
+from studies.tolerance.digit_stand_ins import MEASURED, OLD, stand_ins
 
 
 @pytest.fixture

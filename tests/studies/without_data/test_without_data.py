@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import without_data
-from benchmarks.own_text import compared, windows
-from benchmarks.without_data import distillation, inverted, rows_of, table
+from studies.without_data import study as without_data
+from studies.without_data.study import distillation, inverted, rows_of, table
 
 
 def network():
@@ -61,13 +60,3 @@ def test_strengths_are_chosen_on_validation_data():
     assert row["error"] == pytest.approx(0.5)
     page = table({setting.name: [row] for setting in without_data.SETTINGS}, {"command": "this"})
     assert page.count("| distillation | noise | 1 | 80.5 | 82.5 | 81.5 ± 0.5 |  |") == 2
-
-
-def test_importances_are_compared_by_correlation_and_size():
-    real = torch.rand(100, generator=torch.Generator().manual_seed(0)) + 0.1
-    found = compared(real, 3 * real)
-    assert found == {
-        key: pytest.approx(value) for key, value in {"correlation": 1, "of logarithms": 1, "size": 3}.items()
-    }
-    rows = windows(torch.arange(50), 7, 5, 0)
-    assert bool((rows[:, 1:] - rows[:, :-1] == 1).all()) and rows.shape == (7, 5)
