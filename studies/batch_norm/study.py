@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from anchorhold_lab.analysis.repetitions import estimate
+from anchorhold_lab.analysis import estimate
 from anchorhold_lab.experiments import Spec, Store, execute, paper_spec
 from benchmarks.undamped import unsaid
 from studies.benzing2020.tried_settings import best_tried

@@ -6,8 +6,7 @@ Ways that are compared have as many tries each, by the same seeds on the same va
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anchorhold_lab.experiments import Spec, Store, Summary
-from anchorhold_lab.experiments.strengths.search_outcome import Point
+from anchorhold_lab.experiments import Point, Spec, Store, Summary
 
 Run = Callable[[Sequence[Spec], Store], Summary]
 """Makes runs into a store, such as :func:`anchorhold_lab.experiments.execute`."""
