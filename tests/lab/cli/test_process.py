@@ -10,12 +10,13 @@ from contextlib import contextmanager, suppress
 import pytest
 
 import anchorhold
+import anchorhold_lab
 from anchorhold_lab.experiments import Store, paper_spec
 from tests.lab.cli.small import OPTIONS
 from tests.lab.data.mirror import serving
 from tests.limits import limit
 
-ANCHORHOLD = (sys.executable, "-m", "anchorhold")
+ANCHORHOLD = (sys.executable, "-m", "anchorhold_lab")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "no_proxy": "*"}
 
 
@@ -149,7 +150,8 @@ def test_many_ctrl_c_stop_at_once_without_noise(tmp_path):
 
 def test_the_version():
     done = run(*ANCHORHOLD, "--version")
-    assert (done.returncode, done.stdout) == (0, f"anchorhold {anchorhold.__version__}\n")
+    both = f"anchorhold-lab {anchorhold_lab.__version__} (anchorhold {anchorhold.__version__})\n"
+    assert (done.returncode, done.stdout) == (0, both)
 
 
 def test_ctrl_c_while_fetching_keeps_what_has_arrived(tmp_path):
