@@ -10,7 +10,7 @@ import torch
 from anchorhold_lab.data.locations import Datasets
 from anchorhold_lab.experiments import paper_spec
 from anchorhold_lab.experiments.running.engines import start_engine
-from anchorhold_lab.training import average_accuracy
+from anchorhold_lab.training.metrics import average_accuracy
 from benchmarks.gpu.profiling import kernel_table
 from benchmarks.harness import Ratio, Report
 

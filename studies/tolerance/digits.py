@@ -374,7 +374,3 @@ def main() -> None:
         print(seed, way, flush=True)
         out.with_suffix(".json").write_text(json.dumps(found) + "\n", encoding="utf-8")
         out.write_text(report(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
