@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from anchorhold_lab.analysis import estimate
-from anchorhold_lab.experiments import Spec, Store, execute, paper_spec
+from anchorhold_lab.experiments import Spec, Store, best_tried, execute, paper_spec
 from benchmarks.undamped import unsaid
-from studies.benzing2020.tried_settings import best_tried
 
 TREATED = {"as it comes": None, "freeze": "freeze", "fold": "fold"}
 STRENGTHS = {"diagonal": (10.0, 50.0, 200.0, 1000.0, 5000.0), "rotated": (2.0, 10.0, 50.0, 200.0, 1000.0)}

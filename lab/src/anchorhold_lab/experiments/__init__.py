@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from anchorhold_lab.experiments.store.store import Store
     from anchorhold_lab.experiments.strengths.search_outcome import Point, SearchOutcome
     from anchorhold_lab.experiments.strengths.strength_search import SEARCH_SEEDS, search
+    from anchorhold_lab.experiments.strengths.tried_settings import best_tried
 
 __all__ = [
     "SCENARIOS",
@@ -55,6 +56,7 @@ __all__ = [
     "Store",
     "StoreDamaged",
     "Summary",
+    "best_tried",
     "command_of",
     "execute",
     "load_source",
@@ -102,5 +104,6 @@ __getattr__ = on_demand(
             "SearchOutcome",
         ),
         "strengths.strength_search": ("SEARCH_SEEDS", "search"),
+        "strengths.tried_settings": ("best_tried",),
     },
 )
