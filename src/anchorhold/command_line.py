@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import anchorhold
 from anchorhold.errors import AnchorholdError, ConfigurationError, StoreError
@@ -167,11 +168,12 @@ def _merge_adapters(asked: argparse.Namespace, shares: Sequence[float]) -> str:
 
 @contextlib.contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Print the warnings of a command as lines on stderr, also where an error ends the command."""
-    with warnings.catch_warnings(record=True) as given:
+    """Print the warnings of a command as lines on stderr, when they come."""
+
+    def show(message: Warning | str, *_where: Any, **_file: Any) -> None:
+        sys.stderr.write(f"warning: {message}\n")
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
-        try:
-            yield
-        finally:
-            for each in given:
-                sys.stderr.write(f"warning: {each.message}\n")
+        warnings.showwarning = show
+        yield

@@ -107,7 +107,7 @@ def test_what_is_no_function_of_scenario_and_widths_is_refused(wrong):
 def test_what_a_function_returns_is_looked_at():
     register_network("bare")(lambda scenario: nn.Linear(2, 2))
     with pytest.raises(
-        ConfigurationError, match=r"What makes the network 'bare' returned a Linear; expected a .*MultiHead"
+        ConfigurationError, match=r"What makes the network 'bare' returned a Linear; expected an .*MultiHead"
     ):
         NETWORKS["bare"].network(scenario(2), None)
 
