@@ -246,7 +246,7 @@ class Guard(NotACallback):
             )
         self._core.state.tolerance = dataclasses.replace(self._core.state.tolerance, nats=value)
         self._core.state.asked = Setting(self._core.state.asked.value, "given")
-        tell_unless_binding(self._core, self._core.state.kept.values())
+        tell_unless_binding(self._core.state, self._core.state.kept.values())
 
     @property
     def kept(self) -> KeptSets:

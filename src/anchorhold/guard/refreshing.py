@@ -11,7 +11,7 @@ from anchorhold.errors import ConfigurationError, OrderError, ProtectError
 from anchorhold.forms import Matrix
 from anchorhold.guard.arguments.default_space import default_space, tell_of_unmerged
 from anchorhold.guard.arguments.fitting_strengths import check_blocks, check_strengths
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.distributed.sharded_matrices import refuse_unless_in_parts
 from anchorhold.guard.ledger import Ledger
 from anchorhold.guard.letting_go import forget
@@ -26,7 +26,7 @@ def first_look(core: Core) -> None:
     if core.state.space.is_open:  # first: strengths by pattern are of the names that the space has
         core.state.space = core.state.space.having(default_space(core, found))
     core.runtime.parameters = _taken_by_forms(core, found)
-    _hold_merged_in_the_gradient(core)
+    _hold_merged_in_the_gradient(core.state)
     if core.state.driving.strengths is not None:
         check_strengths(core, core.state.driving.strengths)
 
@@ -111,14 +111,14 @@ def _take_in(core: Core, space: Space, wanted: dict[str, nn.Parameter]) -> None:
     except ConfigurationError:
         core.state.space = before
         raise
-    _hold_merged_in_the_gradient(core)
+    _hold_merged_in_the_gradient(core.state)
     core.runtime.version += 1
 
 
-def _hold_merged_in_the_gradient(core: Core) -> None:
+def _hold_merged_in_the_gradient(state: GuardState) -> None:
     """Let nobody decide that merged weights are pulled after steps: they take none of their own."""
-    if core.state.space.value == "merged" and core.state.implicit.is_open:
-        core.state.implicit = core.state.implicit.having(False)
+    if state.space.value == "merged" and state.implicit.is_open:
+        state.implicit = state.implicit.having(False)
 
 
 def _taken_by_forms(core: Core, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:

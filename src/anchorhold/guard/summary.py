@@ -13,7 +13,7 @@ from anchorhold.adapters import has_adapters, whole
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Form
 from anchorhold.guard.arguments.default_space import why_not_merged
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.distributed.sharded_matrices import ShardedMatrix
 from anchorhold.guard.ledger import diagonal_of
 from anchorhold.guard.steps.default_pull import Owned, why_explicit
@@ -31,7 +31,7 @@ def describe(core: Core, attached: Sequence[Optimizer], held_back: Owned) -> str
         held = _held(core)
     except ConfigurationError as error:  # its adapters were taken away, or others came that cannot be held so
         held = [f"as it is now, the model cannot be held: {error}"]
-    lines = [_what(core, held_back), *held, *_beside(core), *_kept(core), _when(core, attached)]
+    lines = [_what(core, held_back), *held, *_beside(core), *_kept(core.state), _when(core, attached)]
     return "\n  ".join(lines)
 
 
@@ -45,7 +45,7 @@ def _what(core: Core, held_back: Owned) -> str:
     settings = f"{type(measure).__name__}({', '.join(changed)})"
     named = settings if type(measure).__name__ == core.state.driver else f"{core.state.driver}, {settings}"
     how = _when_it_pulls(core, held_back) + _adapters(core)
-    return f"Guard of {type(core.runtime.model).__name__}: {named}{form}, {_how_strongly(core)}{how}"
+    return f"Guard of {type(core.runtime.model).__name__}: {named}{form}, {_how_strongly(core.state)}{how}"
 
 
 def _damping(form: Form) -> str:
@@ -76,37 +76,37 @@ def _adapters(core: Core) -> str:
     return ", adapters by their own parameters" + (f", since {why}" if why else "")
 
 
-def _how_strongly(core: Core) -> str:
-    strengths, relative = core.state.driving.strengths, core.state.relative_strength
-    if core.state.tolerance is not None:
-        now = "" if core.state.control.log_start is None else f", strength {core.state.strength:.3g} now"
-        return f"tolerance {core.state.tolerance.nats:g} nats{now}"
-    if relative is not None and not core.state.strength:
+def _how_strongly(state: GuardState) -> str:
+    strengths, relative = state.driving.strengths, state.relative_strength
+    if state.tolerance is not None:
+        now = "" if state.control.log_start is None else f", strength {state.strength:.3g} now"
+        return f"tolerance {state.tolerance.nats:g} nats{now}"
+    if relative is not None and not state.strength:
         return f"relative strength {relative:g}, of which the first consolidation makes a strength"
     if relative is not None:
-        return f"relative strength {relative:g}, which is strength {core.state.strength:g}"
+        return f"relative strength {relative:g}, which is strength {state.strength:g}"
     if strengths is None:
-        return f"strength {core.state.strength:g}"
-    return "strength " + ", ".join(f"{c:g} for {name!r}" for name, c in strengths.times(core.state.strength).items())
+        return f"strength {state.strength:g}"
+    return "strength " + ", ".join(f"{c:g} for {name!r}" for name, c in strengths.times(state.strength).items())
 
 
-def _kept(core: Core) -> list[str]:
+def _kept(state: GuardState) -> list[str]:
     """Return how much is lost of what was kept, as it was last seen."""
-    if not core.state.kept:
+    if not state.kept:
         lacking = "none yet, and it takes some before the first held step"
-        return [] if core.state.tolerance is None else [f"keeps inputs for its tolerance: {lacking}"]
-    sets = ", ".join(f"{each.name!r} ({each.samples} samples)" for each in core.state.kept.values())
-    latest = core.state.control.latest
+        return [] if state.tolerance is None else [f"keeps inputs for its tolerance: {lacking}"]
+    sets = ", ".join(f"{each.name!r} ({each.samples} samples)" for each in state.kept.values())
+    latest = state.control.latest
     if not latest:
         return [f"keeps {sets}; not looked at in this task yet"]
     worst = max(latest, key=lambda name: latest[name])
-    beyond = core.state.tolerance is not None and latest[worst] > core.state.tolerance.nats
+    beyond = state.tolerance is not None and latest[worst] > state.tolerance.nats
     more = ", beyond the tolerance until consolidate() or pull_back()" if beyond else ""
-    often = f"; looks every {core.state.control.every} steps" if core.state.control.every else ""
-    seen = "" if core.state.control.at < 0 else f" after step {core.state.control.at}"
-    trace = core.state.control.trace
-    in_turn = trace and (trace[-1].step, trace[-1].kl) == (core.state.control.at, latest[worst])
-    some = " (at some of them)" if in_turn and len(core.state.kept[worst].chunks) > 1 else ""
+    often = f"; looks every {state.control.every} steps" if state.control.every else ""
+    seen = "" if state.control.at < 0 else f" after step {state.control.at}"
+    trace = state.control.trace
+    in_turn = trace and (trace[-1].step, trace[-1].kl) == (state.control.at, latest[worst])
+    some = " (at some of them)" if in_turn and len(state.kept[worst].chunks) > 1 else ""
     lost = f"{latest[worst]:.3g} nats were lost of {worst!r} at the last look{seen}{some}"
     return [f"keeps {sets}; {lost}{more}{often}"]
 

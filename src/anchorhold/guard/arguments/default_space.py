@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from anchorhold.adapters import every_adapter
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms.of_layers.layers import LayerForm
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.merged_space import MergedSpace, Space
 
 _UNMERGED = "adapters that are not held merged"
@@ -23,7 +23,7 @@ _UNMERGED = "adapters that are not held merged"
 
 def default_space(core: Core, parameters: Mapping[str, nn.Parameter]) -> Space:
     """Return the space of a guard that may have either, where these are the protected parameters."""
-    if not _keeps_more_merged(core) or any(map(is_lazy, parameters.values())):
+    if not _keeps_more_merged(core.state) or any(map(is_lazy, parameters.values())):
         return "weights"
     try:
         merged = _merged(core, parameters)
@@ -34,7 +34,7 @@ def default_space(core: Core, parameters: Mapping[str, nn.Parameter]) -> Space:
 
 def why_not_merged(core: Core) -> str:
     """Return why adapters that nobody said anything of are held by their own parameters, where one of them is why."""
-    if not _might_be_merged(core):
+    if not _might_be_merged(core.state):
         return ""
     try:
         _merged(core, core.runtime.parameters)
@@ -45,7 +45,7 @@ def why_not_merged(core: Core) -> str:
 
 def tell_of_unmerged(core: Core) -> None:
     """Say once which adapter is why all are held by their own parameters, where others could be held merged."""
-    if core.runtime.warned.about(_UNMERGED) or not _might_be_merged(core):
+    if core.runtime.warned.about(_UNMERGED) or not _might_be_merged(core.state):
         return
     names = {id(p): name for name, p in core.runtime.parameters.items()}
     found = list(every_adapter(core.runtime.model, names.keys()))
@@ -66,9 +66,9 @@ def tell_of_unmerged(core: Core) -> None:
     )
 
 
-def _might_be_merged(core: Core) -> bool:
+def _might_be_merged(state: GuardState) -> bool:
     """Whether adapters are held by their own parameters though nobody said so, and merged weights would keep more."""
-    return not core.state.space.is_given and core.state.space.value != "merged" and _keeps_more_merged(core)
+    return not state.space.is_given and state.space.value != "merged" and _keeps_more_merged(state)
 
 
 def _in_short(refusal: object) -> str:
@@ -76,9 +76,9 @@ def _in_short(refusal: object) -> str:
     return str(refusal).removeprefix("space='merged': ").partition(". ")[0]
 
 
-def _keeps_more_merged(core: Core) -> bool:
+def _keeps_more_merged(state: GuardState) -> bool:
     """Whether a guard's form and measure are such as are known to keep more of merged weights."""
-    return isinstance(core.state.driving.form, LayerForm) and core.state.driving.measure.needs.data
+    return isinstance(state.driving.form, LayerForm) and state.driving.measure.needs.data
 
 
 def _merged(core: Core, parameters: Mapping[str, nn.Parameter]) -> MergedSpace:

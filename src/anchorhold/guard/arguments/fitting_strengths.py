@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 from anchorhold.adapters import every_adapter
 from anchorhold.errors import ConfigurationError
 from anchorhold.guard.arguments.strengths import PatternStrengths
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, Runtime
 from anchorhold.guard.merged_space import MergedSpace
 
 
@@ -34,11 +34,13 @@ def _refuse_own_parameters(core: Core, strengths: PatternStrengths) -> None:
             )
 
 
-def _refuse_merged_weights(core: Core, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]) -> None:
+def _refuse_merged_weights(
+    runtime: Runtime, strengths: PatternStrengths, parameters: Mapping[str, nn.Parameter]
+) -> None:
     """Refuse a pattern of the weights alone that adapters change where their own parameters are held."""
     unused = [each for each in strengths.given if not any(fnmatchcase(name, each) for name in parameters)]
     held = {id(p) for p in parameters.values()} if unused else ()
-    for found in every_adapter(core.runtime.model, held) if unused else ():
+    for found in every_adapter(runtime.model, held) if unused else ():
         if pattern := next((each for each in unused if fnmatchcase(found.weight, each)), None):
             raise ConfigurationError(
                 f"strength[{pattern!r}] is of weights that adapters change, such as {found.weight!r}, and here "
@@ -52,7 +54,7 @@ def check_blocks(core: Core, strengths: PatternStrengths, parameters: Mapping[st
     space = MergedSpace.of(core.runtime.model, parameters, core.state.space.value)
     coordinates = space.coordinates(parameters)
     if core.state.space.value == "weights":
-        _refuse_merged_weights(core, strengths, parameters)
+        _refuse_merged_weights(core.runtime, strengths, parameters)
     for name in coordinates:
         strengths.of(name)
     form = core.state.driving.form

@@ -10,7 +10,7 @@ from anchorhold.forms import Matrix
 from anchorhold.guard.batch_norm.folding import Folding
 from anchorhold.guard.batch_norm.followed_layers import Following, find_following
 from anchorhold.guard.batch_norm.frozen_statistics import is_fresh
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, Runtime
 from anchorhold.guard.distributed.ranks import is_fully_sharded
 from anchorhold.persample.batches import Forward, check_batches
 from anchorhold.tensors.names import named_modules
@@ -40,7 +40,7 @@ def norms_of_task(core: Core, batches: Iterable[Any] | None, forward: Forward | 
         return TaskNorms(frozenset(), {}, Folding({}), batches)
     if core.options.batch_norm == "freeze":
         return TaskNorms(core.state.frozen_norms | _trained(core), {}, Folding({}), batches)
-    _refuse_sharded(core)
+    _refuse_sharded(core.runtime)
     if batches is None:
         raise BatchError(
             "batch_norm='fold' has to see the model called, to know which layer each batch norm follows: call "
@@ -92,8 +92,8 @@ def _folded(core: Core, found: Following) -> dict[str, str]:
     return core.state.folded_norms | {name: layer for name, layer in new.items() if name not in core.state.frozen_norms}
 
 
-def _refuse_sharded(core: Core) -> None:
-    if is_fully_sharded(core.runtime.model):
+def _refuse_sharded(runtime: Runtime) -> None:
+    if is_fully_sharded(runtime.model):
         raise ConfigurationError(
             "batch_norm='fold' with a sharded model: its layers and its batch norms are split in different places, so "
             "no process has what belongs together. Take batch_norm='freeze'."

@@ -33,7 +33,7 @@ from anchorhold.errors import ConfigurationError, NotFiniteError, OrderError
 from anchorhold.forms import Matrix
 from anchorhold.guard.batch_norm.folding import Folding
 from anchorhold.guard.consolidating.measuring import Finding
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.refreshing import refresh
 from anchorhold.holds.of_weights.quadratic import applied
 from anchorhold.tensors.finite import is_finite
@@ -57,7 +57,7 @@ def new_anchor(core: Core, finding: Finding | None, folding: Folding) -> dict[st
     for name, parameter in core.runtime.parameters.items():
         solution = theta[name].detach()
         if mean and finding is not None and name in core.state.anchor:
-            solution = _mean(core, finding, name, solution)
+            solution = _mean(core.state, finding, name, solution)
         else:
             solution = solution.clone()
         found[name] = core.options.storage.resting(solution, parameter)
@@ -90,16 +90,16 @@ def rebase(core: Core) -> None:
     core.state.anchor.update({name: anchor[name] for name in core.merged.names})
 
 
-def _mean(core: Core, finding: Finding, name: str, solution: Tensor) -> Tensor:
+def _mean(state: GuardState, finding: Finding, name: str, solution: Tensor) -> Tensor:
     """Return (Ωθ* + ωθ)/(Ω + ω) of a parameter, θ where that is 0/0."""
-    driving, dtype = core.state.driving, running_dtype(solution)
+    driving, dtype = state.driving, running_dtype(solution)
     if name not in driving.total:
         return solution.clone()
-    old, new = driving.shares(name, core.state.decay)
+    old, new = driving.shares(name, state.decay)
     theta_star, before, now = (
         local(at_hand(tensor, solution)).to(dtype)
         for tensor in (
-            core.state.anchor[name],
+            state.anchor[name],
             driving.measured[name].diagonal()[name],
             finding.matrices[name].diagonal()[name],
         )

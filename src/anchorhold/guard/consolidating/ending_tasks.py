@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anchorhold.errors import BatchError
 from anchorhold.forms import Matrix
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, Runtime
 from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.holds import Held, Hold
 from anchorhold.holds.base import TaskData
@@ -61,11 +61,11 @@ def tell_holds(core: Core, anchor: Mapping[str, Tensor], total: Mapping[str, Mat
     importance = None if total is None else core.state.driving.as_held(dict(total))
     for hold in core.options.holds:
         given = data if hold.takes_batches else data._replace(batches=None)
-        _tell(core, hold, core.held(core.runtime.parameters, anchor, importance, data=given))
+        _tell(core.runtime, hold, core.held(core.runtime.parameters, anchor, importance, data=given))
 
 
-def _tell(core: Core, hold: Hold, held: Held) -> None:
-    ranks = core.runtime.ranks
+def _tell(runtime: Runtime, hold: Hold, held: Held) -> None:
+    ranks = runtime.ranks
     with undisturbed():  # by loaders that shuffle
         own = ranks.together(lambda: hold.task_sums(held))
         sums = _added_up(ranks, own)
@@ -73,7 +73,7 @@ def _tell(core: Core, hold: Hold, held: Held) -> None:
     if sums and ranks.size > 1:
         hold.load_state(ranks.from_first(hold.state))
     for message in hold.notices():
-        core.runtime.warned.once("hold", message, about=message)
+        runtime.warned.once("hold", message, about=message)
 
 
 def _added_up(ranks: Ranks, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from anchorhold.errors import AnchorholdWarning, BatchError, OrderError
 from anchorhold.forms import Block, Matrix
 from anchorhold.guard.centre.task_gradient import TaskGradient
 from anchorhold.guard.consolidating.turns import put_to_rest, turns_of
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState, Runtime
 from anchorhold.guard.distributed.everyones_batches import EveryonesBatches
 from anchorhold.guard.distributed.gathering import is_cut_up, refuse_another_model
 from anchorhold.guard.distributed.ranks import ALONE, Ranks, is_one_of_several
@@ -92,7 +92,7 @@ def measure_task(
     within: int | None = None,
 ) -> dict[str, Finding]:
     """Return what each measure found, by its name; one that only watches and saw no step is left out."""
-    sampled = _sampled(core)
+    sampled = _sampled(core.state)
     turns = core.runtime.ranks.together(lambda: turns_of(core, within))
     _tell_notices(core)
     gradient = TaskGradient(core) if core.options.gradient_term else None
@@ -113,7 +113,7 @@ def rehearse_task(
     core: Core, monitors: Sequence[Monitor], batches: Iterable[Any] | None, forward: Forward | None
 ) -> None:
     """Measure with the first samples of the data, if any measure looks at data, and forget what comes out."""
-    sampled = _sampled(core)
+    sampled = _sampled(core.state)
     if not sampled and not core.options.gradient_term:
         return
     _tell_notices(core)
@@ -130,9 +130,9 @@ def _tell_notices(core: Core) -> None:
         core.runtime.warned.once("form", message, about=message)
 
 
-def _sampled(core: Core) -> dict[str, SampleMeasure]:
+def _sampled(state: GuardState) -> dict[str, SampleMeasure]:
     """Return the measures that look at data, by name."""
-    ledgers = core.state.ledgers.items()
+    ledgers = state.ledgers.items()
     return {name: cast("SampleMeasure", ledger.measure) for name, ledger in ledgers if ledger.measure.needs.data}
 
 
@@ -169,8 +169,8 @@ def squares_of_samples(core: Core, batches: Iterable[Any], forward: Forward | No
     model, parameters = whole_model(core.runtime.model, core.runtime.parameters, by_layer=core.runtime.by_layer)
     fisher = Fisher(labels="true")
     collector = fisher.accumulator(model, parameters, forward, reduction=core.own_parts(fisher.phi))
-    collect(core, [collector], core.runtime.ranks.together(lambda: check_batches(batches)), forward)
-    _add_up(core, collector)
+    collect(core.runtime, [collector], core.runtime.ranks.together(lambda: check_batches(batches)), forward)
+    _add_up(core.runtime, collector)
     found = core.runtime.everyone.together(collector.result).values
     return {name: wrap_local(found[name], parameter) for name, parameter in core.runtime.parameters.items()}
 
@@ -320,7 +320,7 @@ class TaskMeasurement:
             look_at_classes(self.monitors, classes, every)
         layers = {collectors[name] for name in self.sampled if not core.state.ledgers[name].form.elementwise}
         for collector in every:
-            _add_up(core, collector, in_parts=collector not in layers)
+            _add_up(core.runtime, collector, in_parts=collector not in layers)
         results = core.runtime.everyone.together(lambda: {collector: collector.result() for collector in every})
         # A rank that had no sample has not met the parameters that no rule covers.
         ways = ranks.each(lambda: [result.fallback for result in results.values()])
@@ -357,7 +357,7 @@ class TaskMeasurement:
 
     def _collect(self, collectors: list[SampleAccumulator]) -> Classes:
         """Give the batches to the collectors until there are no more, or enough. Return the labels of all ranks."""
-        return collect(self.core, collectors, self.batches, self.forward)
+        return collect(self.core.runtime, collectors, self.batches, self.forward)
 
 
 def look_at_classes(monitors: Sequence[Monitor], classes: Classes, collectors: Iterable[ReadsBatches]) -> None:
@@ -369,15 +369,15 @@ def look_at_classes(monitors: Sequence[Monitor], classes: Classes, collectors: I
 
 
 def collect(
-    core: Core, collectors: list[SampleAccumulator], batches: Iterable[Any], forward: Forward | None
+    runtime: Runtime, collectors: list[SampleAccumulator], batches: Iterable[Any], forward: Forward | None
 ) -> Classes:
     """Give the batches to the collectors until there are no more, or enough, and return the labels of all ranks."""
-    if not core.runtime.by_layer:
-        return _collected(core.runtime.ranks, collectors, batches, core.runtime.marking)
-    look = partial(refuse_another_model, core.runtime.model, collectors[0], forward)
-    cut_up = is_cut_up(core.runtime.model, core.runtime.ranks)
-    every = EveryonesBatches(batches, core.runtime.ranks, core.runtime.everyone, look if cut_up else None)
-    return _collected(ALONE, collectors, every, core.runtime.marking)
+    if not runtime.by_layer:
+        return _collected(runtime.ranks, collectors, batches, runtime.marking)
+    look = partial(refuse_another_model, runtime.model, collectors[0], forward)
+    cut_up = is_cut_up(runtime.model, runtime.ranks)
+    every = EveryonesBatches(batches, runtime.ranks, runtime.everyone, look if cut_up else None)
+    return _collected(ALONE, collectors, every, runtime.marking)
 
 
 def _collected(
@@ -464,13 +464,13 @@ class Reader:
         return 0
 
 
-def _add_up(core: Core, collector: SampleAccumulator, *, in_parts: bool = True) -> None:
+def _add_up(runtime: Runtime, collector: SampleAccumulator, *, in_parts: bool = True) -> None:
     """Put the sums of all ranks into a collector; of sharded parameters this rank's part, unless layers are wanted."""
-    ranks = core.runtime.ranks
-    if ranks.size == 1 or core.runtime.by_layer:  # each has seen the samples of all
+    ranks = runtime.ranks
+    if ranks.size == 1 or runtime.by_layer:  # each has seen the samples of all
         return
     for name, own in collector.sums.items():
-        parameter = core.runtime.parameters.get(name)
+        parameter = runtime.parameters.get(name)
         spread = in_parts and parameter is not None and is_sharded(parameter)
         collector.sums[name] = added_up_part(own, parameter) if spread else ranks.add_up(own)
     collector.samples = sum(ranks.each(lambda: collector.samples))

@@ -15,7 +15,7 @@ from anchorhold.guard.batch_norm.at_consolidation import TaskNorms, norms_of_tas
 from anchorhold.guard.centre.anchors import new_anchor, new_merged_anchor, new_tilt
 from anchorhold.guard.consolidating.ending_tasks import check_data_for_holds, rehearse_holds, tell_holds
 from anchorhold.guard.consolidating.measuring import Finding, measure_task, rehearse_task
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, Runtime
 from anchorhold.guard.distributed.same_run import refuse_unless_same_run
 from anchorhold.guard.keeping.taking_inputs import tell_if_measured_from
 from anchorhold.guard.ledger import TaskImportance
@@ -48,7 +48,7 @@ class TaskEnd:
         """Return what measures' findings lead to, or refuse what is not finite; on all ranks if on one."""
         ranks, driving = core.runtime.ranks, found[core.state.driver]
         # Before anything is gathered, which all take part in.
-        ranks.together(lambda: _refuse_weights_not_finite(core))
+        ranks.together(lambda: _refuse_weights_not_finite(core.runtime))
         totals = ranks.together(lambda: _new_totals(core, found))
         strength = found_strength(core, driving.matrices, norms.folding.silent)
         anchor = ranks.together(lambda: new_anchor(core, driving, norms.folding))
@@ -82,7 +82,7 @@ def end_task(
     refuse_unless_same_run(core, {"within": within})
     norms = norms_of_task(core, batches, forward)
     core.runtime.ranks.together(lambda: check_data_for_holds(core, norms.batches))
-    with norms.folding.put_in_place(), core.merged.put_in_place() as called, _marked(core) as marks:
+    with norms.folding.put_in_place(), core.merged.put_in_place() as called, _marked(core.runtime) as marks:
         found = measure_task(core, attachment.monitors, norms.batches, forward, within)
     for monitor in attachment.monitors if batches is not None else ():
         monitor.at_consolidation(called)
@@ -96,7 +96,7 @@ def end_task(
         tell_holds(core, core.state.anchor | end.anchor, end.totals.get(core.state.driver), data)
     end.settle(core)
     core.state.measured_from.take(marks)
-    tell_if_measured_from(core, core.state.kept.values())
+    tell_if_measured_from(core.state, core.state.kept.values())
     attachment.restart_task()
     attachment.settle_norms()
     if attachment.attached() or core.state.strength:
@@ -105,13 +105,13 @@ def end_task(
 
 
 @contextmanager
-def _marked(core: Core) -> Iterator[SampleMarks]:
+def _marked(runtime: Runtime) -> Iterator[SampleMarks]:
     """Note which samples are measured from, meanwhile."""
-    core.runtime.marking = SampleMarks()
+    runtime.marking = SampleMarks()
     try:
-        yield core.runtime.marking
+        yield runtime.marking
     finally:
-        core.runtime.marking = None
+        runtime.marking = None
 
 
 def rehearse_end(core: Core, attachment: Attachment, batches: Iterable[Any] | None, forward: Forward | None) -> None:
@@ -144,8 +144,8 @@ def _new_totals(core: Core, found: Mapping[str, Finding]) -> dict[str, dict[str,
     }
 
 
-def _refuse_weights_not_finite(core: Core) -> None:
-    for name, parameter in core.runtime.parameters.items():
+def _refuse_weights_not_finite(runtime: Runtime) -> None:
+    for name, parameter in runtime.parameters.items():
         if not is_finite(parameter):
             raise NotFiniteError(
                 f"The weights {name!r} are not finite, so nothing was consolidated; the previous anchor and "

@@ -19,7 +19,7 @@ def tell_of_another_model(core: Core, found: Retention) -> set[str]:
     ]
     if not strange or not core.state.is_as_given or core.is_trained:
         return set()
-    if has_moved(core, {name: p for name, p in core.runtime.parameters.items() if name in core.state.anchor}):
+    if has_moved(core.state, {name: p for name, p in core.runtime.parameters.items() if name in core.state.anchor}):
         return set()
     for each in strange:
         message = of_another_model(each.name, each.kl, found.tolerance)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from anchorhold.errors import BatchError, ConfigurationError, warn
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState, Runtime
 from anchorhold.guard.steps.attachment import Attachment
 from anchorhold.persample.batches import Forward
 from anchorhold.retention.diagnosis import measured_from, never_binds
@@ -36,30 +36,30 @@ def keep_inputs(
     samples: int,
 ) -> KeptSet:
     """Keep some inputs of a name, or of the next number, in one process or in several."""
-    _refuse_unless_classes(core)
+    _refuse_unless_classes(core.state)
     chosen = core.runtime.ranks.together(lambda: core.state.kept.free_name(name))
     core.state.kept.refuse_in_place_of_expected(chosen, in_a_task=bool(core.task.steps))
     batches = core.runtime.ranks.together(lambda: taken(inputs, samples))
     sharded = core.runtime.ranks.size > 1 and any(map(is_sharded, core.runtime.model.parameters()))
     if sharded:
-        _refuse_unless_run_alike(core, len(batches))
+        _refuse_unless_run_alike(core.runtime, len(batches))
     _tell_unless_before_training(core, chosen)
     with attachment.set_aside():
         # Processes that share a sharded model's parts have to run it alike, and each would cut its own as they are.
         kept = core.runtime.ranks.together(lambda: keep(core.runtime.model, batches, chosen, forward, cut=not sharded))
     core.state.kept.add(kept)
     _tell_unless_several(core, kept)
-    _tell_if_all_give_the_same(core, kept)
-    tell_unless_binding(core, [kept])
-    tell_if_measured_from(core, [kept])
+    _tell_if_all_give_the_same(core.runtime, kept)
+    tell_unless_binding(core.state, [kept])
+    tell_if_measured_from(core.state, [kept])
     if attachment.attached():
         attachment.watcher.calls.watch(core.runtime.model)
     return kept
 
 
-def _refuse_unless_run_alike(core: Core, batches: int) -> None:
+def _refuse_unless_run_alike(runtime: Runtime, batches: int) -> None:
     """Refuse inputs on which one process would run a sharded model more often than others: all must take part."""
-    counts = core.runtime.ranks.each(lambda: batches)
+    counts = runtime.ranks.each(lambda: batches)
     if len(set(counts)) > 1:
         raise BatchError(
             f"The processes give {counts} batches to be kept, with a sharded model: FSDP gathers parameters only where "
@@ -94,12 +94,12 @@ def _tell_unless_several(core: Core, kept: KeptSet) -> None:
         )
 
 
-def _tell_if_all_give_the_same(core: Core, kept: KeptSet) -> None:
+def _tell_if_all_give_the_same(runtime: Runtime, kept: KeptSet) -> None:
     """Say so where processes keep the same inputs, each of which then counts several times."""
-    if core.runtime.ranks.size == 1:
+    if runtime.ranks.size == 1:
         return
     own = checksum(leaf for chunk in kept.chunks for leaf in tree_flatten(chunk.batch)[0] if isinstance(leaf, Tensor))
-    every = core.runtime.ranks.each(lambda: own)
+    every = runtime.ranks.each(lambda: own)
     times = max(map(every.count, every))
     if times > 1:
         warn(
@@ -109,27 +109,27 @@ def _tell_if_all_give_the_same(core: Core, kept: KeptSet) -> None:
         )
 
 
-def tell_if_measured_from(core: Core, kept: Iterable[KeptSet]) -> None:
+def tell_if_measured_from(state: GuardState, kept: Iterable[KeptSet]) -> None:
     """Say once of a set that importance was measured from its inputs: it tells too little of what others lose."""
-    if not any(core.state.measured_from.tasks):
+    if not any(state.measured_from.tasks):
         return
     for each in [each for each in kept if not each.warned.about(_MEASURED)]:
-        shared, count = core.state.measured_from.shared_with(each.sample_marks), len(each.sample_marks)
+        shared, count = state.measured_from.shared_with(each.sample_marks), len(each.sample_marks)
         if shared and shared >= MANY * count:
             each.warned.once(_MEASURED, measured_from(each.name, shared, count))
 
 
-def tell_unless_binding(core: Core, kept: Iterable[KeptSet]) -> None:
+def tell_unless_binding(state: GuardState, kept: Iterable[KeptSet]) -> None:
     """Say so where a tolerance is more than all that can be lost of a set."""
-    for each in kept if core.state.tolerance is not None else ():
-        assert core.state.tolerance is not None
-        if (said := never_binds(each.name, each.classes, core.state.tolerance.nats)) is not None:
+    for each in kept if state.tolerance is not None else ():
+        assert state.tolerance is not None
+        if (said := never_binds(each.name, each.classes, state.tolerance.nats)) is not None:
             warn(said)
 
 
-def _refuse_unless_classes(core: Core) -> None:
+def _refuse_unless_classes(state: GuardState) -> None:
     """Refuse to keep inputs of a model that a measure was told to be no classifier: the KL would be of a softmax."""
-    for name, ledger in core.state.ledgers.items():
+    for name, ledger in state.ledgers.items():
         likelihood = getattr(ledger.measure, "likelihood", None)
         if likelihood in ("gaussian", "bernoulli"):
             raise ConfigurationError(f"keep() beside {name} with likelihood={likelihood!r}. {NO_CLASSES}")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from anchorhold.errors import ConfigurationError, OrderError
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.micro_batches.gradient_sums import Asked
 from anchorhold.measures import MEASURES, Fisher, Measure, PathMeasure, SampleMeasure
 from anchorhold.persample.phi import SQUARE
@@ -56,9 +56,9 @@ def taken_measures(core: Core) -> Taken:
     return found
 
 
-def asked_of(core: Core) -> list[Asked]:
+def asked_of(state: GuardState) -> list[Asked]:
     """Return what measures that are a mean over samples can be asked for, each once, in one order."""
-    measures = [ledger.measure for ledger in core.state.ledgers.values() if ledger.form.elementwise]
+    measures = [ledger.measure for ledger in state.ledgers.values() if ledger.form.elementwise]
     able = [measure for measure in measures if isinstance(measure, SampleMeasure) and not why_not(measure)]
     return list(dict.fromkeys(map(Asked.by, able)))
 

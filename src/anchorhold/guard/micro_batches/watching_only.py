@@ -20,7 +20,7 @@ from anchorhold.guard.consolidating.measuring import (
     look_at_classes,
     warn_if_alone_among_several,
 )
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.distributed.fsdp_averaging import refuse_unless_averaging
 from anchorhold.guard.distributed.ranks import is_fully_sharded
 from anchorhold.guard.micro_batches.batch_scores import BatchScore, Scored
@@ -64,7 +64,7 @@ def watch_only(core: Core, monitors: Sequence[Monitor], batches: Iterable[Any], 
         check_read_alike(ranks, every)
         if not all(score.counted or score.full_before for score in every):
             raise nothing_seen()
-        ranks.together(lambda: _refuse_unless_finite(core, taken, sums))
+        ranks.together(lambda: _refuse_unless_finite(core.state, taken, sums))
     classes = together(ranks.each(lambda: reader.classes))
     look_at_classes(monitors, classes, every)
     watched = core.task.watched or Watched(weights_sum(core.runtime.model))
@@ -150,12 +150,12 @@ def _go_through(
     return sums
 
 
-def _refuse_unless_finite(core: Core, taken: Taken, sums: Mapping[Asked, GradientSums]) -> None:
+def _refuse_unless_finite(state: GuardState, taken: Taken, sums: Mapping[Asked, GradientSums]) -> None:
     """Refuse gradients that are not numbers, before they spoil what was seen before."""
     for own in sums.values():
         own.refuse_unless_finite()
     for label in taken.along_path:
-        for tensors in core.state.ledgers[label].running.values():
+        for tensors in state.ledgers[label].running.values():
             for name, tensor in tensors.items():
                 refuse_unless_finite(name, [tensor])
 

@@ -14,7 +14,7 @@ from anchorhold.guard.monitors.distances import ELSEWHERE, distance, distance_in
 from anchorhold.tensors.sharding import local
 
 if TYPE_CHECKING:
-    from anchorhold.guard.core import Core
+    from anchorhold.guard.core import Core, GuardState
 
 ANEW = 0.5
 """How far from its anchor, by the length of that, a parameter may be before it is taken for one that was drawn anew.
@@ -96,15 +96,15 @@ class ReplacedWeights(Monitor):
             return
         held = core.state.driving.held_names - set(core.folding.names)
         away = {n: distance({n: p}, core.state.anchor) for n, p in others.items() if n in held}
-        far = [name for name, share in away.items() if share > ANEW and _pulls_at(core, name)]
+        far = [name for name, share in away.items() if share > ANEW and _pulls_at(core.state, name)]
         if far:
             most = max(far, key=lambda name: away[name])
             warn(_REPLACED.format(names=_listed(far), away=distance_in_words(away[most]), most=most))
 
 
-def _pulls_at(core: "Core", name: str) -> bool:
+def _pulls_at(state: "GuardState", name: str) -> bool:
     """Whether there is any importance that holds a parameter."""
-    matrices = [matrix for matrix in core.state.driving.held.values() if name in matrix.block.parameters]
+    matrices = [matrix for matrix in state.driving.held.values() if name in matrix.block.parameters]
     return any(bool(local(tensor).any()) for matrix in matrices for tensor in matrix.tensors().values())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.errors import ConfigurationError, OrderError, warn
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.moving.averaged_adapters import AveragedAdapters, Means, said_of
 from anchorhold.guard.refreshing import refresh
 from anchorhold.settings import checked_share
@@ -25,14 +25,14 @@ def average_with_anchor(core: Core, share: float) -> None:
     share = checked_share("share", share, "a number from 0 (all that was learned since is undone) to 1 (nothing is)")
     held = checked_way(core, "average()")
     adapters = AveragedAdapters(core, held)
-    if share < 1 and not has_moved(core, held):
+    if share < 1 and not has_moved(core.state, held):
         warn(f"average(share={share:g}) changes nothing: {_why_nothing(core, adapters)}")
     elif share < 1 and adapters.newcomers:
         warn(f"average(share={share:g}): {said_of(adapters.newcomers)}")
     own = {name: parameter.detach() for name, parameter in held.items()}
     means = adapters.between(own, share)
     adapters.tell_of(means, share)
-    move_to(core, held, own, share, means)
+    move_to(core.state, held, own, share, means)
 
 
 def _why_nothing(core: Core, adapters: AveragedAdapters) -> str:
@@ -51,10 +51,10 @@ def _why_nothing(core: Core, adapters: AveragedAdapters) -> str:
     )
 
 
-def has_moved(core: Core, held: Mapping[str, nn.Parameter]) -> bool:
+def has_moved(state: GuardState, held: Mapping[str, nn.Parameter]) -> bool:
     """Whether any weight is elsewhere than its anchor, as far as that is kept."""
     for name, parameter in held.items():
-        anchor = local(core.state.anchor[name])
+        anchor = local(state.anchor[name])
         if not torch.equal(local(parameter).to(anchor), anchor):
             return True
     return False
@@ -90,7 +90,7 @@ def checked_way(core: Core, call: str) -> dict[str, nn.Parameter]:
 
 @torch.no_grad()
 def move_to(
-    core: Core,
+    state: GuardState,
     held: Mapping[str, nn.Parameter],
     own: Mapping[str, Tensor],
     share: float,
@@ -99,6 +99,6 @@ def move_to(
     """Put weights at θ* + share·(θ − θ*), with θ as given, which may be themselves; and adapters at their means."""
     for name, parameter in held.items():
         dtype = running_dtype(parameter)
-        before = at_hand(core.state.anchor[name], parameter).to(dtype)
+        before = at_hand(state.anchor[name], parameter).to(dtype)
         found = means.values.get(name)
         parameter.copy_(torch.lerp(before, own[name].to(dtype), share) if found is None else found)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anchorhold.errors import ConfigurationError, OrderError, warn
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.keeping.looking import look
 from anchorhold.guard.moving.averaged_adapters import AveragedAdapters, newcomers, said_of
 from anchorhold.guard.moving.averaging import average_with_anchor, checked_way, move_to
@@ -147,17 +147,17 @@ def pull_back(core: Core, tolerance: float) -> PulledBack:
     adapters = AveragedAdapters(core, held)
 
     def lost_at(share: float) -> float:
-        move_to(core, held, own, share, adapters.between(own, share))
+        move_to(core.state, held, own, share, adapters.between(own, share))
         return look(core).kl
 
     share = 1.0
     try:
         # Of the task that was trained last, which may have been taken in since.
         most = core.state.control.most if core.state.control.trace else None
-        found = replace(furthest_within(lost_at, tolerance, most), **_how_it_was_followed(core))
+        found = replace(furthest_within(lost_at, tolerance, most), **_how_it_was_followed(core.state))
         share = found.share
     finally:
-        move_to(core, held, own, share, adapters.between(own, share))
+        move_to(core.state, held, own, share, adapters.between(own, share))
     left = look(core)
     core.state.control.latest = {each.name: each.kl for each in left.sets}
     core.state.control.at = max(core.task.steps.values(), default=0)
@@ -172,11 +172,11 @@ def _least_sure(left: Retention) -> tuple[str, float, float] | None:
     return None if most.error is None or most.name == left.worst.name else (most.name, most.kl, most.error)
 
 
-def _how_it_was_followed(core: Core) -> dict[str, Any]:
+def _how_it_was_followed(state: GuardState) -> dict[str, Any]:
     """Return how the task was held that was trained last: with what, and what was lost before it."""
-    trace, form = core.state.control.trace, core.state.driving.form
+    trace, form = state.control.trace, state.driving.form
     found: dict[str, Any] = {"is_diagonal": form.elementwise, "at_first": trace[0].kl if trace else None}
-    if core.state.tolerance is not None:
+    if state.tolerance is not None:
         tightened = bool(trace) and trace[-1].strength > trace[0].strength
-        found |= {"start": core.state.tolerance.start_in(form), "tightened": tightened}
+        found |= {"start": state.tolerance.start_in(form), "tightened": tightened}
     return found

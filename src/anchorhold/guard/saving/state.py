@@ -14,7 +14,7 @@ from anchorhold.errors import ConfigurationError, StateError, warn
 from anchorhold.forms import Matrix
 from anchorhold.guard.arguments.strengths import PatternStrengths
 from anchorhold.guard.batch_norm.frozen_statistics import with_statistics
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState, Options, Runtime
 from anchorhold.guard.distributed.ranks import ALONE
 from anchorhold.guard.ledger import Ledger
 from anchorhold.guard.merged_space import Space
@@ -60,16 +60,16 @@ def to_state(core: Core) -> dict[str, Any]:
         "steps": dict(core.task.steps),
         "parameters": sorted(core.runtime.parameters),
         **beside_the_usual(core),
-        **decided_pull(core),
+        **decided_pull(core.state),
         "tensors": {},
     }
-    state |= how_strong(core)
-    if averages := _averages(core):
+    state |= how_strong(core.state)
+    if averages := _averages(core.state):
         state["averages"] = averages
     state |= {key: sorted(kept) for key, kept in _noted(core).items() if kept}
     if core.state.folded_norms:
         state["folded_norms"] = dict(core.state.folded_norms)
-    if layouts := _layouts(core):
+    if layouts := _layouts(core.state):
         state["layouts"] = layouts
     tensors = state["tensors"]
     for kind, kept in by_parameter(core).items():
@@ -122,7 +122,7 @@ def _take(core: Core, state: Mapping[str, Any]) -> None:
     parameters = parameters_of(core, tensors, state["parameters"])
     measured = core.measured_of(parameters)
     _check_names(parameters, state)
-    _check_norms(core, state)
+    _check_norms(core.runtime, state)
     kept, totals, holds, merged, seen = _sorted_out(core, parameters, tensors)
     # Some may have come, or thawed, since the last task was consolidated: they are in no block yet.
     changes = _merged_anchor(core, merged)
@@ -134,7 +134,7 @@ def _take(core: Core, state: Mapping[str, Any]) -> None:
     held = {name for name in kept["anchor"] if name not in core.merged.names} | changes.keys()
     check_completeness(state["tasks"], core.state.driver, core.state.ledgers, held, kept["tilt"], restored)
     strengths = PatternStrengths(dict(state["strengths"])) if "strengths" in state else None
-    _check_strengths(core, strengths, measured, restored[core.state.driver])
+    _check_strengths(core.state, strengths, measured, restored[core.state.driver])
 
     def check_own_part() -> None:
         check_numbers(kept)
@@ -204,7 +204,7 @@ def _sorted_out(core: Core, parameters: dict[str, nn.Parameter], tensors: Mappin
         if not kind.startswith("hold/"):
             check_dtype(key, tensor, parameters.get(name))
         if kind in found.kept:
-            keep = _keeper(core, kind)
+            keep = _keeper(core.options, kind)
             found.kept[kind][name] = keep(like_parameter(tensor.detach(), parameters[name]).clone(), parameters[name])
         elif kind == WATCHED:
             found.watched[f"{name}#{part}"] = tensor
@@ -217,11 +217,11 @@ def _sorted_out(core: Core, parameters: dict[str, nn.Parameter], tensors: Mappin
     return found
 
 
-def _keeper(core: Core, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+def _keeper(options: Options, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
     """Return how tensors of this kind are kept."""
     if kind == "start":
-        return core.options.storage.exact
-    return core.options.storage.running if kind.startswith("running") else core.options.storage.resting
+        return options.storage.exact
+    return options.storage.running if kind.startswith("running") else options.storage.resting
 
 
 def _restored(
@@ -287,14 +287,14 @@ def _noted(core: Core) -> dict[str, frozenset[Any]]:
     }
 
 
-def _averages(core: Core) -> dict[str, dict[str, float]]:
+def _averages(state: GuardState) -> dict[str, dict[str, float]]:
     """Return how many tasks the totals that are averages are of."""
-    return {label: dict(ledger.weights) for label, ledger in core.state.ledgers.items() if ledger.weights}
+    return {label: dict(ledger.weights) for label, ledger in state.ledgers.items() if ledger.weights}
 
 
-def _layouts(core: Core) -> dict[str, str]:
+def _layouts(state: GuardState) -> dict[str, str]:
     """Return which blocks lie unlike a linear layer's weight, for those who read a state without the model."""
-    blocks = (matrix.block for matrix in core.state.driving.total.values() if matrix.block.inputs_first)
+    blocks = (matrix.block for matrix in state.driving.total.values() if matrix.block.inputs_first)
     return {block.name: LOOKED_UP if block.looked_up else INPUTS_FIRST for block in blocks}
 
 
@@ -308,7 +308,7 @@ def _check_names(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any
 
 
 def _check_strengths(
-    core: Core,
+    state: GuardState,
     strengths: PatternStrengths | None,
     parameters: Mapping[str, nn.Parameter],
     matrices: Mapping[str, Matrix],
@@ -320,14 +320,14 @@ def _check_strengths(
         for name in parameters:
             strengths.of(name)
         for matrix in matrices.values():
-            if not core.state.driving.form.elementwise:
+            if not state.driving.form.elementwise:
                 strengths.check_together(matrix.block.parameters, "one matrix holds both")
     except ConfigurationError as error:
         raise StateError(f"The state was made for another model, or with another `protect`: {error}") from error
 
 
-def _check_norms(core: Core, state: Mapping[str, Any]) -> None:
-    present = with_statistics(core.runtime.model)
+def _check_norms(runtime: Runtime, state: Mapping[str, Any]) -> None:
+    present = with_statistics(runtime.model)
     missing = sorted({*state.get("frozen_norms", ()), *state.get("folded_norms", ())} - present.keys())
     if missing:
         raise StateError(

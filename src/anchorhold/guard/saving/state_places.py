@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.errors import StateError
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.ledger import Ledger
 from anchorhold.guard.saving.watched_state import WATCHED
 
@@ -41,7 +41,7 @@ def place_of(core: Core, parameters: Mapping[str, nn.Parameter], key: str, shape
     if (
         place.kind in ("merged", WATCHED)
         or place.kind.startswith("hold/")
-        or (place.kind.startswith("total/") and not _ledger(core, place).form.elementwise)
+        or (place.kind.startswith("total/") and not _ledger(core.state, place).form.elementwise)
     ):
         return place
     parameter = parameters.get(place.name)
@@ -64,14 +64,14 @@ def _place(core: Core, key: str) -> StatePlace:
     if kind is None:
         raise StateError(f"The state holds {key!r}, which this version does not know.")
     place = StatePlace(kind, key[len(kind) + 1 :])
-    if kind in ("merged", WATCHED) or (kind.startswith("total/") and not _ledger(core, place).form.elementwise):
+    if kind in ("merged", WATCHED) or (kind.startswith("total/") and not _ledger(core.state, place).form.elementwise):
         block, mark, part = place.name.rpartition("#")
         return StatePlace(kind, block, part) if mark else place
     return place
 
 
-def _ledger(core: Core, place: StatePlace) -> Ledger:
-    return core.state.ledgers[place.kind.partition("/")[2]]
+def _ledger(state: GuardState, place: StatePlace) -> Ledger:
+    return state.ledgers[place.kind.partition("/")[2]]
 
 
 def by_parameter(core: Core) -> dict[str, dict[str, Tensor]]:

@@ -7,7 +7,7 @@ from typing import Any
 from anchorhold.errors import StateError
 from anchorhold.forms import Diagonal
 from anchorhold.guard.arguments.checked_arguments import may_be_implicit
-from anchorhold.guard.core import Core, Setting
+from anchorhold.guard.core import Core, GuardState, Setting
 from anchorhold.guard.saving.form_of_state import what_to_give
 from anchorhold.retention import Tolerance
 from anchorhold.retention.controller import Control
@@ -39,30 +39,28 @@ def beside_the_usual(core: Core) -> dict[str, Any]:
     return {what: given for what, given in here.items() if given != USUAL_SETTINGS[what]}
 
 
-def decided_pull(core: Core) -> dict[str, bool]:
+def decided_pull(state: GuardState) -> dict[str, bool]:
     """Return what optimisers have decided of the pull, where it was left to them: earlier versions' states had none."""
-    if not core.state.implicit.is_open:
+    if not state.implicit.is_open:
         return {}
-    return {"implicit_is_open": True} | (
-        {} if core.state.implicit.value is None else {"implicit": core.state.implicit.value}
-    )
+    return {"implicit_is_open": True} | ({} if state.implicit.value is None else {"implicit": state.implicit.value})
 
 
-def how_strong(core: Core) -> dict[str, Any]:
+def how_strong(state: GuardState) -> dict[str, Any]:
     """Return what the strength is by, where that is more than one number."""
     here: dict[str, Any] = {}
-    if core.state.driving.strengths is not None:
-        here["strengths"] = [[pattern, c] for pattern, c in core.state.driving.strengths.given.items()]
-    if core.state.relative_strength is not None:
-        here["relative_strength"] = core.state.relative_strength
-    if core.state.asked.value not in (None, core.state.said_strength):  # set anew since, as by a schedule
-        here["made_with"] = core.state.asked.value
-    if core.state.tolerance is not None:
-        here["tolerance"] = dataclasses.asdict(core.state.tolerance.settled_in(core.state.driving.form))
-    if marks := core.state.kept.marks:
+    if state.driving.strengths is not None:
+        here["strengths"] = [[pattern, c] for pattern, c in state.driving.strengths.given.items()]
+    if state.relative_strength is not None:
+        here["relative_strength"] = state.relative_strength
+    if state.asked.value not in (None, state.said_strength):  # set anew since, as by a schedule
+        here["made_with"] = state.asked.value
+    if state.tolerance is not None:
+        here["tolerance"] = dataclasses.asdict(state.tolerance.settled_in(state.driving.form))
+    if marks := state.kept.marks:
         here["kept"] = [[name, marked] for name, marked in marks.items()]
-    if core.state.control.trace:
-        here["control"] = core.state.control.plain()
+    if state.control.trace:
+        here["control"] = state.control.plain()
     return here
 
 

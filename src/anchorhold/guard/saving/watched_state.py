@@ -25,7 +25,7 @@ PARTS = ("mean", "spread")
 
 def can_be_kept(core: Core) -> bool:
     """Whether a state can hold what was seen; of several processes that draw labels, each is at a place of its own."""
-    return core.runtime.ranks.size == 1 or all(asked.seed is None for asked in asked_of(core))
+    return core.runtime.ranks.size == 1 or all(asked.seed is None for asked in asked_of(core.state))
 
 
 def watched_values(core: Core) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def watched_values(core: Core) -> dict[str, Any]:
     if watched is None or not can_be_kept(core):
         return {}
     rows = []
-    for asked in asked_of(core):
+    for asked in asked_of(core.state):
         sums = watched.sums.get(asked, GradientSums())
         at = watched.progress.get(asked, Progress(0, None))
         draws = None if at.draws is None else bytes(at.draws.cpu().tolist()).hex()
@@ -51,7 +51,7 @@ def watched_tensors(core: Core) -> dict[str, Tensor]:
     if watched is None or not can_be_kept(core):
         return {}
     found = {}
-    for number, asked in enumerate(asked_of(core)):
+    for number, asked in enumerate(asked_of(core.state)):
         sums = watched.sums.get(asked, GradientSums())
         for part, kept in zip(PARTS, (sums.mean, sums.spread), strict=True):
             for name, own in kept.items():
@@ -65,7 +65,7 @@ def watched_of(
     """Return what a state has seen, or refuse what is not whole; ``tensors`` by the names after ``watched/``."""
     if values is None and not tensors:
         return None
-    every = asked_of(core)
+    every = asked_of(core.state)
     try:
         rows, labels, samples, weights = (values[key] for key in ("asked", "labels", "samples", "weights"))
         found = Watched(0, classes=Classes(frozenset(map(int, labels)), int(samples)))

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from anchorhold.errors import ConfigurationError, OptimizerError, warn
 from anchorhold.guard.arguments.checked_arguments import checked_implicit, may_be_implicit
-from anchorhold.guard.core import Core, Setting
+from anchorhold.guard.core import Core, GuardState, Setting
 from anchorhold.guard.steps.optimizers.reach import check_blocks, check_reach, is_sgd
 from anchorhold.tensors.sharding import is_sharded
 from anchorhold.tensors.storage import running_dtype
@@ -101,9 +101,9 @@ def _blocks(core: Core) -> list[tuple[str, ...]]:
     return [block.parameters for block in core.blocks(core.state.driving.form)]
 
 
-def give_up(core: Core, why: OptimizerError) -> None:
+def give_up(state: GuardState, why: OptimizerError) -> None:
     """Let the hold join the gradient from now on, for good: it acted after steps by default, and this one is none."""
-    core.state.implicit = Setting(False, "default")
+    state.implicit = Setting(False, "default")
     said = str(why).removeprefix("implicit=True ").partition(". ")[0].removesuffix(".")
     warn(
         f"The hold has acted after each step, as it does by default with SGD, and cannot any more {said}. From this "

@@ -38,7 +38,7 @@ class ImplicitPull:
         except OptimizerError as error:
             if not core.state.implicit.is_open:
                 raise
-            give_up(core, error)
+            give_up(core.state, error)
 
     def begin(self, bundles: Sequence[Bundle], *, hold: bool) -> None:
         """Look at a step that is about to be taken.

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, Runtime
 from anchorhold.guard.ledger import PathRecord
 from anchorhold.measures import PathMeasure
 
@@ -19,7 +19,7 @@ def path_of(core: Core, measures: Collection[str]) -> PathRecord:
 
 def take_path(core: Core, measures: Mapping[str, PathMeasure], record: PathRecord) -> None:
     """Go on from what a record says, in the place of what these measures have gathered."""
-    _check(core, measures, record)
+    _check(core.runtime, measures, record)
     for label in measures:
         ledger = core.state.ledgers[label]
         given = record.running.get(label, {})
@@ -29,11 +29,11 @@ def take_path(core: Core, measures: Mapping[str, PathMeasure], record: PathRecor
     core.task.steps = dict.fromkeys(core.runtime.parameters, record.steps) if record.steps else {}
 
 
-def _check(core: Core, measures: Mapping[str, PathMeasure], record: PathRecord) -> None:
+def _check(runtime: Runtime, measures: Mapping[str, PathMeasure], record: PathRecord) -> None:
     """Refuse a record of other measures, states or shapes, which would count as nothing."""
     if unknown := sorted(set(record.running) - set(measures)):
         raise ConfigurationError(f"path has a measure {unknown[0]!r}; along the path here are {list(measures)}.")
-    parameters = core.runtime.parameters
+    parameters = runtime.parameters
     for label, states in record.running.items():
         expected = list(measures[label].running)
         if unknown := sorted(set(states) - set(expected)):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.forms import DiagonalMatrix
-from anchorhold.guard.core import Core
+from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.distributed.rank_gradients import RankGradients
 from anchorhold.guard.steps.observed import Observed
 from anchorhold.guard.steps.optimizers.accepted import refuse_sparse
@@ -417,7 +417,7 @@ def bundles_of(
             found.append(Single(core, name, parameter, held=held))
             continue
         begun = name in core.task.start, core.task.steps.get(name, 0)
-        key = (parameter.dtype, parameter.device, held, *begun, *_precisions(core, name))
+        key = (parameter.dtype, parameter.device, held, *begun, *_precisions(core.state, name))
         rows.setdefault(key, {})[name] = parameter
         lengths[key] += parameter.numel()
         if lengths[key] >= ROW:
@@ -426,10 +426,10 @@ def bundles_of(
     return found + [_row_of(core, row, held=bool(key[2])) for key, row in rows.items()]
 
 
-def _precisions(core: Core, name: str) -> list[torch.dtype]:
+def _precisions(state: GuardState, name: str) -> list[torch.dtype]:
     """Return the precisions of what is kept about a parameter, which may have changed its own since."""
-    kept = [tensors[name] for tensors in (core.state.anchor, *core.state.running()) if name in tensors]
-    matrix = core.state.driving.held.get(name)
+    kept = [tensors[name] for tensors in (state.anchor, *state.running()) if name in tensors]
+    matrix = state.driving.held.get(name)
     return [tensor.dtype for tensor in (*kept, *(() if matrix is None else matrix.tensors().values()))]
 
 
