@@ -10,7 +10,6 @@ import torch
 
 import anchorhold
 from anchorhold.forms import Form, Kronecker16, Rotated, Rotated16
-from anchorhold.guard.consolidating import measuring
 from anchorhold_lab.data.locations import Datasets
 from benchmarks.gpu.billion import FULL, SMALL, Guarded, Loop, Size, decoder, loop, make_room
 from benchmarks.gpu.forms import Stopwatch
@@ -143,8 +142,10 @@ def _measure(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(watch.watching(measuring, "_pass", lambda _: "passes"))
-        stack.enter_context(watch.watching(measuring, "_learned", lambda _: "eigenvectors and what else is learned"))
+        stack.enter_context(watch.watching(TaskMeasurement, "one_pass", lambda _: "passes"))
+        stack.enter_context(
+            watch.watching(TaskMeasurement, "learned_means", lambda _: "eigenvectors and what else is learned")
+        )
         stack.enter_context(watch.watching(anchorhold.Guard, "consolidate", lambda _: "all"))
         guard.consolidate(batches, within=within)
     parts = watch.lap()

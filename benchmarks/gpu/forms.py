@@ -16,7 +16,6 @@ from anchorhold.errors import DataError
 from anchorhold.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix
 from anchorhold.forms.of_layers import rotated
 from anchorhold.guard import Guard
-from anchorhold.guard.consolidating import measuring
 from anchorhold.persample.reductions import Basis
 from anchorhold.tensors.matrices.products import products_in
 from anchorhold_lab.data import Dataset, Images
@@ -284,7 +283,7 @@ def _train(
     with contextlib.ExitStack() as stack:
         for owner, name, label in (
             (rotated, "eigenbasis", lambda _: "eigenbases"),
-            (measuring, "_pass", lambda args: "second pass" if any(args[4].values()) else "factors"),
+            (TaskMeasurement, "one_pass", lambda args: "second pass" if any(args[1].values()) else "factors"),
             (Guard, "consolidate", lambda _: "consolidation"),
         ):
             stack.enter_context(watch.watching(owner, name, label))

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import anchorhold
 from anchorhold.errors import NotFiniteError
-from anchorhold.guard.steps import pulls, watcher
+from anchorhold.guard.stepping import pulls, watcher
 from anchorhold.holds import base as hold_base
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 from tests.guard.sam import SAM

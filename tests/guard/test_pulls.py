@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import anchorhold
 from anchorhold.forms import RotatedMatrix
-from anchorhold.guard.steps import pulls
+from anchorhold.guard.stepping import pulls
 
 WIDTH, LAYERS = 7, 6
 BATCHES = [(torch.randn(8, WIDTH), torch.randint(0, WIDTH, (8,))) for _ in range(5)]

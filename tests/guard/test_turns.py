@@ -9,7 +9,7 @@ from torch import nn
 import anchorhold
 from anchorhold.errors import BatchError, ConfigurationError
 from anchorhold.forms import Kronecker, Rotated, RotatedMatrix
-from anchorhold.guard.consolidating.measuring import Finding
+from anchorhold.guard.measurement import Finding
 from anchorhold.persample.engine import SampleAccumulator
 from anchorhold.persample.reductions.layer_matrix import LayerReduction
 

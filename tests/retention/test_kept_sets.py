@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anchorhold
-from anchorhold.guard.keeping.following import part_of
+from anchorhold.guard.retention.following import part_of
 from anchorhold.retention import Retention, kept_set
 from anchorhold.retention.predictions import compared
 from anchorhold.retention.report import SetRetention

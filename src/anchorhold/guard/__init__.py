@@ -2,6 +2,6 @@
 
 from anchorhold.guard.guard import Guard
 from anchorhold.guard.ledger import PathRecord, TaskImportance
-from anchorhold.guard.moving.weight_average import averaged_weights
+from anchorhold.guard.rollback.weight_average import averaged_weights
 
 __all__ = ["Guard", "PathRecord", "TaskImportance", "averaged_weights"]

@@ -27,7 +27,7 @@ from anchorhold.guard.distributed.ranks import ALONE, Ranks, ddp_wrapper, ranks_
 from anchorhold.guard.distributed.sharded_matrices import as_parameters_are
 from anchorhold.guard.ledger import Ledger, diagonal_of
 from anchorhold.guard.merged_space import MergedSpace, Space
-from anchorhold.guard.micro_batches.gradient_sums import Watched
+from anchorhold.guard.microbatches.gradient_sums import Watched
 from anchorhold.guard.monitor import GONE, REPLACED
 from anchorhold.guard.task_classes import HeadGradients
 from anchorhold.holds import Held, Hold, Tilt
@@ -102,7 +102,7 @@ class Options:
     gather: Gather | None = None
     """What is gathered at once of a sharded model that is measured from data; ``None`` decides by what there is."""
     anchor_kind: AnchorKind = "last"
-    """What the hold is centred at: the last solution, or the mean of all tasks'; see ``centre/anchors.py``."""
+    """What the hold is centred at: the last solution, or the mean of all tasks'; see ``anchors.py``."""
     gradient_term: bool = False
     """Whether the gradients of the tasks' own losses are part of the hold."""
     from_scratch: bool = False

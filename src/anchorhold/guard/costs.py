@@ -9,7 +9,7 @@ from anchorhold.adapters import Product, in_parts
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Block, Cost
 from anchorhold.forms.composed.summed import Summed
-from anchorhold.guard.consolidating.turns import measuring_bytes
+from anchorhold.guard.chunks import measuring_bytes
 from anchorhold.guard.core import Core
 from anchorhold.tensors.in_words import in_bytes
 from anchorhold.tensors.storage import running_dtype

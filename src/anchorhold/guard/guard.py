@@ -13,39 +13,39 @@ from torch.optim import Optimizer
 
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, warn
 from anchorhold.forms import Form, Matrix
+from anchorhold.guard.anchors import rebase
 from anchorhold.guard.arguments.fitting_strengths import check_strengths
 from anchorhold.guard.arguments.new_core import new_core
 from anchorhold.guard.arguments.selection import Protect
 from anchorhold.guard.arguments.strengths import PatternStrengths, checked_strength
-from anchorhold.guard.centre.anchors import rebase
-from anchorhold.guard.consolidating.task_end import end_task, found_strength, rehearse_end
-from anchorhold.guard.consolidating.turns import checked_bytes
+from anchorhold.guard.chunks import checked_bytes
 from anchorhold.guard.core import AnchorKind, Setting
 from anchorhold.guard.costs import Costs, costs_of
 from anchorhold.guard.distributed.gathering import Gather
 from anchorhold.guard.distributed.rank_gradients import CommHook
-from anchorhold.guard.keeping.following import predicted
-from anchorhold.guard.keeping.looking import look
-from anchorhold.guard.keeping.other_models import tell_of_another_model
-from anchorhold.guard.keeping.taking_inputs import keep_inputs, tell_unless_binding
+from anchorhold.guard.forget import forget_all
 from anchorhold.guard.ledger import PathRecord, TaskImportance, diagonal_of
-from anchorhold.guard.letting_go import forget_all
 from anchorhold.guard.merged_space import Space
-from anchorhold.guard.micro_batches.watching_only import watch_only
+from anchorhold.guard.microbatches.measure import watch_only
 from anchorhold.guard.monitors import Monitor, monitor_kinds
-from anchorhold.guard.moving.going_back import GoingBack
-from anchorhold.guard.moving.weight_average import evaluated_weights
 from anchorhold.guard.not_a_callback import NotACallback
 from anchorhold.guard.penalties import penalty_of
 from anchorhold.guard.refreshing import refresh
-from anchorhold.guard.saving import state_files
-from anchorhold.guard.saving.blank_state import blank_state
-from anchorhold.guard.saving.state import from_state, to_state
-from anchorhold.guard.saving.watched_state import can_be_kept
-from anchorhold.guard.steps.attachment import Attachment
-from anchorhold.guard.steps.observed import Observed
-from anchorhold.guard.steps.path_records import path_of, take_path
+from anchorhold.guard.retention.evaluate import look
+from anchorhold.guard.retention.following import predicted
+from anchorhold.guard.retention.keep_inputs import keep_inputs, tell_unless_binding
+from anchorhold.guard.retention.other_models import tell_of_another_model
+from anchorhold.guard.rollback.rollback import GoingBack
+from anchorhold.guard.rollback.weight_average import evaluated_weights
+from anchorhold.guard.state import files as state_files
+from anchorhold.guard.state.blank import blank_state
+from anchorhold.guard.state.codec import from_state, to_state
+from anchorhold.guard.state.microbatches import can_be_kept
+from anchorhold.guard.stepping.attachment import Attachment
+from anchorhold.guard.stepping.observed import Observed
+from anchorhold.guard.stepping.path_records import path_of, take_path
 from anchorhold.guard.summary import describe
+from anchorhold.guard.task import end_task, found_strength, rehearse_end
 from anchorhold.holds import Hold
 from anchorhold.measures import Measure
 from anchorhold.persample.batches import Forward

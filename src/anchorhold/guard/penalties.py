@@ -9,7 +9,7 @@ from anchorhold.errors import ConfigurationError
 from anchorhold.guard.core import Core, Runtime
 from anchorhold.guard.monitor import AdapterState, Monitor
 from anchorhold.guard.refreshing import refresh, refuse_another_shape
-from anchorhold.guard.steps.training_calls import TrainingCalls
+from anchorhold.guard.stepping.training_calls import TrainingCalls
 from anchorhold.holds import Hold
 from anchorhold.holds.of_weights.quadratic import penalty_value
 from anchorhold.tensors.names import named_parameters

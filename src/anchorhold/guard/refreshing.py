@@ -13,8 +13,8 @@ from anchorhold.guard.arguments.default_space import default_space, tell_of_unme
 from anchorhold.guard.arguments.fitting_strengths import check_blocks, check_strengths
 from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.distributed.sharded_matrices import refuse_unless_in_parts
+from anchorhold.guard.forget import forget
 from anchorhold.guard.ledger import Ledger
-from anchorhold.guard.letting_go import forget
 from anchorhold.guard.merged_space import MergedSpace, Space
 from anchorhold.tensors.names import named_parameters
 from anchorhold.tensors.sharding import like_parameter, reshard

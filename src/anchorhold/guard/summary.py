@@ -16,7 +16,7 @@ from anchorhold.guard.arguments.default_space import why_not_merged
 from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.distributed.sharded_matrices import ShardedMatrix
 from anchorhold.guard.ledger import diagonal_of
-from anchorhold.guard.steps.default_pull import Owned, why_explicit
+from anchorhold.guard.stepping.default_pull import Owned, why_explicit
 from anchorhold.holds import Hold
 from anchorhold.holds.of_weights.quadratic import penalty_value
 from anchorhold.measures import FineTune

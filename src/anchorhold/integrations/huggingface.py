@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from anchorhold.errors import AnchorholdWarning, ConfigurationError, MissingExtraError, StateError
 from anchorhold.guard import Guard
-from anchorhold.guard.consolidating.measuring import REHEARSED
 from anchorhold.guard.distributed.ranks import Ranks
+from anchorhold.guard.measurement import REHEARSED
 from anchorhold.integrations.callbacks import (
     TRAINED,
     BestWithin,

@@ -16,7 +16,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from anchorhold.errors import StateError
 from anchorhold.guard import Guard
 from anchorhold.guard.distributed.ranks import Ranks
-from anchorhold.guard.saving import state_files
+from anchorhold.guard.state import files as state_files
 from anchorhold.integrations.callbacks import STATE_NAME, task_free_state
 from anchorhold.task_free import TaskFree
 from anchorhold.tensors.checksums import checksum, earlier_checksum

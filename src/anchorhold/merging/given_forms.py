@@ -18,8 +18,8 @@ from anchorhold.forms import DiagonalMatrix, Kronecker, Matrix, Summed, form
 from anchorhold.forms.of_layers.layers import LayerForm
 from anchorhold.forms.of_vectors.vectors import VectorForm
 from anchorhold.guard import Guard, TaskImportance
-from anchorhold.guard.saving.state import INPUTS_FIRST, LOOKED_UP
-from anchorhold.guard.saving.state_files import READABLE, state_of
+from anchorhold.guard.state.codec import INPUTS_FIRST, LOOKED_UP
+from anchorhold.guard.state.files import READABLE, state_of
 from anchorhold.merging import tensor_files
 from anchorhold.persample.reductions import Block
 from anchorhold.tensors.storage import widest_dtype

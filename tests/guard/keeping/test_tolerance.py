@@ -10,8 +10,8 @@ import torch
 
 import anchorhold
 from anchorhold import Tolerance
-from anchorhold.guard.keeping.following import part_of
-from anchorhold.guard.keeping.taking_inputs import FEW
+from anchorhold.guard.retention.following import part_of
+from anchorhold.guard.retention.keep_inputs import FEW
 from tests.guard.helpers import batch, loss, net, weights
 
 KEPT = [batch(20, 40)]

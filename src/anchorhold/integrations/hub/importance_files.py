@@ -21,7 +21,7 @@ from anchorhold.guard import Guard
 from anchorhold.guard.batch_norm.frozen_statistics import is_fresh, with_statistics
 from anchorhold.guard.distributed.ranks import ALONE, Ranks
 from anchorhold.guard.monitors.distances import ELSEWHERE, distance, distance_in_words
-from anchorhold.guard.saving import state_files
+from anchorhold.guard.state import files as state_files
 from anchorhold.integrations.hub.buffer_marks import buffer_marks, other_buffers
 from anchorhold.integrations.hub.card import card, is_own
 from anchorhold.integrations.hub.repositories import downloaded, has_card_of_others, library, refusals_told

@@ -1,0 +1,153 @@
+r"""Where the quadratic hold is centred: at the last task's solution, or where the penalties of all tasks together are.
+
+Around the last solution, :math:`c\langle\theta-\theta^*, Q(\theta-\theta^*)\rangle` with :math:`Q = \sum_k Q_k` stands
+for all tasks (Huszár 2018, arXiv 1712.03847). The sum of the tasks' own penalties, each around its own solution
+:math:`\theta_k`, has the same Q and another centre, the mean :math:`(\sum_k Q_k)^{-1}\sum_k Q_k\theta_k`. For the
+diagonal that is weight by weight :math:`(\Omega\theta^* + \omega\theta)/(\Omega + \omega)`, and it is the anchor. In
+other forms no mean is solved for, which would divide by what is nearly 0: the anchor stays the last solution, and
+the *tilt* r says how the sum leans there,
+
+.. math:: \sum_k \langle\theta-\theta_k, Q_k(\theta-\theta_k)\rangle + 2\langle\theta-\theta_k, g_k\rangle
+          = \langle D, Q(D)\rangle - 2\langle D, r\rangle + \text{const}, \qquad D = \theta - \theta^*, \quad
+          r = \sum_k Q_k(\theta_k - \theta^*) - g_k.
+
+:math:`g_k` is the gradient of the task's own loss at :math:`\theta_k`, where it is asked for: with c = ½ this is SOLA
+(Yin, Farajtabar, Li, Levine and Mott 2020, arXiv 2006.10974), which keeps
+:math:`\Lambda = \sum_k H_k` and :math:`b = \sum_k H_k\theta_k - g_k`. b is a small difference of large numbers wherever
+weights are larger than what they moved by, and r is that difference. With a new solution θ′ it becomes
+
+.. math:: r' = \gamma\,(r + Q(\theta^* - \theta')) - g', \qquad Q' = \gamma Q + q'.
+
+Where a task has converged under the hold with c = ½, its loss and the hold pull against each other equally, and r′ is
+0: the last solution is then the centre of all tasks, gradient terms included.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from anchorhold.adapters import Change, mapped
+from anchorhold.errors import ConfigurationError, NotFiniteError, OrderError
+from anchorhold.forms import Matrix
+from anchorhold.guard.batch_norm.folding import Folding
+from anchorhold.guard.core import Core, GuardState
+from anchorhold.guard.measurement import Finding
+from anchorhold.guard.refreshing import refresh
+from anchorhold.holds.of_weights.quadratic import applied
+from anchorhold.tensors.finite import is_finite
+from anchorhold.tensors.sharding import local, wrap_local
+from anchorhold.tensors.storage import at_hand, running_dtype
+
+
+@torch.no_grad()
+def new_anchor(core: Core, finding: Finding | None, folding: Folding) -> dict[str, Tensor]:
+    """Return what the parameters are held to once a task is taken in, changing nothing yet.
+
+    Args:
+        core: what the guard knows, the task not taken in.
+        finding: what the measure that holds the model found for it; where that is nothing, the anchor is where
+            weights are.
+        folding: the layers that are held as batch norms scale them, those of this task included.
+    """
+    mean = core.options.anchor_kind == "mean" and not core.leans
+    theta = core.runtime.parameters | folding.coordinates(core.runtime.parameters)
+    found = {}
+    for name, parameter in core.runtime.parameters.items():
+        solution = theta[name].detach()
+        if mean and finding is not None and name in core.state.anchor:
+            solution = _mean(core.state, finding, name, solution)
+        else:
+            solution = solution.clone()
+        found[name] = core.options.storage.resting(solution, parameter)
+    return found
+
+
+@torch.no_grad()
+def new_merged_anchor(core: Core) -> dict[str, Change]:
+    """Return what adapters add to weights once a task is taken in, where those are held; changing nothing yet."""
+    found: dict[str, Change] = {}
+    for name, change in core.merged.changes().items():
+        rest = partial(core.options.storage.resting, parameter=core.measured[name])
+        found[name] = mapped(mapped(change, Tensor.clone), rest)
+    return found
+
+
+def rebase(core: Core) -> None:
+    """Hold merged weights to where they are now, by the importance that was measured before."""
+    if core.state.space.value != "merged":
+        raise ConfigurationError("rebase() without space='merged': there is no merged weight to be counted anew.")
+    if not core.state.tasks:
+        raise OrderError(
+            "rebase() before the first consolidate(): nothing is held yet that could be counted anew. Consolidate what "
+            "the model knows, with its adapters on; that counts from there."
+        )
+    refresh(core)
+    here = new_merged_anchor(core)
+    core.state.merged_anchor.update({name: here[name] for name in core.state.merged_anchor if name in here})
+    anchor = new_anchor(core, None, core.folding)
+    core.state.anchor.update({name: anchor[name] for name in core.merged.names})
+
+
+def _mean(state: GuardState, finding: Finding, name: str, solution: Tensor) -> Tensor:
+    """Return (Ωθ* + ωθ)/(Ω + ω) of a parameter, θ where that is 0/0."""
+    driving, dtype = state.driving, running_dtype(solution)
+    if name not in driving.total:
+        return solution.clone()
+    old, new = driving.shares(name, state.decay)
+    theta_star, before, now = (
+        local(at_hand(tensor, solution)).to(dtype)
+        for tensor in (
+            state.anchor[name],
+            driving.measured[name].diagonal()[name],
+            finding.matrices[name].diagonal()[name],
+        )
+    )
+    theta = local(solution).to(dtype)
+    whole = old * before + new * now
+    share = torch.where(whole > 0, old * before / whole, 0.0)
+    return wrap_local(theta + share * (theta_star - theta), solution)
+
+
+@torch.no_grad()
+def new_tilt(core: Core, finding: Finding, anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return how the sum of all tasks leans at a new anchor, changing nothing yet; nothing where it cannot lean.
+
+    Args:
+        core: what the guard knows, the task not taken in.
+        finding: what the measure that holds the model found for it.
+        anchor: the new one.
+    """
+    driving = core.state.driving
+    if not core.leans:
+        return {}
+    found: dict[str, Tensor] = {}
+    # All of them first: where Q is in parts all processes take part, and none may have stopped by then.
+    every = {key: _moved(core, q, anchor) for key, q in driving.measured.items() if key in finding.matrices}
+    for key, matrix in finding.matrices.items():
+        old, new = driving.shares(key, core.state.decay)
+        moved = every.get(key, {})
+        for name in matrix.block.parameters:
+            parameter = core.runtime.parameters[name]
+            tilt = torch.zeros_like(parameter, dtype=running_dtype(parameter), requires_grad=False)
+            if name in core.state.tilt:
+                tilt = tilt + old * at_hand(core.state.tilt[name], parameter)
+            if name in moved:
+                tilt = tilt - old * moved[name]
+            if core.options.gradient_term:
+                tilt = tilt - new * finding.gradient[name]
+            found[name] = core.resting(tilt, parameter)
+            if not is_finite(found[name]):
+                raise NotFiniteError(
+                    f"The sum of all tasks' penalties has a gradient at {name!r} that is not finite, so nothing was "
+                    "consolidated; the previous anchor and importance still hold. Look for overflow in the importance "
+                    "and in this task's gradients."
+                )
+    return found
+
+
+def _moved(core: Core, matrix: Matrix, anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return Q(θ′ − θ*) of a block, from the old anchor to the new one."""
+    there = {name: at_hand(anchor[name], core.runtime.parameters[name]) for name in matrix.block.parameters}
+    return applied(matrix, there, core.state.anchor)

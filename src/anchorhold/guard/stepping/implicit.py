@@ -1,0 +1,133 @@
+"""The quadratic hold after a step: which weights are pulled how far, and how that is found in each form."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from anchorhold.errors import OptimizerError
+from anchorhold.forms import DiagonalMatrix, Matrix
+from anchorhold.guard.core import Core
+from anchorhold.guard.stepping.bundles import Bundle, Several
+from anchorhold.guard.stepping.default_pull import give_up
+from anchorhold.guard.stepping.optimizers.effective_rate import Reach, check_blocks, check_reach, reaches_of
+from anchorhold.holds.of_weights.implicit import pull_implicitly_, pulled
+from anchorhold.holds.of_weights.quadratic import displacement
+from anchorhold.tensors.pieces import in_pieces
+from anchorhold.tensors.storage import at_hand, running_dtype
+
+
+class ImplicitPull:
+    """Pulls weights after steps."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+
+    def check(self, optimizer: Optimizer, owned: Mapping[str, nn.Parameter], *, hold: bool) -> None:
+        """Refuse a step whose pull could not be found, while nothing has changed; one by default joins the gradient."""
+        if not hold or not self.core.state.pulled_after:
+            return
+        core = self.core
+        held = core.state.driving.held.values()
+        blocks = [matrix.block.parameters for matrix in held if not isinstance(matrix, DiagonalMatrix)]
+        try:
+            check_reach(optimizer, core.state.driving.form)  # a schedule may have set another momentum since attach()
+            if blocks:
+                check_blocks(optimizer, core.state.driving.form, blocks, owned)
+        except OptimizerError as error:
+            if not core.state.implicit.is_open:
+                raise
+            give_up(core.state, error)
+
+    def begin(self, bundles: Sequence[Bundle], *, hold: bool) -> None:
+        """Look at a step that is about to be taken.
+
+        What has no gradient of the task's is moved too, by the pull alone, so it is handed a gradient of 0.
+        """
+        if not hold or not self.core.state.pulled_after:
+            return
+        held = self.core.state.driving.held_names
+        for bundle in bundles:
+            for i, (name, parameter) in enumerate(zip(bundle.names, bundle.parameters, strict=True)):
+                if name in held and parameter.grad is None:
+                    bundle.handed[i] = parameter.grad = torch.zeros_like(parameter)
+
+    def pull(self, optimizer: Optimizer, bundles: Sequence[Bundle], owned: Mapping[str, nn.Parameter]) -> None:
+        """Pull all weights that are held, after the step that they have taken."""
+        core = self.core
+        reaches = reaches_of(optimizer, owned)
+        if core.state.driving.form.elementwise:
+            for bundle in bundles:
+                if bundle.held:
+                    self._pull_bundle(bundle, reaches)
+            return
+        for matrix in core.state.driving.held.values():
+            first = reaches.get(matrix.block.parameters[0])
+            if first is None:
+                continue
+            if isinstance(matrix, DiagonalMatrix):
+                self._pull_alone(matrix.name, owned[matrix.name], first)
+            else:
+                self._pull_block(matrix, owned, first.rate)
+
+    # Element by element
+
+    def _pull_bundle(self, bundle: Bundle, reaches: Mapping[str, Reach]) -> None:
+        own = [reaches.get(name) for name in bundle.names]
+        first = own[0]
+        alike = [reach for reach in own if reach is not None and first is not None and reach.is_like(first)]
+        if not isinstance(bundle, Several) or self.core.state.tilt or first is None or len(alike) < len(own):
+            for name, parameter, reach in zip(bundle.names, bundle.parameters, own, strict=True):
+                if reach is not None:
+                    self._pull_alone(name, parameter, reach)
+            return
+        kept = [bundle.side_by_side(f"kept {i}", [reach.kept[i] for reach in alike]) for i in range(len(first.kept))]
+        theta = bundle.weights("weights")
+        self._walk(theta, *bundle.anchored(), first, kept, None)
+        bundle.move()
+
+    def _pull_alone(self, name: str, parameter: nn.Parameter, reach: Reach) -> None:
+        core = self.core
+        matrix = core.state.driving.held[name]
+        assert isinstance(matrix, DiagonalMatrix)
+        omega, anchor = at_hand(matrix.omega, parameter), at_hand(core.state.anchor[name], parameter)
+        tilt = self._leaning(name, parameter) if name in core.state.tilt else None
+        self._walk(parameter.detach(), omega, anchor, reach, reach.kept, tilt)
+
+    def _walk(
+        self, theta: Tensor, omega: Tensor, anchor: Tensor, reach: Reach, kept: Sequence[Tensor], tilt: Tensor | None
+    ) -> None:
+        """Pull weights in pieces that stay in cache."""
+        dtype, factor = running_dtype(theta), 2 * self.core.state.strength
+        leaning = [] if tilt is None else [tilt]
+        for here, *more in in_pieces([theta, omega, anchor, *kept, *leaning]):
+            own_omega, own_anchor, *rest = (each.to(dtype) for each in more)
+            own_tilt = rest.pop() if leaning else None
+            wide = here.to(dtype)
+            pull_implicitly_(wide, own_omega, own_anchor, factor, reach.of(tuple(rest)), own_tilt)
+            if wide is not here:
+                here.copy_(wide)
+
+    # Block by block
+
+    def _pull_block(self, matrix: Matrix, owned: Mapping[str, nn.Parameter], rate: float | None) -> None:
+        assert rate is not None
+        d = displacement(matrix, owned, self.core.state.anchor)
+        factor = min(2 * self.core.state.strength * rate, torch.finfo(next(iter(d.values())).dtype).max)
+        found = pulled(matrix.at_hand(d), d, factor, self._tilt(d))
+        for name, pull in found.items():
+            theta = owned[name].detach()
+            theta.copy_(theta.to(pull.dtype) - pull)
+
+    def _tilt(self, d: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        tilt = self.core.state.tilt
+        if not tilt.keys() & d.keys():
+            return None
+        return {n: self._leaning(n, x).to(x.dtype) if n in tilt else torch.zeros_like(x) for n, x in d.items()}
+
+    def _leaning(self, name: str, like: Tensor) -> Tensor:
+        """Return r of a parameter, by as much less as its strength is less than the largest: Q is so already."""
+        strengths = self.core.state.driving.strengths
+        own = at_hand(self.core.state.tilt[name], like)
+        return own if strengths is None else own * strengths.factor([name])
