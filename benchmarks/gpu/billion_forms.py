@@ -10,6 +10,7 @@ import torch
 
 import anchorhold
 from anchorhold.forms import Form, Kronecker16, Rotated, Rotated16
+from anchorhold.guard.measurement import TaskMeasurement
 from anchorhold_lab.data.locations import Datasets
 from benchmarks.gpu.billion import FULL, SMALL, Guarded, Loop, Size, decoder, loop, make_room
 from benchmarks.gpu.forms import Stopwatch

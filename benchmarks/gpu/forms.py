@@ -16,6 +16,7 @@ from anchorhold.errors import DataError
 from anchorhold.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix
 from anchorhold.forms.of_layers import rotated
 from anchorhold.guard import Guard
+from anchorhold.guard.measurement import TaskMeasurement
 from anchorhold.persample.reductions import Basis
 from anchorhold.tensors.matrices.products import products_in
 from anchorhold_lab.data import Dataset, Images
