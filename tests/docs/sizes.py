@@ -3,10 +3,10 @@
 from unittest import mock
 
 import torch
-from anchorhold.guard.stepping.walk import bundles
 from torch import nn
 
 import anchorhold
+from anchorhold.guard.stepping import bundles
 
 
 def held(measure, weights=torch.float32, state_dtype=None):

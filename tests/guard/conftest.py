@@ -1,7 +1,8 @@
 """Steps are walked in rows of small parameters, and parameter by parameter: what is said of one must hold for both."""
 
 import pytest
-from anchorhold.guard.stepping.walk import bundles
+
+from anchorhold.guard.stepping import bundles
 
 BOTH_WAYS = {
     "test_implicit",

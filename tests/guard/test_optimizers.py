@@ -5,11 +5,11 @@ import weakref
 
 import pytest
 import torch
-from anchorhold.guard.stepping.walk import bundles
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import anchorhold
+from anchorhold.guard.stepping import bundles
 from anchorhold.guard.stepping.bundles import Row
 from tests.guard.helpers import batch, consolidated, loss, net, train, weights
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from anchorhold.guard.stepping.walk import bundles
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import anchorhold
+from anchorhold.guard.stepping import bundles
 from tests import oracles, path_oracle
 from tests.docs.pages import run_page
 from tests.guard.helpers import weights

@@ -7,12 +7,12 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from anchorhold.guard.stepping.walk import bundles
 from torch import nn
 
 import anchorhold
 from anchorhold.errors import ConfigurationError, OrderError
 from anchorhold.guard import PathRecord
+from anchorhold.guard.stepping import bundles
 
 
 class Pieces(nn.Module):

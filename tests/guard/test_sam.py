@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from anchorhold.guard.stepping.walk import bundles
 
 import anchorhold
+from anchorhold.guard.stepping import bundles
 from tests.guard.helpers import batch, loss, net, weights
 from tests.guard.sam import SAM
 

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import pytest
 import torch
-from anchorhold.guard.stepping.walk import bundles
 from torch import nn
 
 import anchorhold
 from anchorhold.errors import ConfigurationError
+from anchorhold.guard.stepping import bundles
 from anchorhold.measures import register_measure
 from anchorhold.measures.base import Finished, Needs
 from tests import helpers

@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from anchorhold.guard.stepping.walk import bundles
 from torch import nn
 
 import anchorhold
 from anchorhold.errors import ConfigurationError, OrderError
+from anchorhold.guard.stepping import bundles
 from tests import helpers
 from tests.path_oracle import gradients, snapshot
 

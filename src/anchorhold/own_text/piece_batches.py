@@ -13,7 +13,7 @@ from torch import Tensor
 from anchorhold.errors import NotFiniteError
 from anchorhold.own_text.model_reader import Writer
 from anchorhold.own_text.next_tokens import Choice, drawn
-from anchorhold.own_text.written_text import Piece
+from anchorhold.own_text.pieces import Piece
 from anchorhold.seeding import generator_for
 from anchorhold.tensors.storage import widest_dtype
 

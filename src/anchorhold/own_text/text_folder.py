@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anchorhold.errors import DamagedError, StateError, StoreError, warn
-from anchorhold.own_text.written_text import Kind, Piece
+from anchorhold.own_text.pieces import Kind, Piece
 from anchorhold.whole_files import read_tensors, write_tensors, write_whole
 
 _ASKED = "asked.json"

@@ -12,6 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from anchorhold.errors import ConfigurationError
+from anchorhold.own_text.pieces import Kind, Piece
+from anchorhold.own_text.text_folder import read_folder
 from anchorhold.persample.scores.positions import IGNORED
 from anchorhold.settings import choice, whole_number
 
@@ -19,48 +21,6 @@ Labels = Literal["written", "all"]
 
 _GRAM = 4
 """Tokens of a run that is looked for again (Welleck et al. 2020, arXiv 1908.04319)."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One text.
-
-    Args:
-        number: which it is; a piece depends on the seed and on its number alone.
-        tokens: of all of it, ``[T]``, with the beginning and the end token if there is one.
-        begun: how many of them are the beginning, which was given.
-        log_probabilities: of the tokens that were written, in nats, as the model has them: at temperature 1, of all
-            tokens.
-        top_tokens: the most probable tokens in the place of each that was written, ``[T − begun, k]``, where asked for.
-        top_log_probabilities: theirs.
-    """
-
-    number: int
-    tokens: Tensor
-    begun: int
-    log_probabilities: Tensor
-    top_tokens: Tensor | None = None
-    top_log_probabilities: Tensor | None = None
-
-    @property
-    def written(self) -> Tensor:
-        """The tokens that were written."""
-        return self.tokens[self.begun :]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What pieces have in common.
-
-    Args:
-        ends: tokens that end a piece; none if there are none.
-        padding: the token that stands where a piece of a batch is over; no label and no mask counts it.
-        named: whether the batches are those of one of Hugging Face's models, which have names.
-    """
-
-    ends: tuple[int, ...] = ()
-    padding: int = 0
-    named: bool = True
 
 
 @dataclass(repr=False)
@@ -78,8 +38,6 @@ class OwnText(Dataset[dict[str, Tensor]]):
     @classmethod
     def load(cls, store: str | os.PathLike[str], tokenizer: Any = None) -> "OwnText":
         """Return the text in a folder that :func:`write_text` was given as ``store=``; no model is needed for it."""
-        from anchorhold.own_text.text_folder import read_folder  # noqa: PLC0415 (which makes pieces of what it reads)
-
         pieces, kind = read_folder(store)
         return cls(pieces, kind, tokenizer)
 
