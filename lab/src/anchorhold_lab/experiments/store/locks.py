@@ -1,7 +1,7 @@
 """A lock that a run's process holds, and that the system frees when the process ends, however it ends.
 
-Who makes a run has its lock (:class:`~anchorhold_lab.experiments.store.store.RunClaim`), and a worker of Ray has that of
-the folder it works in. The locking itself is filelock's, which torch needs too: ``flock`` on Unix, ``LockFile`` on
+Who makes a run has its lock (:class:`~anchorhold_lab.experiments.store.store.RunClaim`), and a worker of Ray has that
+of the folder it works in. The locking itself is filelock's, which torch needs too: ``flock`` on Unix, ``LockFile`` on
 Windows.
 """
 

@@ -1,9 +1,9 @@
 """The index of a store: rows that were read before, each with the stamp of the files that it was read from.
 
 It is one file, ``index.json``, and nothing but a shortcut. A row counts only while the run's files have the very stamp
-that they had when it was read, and only for the code that read it: another anchorhold may understand a file differently.
-An index that is missing, damaged, of other code, or in a folder that cannot be written costs time and nothing else. It
-is replaced as a whole, so that several processes may read and write it at once.
+that they had when it was read, and only for the code that read it: another anchorhold may understand a file
+differently. An index that is missing, damaged, of other code, or in a folder that cannot be written costs time and
+nothing else. It is replaced as a whole, so that several processes may read and write it at once.
 
 A file that is changed twice within one tick of the file system's clock may keep its stamp. So what was changed in the
 last seconds before it was read is not taken into the index.
