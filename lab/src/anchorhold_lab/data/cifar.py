@@ -91,7 +91,7 @@ def _read_pickle(path: Path, classes: int) -> tuple[Bytes, Bytes]:
                 text = argument.encode("latin1", "replace") if isinstance(argument, str) else bytes(argument)
                 pixels = text if text and len(text) % _PIXELS == 0 else pixels
                 at_labels = text == key.encode() or (at_labels and not labels)
-            elif at_labels and opcode.name == "BININT1":
+            elif at_labels and opcode.name == "BININT1" and argument is not None:
                 labels.append(argument)
             elif labels and opcode.name not in _IN_A_LIST:
                 at_labels = False

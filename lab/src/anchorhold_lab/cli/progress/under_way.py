@@ -85,8 +85,8 @@ class UnderWay:
         course.pace.see(where)
         self._estimate.advance(self._work.id, len(event.specs) * max(0.0, share - course.share))
         course.share = share
-        left = sum(map(len, self.groups)) if self.runs is None else self.runs - self.done
-        left -= sum(len(specs) * each.share for specs, each in self.groups.items())
+        runs = sum(map(len, self.groups)) if self.runs is None else self.runs - self.done
+        left = runs - sum(len(specs) * each.share for specs, each in self.groups.items())
         speed, elapsed = self._work.speed, self._work.elapsed or 0.0
         course.seconds_left = left / speed if speed and elapsed >= _NOT_BEFORE else None
         return course
