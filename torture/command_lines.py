@@ -26,8 +26,11 @@ from typing import Any
 import typer
 
 from anchorhold_lab.cli import main as anchorhold_lab
+from anchorhold_lab.cli import prepare
+from anchorhold_lab.cli import run as run_program
 from anchorhold_lab.cli.app import app
 from anchorhold_lab.data import download
+from studies.benzing2020.command import app as reproduction
 from torture.hostile_values import (
     ADDRESSES,
     DEVICES,
@@ -66,7 +69,7 @@ FIRST = {
     ("data", "list"): [()],
     ("data", "fetch"): [("MNIST", "--mirror", "http://127.0.0.1:1/")],
 }
-"""The commands, each with arguments that make it do something small."""
+"""The commands, each with arguments that make it do something small; ``reproduce`` is the reproduction's program."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ def drawn(draw: random.Random, run: str) -> tuple[str, Line]:
 
 
 def _parameters(command: tuple[str, ...]) -> list[Any]:
-    found: Any = typer.main.get_command(app)
-    for name in command:
+    found: Any = typer.main.get_command(reproduction if command == ("reproduce",) else app)
+    for name in () if command == ("reproduce",) else command:
         found = found.commands[name]
     return [each for each in found.params if each.name != "executor"]  # a cluster takes seconds to start
 
@@ -296,9 +299,14 @@ def _be_the_command(folder: Path, line: Line, output: int, errors: int) -> None:
             if value is not None:
                 os.environ[name] = value
         _take_streams(line.stream, output, errors)
-        sys.argv = ["anchorhold-lab", *line.words]
+        reproduces = line.words[:1] == ("reproduce",)
+        sys.argv = ["anchorhold-lab", *line.words[reproduces:]]
         try:
-            anchorhold_lab()
+            if reproduces:
+                prepare()
+                run_program("python -m studies.benzing2020", reproduction)
+            else:
+                anchorhold_lab()
             code = 0
         except SystemExit as ending:
             code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)

@@ -250,10 +250,13 @@ def _data_files(place: Path) -> Iterator[KeptFile]:
         path.write_bytes(pickle.dumps(content, protocol=protocol))
 
         def look(path: Path = path) -> object:
-            found = cifar._read([path], "labels", 10, digests)  # noqa: SLF001 (the published files are large)
+            found = cifar._read([path], 10, digests)  # noqa: SLF001 (the published files are large)
             return found.pixels.numpy().tobytes(), found.labels.tolist()
 
         yield KeptFile(f"a CIFAR pickle ({protocol})", path, look)
+    path = place / "batch.bin"
+    path.write_bytes(np.column_stack([labels, pixels]).tobytes())
+    yield KeptFile("CIFAR's binary version", path, lambda: look(place / "batch.bin"))
     small = numbers.integers(0, 256, (5, 6, 6), np.uint8)
     path = place / "images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(bytes((0, 0, 8, 3)) + struct.pack(">3I", *small.shape) + small.tobytes()))

@@ -51,9 +51,16 @@ def test_a_set_is_fetched_listed_and_not_fetched_again(call, tmp_path, monkeypat
 def test_a_wrong_set_is_said_to_be_wrong(call, tmp_path, monkeypatch, mirror):
     mirror.files = small_cifar(monkeypatch)
     call("data", "fetch", "CIFAR-100", "--data-dir", tmp_path, "--mirror", mirror.address)
-    (tmp_path / "cifar-100-python" / "train").write_bytes(b"nonsense")
+    (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(b"nonsense")
     there = {"MNIST": "absent", "CIFAR-10": "absent", "CIFAR-100": "wrong", "digits": "right"}
     assert states(call, tmp_path) == (there, 3)
+    assert "expected a multiple of 3074" in " ".join(call("data", "--data-dir", tmp_path).stdout.split())
+
+
+def test_the_python_version_of_cifar_is_there_too(call, tmp_path):
+    (tmp_path / "cifar-100-python").mkdir()
+    (tmp_path / "cifar-100-python" / "train").write_bytes(b"nonsense")
+    assert states(call, tmp_path)[0]["CIFAR-100"] == "wrong"
     assert "Nothing in it was run." in " ".join(call("data", "--data-dir", tmp_path).stdout.split())
 
 

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import io
-import pickle
 import struct
 import tarfile
 
@@ -46,14 +45,12 @@ def small_mnist(monkeypatch):
 def small_cifar(monkeypatch):
     """Publish a data set in the form of CIFAR-100, and return its archive by name."""
     rng = np.random.default_rng(1)
-    inner, known = {"cifar-100-python/meta": b"names"}, {}
+    inner, known = {}, {}
     for split, count in (("train", 50), ("test", 10)):
         pixels = rng.integers(0, 256, (count, 3072), dtype=np.uint8)
         labels = rng.integers(0, 100, count, dtype=np.uint8)
         known[split] = digests(pixels, labels)
-        inner[f"cifar-100-python/{split}"] = pickle.dumps(
-            {b"data": pixels, b"fine_labels": [int(label) for label in labels]}, protocol=2
-        )
+        inner[f"{cifar.FOLDER_100}/{split}.bin"] = np.column_stack([labels // 5, labels, pixels]).tobytes()
     monkeypatch.setattr(cifar, "DIGESTS_100", known)
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
@@ -62,11 +59,12 @@ def small_cifar(monkeypatch):
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     archive = packed.getvalue()
-    download = published("cifar-100-python.tar.gz", archive, tuple(inner))
-    monkeypatch.setitem(sources.SOURCES, "CIFAR-100", PublishedFiles((), (download,)))
-    return {"cifar-100-python.tar.gz": archive}
+    download = published("cifar-100-binary.tar.gz", archive, tuple(inner))
+    monkeypatch.setitem(sources.SOURCES, "CIFAR-100", PublishedFiles((), (download,), PICKLES))
+    return {"cifar-100-binary.tar.gz": archive}
 
 
+PICKLES = f"{cifar.PICKLES_100}/train"
 SMALL = {"MNIST": small_mnist, "CIFAR-100": small_cifar}
 
 
@@ -106,7 +104,6 @@ def test_a_damaged_data_set_is_made_right(name, mirror, tmp_path, monkeypatch):
     mirror.files = SMALL[name](monkeypatch)
     fetch(name, tmp_path, mirrors=[mirror.address], pause=no_pause)
     damaged = tmp_path / sources.SOURCES[name].files[-1]
-    damaged = damaged if name == "MNIST" else damaged.with_name("train")
     damaged.write_bytes(damaged.read_bytes()[:-10])
     mirror.asked.clear()
     assert fetch(name, tmp_path, mirrors=[mirror.address], pause=no_pause) is True
@@ -140,13 +137,16 @@ def test_connections_that_break_and_servers_that_are_busy(mirror, tmp_path, monk
     assert all(arrived == size for arrived, size in told.values())
 
 
-def test_without_a_network_the_message_says_where_the_files_belong(mirror, tmp_path, monkeypatch):
-    small_mnist(monkeypatch)
+@pytest.mark.parametrize("name", SMALL)
+def test_without_a_network_the_message_says_where_the_files_belong(name, mirror, tmp_path, monkeypatch):
+    SMALL[name](monkeypatch)
     with pytest.raises(DownloadError) as caught:
-        fetch("MNIST", tmp_path, mirrors=[mirror.address], pause=no_pause)
+        fetch(name, tmp_path, mirrors=[mirror.address], pause=no_pause)
     message = str(caught.value)
     assert "answers 404" in message and "--mirror" in message
-    assert all(str(tmp_path / path) in message for path in sources.SOURCES["MNIST"].files)
+    assert all(str(tmp_path / path) in message for path in sources.SOURCES[name].files)
+    assert all(f"{each.name} (md5 {each.md5})" in message for each in sources.SOURCES[name].downloads)
+    assert (f"{tmp_path / PICKLES} is read as well" in message) == (name == "CIFAR-100")
 
 
 def test_a_folder_that_cannot_be_written_is_named(mirror, tmp_path, monkeypatch):

@@ -38,13 +38,15 @@ def fetch(
         return False
     addresses = [_address(mirror) for mirror in mirrors or source.mirrors]
     try:
-        for wanted in source.downloads:
-            _provide(wanted, where, partial(download, mirrors=addresses, told=told, pause=pause, clock=clock))
+        for each in source.downloads:
+            _provide(each, where, partial(download, mirrors=addresses, told=told, pause=pause, clock=clock))
     except DownloadError as error:
+        wanted = ", ".join(f"{each.name} (md5 {each.md5})" for each in source.downloads)
         files = "\n".join(f"  {where / path}" for path in source.files)
+        too = f"\nThe version with {where / source.read_too} is read as well." if source.read_too else ""
         raise DownloadError(
             f"{error} Run this again to go on from what has arrived, name another address with --mirror, or get "
-            f"{', '.join(wanted.name for wanted in source.downloads)} elsewhere, so that these files exist:\n{files}"
+            f"{wanted} elsewhere, so that these files exist:\n{files}{too}"
         ) from error
     except OSError as error:
         raise DataError(f"{name} could not be written to {where}: {error}.") from error

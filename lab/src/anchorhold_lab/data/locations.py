@@ -53,7 +53,7 @@ def _advice(name: str, given: str | os.PathLike[str] | None, where: Path) -> str
     typed = "" if given is None else f" --data-dir {shlex.quote(str(given))}"
     return (
         f"Get it there with `anchorhold-lab data fetch {name}{typed}`, or name the folder that holds it with "
-        "--data-dir or ANCHORHOLD_DATA, laid out as torchvision does."
+        "--data-dir or ANCHORHOLD_DATA, laid out as the archives unpack or as torchvision does."
     )
 
 

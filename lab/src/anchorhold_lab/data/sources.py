@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from anchorhold_lab.data.cifar import FOLDER_10, FOLDER_100
+from anchorhold_lab.data.cifar import FOLDER_10, FOLDER_100, PICKLES_10, PICKLES_100
 from anchorhold_lab.data.mnist import FOLDER
 
 
@@ -30,10 +30,17 @@ class Download:
 
 @dataclass(frozen=True)
 class PublishedFiles:
-    """A data set's published files, and the addresses that offer all of them, tried in this order."""
+    """A data set's published files.
+
+    Args:
+        mirrors: the addresses that offer all of them, tried in this order.
+        downloads: the files.
+        read_too: a file of another version, which is read where these files are not.
+    """
 
     mirrors: tuple[str, ...]
     downloads: tuple[Download, ...]
+    read_too: str | None = None
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -57,26 +64,24 @@ SOURCES = {
         _TORONTO,
         (
             Download(
-                "cifar-10-python.tar.gz",
-                170498071,
-                "c58f30108f718f92721af3b95e74349a",
-                (
-                    *(f"{FOLDER_10}/data_batch_{i}" for i in range(1, 6)),
-                    f"{FOLDER_10}/test_batch",
-                    f"{FOLDER_10}/batches.meta",
-                ),
+                "cifar-10-binary.tar.gz",
+                170052171,
+                "c32a1d4ab5d03f1284b67883e8d87530",
+                (*(f"{FOLDER_10}/data_batch_{i}.bin" for i in range(1, 6)), f"{FOLDER_10}/test_batch.bin"),
             ),
         ),
+        f"{PICKLES_10}/data_batch_1",
     ),
     "CIFAR-100": PublishedFiles(
         _TORONTO,
         (
             Download(
-                "cifar-100-python.tar.gz",
-                169001437,
-                "eb9058c3a382ffc7106e4002c42a8d85",
-                (f"{FOLDER_100}/train", f"{FOLDER_100}/test", f"{FOLDER_100}/meta"),
+                "cifar-100-binary.tar.gz",
+                168513733,
+                "03b5dce01913d631647c71ecec9e9cb8",
+                (f"{FOLDER_100}/train.bin", f"{FOLDER_100}/test.bin"),
             ),
         ),
+        f"{PICKLES_100}/train",
     ),
 }

@@ -99,7 +99,8 @@ def state_of(name: str, folder: Path, typed: str = "") -> tuple[str, str]:
     from anchorhold_lab.data.sources import SOURCES  # noqa: PLC0415
 
     try:
-        present = [path for path in SOURCES[name].files if (folder / path).exists()]
+        source = SOURCES[name]
+        present = any((folder / path).exists() for path in (*source.files, source.read_too) if path)
     except OSError as error:
         return "wrong", f"{culprit(folder, error)} could not be read: {error.strerror or error}."
     if not present:

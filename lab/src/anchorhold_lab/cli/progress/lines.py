@@ -7,7 +7,7 @@ from rich.console import Console
 
 from anchorhold_lab.cli.progress.labels import Label, accuracy_so_far, duration, held, label_of_group, percent
 from anchorhold_lab.cli.progress.listener import Display
-from anchorhold_lab.cli.progress.running_groups import Course, UnderWay
+from anchorhold_lab.cli.progress.under_way import Course, UnderWay
 from anchorhold_lab.experiments import (
     CheckpointRejected,
     Event,
@@ -58,7 +58,6 @@ class Lines(Display):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
-        self._done = 0
         self._label = label
         self._under_way = UnderWay(runs, clock)
         self._clock = clock
@@ -66,13 +65,13 @@ class Lines(Display):
 
     def __call__(self, event: Event) -> None:
         """Print what an event says, if it is worth a line."""
-        self._done += isinstance(event, RunFinished | RunFailed | RunSkipped)
-        if isinstance(event, RunFinished | RunFailed):
-            self._under_way.end(event.result.spec if isinstance(event, RunFinished) else event.spec)
+        self._under_way.see_end(event)
         if isinstance(event, RunProgress):
-            course = self._under_way.see(event, self._done)
+            course = self._under_way.see(event)
             if event.progress.learned or self._clock() - self._last >= _EVERY:
-                self._print(f"{self._label(event.specs)}: {_where(event, course)}", "")
+                left = course.seconds_left
+                parts = parts_of(event, course) + ([f"{duration(left)} left"] if left is not None and left >= 1 else [])
+                self._print(f"{self._label(event.specs)}: {', '.join(parts)}", "")
         elif isinstance(event, RunStarted) and not event.resumed:
             beside = f", {event.side_by_side} runs side by side" if event.side_by_side > 1 else ""
             tasks = "1 task" if event.spec.tasks == 1 else f"{event.spec.tasks} tasks"
@@ -99,7 +98,8 @@ def _left(result: Result) -> str:
     return f", {said}" if said else ""
 
 
-def _where(event: RunProgress, course: Course) -> str:
+def parts_of(event: RunProgress, course: Course) -> list[str]:
+    """Return where runs stand, how well they do and how fast they go."""
     where, accuracy = event.progress, accuracy_so_far(event.outcomes)
     parts = [f"task {where.task + 1}/{where.tasks}"]
     if not where.learned:
@@ -110,6 +110,4 @@ def _where(event: RunProgress, course: Course) -> str:
         parts.append(how)
     if course.pace.rate is not None:
         parts.append(str(course.pace))
-    if course.seconds_left is not None and course.seconds_left >= 1:
-        parts.append(f"{duration(course.seconds_left)} left")
-    return ", ".join(parts)
+    return parts

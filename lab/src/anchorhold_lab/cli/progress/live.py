@@ -9,11 +9,11 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from anchorhold_lab.cli.progress.labels import Label, accuracy_so_far, duration, held, label_of_group, percent
-from anchorhold_lab.cli.progress.lines import line_of
+from anchorhold_lab.cli.progress.labels import Label, duration, label_of_group
+from anchorhold_lab.cli.progress.lines import line_of, parts_of
 from anchorhold_lab.cli.progress.listener import Display
-from anchorhold_lab.cli.progress.running_groups import Course, UnderWay
-from anchorhold_lab.experiments import Event, RunFailed, RunFinished, RunProgress, RunSkipped, Spec
+from anchorhold_lab.cli.progress.under_way import Course, UnderWay
+from anchorhold_lab.experiments import Event, RunProgress, Spec
 
 
 class LiveDisplay(Display):
@@ -26,7 +26,6 @@ class LiveDisplay(Display):
         label: Label = label_of_group,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._runs, self._done = runs, 0
         self._label = label
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -54,9 +53,7 @@ class LiveDisplay(Display):
         if isinstance(event, RunProgress):
             self._show(event)
             return
-        self._done += isinstance(event, RunFinished | RunFailed | RunSkipped)
-        if isinstance(event, RunFinished | RunFailed):
-            self._under_way.end(event.result.spec if isinstance(event, RunFinished) else event.spec)
+        self._under_way.see_end(event)
         if (line := line_of(event, self._label)) is not None:
             text, style = line
             self._live.console.print(text, style=style, soft_wrap=True)
@@ -66,32 +63,24 @@ class LiveDisplay(Display):
         self._stopping = True
 
     def _show(self, event: RunProgress) -> None:
-        course = self._under_way.see(event, self._done)
+        course = self._under_way.see(event)
         for specs in [specs for specs in self._shown if specs not in self._under_way.groups]:
             self._bars.remove_task(self._shown.pop(specs))
         if event.specs not in self._shown:
             self._shown[event.specs] = self._bars.add_task(self._label(event.specs), total=1.0, left="")
-        where, seconds = event.progress, course.seconds_left
-        share = (where.task + where.step / where.steps) / where.tasks
-        left = "" if seconds is None else f"{duration(seconds)} left"
-        self._bars.update(self._shown[event.specs], completed=share, left=left)
+        left = "" if course.seconds_left is None else f"{duration(course.seconds_left)} left"
+        self._bars.update(self._shown[event.specs], completed=course.share, left=left)
         self._live.update(Group(self._bars, self._state(event, course)))
 
     def _state(self, event: RunProgress, course: Course) -> Text:
-        where, accuracy = event.progress, accuracy_so_far(event.outcomes)
-        parts = [f"task {where.task + 1}/{where.tasks}", f"epoch {where.epoch + 1}/{where.epochs}"]
-        if course.pace.rate is not None:
-            parts.append(str(course.pace))
-        if accuracy is not None:
-            parts.append(f"accuracy so far {percent(accuracy)}")
-        if how := held(where.seen):
-            parts.append(how)
-        if len(self._shown) > 1:  # there is no one place where they all stand
-            parts = [f"{sum(map(len, self._shown))} runs at once"]
-        if self._runs is None:
-            parts.append(f"runs done: {self._done}")
-        elif self._runs > 1:
-            parts.append(f"{self._done} of {self._runs} runs done")
         if self._stopping:
             return Text("stopping; Ctrl-C again to stop at once, without saving", style="yellow")
+        parts = parts_of(event, course)
+        if len(self._shown) > 1:  # there is no one place where they all stand
+            parts = [f"{sum(map(len, self._shown))} runs at once"]
+        runs, done = self._under_way.runs, self._under_way.done
+        if runs is None:
+            parts.append(f"runs done: {done}")
+        elif runs > 1:
+            parts.append(f"{done} of {runs} runs done")
         return Text("   ".join(parts), style="dim")

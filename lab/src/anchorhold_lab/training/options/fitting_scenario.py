@@ -51,4 +51,4 @@ def unusual_type(inputs: Tensor) -> str:
     """Return what to do about inputs that are not of the type that networks usually take."""
     if inputs.dtype == torch.float32:
         return ""
-    return f" and type {inputs.dtype} (the laboratory's own networks take torch.float32: x.float() in the scenario)"
+    return f" and type {inputs.dtype} (anchorhold-lab's own networks take torch.float32: x.float() in the scenario)"
