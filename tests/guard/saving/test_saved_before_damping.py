@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import anchorhold
 from anchorhold.errors import AnchorholdWarning, StateError
-from anchorhold.guard.state import state_files
+from anchorhold.guard.state import files as state_files
 
 FILES = sorted((Path(__file__).parent / "saved_before_damping").glob("*.safetensors"))
 FORMS = {
