@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 from anchorhold.errors import DataError
-from anchorhold.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix
-from anchorhold.forms.of_layers import rotated
+from anchorhold.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix, rotated
 from anchorhold.guard import Guard
 from anchorhold.guard.consolidating import measuring
 from anchorhold.persample.reductions import Basis
-from anchorhold.tensors.matrices.products import products_in
+from anchorhold.tensors.matrices import products_in
 from anchorhold_lab.data import Dataset, Images
 from anchorhold_lab.data.locations import Datasets
 from anchorhold_lab.experiments import paper_spec

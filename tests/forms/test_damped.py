@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import anchorhold
-from anchorhold.forms.composed.damped import Damped, damped_by
+from anchorhold.forms.damped import Damped, damped_by
 from anchorhold.forms.diagonal import DiagonalMatrix
 from tests.guard.helpers import batch, net
 

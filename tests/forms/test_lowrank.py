@@ -8,7 +8,7 @@ from torch import nn
 import anchorhold
 from anchorhold.errors import ConfigurationError, StateError
 from anchorhold.forms import LowRank
-from anchorhold.forms.of_vectors.lowrank import OVERSAMPLING, LowRankMatrix, nystrom, principal
+from anchorhold.forms.lowrank import OVERSAMPLING, LowRankMatrix, nystrom, principal
 from tests import oracles
 from tests.forms.whole_network import (
     NETWORKS,

@@ -5,12 +5,12 @@ from typing import Any, TypeVar
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms.base import Cost, Form, Matrix
-from anchorhold.forms.composed.summed import Summed
+from anchorhold.forms.dense import Dense, DenseMatrix
 from anchorhold.forms.diagonal import Diagonal, DiagonalMatrix
-from anchorhold.forms.of_layers.kronecker import Kronecker, Kronecker16, KroneckerMatrix
-from anchorhold.forms.of_layers.rotated import Rotated, Rotated16, RotatedMatrix
-from anchorhold.forms.of_vectors.dense import Dense, DenseMatrix
-from anchorhold.forms.of_vectors.lowrank import LowRank, LowRankMatrix
+from anchorhold.forms.kronecker import Kronecker, Kronecker16, KroneckerMatrix
+from anchorhold.forms.lowrank import LowRank, LowRankMatrix
+from anchorhold.forms.rotated import Rotated, Rotated16, RotatedMatrix
+from anchorhold.forms.sums import Summed
 from anchorhold.persample.reductions import Block
 from anchorhold.registry import Registry, registering_class
 

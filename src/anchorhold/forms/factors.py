@@ -13,11 +13,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anchorhold.forms.of_layers.coordinates import along, back, cut, cut_basis, directions, is_thin, shares, spread
+from anchorhold.forms.coordinates import along, back, cut, cut_basis, directions, is_thin, shares, spread
 from anchorhold.tensors.finite import is_finite
-from anchorhold.tensors.matrices.blocks import along_diagonal, as_matrix, block_identity, last_side, times_blocks
-from anchorhold.tensors.matrices.decompositions import decomposed, in_double
-from anchorhold.tensors.matrices.products import products_in
+from anchorhold.tensors.matrices import (
+    along_diagonal,
+    as_matrix,
+    block_identity,
+    decomposed,
+    in_double,
+    last_side,
+    products_in,
+    times_blocks,
+)
 
 Factor = Tensor | None
 ORTHONORMAL = 1e-4

@@ -8,7 +8,7 @@ from torch.nn.parameter import is_lazy
 from anchorhold.adapters import Product, in_parts
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Block, Cost
-from anchorhold.forms.composed.summed import Summed
+from anchorhold.forms.sums import Summed
 from anchorhold.guard.consolidating.turns import measuring_bytes
 from anchorhold.guard.memory import Memory
 from anchorhold.tensors.in_words import in_bytes

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anchorhold.errors import ConfigurationError, NotFiniteError
 from anchorhold.forms import Diagonal, DiagonalMatrix, Form, Matrix
-from anchorhold.forms.composed.damped import damped_by
+from anchorhold.forms.damped import damped_by
 from anchorhold.guard.arguments.strengths import PatternStrengths, total_trace
 from anchorhold.measures import Measure, PathMeasure, SampleMeasure
 from anchorhold.measures.base import Finished, States

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from anchorhold.errors import ConfigurationError, NotFiniteError, StateError
 from anchorhold.forms import DiagonalMatrix, Kronecker, Matrix, Summed, form
-from anchorhold.forms.of_layers.layers import LayerForm
-from anchorhold.forms.of_vectors.vectors import VectorForm
+from anchorhold.forms.layers import LayerForm
+from anchorhold.forms.vectors import VectorForm
 from anchorhold.guard import Guard, TaskImportance
 from anchorhold.guard.saving.state import INPUTS_FIRST, LOOKED_UP
 from anchorhold.guard.saving.state_files import READABLE, state_of

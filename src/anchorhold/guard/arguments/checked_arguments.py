@@ -8,7 +8,7 @@ import torch
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Form
 from anchorhold.forms import form as form_by_name
-from anchorhold.forms.of_layers.layers import LayerForm
+from anchorhold.forms.layers import LayerForm
 from anchorhold.guard.arguments.strengths import checked_relative_strength
 from anchorhold.guard.ledger import Ledger
 from anchorhold.guard.memory import AnchorKind

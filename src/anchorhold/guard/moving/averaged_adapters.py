@@ -10,7 +10,7 @@ from anchorhold.adapters import Adapter, every_adapter
 from anchorhold.errors import ConfigurationError
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.noticing.telling import tell
-from anchorhold.tensors.matrices.products import products_in
+from anchorhold.tensors.matrices import products_in
 from anchorhold.tensors.sharding import like_parameter, whole
 from anchorhold.tensors.storage import at_hand, running_dtype
 

@@ -21,7 +21,7 @@ from anchorhold.errors import ConfigurationError
 from anchorhold.forms.base import Matrix
 from anchorhold.holds.base import Held, Hold
 from anchorhold.persample.reductions import Block, joined, taken_apart
-from anchorhold.tensors.matrices.products import products_in
+from anchorhold.tensors.matrices import products_in
 from anchorhold.tensors.storage import at_hand, running_dtype
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from anchorhold.forms import Block, Form, Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix
 from anchorhold.forms.base import pulled_share
 from anchorhold.persample.reductions import joined, taken_apart
-from anchorhold.tensors.matrices.products import Precision, products_in
+from anchorhold.tensors.matrices import Precision, products_in
 from anchorhold_lab.training.fast.flat_layout import FlatLayout
 from anchorhold_lab.training.fast.recording import compiled
 from anchorhold_lab.training.fast.step_gradients import Gradients

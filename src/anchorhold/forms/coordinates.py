@@ -1,7 +1,7 @@
 r"""Coordinates of one side of a layer: what its vectors become in the basis of a factor.
 
 A basis is one of four. ``None``: vectors stay as they are. A square matrix: its columns. ``[blocks, side, side]``: the
-columns of a block-diagonal matrix (:mod:`anchorhold.tensors.matrices.blocks`). A matrix of fewer columns than rows,
+columns of a block-diagonal matrix (:mod:`anchorhold.tensors.matrices`). A matrix of fewer columns than rows,
 *thin*: these few directions, and all that is at right angles to them as one more, **the rest**. A vector then becomes
 :math:`(U^T v,\; v - UU^T v)`, as long as it was, and every direction of the rest counts alike: a list of numbers along
 such coordinates has one for each column, and one for the rest.
@@ -13,7 +13,7 @@ positive semi-definite.
 import torch
 from torch import Tensor
 
-from anchorhold.tensors.matrices.blocks import as_matrix, times_blocks
+from anchorhold.tensors.matrices import as_matrix, times_blocks
 
 Coordinates = Tensor | None
 

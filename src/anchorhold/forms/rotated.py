@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.forms.base import Cost, Displacement, Matrix, pulled_share
-from anchorhold.forms.factors import Factor, balanced, composed, eigenbasis, thin, times
-from anchorhold.forms.of_layers.coordinates import (
+from anchorhold.forms.coordinates import (
     along,
     along_outputs,
     back,
@@ -27,7 +26,8 @@ from anchorhold.forms.of_layers.coordinates import (
     shares,
     spread,
 )
-from anchorhold.forms.of_layers.layers import LayerForm, refuse_other_shapes
+from anchorhold.forms.factors import Factor, balanced, composed, eigenbasis, thin, times
+from anchorhold.forms.layers import LayerForm, refuse_other_shapes
 from anchorhold.measures.base import SampleMeasure
 from anchorhold.persample.reductions import (
     Basis,
@@ -43,7 +43,7 @@ from anchorhold.persample.reductions import (
     taken_apart,
 )
 from anchorhold.settings import choice
-from anchorhold.tensors.matrices.products import Precision, in_precision, products_in
+from anchorhold.tensors.matrices import Precision, products_in, rounded_dtype
 
 
 class RotatedMatrix(Matrix):
@@ -141,7 +141,7 @@ class RotatedMatrix(Matrix):
 
     def products_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return 16 bits where products are to be made in these."""
-        return in_precision(self.precision, dtype)
+        return rounded_dtype(self.precision, dtype)
 
     def _basis_in(self, dtype: torch.dtype) -> Basis:
         return Basis(*(None if u is None else u.to(dtype) for u in self.basis))

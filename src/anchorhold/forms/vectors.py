@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from anchorhold.errors import ModelError, ProtectError
 from anchorhold.forms.base import Form, checked_damping, is_mean_of_squares
-from anchorhold.forms.of_layers.layers import layer_blocks
+from anchorhold.forms.layers import layer_blocks
 from anchorhold.measures.base import Measure
 from anchorhold.persample.reductions import Block
 from anchorhold.settings import choice

@@ -11,12 +11,12 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from anchorhold.errors import StateError
 from anchorhold.forms.base import Form, Matrix, checked_damping
-from anchorhold.forms.composed.summed import Summed
 from anchorhold.forms.diagonal import Diagonal, DiagonalMatrix
+from anchorhold.forms.sums import Summed
 from anchorhold.measures.base import SampleMeasure
 from anchorhold.persample.reductions import Block, FactorReduction, Side, Sides, sums_shape
 from anchorhold.settings import added, changed, choice, require, whole_number, yes_or_no
-from anchorhold.tensors.matrices.products import Precision
+from anchorhold.tensors.matrices import Precision
 
 DAMPING = 0.001
 """The damping that forms of layers have unless another is given. Without any, directions that no sample of a task has

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from anchorhold.forms.base import Displacement, Matrix, pulled_share
 from anchorhold.forms.diagonal import DiagonalMatrix
-from anchorhold.tensors.matrices.products import products_in
+from anchorhold.tensors.matrices import products_in
 
 
 class Damped(Matrix):

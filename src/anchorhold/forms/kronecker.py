@@ -33,8 +33,8 @@ from anchorhold.forms.factors import (
     trace_of,
     whole,
 )
-from anchorhold.forms.of_layers.layers import LayerForm, refuse_other_shapes
-from anchorhold.forms.of_layers.rotated import RotatedMatrix
+from anchorhold.forms.layers import LayerForm, refuse_other_shapes
+from anchorhold.forms.rotated import RotatedMatrix
 from anchorhold.measures.base import Measure, SampleMeasure
 from anchorhold.persample.reductions import (
     COUNTS,
@@ -48,7 +48,7 @@ from anchorhold.persample.reductions import (
     taken_apart,
 )
 from anchorhold.settings import added, choice, require
-from anchorhold.tensors.matrices.products import Precision, in_precision, products_in
+from anchorhold.tensors.matrices import Precision, products_in, rounded_dtype
 
 Sums = Literal["exact", "balanced", "nearest", "factors"]
 
@@ -97,7 +97,7 @@ class KroneckerMatrix(Matrix):
 
     def products_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return 16 bits where products are to be made in these."""
-        return in_precision(self.precision, dtype)
+        return rounded_dtype(self.precision, dtype)
 
     def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         """Return (GB)(ACAᵀ) and (BᵀGB)(AC), with C the inputs' factor: nothing is larger than B, A and the factors."""

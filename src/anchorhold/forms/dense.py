@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms.base import Cost, Displacement, Matrix, pulled_share
 from anchorhold.forms.factors import damped, divided, eigenbasis
-from anchorhold.forms.of_layers.layers import refuse_other_shapes
-from anchorhold.forms.of_vectors.vectors import VectorForm, places_in
+from anchorhold.forms.layers import refuse_other_shapes
+from anchorhold.forms.vectors import VectorForm, places_in
 from anchorhold.measures.base import SampleMeasure
 from anchorhold.persample.reductions import Block, OuterReduction, Reduction, as_vector, at_least_single, in_shapes
 from anchorhold.settings import whole_number
-from anchorhold.tensors.matrices.decompositions import decomposed
-from anchorhold.tensors.matrices.products import products_in
+from anchorhold.tensors.matrices import decomposed, products_in
 
 KRYLOV = 100
 """Steps of the method by which the largest eigenvalue is found; far fewer will do for most."""
