@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import anchorhold
 from anchorhold.errors import ConfigurationError
-from anchorhold.forms import Block, Rotated, RotatedMatrix, Summed
+from anchorhold.forms import Block, Rotated, RotatedMatrix, SumMatrix
 from anchorhold.persample.reductions import Basis, joined
 from tests.forms.layer_networks import NETWORKS, block_gradients, dense_of, network_and_inputs, parts
 
@@ -165,7 +165,7 @@ def test_a_sum_has_the_exact_sums_diagonal_in_its_own_coordinates(made, decay):
         Basis(*(None if u is None else torch.linalg.qr(torch.randn_like(u))[0] for u in one.basis)),
         one.spectra,
     )
-    found, exact = one.plus(other, decay), dense_of(one) + decay * dense_of(other)
+    found, exact = one.add(other, decay), dense_of(one) + decay * dense_of(other)
     outputs, inputs = one.block.size
     turn = torch.kron(eye_or(found.basis.outputs, outputs), eye_or(found.basis.inputs, inputs))
     torch.testing.assert_close(found.s.flatten(), (turn.T @ exact @ turn).diagonal(), rtol=1e-10, atol=1e-12)
@@ -181,7 +181,7 @@ def test_a_second_task_is_measured_in_the_coordinates_of_both():
     for name, matrix in guard.matrices.items():
         gradients = block_gradients(model, other, matrix.block)
         new = sum(weight * in_basis(matrix, gradient).square() for weight, gradient in gradients)
-        old = first[name].diagonal_in(matrix.basis)
+        old = first[name].diagonal_in_basis(matrix.basis)
         torch.testing.assert_close(matrix.s, new + old, rtol=1e-10, atol=1e-14)
         # The basis is that of both tasks' factors, each balanced: in it their sum is diagonal.
         g, a = matrix.factors
@@ -205,7 +205,7 @@ def test_kept_sums_are_exact():
     guard = guarded(model, x, form=Rotated(sums="exact", damping=0.0), decay=0.5)
     guard.consolidate([other])
     for name, matrix in guard.matrices.items():
-        assert isinstance(matrix, Summed)
+        assert isinstance(matrix, SumMatrix)
         expected = 0.5 * dense_of(guarded(model, x).matrices[name]) + dense_of(guarded(model, other).matrices[name])
         torch.testing.assert_close(dense_of(matrix), expected, rtol=1e-9, atol=1e-12)
 

@@ -1,5 +1,9 @@
-r"""Several tasks' Q, each kept as it is: :math:`Q(D) = \sum_k Q_k(D)`, exact, for as many times the memory."""
+r"""A sum over tasks that keeps each part, :math:`Q(D) = \sum_k Q_k(D)`: exact, for as many times the memory.
 
+The parts have no eigenbasis in common, so equations are solved by conjugate gradients (Hestenes and Stiefel 1952).
+"""
+
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -9,74 +13,64 @@ from torch import Tensor
 
 from anchorhold.errors import AnchorholdWarning, StateError
 from anchorhold.forms.base import Displacement, Matrix
+from anchorhold.persample.reductions import Block
 from anchorhold.tensors.storage import widest_dtype
 
 Linear = Callable[[Displacement], dict[str, Tensor]]
 """A symmetric and positive semi-definite map of a block's weights."""
 
 MOST_STEPS = 1000
-"""Each of them is one application of Q."""
+"""The most steps of conjugate gradients, each one application of Q."""
 
 ROUNDINGS = 16
-"""Of how many units of the last digit mere rounding is, at most."""
+"""The most units in the last place by which rounding alone is taken to change a number."""
+
 UNSETTLED = 1e-3
-"""The residual above which it is told of."""
+"""The residual above which a solution is warned of."""
 
 
-class Summed(Matrix):
-    """The sum of some Q of one block."""
+@dataclasses.dataclass(eq=False)
+class SumMatrix(Matrix):
+    """The sum of several Q of one block."""
 
-    def __init__(self, parts: Sequence[Matrix]) -> None:
-        self.parts = tuple(parts)
-        self.block = parts[0].block
+    block: Block = dataclasses.field(init=False)
+    parts: Sequence[Matrix]
+
+    def __post_init__(self) -> None:
+        self.parts = tuple(self.parts)
+        self.block = self.parts[0].block
 
     @property
-    def said(self) -> str:
-        """What each part is."""
-        return self.parts[0].said
+    def description(self) -> str:
+        """Each part in a few words."""
+        return self.parts[0].description
 
     def apply(self, d: Displacement) -> dict[str, Tensor]:
         """Return the sum of all Q_k(D)."""
         found = [part.apply(d) for part in self.parts]
         return {name: torch.stack([each[name] for each in found]).sum(0) for name in found[0]}
 
-    def at_hand(self, d: Displacement) -> "Summed":
-        """Return the same with all parts at hand."""
-        return Summed([part.at_hand(d) for part in self.parts])
-
     def value(self, d: Displacement) -> Tensor:
         """Return the sum of all ⟨D, Q_k(D)⟩."""
         return torch.stack([part.value(d) for part in self.parts]).sum()
 
     def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the sums of all parts'."""
+        """Return the sums of the parts' products."""
         found = [own for part in self.parts if (own := part.apply_to_product(b, a)) is not None]
         if len(found) < len(self.parts):
             return None
         return torch.stack([own[0] for own in found]).sum(0), torch.stack([own[1] for own in found]).sum(0)
 
-    def plus(self, earlier: Matrix, decay: float) -> "Summed":
-        """Return all parts of both."""
-        assert isinstance(earlier, Summed)
-        return Summed([*(part.scaled(decay) if decay != 1 else part for part in earlier.parts), *self.parts])
-
-    def scaled(self, factor: float) -> "Summed":
-        """Return a multiple of each part."""
-        return Summed([part.scaled(factor) for part in self.parts])
-
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
-        """Return (1 + cQ)⁻¹D, by conjugate gradients."""
+        """Return (1 + cQ)⁻¹D by conjugate gradients."""
         return self._solved(d, strength, 1.0)
 
-    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
-        """Return what that takes off D: of a single part, as precisely as it finds it.
-
-        Of several it is cQX with X = (1 + cQ)⁻¹D, of which D − X has lost all digits where c is small. Where c is large
-        it is the other way round, since cQ multiplies what X was rounded by. Both err by D − X − cQX together, so that
-        cQX is no worse a one as long as that is mere rounding of D.
-        """
+    def pull(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return D − X with X = (1 + cQ)⁻¹D, or the equal cQX if that has more digits."""
         if len(self.parts) == 1:
-            return self.parts[0].pulled(d, strength)
+            return self.parts[0].pull(d, strength)
+        # Where c is small, D − X has lost all digits; where c is large, cQ multiplies the rounding of X. Their errors
+        # add up to D − X − cQX, so cQX is as good as D − X if that is no more than rounding of D.
         x = self.shrink(d, strength)
         applied = {name: strength * q for name, q in self.apply(x).items()}
         taken = {name: d[name] - each for name, each in x.items()}
@@ -86,19 +80,20 @@ class Summed(Matrix):
         return applied if bool(inner(error, error) <= rounding**2 * size) else taken
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
-        """Return (Q + damping)⁻¹B, by conjugate gradients: without damping, nothing along what no B reaches."""
+        """Return (Q + damping)⁻¹B by conjugate gradients; without damping, 0 along what B does not reach."""
         return self._solved(b, 1.0, damping)
 
     def _solved(self, b: Displacement, factor: float, shift: float) -> dict[str, Tensor]:
-        """Solve (factor·Q + shift) X = B in double precision: in single, X is lost where factor·λ ≫ shift."""
+        """Return (factor·Q + shift)⁻¹B, computed in float64: in float32, X is lost where factor·λ ≫ shift.
+
+        Warn if the residual stays above ``UNSETTLED``.
+        """
         if len(self.parts) == 1:
             (only,) = self.parts
-            if shift == 1.0:
-                return only.shrink(b, factor)
-            return only.solve(b, shift)
+            return only.shrink(b, factor) if shift == 1.0 else only.solve(b, shift)
 
         wide = widest_dtype(next(iter(b.values())).device)
-        every = self.mapped(lambda tensor: tensor.to(wide))
+        every = self.to(dtype=wide)
 
         def apply(d: Displacement) -> dict[str, Tensor]:
             return {n: factor * q + shift * d[n] for n, q in every.apply(d).items()}
@@ -115,6 +110,15 @@ class Summed(Matrix):
             )
         return {name: x.to(b[name].dtype) for name, x in found.x.items()}
 
+    def add(self, earlier: Matrix, decay: float) -> "SumMatrix":
+        """Return the parts of both, the earlier ones first and times γ."""
+        assert isinstance(earlier, SumMatrix)
+        return SumMatrix([*(part.scale(decay) if decay != 1 else part for part in earlier.parts), *self.parts])
+
+    def scale(self, factor: float) -> "SumMatrix":
+        """Return a multiple of each part."""
+        return SumMatrix([part.scale(factor) for part in self.parts])
+
     def diagonal(self) -> dict[str, Tensor]:
         """Return the sum of the diagonals."""
         found = [part.diagonal() for part in self.parts]
@@ -125,7 +129,7 @@ class Summed(Matrix):
         return torch.stack([part.trace() for part in self.parts]).sum()
 
     def largest_eigenvalue(self) -> Tensor:
-        """Return the largest eigenvalue, by the power method from a direction that is none of their own."""
+        """Return the largest eigenvalue by the power method, from a random direction."""
         if len(self.parts) == 1:
             return self.parts[0].largest_eigenvalue()
         drawn = torch.Generator().manual_seed(0)
@@ -141,17 +145,17 @@ class Summed(Matrix):
                 break
         return found
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return those of all parts, with their numbers."""
-        return {f"{k}.{name}": t for k, part in enumerate(self.parts) for name, t in part.tensors().items()}
+    def state(self) -> dict[str, Tensor]:
+        """Return the states of all parts, each name after the part's number."""
+        return {f"{k}.{name}": t for k, part in enumerate(self.parts) for name, t in part.state().items()}
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Summed":
-        """Return the same with all tensors changed."""
-        return Summed([part.mapped(change) for part in self.parts])
+    def to_compute(self, d: Displacement) -> "SumMatrix":
+        """Return the same with each part as the part is computed with."""
+        return SumMatrix([part.to_compute(d) for part in self.parts])
 
     @staticmethod
-    def restored(tensors: Mapping[str, Tensor], part: Callable[[Mapping[str, Tensor]], Matrix]) -> "Summed":
-        """Return the sum of what :meth:`tensors` gave, each part of it restored by ``part``."""
+    def restore(tensors: Mapping[str, Tensor], part: Callable[[Mapping[str, Tensor]], Matrix]) -> "SumMatrix":
+        """Return the sum whose :meth:`state` these tensors are, with ``part`` restoring each part."""
         parts: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             number, _, name = key.partition(".")
@@ -163,11 +167,11 @@ class Summed(Matrix):
             parts.setdefault(int(number), {})[name] = tensor
         if sorted(parts) != list(range(len(parts))) or not parts:
             raise StateError(f"An importance is the sum of the parts {sorted(parts)}; expected all from 0 on.")
-        return Summed([part(parts[number]) for number in sorted(parts)])
+        return SumMatrix([part(parts[number]) for number in sorted(parts)])
 
 
 class Solution(NamedTuple):
-    """What was found, and how well it solves the equations."""
+    """A solution, and how well it solves the equations."""
 
     x: dict[str, Tensor]
     residual: float
@@ -183,7 +187,7 @@ def conjugate_gradients(
     tolerance: float | None = None,
     most_steps: int = MOST_STEPS,
 ) -> Solution:
-    """Solve Q X = B from X = 0, so that X is nothing along what neither Q nor B reaches.
+    """Solve Q X = B from X = 0, so that X is 0 along what neither Q nor B reaches.
 
     Args:
         apply: Q.
@@ -201,7 +205,7 @@ def conjugate_gradients(
     while steps < most_steps and bool(square > smallest):
         applied = apply(direction)
         curvature = inner(direction, applied)
-        if not bool(curvature > 0):
+        if not bool(curvature > 0):  # nothing of Q is left along this direction but rounding
             break
         step = square / curvature
         x = {n: x[n] + step * direction[n] for n in x}
@@ -214,5 +218,5 @@ def conjugate_gradients(
 
 
 def inner(one: Displacement, other: Displacement) -> Tensor:
-    """Return the sum of the products of two blocks' weights."""
+    """Return ⟨D, E⟩, the sum over all parameters of a block."""
     return torch.stack([(one[name] * other[name]).sum() for name in other]).sum()
