@@ -118,7 +118,7 @@ def _rounding(name: str, form: Rotated | Kronecker, matrices: Mapping[str, Matri
     errors = []
     exact = {key: tensor.double() for key, tensor in d.items()}
     for matrix in matrices.values():
-        found, expected = matrix.apply(d), matrix.mapped(torch.Tensor.double).apply(exact)
+        found, expected = matrix.apply(d), matrix.map(torch.Tensor.double).apply(exact)
         errors += [float((found[key] - e).norm() / e.norm()) for key, e in expected.items()]
     precision = form.precision if isinstance(form, Rotated) else "float32"
     return f"{name} ({precision}): Q(D) is off by at most {max(errors):.1e} of its length, parameter by parameter."

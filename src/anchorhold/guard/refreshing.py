@@ -147,6 +147,6 @@ def _follow_matrices(memory: Memory, matrices: dict[str, Matrix], ledger: Ledger
     storage, once = ledger.storage, ledger.once()
     for name, matrix in list(matrices.items()):
         like = memory.measured.get(matrix.block.parameters[0])
-        if like is None or all(storage.is_in_place(tensor, like) for tensor in matrix.tensors().values()):
+        if like is None or all(storage.is_in_place(tensor, like) for tensor in matrix.state().values()):
             continue
         matrices[name] = memory.resting_matrix(matrix, ledger, once)

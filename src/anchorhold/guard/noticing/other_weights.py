@@ -109,7 +109,7 @@ def _tell_of_replaced(memory: Memory, others: Mapping[str, nn.Parameter]) -> Non
 def _pulls_at(memory: Memory, name: str) -> bool:
     """Whether there is any importance that holds a parameter."""
     matrices = [matrix for matrix in memory.driving.held.values() if name in matrix.block.parameters]
-    return any(bool(local(tensor).any()) for matrix in matrices for tensor in matrix.tensors().values())
+    return any(bool(local(tensor).any()) for matrix in matrices for tensor in matrix.state().values())
 
 
 def _listed(names: list[str]) -> str:

@@ -79,7 +79,7 @@ def to_state(memory: Memory) -> dict[str, Any]:
         tensors |= {f"merged/{weight}#{part}": tensor for part, tensor in in_parts(change).items()}
     for label, ledger in memory.ledgers.items():
         for block, matrix in ledger.total.items():
-            for part, tensor in matrix.tensors().items():
+            for part, tensor in matrix.state().items():
                 tensors[f"total/{label}/{block}" + (f"#{part}" if part else "")] = tensor
     for hold in memory.holds:
         tensors |= {f"hold/{hold.name}/{name}": tensor for name, tensor in hold.state().items()}
@@ -154,7 +154,7 @@ def _take(memory: Memory, state: Mapping[str, Any]) -> None:
     memory.watched = watched
     memory.tolerance, memory.control = tolerance, control
     form = memory.driving.form
-    memory.driving.damping = form.held_damping if tolerance is None else tolerance.damping_in(form)
+    memory.driving.damping = form.penalty_damping if tolerance is None else tolerance.damping_in(form)
     memory.kept.expected = {name: list(marks) for name, marks in state.get("kept", ())}
     if tolerance is not None and (missing := sorted(memory.kept.expected.keys() - memory.kept.keys())):
         tell(
@@ -238,8 +238,8 @@ def _restored(
                 f"{ledger.form.name!r}. It was made for another model, or with another `protect`."
             )
         gather = (lambda tensor: tensor) if ledger.form.elementwise else whole  # a matrix is kept in parts by itself
-        matrix = ledger.form.restored(blocks[name], {part: gather(t) for part, t in parts.items()}, parameters)
-        found[name] = memory.resting_matrix(matrix.mapped(Tensor.clone), ledger, once, parameters)
+        matrix = ledger.form.restore(blocks[name], {part: gather(t) for part, t in parts.items()}, parameters)
+        found[name] = memory.resting_matrix(matrix.map(Tensor.clone), ledger, once, parameters)
     return found
 
 

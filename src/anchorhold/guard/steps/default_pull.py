@@ -66,7 +66,7 @@ def _why_with_any(memory: Memory) -> str:
         return f"beside the hold {beside[0]!r}, whose pull on the same weights is in the gradient"
     if form.elementwise and (few := {str(p.dtype) for p in memory.parameters.values() if running_dtype(p) != p.dtype}):
         return f"with weights of {min(few).removeprefix('torch.')}, to which small pulls would be lost by rounding"
-    if not form.elementwise and not form.keeps_coordinates and not _lies_at_hand(memory):
+    if not form.elementwise and not form.has_eigenbasis and not _lies_at_hand(memory):
         return "since its coordinates would be found anew at every step"
     return ""
 
