@@ -109,21 +109,20 @@ class LayerForm(Form):
         return Sides(self.outputs, self.inputs)
 
     def sides(self, block: Block) -> Sides:
-        """Return how a block's two factors are kept."""
-        sides = zip(self.wanted_sides, block.size, (False, block.looked_up), strict=True)
-        return Sides(*(self._side(wanted, size, looked_up=looked_up) for wanted, size, looked_up in sides))
-
-    def _side(self, wanted: Side, size: int, *, looked_up: bool) -> Side:
-        """Return how a factor of some size is kept: whole if one block, or the rank, has room for all of it."""
-        if wanted in ("diagonal", "identity"):
-            return wanted
-        if looked_up:  # an embedding's inputs are one-hot, and their factor is a diagonal
-            return "diagonal"
-        if wanted == "blocks" and size > self.largest_block:
-            return "blocks"
-        if size > self.largest_side:
-            return "diagonal"
-        return "lowrank" if wanted == "lowrank" and size > self.rank else "dense"
+        """Return how a block's two factors are kept: whole if one block, or the rank, has room for all of it."""
+        found: list[Side] = []
+        for wanted, size, looked_up in zip(self.wanted_sides, block.size, (False, block.looked_up), strict=True):
+            if wanted in ("diagonal", "identity"):
+                found.append(wanted)
+            elif looked_up:  # an embedding's inputs are one-hot, and their factor is a diagonal
+                found.append("diagonal")
+            elif wanted == "blocks" and size > self.largest_block:
+                found.append("blocks")
+            elif size > self.largest_side:
+                found.append("diagonal")
+            else:
+                found.append("lowrank" if wanted == "lowrank" and size > self.rank else "dense")
+        return Sides(*found)
 
     def notices(self, blocks: Sequence[Block]) -> list[str]:
         """Return a message for each side that is too large to be kept whole."""

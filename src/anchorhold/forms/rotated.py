@@ -351,7 +351,7 @@ class Rotated(LayerForm):
                 like = next(factor for factor in own if factor is not None)
                 theirs = balance(*before.to(like.device, like.dtype).factors)
             inputs = means.get(f"{block.name}/A") if self.share_inputs else None
-            shared = None if inputs is None else next((u for a, u in seen if _is_same(a, inputs)), None)
+            shared = None if inputs is None else _known_basis(seen, inputs)
             along = shared
             if inputs is not None and shared is None and theirs is None:
                 # Before it is balanced with G: so layers with equal inputs get equal bits, in any turn.
@@ -443,6 +443,9 @@ def _pair(tensors: Mapping[str, Tensor], kind: str) -> Basis:
     return Basis(tensors.get(f"{kind}G"), tensors.get(f"{kind}A"))
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two factors are of the same inputs: equal to the last bit, on one device."""
-    return one.shape == other.shape and one.device == other.device and torch.equal(one, other)
+def _known_basis(seen: Sequence[tuple[Tensor, Tensor]], factor: Tensor) -> Tensor | None:
+    """Return the basis of the first factor that is equal to one, to the last bit; ``None`` if none is."""
+    for other, u in seen:
+        if other.shape == factor.shape and other.device == factor.device and torch.equal(other, factor):
+            return u
+    return None
