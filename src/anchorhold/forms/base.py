@@ -18,7 +18,7 @@ and ``restore``, registered by :func:`~anchorhold.forms.register_form`, and a da
 
 The others have a default: ``value`` and ``pull`` follow from ``apply`` and ``shrink``, and are overridden where a
 formula of their own is shorter or loses fewer digits. ``map`` replaces every tensor in the dataclass's fields, also
-inside tuples and other matrices, and ``to``, ``to_compute`` and ``is_finite`` need nothing else.
+inside tuples and other matrices; ``to``, ``to_compute`` and ``is_finite`` follow from ``state`` and ``map``.
 
 **How two are added.** ``matrix.add(earlier, decay)`` returns Q + γQ′ for the last task's Q and the total Q′ of the
 tasks before it. It is a method and no operator since the two are not alike: the last task's matrix says how the sum is
