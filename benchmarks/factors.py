@@ -84,7 +84,7 @@ def by_passes(data: Data, batch: int, labels: str, *, rotated: bool) -> Callable
         for _ in range(form.passes):
             reduction = partial(form.reduction, fisher, blocks, known=known)
             collector = fisher.accumulator(data.model, reduction=reduction)
-            known = form.learned(blocks, known | collector.result_of(batches).values, {}, 1.0)
+            known = form.prepare_next_pass(blocks, known | collector.result_of(batches).values, {}, 1.0)
         return form.matrices(fisher, blocks, known)
 
     return measure

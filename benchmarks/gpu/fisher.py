@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 import anchorhold
-from anchorhold.tensors.matrices.products import tf32_allowed
+from anchorhold.tensors.matrices import tf32_allowed
 from anchorhold_lab.data.locations import Datasets
 from anchorhold_lab.experiments import paper_spec
 from anchorhold_lab.experiments.running.engines import start_engine

@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 from anchorhold.errors import DataError
-from anchorhold.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix
-from anchorhold.forms.of_layers import rotated
+from anchorhold.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix, rotated
 from anchorhold.guard import Guard
 from anchorhold.guard.measurement import TaskMeasurement
 from anchorhold.persample.reductions import Basis
-from anchorhold.tensors.matrices.products import products_in
+from anchorhold.tensors.matrices import products_in
 from anchorhold_lab.data import Dataset, Images
 from anchorhold_lab.data.locations import Datasets
 from anchorhold_lab.experiments import paper_spec
@@ -119,7 +118,7 @@ def _rounding(name: str, form: Rotated | Kronecker, matrices: Mapping[str, Matri
     errors = []
     exact = {key: tensor.double() for key, tensor in d.items()}
     for matrix in matrices.values():
-        found, expected = matrix.apply(d), matrix.mapped(torch.Tensor.double).apply(exact)
+        found, expected = matrix.apply(d), matrix.map(torch.Tensor.double).apply(exact)
         errors += [float((found[key] - e).norm() / e.norm()) for key, e in expected.items()]
     precision = form.precision if isinstance(form, Rotated) else "float32"
     return f"{name} ({precision}): Q(D) is off by at most {max(errors):.1e} of its length, parameter by parameter."

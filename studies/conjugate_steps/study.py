@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import anchorhold
 from anchorhold.forms.base import Displacement, Matrix
-from anchorhold.forms.composed.conjugate_gradients import conjugate_gradients
+from anchorhold.forms.sums import conjugate_gradients
 from benchmarks.harness import write_rows
 from studies.permuted_digits import BATCH, RATE, STEPS, WIDTH, Data
 

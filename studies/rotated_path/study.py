@@ -149,7 +149,7 @@ def run(way: Way, strength: float, seed: int) -> dict[str, float]:
     for task, permutation in enumerate(data.permutations):
         x, y = data.train
         found = learn(way, model, (x[:, permutation], y), total, strength, 1000 * seed + task)
-        total = {n: m.plus(total[n], 1.0) if n in total else m for n, m in found.items()}
+        total = {n: m.add(total[n], 1.0) if n in total else m for n, m in found.items()}
     seconds = time.perf_counter() - started
     with torch.no_grad():
         right = {

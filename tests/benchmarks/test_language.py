@@ -198,7 +198,7 @@ def test_of_a_gpt_layers_are_rotated_with_their_biases_and_norms_are_not():
     guard = anchorhold.Guard(model, anchorhold.Fisher(labels="true"), form=Rotated(damping=0.0))
     guard.consolidate([(given, labels)])
     found = guard.matrices
-    said = {name: matrix.said for name, matrix in found.items()}
+    said = {name: matrix.description for name, matrix in found.items()}
     assert {name for name in said if "norm" in name} == {name for name in said if said[name] == "diagonal"}
     assert said["blocks.1.qkv.weight"] == said["logits.weight"] == "rotated"
     assert found["blocks.1.qkv.weight"].block.size == (24, 9)  # all of it, with the bias

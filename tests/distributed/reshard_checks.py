@@ -149,7 +149,7 @@ def forms_take_less_of_each_process(here):
     guard = learned(model, "rotated", here.rank, here.size, strength=1.0)
     kept = {key: tensor for key, tensor in guard.state_dict()["tensors"].items() if key.startswith("total/")}
     assert all(isinstance(tensor, DTensor) for tensor in kept.values())
-    matrices = [matrix.tensors().values() for matrix in whole_guard.matrices.values()]
+    matrices = [matrix.state().values() for matrix in whole_guard.matrices.values()]
     every = sum(tensor.numel() for tensors in matrices for tensor in tensors)
     assert sum(tensor.to_local().numel() for tensor in kept.values()) <= 0.5 * every  # of four, some rows left over
     if here.rank == 0:  # nobody else asks

@@ -38,7 +38,7 @@ def whole_network_of_a_ddp_model(here):
             expected = learned(net(), form)
         assert guard.matrices.keys() == expected.matrices.keys()
         for name, matrix in expected.matrices.items():
-            assert all_equal(guard.matrices[name].tensors())
+            assert all_equal(guard.matrices[name].state())
             d = {key: torch.randn(p.shape, dtype=p.dtype) for key, p in expected.parameters.items()}
             for key, value in matrix.apply(d).items():
                 torch.testing.assert_close(guard.matrices[name].apply(d)[key], value, rtol=1e-8, atol=1e-12)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import anchorhold
-from anchorhold.forms.composed.damped import Damped, damped_by
+from anchorhold.forms.damped import DampedMatrix, add_damping
 from anchorhold.forms.diagonal import DiagonalMatrix
 from tests.guard.helpers import batch, net
 
@@ -33,8 +33,8 @@ def as_dense(apply, shapes):
 def test_all_that_a_matrix_can_is_that_of_the_sum(form):
     for matrix in matrices(form).values():
         shapes = {name: omega.shape for name, omega in matrix.diagonal().items()}
-        damped = damped_by(matrix, 0.3)
-        assert isinstance(damped, DiagonalMatrix if form == "diagonal" else Damped)
+        damped = add_damping(matrix, 0.3)
+        assert isinstance(damped, DiagonalMatrix if form == "diagonal" else DampedMatrix)
         q = as_dense(matrix.apply, shapes) + 0.3 * torch.eye(
             sum(s.numel() for s in shapes.values()), dtype=torch.float64
         )
@@ -45,7 +45,7 @@ def test_all_that_a_matrix_can_is_that_of_the_sum(form):
             as_dense(lambda d, m=damped: m.shrink(d, 2.0), shapes), torch.linalg.inv(identity + 2 * q), **close
         )
         torch.testing.assert_close(
-            as_dense(lambda d, m=damped: m.pulled(d, 2.0), shapes),
+            as_dense(lambda d, m=damped: m.pull(d, 2.0), shapes),
             identity - torch.linalg.inv(identity + 2 * q),
             **close,
         )
@@ -56,18 +56,18 @@ def test_all_that_a_matrix_can_is_that_of_the_sum(form):
         torch.testing.assert_close(damped.largest_eigenvalue(), torch.linalg.eigvalsh(q).max(), rtol=1e-6, atol=0)
         diagonal = torch.cat([omega.reshape(-1) for omega in damped.diagonal().values()])
         torch.testing.assert_close(diagonal, q.diagonal(), **close)
-        torch.testing.assert_close(as_dense(damped.scaled(3.0).apply, shapes), 3 * q, **close)
-        torch.testing.assert_close(as_dense(damped.plus(damped, 0.5).apply, shapes), 1.5 * q, **close)
-        torch.testing.assert_close(as_dense(damped.mapped(torch.clone).apply, shapes), q, **close)
-        assert damped.said == matrix.said
+        torch.testing.assert_close(as_dense(damped.scale(3.0).apply, shapes), 3 * q, **close)
+        torch.testing.assert_close(as_dense(damped.add(damped, 0.5).apply, shapes), 1.5 * q, **close)
+        torch.testing.assert_close(as_dense(damped.map(torch.clone).apply, shapes), q, **close)
+        assert damped.description == matrix.description
         assert damped.is_finite
 
 
 def test_many_weak_pulls_let_nothing_grow_where_coordinates_are_not_quite_orthonormal():
     """As eigenvectors of single precision may be: what nothing holds went through them, there and back, every step."""
     for matrix in matrices("rotated").values():
-        damped = damped_by(matrix.mapped(lambda tensor: 1.01 * tensor if tensor.ndim == 2 else tensor), 1e-3)
+        damped = add_damping(matrix.map(lambda tensor: 1.01 * tensor if tensor.ndim == 2 else tensor), 1e-3)
         d = {name: torch.ones_like(omega) for name, omega in matrix.diagonal().items()}
         for _ in range(200):
-            d = {name: d[name] - pull for name, pull in damped.pulled(d, 1e-6).items()}
+            d = {name: d[name] - pull for name, pull in damped.pull(d, 1e-6).items()}
         assert all((each.abs() < 1.001).all() for each in d.values())

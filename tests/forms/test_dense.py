@@ -152,10 +152,10 @@ def test_it_comes_back_from_its_tensors_and_not_from_others():
     model, form = network(), Dense()
     guard = guarded(model, form)
     matrix, parameters = guard.matrices["network"], dict(model.named_parameters())
-    assert torch.equal(form.restored(matrix.block, matrix.tensors(), parameters).h, matrix.h)
+    assert torch.equal(form.restore(matrix.block, matrix.state(), parameters).h, matrix.h)
     for wrong in ({}, {"H": matrix.h[1:]}, {"U": matrix.h}):
         with pytest.raises(StateError, match=r"expected {'H': \(43, 43\)}"):
-            form.restored(matrix.block, wrong, parameters)
+            form.restore(matrix.block, wrong, parameters)
 
 
 def test_what_it_takes_is_said_before():
@@ -164,7 +164,7 @@ def test_what_it_takes_is_said_before():
     assert (told.name, told.weights, told.form, told.kept) == ("network", 43, "dense", 8 * (43**2 + 43))
     (block,) = Dense().blocks(model, dict(model.named_parameters()))
     assert Dense().cost(block, dict(model.named_parameters())) == (43**2, 43**2, 43**2, "dense")
-    assert guarded(model, "dense").matrices["network"].said == "dense"
+    assert guarded(model, "dense").matrices["network"].description == "dense"
 
 
 def test_it_is_the_same_whatever_order_a_model_has_its_layers_in():

@@ -5,7 +5,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from anchorhold.forms.factors import eigenbasis
-from anchorhold.tensors.matrices.decompositions import decomposed
+from anchorhold.tensors.matrices import decomposed
 
 MISSING = ("_linalg_eigh", "linalg_qr", "_linalg_svd")
 

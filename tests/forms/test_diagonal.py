@@ -24,8 +24,8 @@ def test_every_verb_is_that_of_the_dense_matrix():
     torch.testing.assert_close(m.solve({"weight": D})["weight"].flatten(), torch.linalg.pinv(Q) @ d)
     torch.testing.assert_close(m.trace(), Q.trace())
     torch.testing.assert_close(m.largest_eigenvalue(), torch.linalg.eigvalsh(Q)[-1])
-    torch.testing.assert_close(m.plus(matrix(), 0.5).diagonal()["weight"], 1.5 * OMEGA)
-    torch.testing.assert_close(m.scaled(3.0).omega, 3 * OMEGA)
+    torch.testing.assert_close(m.add(matrix(), 0.5).diagonal()["weight"], 1.5 * OMEGA)
+    torch.testing.assert_close(m.scale(3.0).omega, 3 * OMEGA)
 
 
 def test_the_value_of_every_matrix_is_what_applying_it_gives():
@@ -35,12 +35,12 @@ def test_the_value_of_every_matrix_is_what_applying_it_gives():
 
 def test_it_comes_back_from_its_tensors_and_not_from_others():
     form, block, parameters = Diagonal(), Block("weight", ("weight",)), {"weight": torch.zeros(2, 3)}
-    assert torch.equal(form.restored(block, matrix().tensors(), parameters).omega, OMEGA)
+    assert torch.equal(form.restore(block, matrix().state(), parameters).omega, OMEGA)
     for wrong in ({}, {"": torch.ones(3)}, {"G": OMEGA}):
         with pytest.raises(StateError, match=r"expected one tensor of shape \(2, 3\)"):
-            form.restored(block, wrong, parameters)
+            form.restore(block, wrong, parameters)
 
 
 def test_what_is_no_number_is_seen():
     assert matrix().is_finite
-    assert not matrix().mapped(lambda omega: omega / 0).is_finite
+    assert not matrix().map(lambda omega: omega / 0).is_finite

@@ -11,9 +11,9 @@ from torch import nn
 
 import anchorhold
 from anchorhold.errors import ConfigurationError
-from anchorhold.forms import Block, Kronecker, KroneckerMatrix, Summed
+from anchorhold.forms import Block, Kronecker, KroneckerMatrix, SumMatrix
 from anchorhold.persample.reductions import joined
-from tests.forms.layer_networks import block_gradients, dense_of, guarded, network_and_inputs, parts
+from tests.forms.layer_networks import block_gradients, dense_of, network_and_inputs, parts
 
 with warnings.catch_warnings():  # one of its libraries uses what torch has deprecated
     warnings.simplefilter("ignore")
@@ -23,6 +23,12 @@ SUMS = ("balanced", "nearest", "factors")
 
 
 AS_MEASURED = Kronecker(damping=0.0)
+
+
+def guarded(model, x, form=AS_MEASURED, **more):
+    guard = anchorhold.Guard(model, "EWC", form=form, **more)
+    guard.consolidate([x[:4], x[4:]])
+    return guard
 
 
 @st.composite
@@ -77,7 +83,7 @@ def test_all_it_does_is_what_the_dense_matrix_does(made, strength, damping):
 @settings(max_examples=20, deadline=None)
 def test_one_product_for_two_has_their_trace_and_is_positive(sums, data, decay):
     (one, other), _ = data.draw(random_matrices(sums))
-    found, exact = dense_of(one.plus(other, decay)), dense_of(one) + decay * dense_of(other)
+    found, exact = dense_of(one.add(other, decay)), dense_of(one) + decay * dense_of(other)
     torch.testing.assert_close(found.trace(), exact.trace(), rtol=1e-10, atol=0)
     assert torch.linalg.eigvalsh(found)[0] >= -1e-10 * found.trace()
     if one.g is None or one.a is None:  # then the sum is one product
@@ -106,7 +112,7 @@ def test_the_nearest_product_is_the_largest_singular_pair_of_the_rearranged_sum(
     u, s, v = np.linalg.svd(exact)
     if len(s) > 1 and s[1] > 0.9 * s[0]:
         return  # two that are nearly as good
-    found = one.plus(other, decay)
+    found = one.add(other, decay)
     product = np.outer(found.g.numpy().ravel(), found.a.numpy().ravel())
     best = s[0] * np.outer(u[:, 0], v[0])
     cosine = (product * best).sum() / np.linalg.norm(product) / np.linalg.norm(best)
@@ -115,7 +121,7 @@ def test_the_nearest_product_is_the_largest_singular_pair_of_the_rearranged_sum(
 
 def test_damping_is_the_root_of_a_share_of_each_factors_mean():
     model, x = network_and_inputs("mlp")
-    plain = guarded(model, x, AS_MEASURED).matrices
+    plain = guarded(model, x).matrices
     for form, share in ((Kronecker(damping=0.1), 0.1), ("kronecker", 0.001)):  # the one, and what there is by default
         damped = guarded(model, x, form).matrices
         for name, matrix in plain.items():
@@ -136,8 +142,8 @@ def test_kept_sums_are_exact_and_others_say_how_far_they_are():
             guard.consolidate([other])
         for name, matrix in guard.matrices.items():
             if sums == "exact":
-                assert isinstance(matrix, Summed)
-                tasks = [dense_of(guarded(model, task, AS_MEASURED).matrices[name]) for task in (x, *others)]
+                assert isinstance(matrix, SumMatrix)
+                tasks = [dense_of(guarded(model, task).matrices[name]) for task in (x, *others)]
                 exact[name] = sum(tasks)
                 torch.testing.assert_close(dense_of(matrix), exact[name], rtol=1e-10, atol=1e-14)
             else:
@@ -148,7 +154,7 @@ def test_kept_sums_are_exact_and_others_say_how_far_they_are():
 @pytest.mark.parametrize("kind", ["mlp", "along a sequence", "convolutions"])
 def test_the_factors_are_those_of_curvlinops(kind):
     model, x = network_and_inputs(kind)
-    matrices = guarded(model, x, AS_MEASURED).matrices
+    matrices = guarded(model, x).matrices
     model.requires_grad_(True)
     logits = model(x)
     labels = torch.zeros(logits.shape[:-1], dtype=torch.long)
@@ -194,7 +200,7 @@ def dense_by_blocks(operator, model, matrices):
 
 def test_gradients_without_rule_give_a_product_with_the_exact_trace():
     model, x = network_and_inputs("recurrent")
-    for matrix in guarded(model, x, AS_MEASURED).matrices.values():
+    for matrix in guarded(model, x).matrices.values():
         if matrix.block.name.startswith("lstm.weight"):
             gradients = block_gradients(model, x, matrix.block)
             outer = sum(weight * gradient @ gradient.T for weight, gradient in gradients)
@@ -218,7 +224,7 @@ def test_two_sides_of_one_hold_nothing():
 def test_the_largest_eigenvalue_of_a_sum_is_found_where_its_vector_has_both_signs():
     block = Block("w", ("w",), (1, 2))
     part = KroneckerMatrix(block, torch.ones(1, 1).double(), torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double())
-    assert float(Summed([part, part]).largest_eigenvalue()) == pytest.approx(4, rel=1e-10)
+    assert float(SumMatrix([part, part]).largest_eigenvalue()) == pytest.approx(4, rel=1e-10)
 
 
 @pytest.mark.parametrize("strength", [1e-12, 1e-6, 1.0, 1e4, 1e8])
@@ -226,12 +232,12 @@ def test_what_a_sum_takes_off_is_as_precise_as_single_precision_has_it(strength)
     """Q is singular: there, from 1e4 on, conjugate gradients in single precision lose all digits of X."""
     block, drawn = Block("w", ("w",), (4, 5)), torch.Generator().manual_seed(1)
     sides = [[torch.randint(-3, 4, (n, 2), generator=drawn).float() for n in (4, 5)] for _ in range(2)]
-    total = Summed([KroneckerMatrix(block, g @ g.T, a @ a.T) for g, a in sides])
+    total = SumMatrix([KroneckerMatrix(block, g @ g.T, a @ a.T) for g, a in sides])
     d = torch.randn(4, 5, generator=drawn)
     eigenvalues, u = torch.linalg.eigh(sum(torch.kron(part.g.double(), part.a.double()) for part in total.parts))
     pull = strength * torch.where(eigenvalues < 1e-9 * eigenvalues.max(), 0.0, eigenvalues)
     expected = u @ (pull / (1 + pull) * (u.T @ d.double().flatten()))
-    found = total.pulled({"w": d}, strength)["w"].double().flatten()
+    found = total.pull({"w": d}, strength)["w"].double().flatten()
     assert float((found - expected).norm() / expected.norm()) < 3e-6
     left = total.shrink({"w": d}, strength)["w"].double().flatten()
     assert float((left - (d.double().flatten() - expected)).norm() / d.norm()) < 1e-6
@@ -241,6 +247,6 @@ def test_a_sum_that_cannot_be_solved_says_so():
     """Factors of single precision have eigenvalues below 0 by rounding, and the strength makes them large."""
     block, drawn = Block("w", ("w",), (30, 20)), torch.Generator().manual_seed(1)
     sides = [[torch.randn(n, 2, generator=drawn) for n in (30, 20)] for _ in range(2)]
-    total = Summed([KroneckerMatrix(block, g @ g.T, a @ a.T) for g, a in sides])
+    total = SumMatrix([KroneckerMatrix(block, g @ g.T, a @ a.T) for g, a in sides])
     with pytest.warns(anchorhold.AnchorholdWarning, match=r"sum of 2 tasks' importance of 'w' .* larger damping="):
         total.shrink({"w": torch.randn(30, 20, generator=drawn)}, 1e8)

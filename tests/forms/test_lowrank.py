@@ -8,7 +8,7 @@ from torch import nn
 import anchorhold
 from anchorhold.errors import ConfigurationError, StateError
 from anchorhold.forms import LowRank
-from anchorhold.forms.of_vectors.lowrank import OVERSAMPLING, LowRankMatrix, nystrom, principal
+from anchorhold.forms.lowrank import OVERSAMPLING, LowRankMatrix, nystrom, principal
 from tests import oracles
 from tests.forms.whole_network import (
     NETWORKS,
@@ -57,7 +57,7 @@ def test_with_as_many_directions_as_there_are_it_is_exact(kind, span):
     for matrix in guarded(model, LowRank(rank=100, span=span)).matrices.values():
         h = brute_force(model, matrix.block.parameters)
         torch.testing.assert_close(dense(matrix), h, **CLOSE)
-        torch.testing.assert_close(matrix.whole, h.trace(), **CLOSE)
+        torch.testing.assert_close(matrix.total_trace, h.trace(), **CLOSE)
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3])
@@ -117,12 +117,12 @@ def test_a_sum_is_cut_to_what_is_nearest(decay):
     first = dense(guard.matrices["network"])
     move(model)
     second = dense(guarded(model, LowRank(rank=7)).matrices["network"])
-    traces = [float(brute_force(model).trace()), float(guard.matrices["network"].whole)]
+    traces = [float(brute_force(model).trace()), float(guard.matrices["network"].total_trace)]
     guard.consolidate(data())
     found = guard.matrices["network"]
     assert found.u.shape == (43, 7)
     torch.testing.assert_close(dense(found), cut(second + decay * first, 7), **CLOSE)
-    assert float(found.whole) == pytest.approx(traces[0] + decay * traces[1], rel=1e-12)
+    assert float(found.total_trace) == pytest.approx(traces[0] + decay * traces[1], rel=1e-12)
 
 
 def test_a_sum_that_is_exact_keeps_all_directions():
@@ -147,7 +147,8 @@ def test_it_says_how_much_of_the_trace_it_has():
     model, x = wide()
     _, values = exact_of(model, x)
     found = measured(model, x, rank=20, iterations=40)
-    assert found.said == f"low rank, 20 of 218 directions, {100 * values[:20].sum() / values.sum():.0f} % of the trace"
+    share = 100 * values[:20].sum() / values.sum()
+    assert found.description == f"low rank, 20 of 218 directions, {share:.0f} % of the trace"
     guard = anchorhold.Guard(model, anchorhold.Fisher(), form=LowRank(rank=20))
     assert "4 low rank, 20 of 218 directions, " in repr(guard.consolidate([x])["EWC"])
     form, parameters = LowRank(rank=20), dict(model.named_parameters())
@@ -161,8 +162,8 @@ def test_it_bears_sixteen_bits():
     model = network("branches")
     guard = guarded(model, LowRank(rank=9), state_dtype=torch.bfloat16)
     matrix = guard.matrices["network"]
-    assert {tensor.dtype for tensor in matrix.tensors().values()} == {torch.bfloat16}
-    q = dense(matrix.mapped(torch.Tensor.double))
+    assert {tensor.dtype for tensor in matrix.state().values()} == {torch.bfloat16}
+    q = dense(matrix.map(torch.Tensor.double))
     values = torch.linalg.eigvalsh((q + q.mT) / 2)
     assert float(values[0]) > -1e-12 * float(values[-1])
     guard.consolidate(data())
@@ -177,7 +178,7 @@ def test_a_network_without_gradients_has_directions_of_nothing():
             parameter.zero_()
     guard = guarded(model, LowRank(rank=4), protect="0.*")
     matrix = guard.matrices["network"]
-    assert not matrix.values.any() and matrix.is_finite and matrix.said == "low rank, 4 of 25 directions"
+    assert not matrix.values.any() and matrix.is_finite and matrix.description == "low rank, 4 of 25 directions"
     d = {name: torch.ones_like(p) for name, p in guard.parameters.items()}
     assert not any(part.any() for part in matrix.solve(d).values())
     guard.consolidate(data())
@@ -210,8 +211,8 @@ def test_settings_that_make_no_sense_are_refused():
 def test_it_comes_back_from_its_tensors_and_not_from_others():
     model, form = network(), LowRank(rank=5)
     matrix, parameters = guarded(model, form).matrices["network"], dict(model.named_parameters())
-    tensors = matrix.tensors()
-    torch.testing.assert_close(dense(form.restored(matrix.block, tensors, parameters)), dense(matrix), rtol=0, atol=0)
+    tensors = matrix.state()
+    torch.testing.assert_close(dense(form.restore(matrix.block, tensors, parameters)), dense(matrix), rtol=0, atol=0)
     others = (
         {},
         {"H": tensors["U"]},
@@ -220,9 +221,9 @@ def test_it_comes_back_from_its_tensors_and_not_from_others():
     )
     for wrong in others:
         with pytest.raises(StateError, match=r"expected {'U': \(43, 5\), 'L': \(5,\), 'trace': \(\)}"):
-            form.restored(matrix.block, wrong, parameters)
+            form.restore(matrix.block, wrong, parameters)
         with pytest.raises(StateError, match="another form"):
-            LowRank(rank=5, sums="exact").restored(matrix.block, wrong, parameters)
+            LowRank(rank=5, sums="exact").restore(matrix.block, wrong, parameters)
 
 
 def test_columns_that_say_nothing_are_no_directions_of_their_own():

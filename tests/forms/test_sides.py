@@ -90,7 +90,7 @@ def test_all_it_does_is_what_the_dense_matrix_does_and_sums_keep_the_trace(form,
             torch.testing.assert_close(matrix.value(d), flat @ q @ flat, **close)
             shrunk = joined(matrix.block, matrix.shrink(d, 30.0)).flatten()
             torch.testing.assert_close(shrunk, torch.linalg.solve(eye + 30.0 * q, flat), **close)
-            pulled = joined(matrix.block, matrix.pulled(d, 30.0)).flatten()
+            pulled = joined(matrix.block, matrix.pull(d, 30.0)).flatten()
             torch.testing.assert_close(pulled, flat - shrunk, **close)
             solved = joined(matrix.block, matrix.solve(d, 0.1)).flatten()
             torch.testing.assert_close(solved, torch.linalg.solve(q + 0.1 * eye, flat), **close)
@@ -127,7 +127,7 @@ def test_earlier_tasks_are_re_expressed_by_their_exact_diagonal():
             (torch.einsum("op,poi->i", rest, along) / (outputs - RANK)).unsqueeze(0),
         ]
     )
-    torch.testing.assert_close(before.diagonal_in(after.basis), expected, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(before.diagonal_in_basis(after.basis), expected, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("form", ["rotated16", "kronecker16", Kronecker(bits=16, outputs="lowrank", rank=2)], ids=str)
@@ -138,10 +138,10 @@ def test_16_bits_are_off_by_their_rounding_and_push_nothing_away(form):
         exact = Kronecker(outputs="lowrank", rank=2)
     whole, rounded = guarded(model, x, exact), guarded(model, x, form)
     for name, matrix in rounded.matrices.items():
-        assert {tensor.dtype for tensor in matrix.tensors().values()} == {torch.bfloat16}
-        q, expected = dense_of(matrix.mapped(torch.Tensor.double)), dense_of(whole.matrices[name])
+        assert {tensor.dtype for tensor in matrix.state().values()} == {torch.bfloat16}
+        q, expected = dense_of(matrix.map(torch.Tensor.double)), dense_of(whole.matrices[name])
         assert float((q - expected).norm() / expected.norm()) < 0.02
-        exactly = matrix.mapped(torch.Tensor.double)
+        exactly = matrix.map(torch.Tensor.double)
         exactly.precision = "float32"  # without the rounding of products, which knows no sign
         assert float(torch.linalg.eigvalsh(dense_of(exactly))[0]) >= -1e-12 * float(expected.trace())
     assert {tensor.dtype for tensor in rounded.anchor.values()} == {torch.float64}
@@ -160,7 +160,7 @@ def test_it_is_saved_and_loaded_as_it_was_and_its_cost_is_known_before(form, tmp
     guard = anchorhold.Guard(model, "EWC", 1.0, form=form)
     cost = guard.cost()
     guard.consolidate([x])
-    kept = [tensor for matrix in guard.matrices.values() for tensor in matrix.tensors().values()]
+    kept = [tensor for matrix in guard.matrices.values() for tensor in matrix.state().values()]
     assert cost.kept == sum(tensor.nbytes for tensor in [*kept, *guard.anchor.values()])
     guard.save(tmp_path / "guard.safetensors")
     again = anchorhold.Guard(model, "EWC", 1.0, form=form)
@@ -171,7 +171,7 @@ def test_it_is_saved_and_loaded_as_it_was_and_its_cost_is_known_before(form, tmp
     assert float(again.penalty().detach()) == float(guard.penalty().detach()) > 0
     for one, other in itertools.pairwise((guard, again)):
         for name, matrix in one.matrices.items():
-            assert all(torch.equal(t, other.matrices[name].tensors()[key]) for key, t in matrix.tensors().items())
+            assert all(torch.equal(t, other.matrices[name].state()[key]) for key, t in matrix.state().items())
 
 
 class Queries(torch.nn.Module):
@@ -197,7 +197,7 @@ def test_layers_that_see_the_same_inputs_keep_what_is_known_of_them_once(kind, t
         torch.testing.assert_close(dense_of(matrix), expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
 
     def bases(guard):
-        return [guard.matrices[f"{name}.weight"].tensors()[key] for name in ("q", "k", "v", "head")]
+        return [guard.matrices[f"{name}.weight"].state()[key] for name in ("q", "k", "v", "head")]
 
     shared.save(tmp_path / "guard.safetensors")
     again = anchorhold.Guard(model, "EWC", form=kind(share_inputs=True))
@@ -205,7 +205,7 @@ def test_layers_that_see_the_same_inputs_keep_what_is_known_of_them_once(kind, t
     for guard in (shared, again):
         q, k, v, head = bases(guard)
         assert q is k is v is not head
-        distinct = {id(t): t for m in guard.matrices.values() for t in m.tensors().values()}.values()
+        distinct = {id(t): t for m in guard.matrices.values() for t in m.state().values()}.values()
         assert guard.cost().kept == sum(t.nbytes for t in [*distinct, *guard.anchor.values()])
     assert apart.cost().kept - shared.cost().kept == 2 * 8 * 25
     before, own = shared.matrices["k.weight"], guarded(model, x + 0.3, kind()).matrices["k.weight"].trace()

@@ -29,7 +29,8 @@ def matrix_of(guard):
     matrix = guard.matrices["network"]
     if isinstance(guard.form, Dense):
         return matrix.h
-    return (matrix.u * matrix.values) @ matrix.u.mT + matrix.rest * torch.eye(matrix.block.length, dtype=torch.float64)
+    identity = torch.eye(matrix.block.length, dtype=torch.float64)
+    return (matrix.u * matrix.values) @ matrix.u.mT + matrix.mean_damping * identity
 
 
 def pulls(guard, model):

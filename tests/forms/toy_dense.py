@@ -9,11 +9,12 @@ from anchorhold.forms import Block, Form, Matrix
 from anchorhold.persample.reductions import Reduction
 
 
+@dataclasses.dataclass(eq=False)
 class DenseMatrix(Matrix):
     """Q(D) = H D for D with all weights in a row."""
 
-    def __init__(self, block, shapes, h):
-        self.block, self.shapes, self.h = block, shapes, h
+    shapes: list[torch.Size]
+    h: torch.Tensor
 
     def row(self, d):
         return torch.cat([d[name].flatten() for name in self.block.parameters])
@@ -26,10 +27,10 @@ class DenseMatrix(Matrix):
     def apply(self, d):
         return self.cut(self.h @ self.row(d))
 
-    def plus(self, earlier, decay):
+    def add(self, earlier, decay):
         return DenseMatrix(self.block, self.shapes, self.h + decay * earlier.h)
 
-    def scaled(self, factor):
+    def scale(self, factor):
         return DenseMatrix(self.block, self.shapes, factor * self.h)
 
     def shrink(self, d, strength):
@@ -47,11 +48,8 @@ class DenseMatrix(Matrix):
     def largest_eigenvalue(self):
         return torch.linalg.eigvalsh(self.h.double())[-1]
 
-    def tensors(self):
+    def state(self):
         return {"H": self.h}
-
-    def mapped(self, change):
-        return DenseMatrix(self.block, self.shapes, change(self.h))
 
 
 class DenseReduction(Reduction):
@@ -89,7 +87,7 @@ class ToyDense(Form):
         shapes = [[means[name].shape for name in block.parameters] for block in blocks]
         return {block.name: DenseMatrix(block, own, means["H"]) for block, own in zip(blocks, shapes, strict=True)}
 
-    def restored(self, block, tensors, parameters):
+    def restore(self, block, tensors, parameters):
         shapes = [parameters[name].shape for name in block.parameters]
         size = sum(shape.numel() for shape in shapes)
         if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != {"H": (size, size)}:

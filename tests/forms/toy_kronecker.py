@@ -11,11 +11,12 @@ from anchorhold.persample.reductions import Reduction
 from anchorhold.tensors.names import named_parameters
 
 
+@dataclasses.dataclass(eq=False)
 class ToyMatrix(Matrix):
     """Q(D) = G D A for D = [W b], scaled so that sums of several tasks keep their trace."""
 
-    def __init__(self, block, g, a):
-        self.block, self.g, self.a = block, g, a
+    g: torch.Tensor
+    a: torch.Tensor
 
     def _joined(self, d):
         weight, *bias = (d[name] for name in self.block.parameters)
@@ -30,12 +31,12 @@ class ToyMatrix(Matrix):
     def apply(self, d):
         return self._cut(self.g @ self._joined(d) @ self.a)
 
-    def plus(self, earlier, decay):
+    def add(self, earlier, decay):
         g, a = self.g + decay * earlier.g, self.a + earlier.a
         wanted = self.trace() + decay * earlier.trace()
         return ToyMatrix(self.block, g, a * (wanted / (g.trace() * a.trace())))
 
-    def scaled(self, factor):
+    def scale(self, factor):
         return ToyMatrix(self.block, factor * self.g, self.a)
 
     def _in_basis(self, d, change):
@@ -58,11 +59,8 @@ class ToyMatrix(Matrix):
     def largest_eigenvalue(self):
         return torch.linalg.eigvalsh(self.g)[-1] * torch.linalg.eigvalsh(self.a)[-1]
 
-    def tensors(self):
+    def state(self):
         return {"G": self.g, "A": self.a}
-
-    def mapped(self, change):
-        return ToyMatrix(self.block, change(self.g), change(self.a))
 
 
 class ToyReduction(Reduction):
@@ -120,7 +118,7 @@ class ToyKronecker(Form):
             found[block.name] = ToyMatrix(block, g + self.damping * torch.eye(len(g), dtype=g.dtype), a)
         return found
 
-    def restored(self, block, tensors, parameters):
+    def restore(self, block, tensors, parameters):
         weight = parameters[block.parameters[0]]
         expected = {"G": (weight.shape[0],) * 2, "A": (weight.shape[1] + len(block.parameters) - 1,) * 2}
         if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:

@@ -107,4 +107,4 @@ def assert_verbs_are_those_of(matrix, q, d, vector):
     torch.testing.assert_close(joined(matrix.diagonal()), q.diagonal(), **close)
     torch.testing.assert_close(matrix.trace(), q.trace(), **close)
     torch.testing.assert_close(matrix.largest_eigenvalue(), torch.linalg.eigvalsh(q)[-1], **close)
-    torch.testing.assert_close(dense(matrix.scaled(2.5)), 2.5 * q, **close)
+    torch.testing.assert_close(dense(matrix.scale(2.5)), 2.5 * q, **close)

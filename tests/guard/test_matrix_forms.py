@@ -155,7 +155,7 @@ def test_state_in_16_bits_and_elsewhere():
     model = network(torch.float32)
     guard = anchorhold.Guard(model, "EWC", form="rotated", state_dtype=torch.bfloat16, state_device="cpu")
     guard.consolidate(data(dtype=torch.float32))
-    assert {t.dtype for matrix in guard.matrices.values() for t in matrix.tensors().values()} == {torch.bfloat16}
+    assert {t.dtype for matrix in guard.matrices.values() for t in matrix.state().values()} == {torch.bfloat16}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     with torch.no_grad():
@@ -204,14 +204,14 @@ def test_a_side_that_is_too_large_is_kept_as_it_is_and_told_once(side, layer):
         guard.consolidate([x])
     guard.consolidate([x])
     other = "outputs" if side == "inputs" else "inputs"
-    assert guard.matrices["0.weight"].said == f"rotated along its {other}"
+    assert guard.matrices["0.weight"].description == f"rotated along its {other}"
 
 
 def test_an_embeddings_rows_are_never_rotated_and_nothing_is_told_of_it():
     model = nn.Sequential(nn.Embedding(20, 3), nn.Flatten(), nn.Linear(6, 2)).double()
     guard = anchorhold.Guard(model, "EWC", form=Rotated(largest_side=8))
     guard.consolidate([torch.randint(20, (6, 2))])
-    assert guard.matrices["0.weight"].said == "rotated along its outputs"
+    assert guard.matrices["0.weight"].description == "rotated along its outputs"
 
 
 @pytest.mark.parametrize("form", ["diagonal", "rotated", "kronecker", Kronecker(inputs="diagonal")], ids=str)
@@ -219,11 +219,11 @@ def test_what_it_will_take_is_what_it_takes(form):
     guard = anchorhold.Guard(network(), "EWC", form=form)
     cost = guard.cost()
     guard.consolidate(data())
-    tensors = [t for matrix in guard.matrices.values() for t in matrix.tensors().values()]
+    tensors = [t for matrix in guard.matrices.values() for t in matrix.state().values()]
     assert cost.kept == 8 * sum(t.numel() for t in [*tensors, *guard.anchor.values()])
     assert cost.weights == sum(p.numel() for p in guard.parameters.values())
     assert {block.name for block in cost.blocks} == guard.matrices.keys()
-    assert all(block.form == guard.matrices[block.name].said or "kron" in block.form for block in cost.blocks)
+    assert all(block.form == guard.matrices[block.name].description or "kron" in block.form for block in cost.blocks)
     assert guard.form.name in repr(cost) and "0.weight" in repr(cost)
 
 
@@ -231,7 +231,7 @@ def test_what_exact_sums_take_grows_with_the_tasks_and_is_counted():
     guard = anchorhold.Guard(network(), "EWC", form=Rotated(sums="exact"))
     for _ in range(2):
         guard.consolidate(data())
-    tensors = [t for matrix in guard.matrices.values() for t in matrix.tensors().values()]
+    tensors = [t for matrix in guard.matrices.values() for t in matrix.state().values()]
     assert guard.cost().kept == sum(t.nbytes for t in [*tensors, *guard.anchor.values()])
 
 

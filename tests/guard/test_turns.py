@@ -64,7 +64,7 @@ def test_what_a_turn_has_found_is_put_to_rest_before_the_next():
         whole.consolidate(given)
         turned.consolidate(given, within=max(block.measuring for block in turned.cost().blocks))
     for name, matrix in turned.matrices.items():
-        assert {t.dtype for t in matrix.tensors().values()} == {torch.bfloat16}
+        assert {t.dtype for t in matrix.state().values()} == {torch.bfloat16}
         torch.testing.assert_close(matrix.trace(), whole.matrices[name].trace(), rtol=0.02, atol=0)
 
 
@@ -131,9 +131,9 @@ def test_layers_with_coordinates_in_common_keep_them_in_one_turn():
     for task, within in enumerate((max(most.values()), most["first.weight"] + most["second.weight"])):
         whole.consolidate(data(task))
         turned.consolidate(data(task), within=within)
-    assert turned.matrices["first.weight"].tensors()["UA"] is turned.matrices["second.weight"].tensors()["UA"]
+    assert turned.matrices["first.weight"].state()["UA"] is turned.matrices["second.weight"].state()["UA"]
     for name, matrix in whole.matrices.items():
-        for key, tensor in matrix.tensors().items():
-            torch.testing.assert_close(turned.matrices[name].tensors()[key], tensor, rtol=1e-10, atol=1e-14)
+        for key, tensor in matrix.state().items():
+            torch.testing.assert_close(turned.matrices[name].state()[key], tensor, rtol=1e-10, atol=1e-14)
     with pytest.raises(ConfigurationError, match=f"'second.weight', which have the .* Give at least {within}"):
         turned.consolidate(data(), within=within - 1)

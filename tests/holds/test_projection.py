@@ -18,7 +18,7 @@ from anchorhold.errors import (
     ProtectError,
     StateError,
 )
-from anchorhold.forms.of_layers.layers import layer_blocks
+from anchorhold.forms.layers import layer_blocks
 from anchorhold.holds import Hold
 from anchorhold.holds.input_spaces import HardSpace, SoftSpace
 from anchorhold.persample.layer_inputs import LayerInputs, inputs_of

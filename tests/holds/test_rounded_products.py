@@ -58,7 +58,7 @@ def test_the_gradient_is_that_of_the_same_q_in_single_precision(dtype, form):
     expected = {}
     for matrix in guard.matrices.values():
         d = displacement(matrix, dict(model.named_parameters()), guard.anchor)
-        exact = matrix.mapped(lambda tensor: tensor.float())
+        exact = matrix.map(lambda tensor: tensor.float())
         exact.precision = "float32"
         expected |= {name: 2 * STRENGTH * pull for name, pull in exact.apply(d).items()}
     optimizer.step()

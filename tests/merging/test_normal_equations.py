@@ -169,7 +169,7 @@ def test_how_forms_are_made_comparable(normalise):
 def test_a_multiple_of_a_form_is_the_same_form():
     before, after = network(), moved(network())
     guards = [guarded(before, "rotated", 3), guarded(after, "rotated", 4)]
-    scaled = {name: matrix.scaled(1e6) for name, matrix in guards[0].matrices.items()}
+    scaled = {name: matrix.scale(1e6) for name, matrix in guards[0].matrices.items()}
     one, other = (merged([before, after], 0.4, by=by) for by in (guards, [scaled, guards[1]]))
     torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.adapters.changes import Product, difference
-from anchorhold.tensors.matrices.decompositions import decomposed
+from anchorhold.tensors.matrices import decomposed
 
 Values = Callable[[nn.Parameter], Tensor]
 """The values of an adapter's parameters at some time."""

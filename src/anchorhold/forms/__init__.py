@@ -1,27 +1,27 @@
-"""In which space importance is kept, and how it is applied: each form is one file."""
+"""Forms: the coordinates in which importance is kept, and how it is applied. Each form is one file."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms.base import Cost, Form, Matrix
-from anchorhold.forms.composed.summed import Summed
+from anchorhold.forms.dense import Dense, DenseMatrix
 from anchorhold.forms.diagonal import Diagonal, DiagonalMatrix
-from anchorhold.forms.of_layers.kronecker import Kronecker, Kronecker16, KroneckerMatrix
-from anchorhold.forms.of_layers.rotated import Rotated, Rotated16, RotatedMatrix
-from anchorhold.forms.of_vectors.dense import Dense, DenseMatrix
-from anchorhold.forms.of_vectors.lowrank import LowRank, LowRankMatrix
+from anchorhold.forms.kronecker import Kronecker, Kronecker16, KroneckerMatrix
+from anchorhold.forms.lowrank import LowRank, LowRankMatrix
+from anchorhold.forms.rotated import Rotated, Rotated16, RotatedMatrix
+from anchorhold.forms.sums import SumMatrix
 from anchorhold.persample.reductions import Block
 from anchorhold.registry import Registry, registering_class
 
 F = TypeVar("F", bound=Form)
 
 FORMS: Registry[Callable[..., Form]] = Registry("form")
-"""What makes each form, by name."""
+"""The class of each form, by name."""
 
 
 def register_form(name: str) -> Callable[[type[F]], type[F]]:
-    """Let a form of one's own be asked for by name, wherever forms are."""
+    """Register a form under a name, by which a guard, a spec and a saved file find it."""
     return registering_class(FORMS, Form, name)
 
 
@@ -35,7 +35,10 @@ register_form("dense")(Dense)
 
 
 def form(name: str, **settings: Any) -> Form:
-    """Return a form by its name, with settings of its own."""
+    """Return a form by its name, with its settings.
+
+    Raise a :class:`~anchorhold.errors.ConfigurationError` if there is no such form or setting.
+    """
     try:
         return FORMS[name](**settings)
     except TypeError as error:
@@ -60,7 +63,7 @@ __all__ = [
     "Rotated",
     "Rotated16",
     "RotatedMatrix",
-    "Summed",
+    "SumMatrix",
     "form",
     "register_form",
 ]

@@ -1,26 +1,29 @@
 r"""The diagonal, :math:`Q(D) = \Omega \circ D`: one number a weight, as EWC, SI, MAS and SOS keep it."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from anchorhold.errors import StateError
-from anchorhold.forms.base import Displacement, Form, Matrix, checked_damping, pulled_share
+from anchorhold.forms.base import Displacement, Form, Matrix, checked_damping, pull_share
 from anchorhold.measures.base import SampleMeasure
 from anchorhold.persample.reductions import Block, DiagonalReduction, Reduction
 from anchorhold.settings import added
 
 
+@dataclasses.dataclass(eq=False)
 class DiagonalMatrix(Matrix):
-    """Ω of one parameter."""
+    """Ω of one parameter, in its shape."""
 
-    def __init__(self, name: str, omega: Tensor) -> None:
-        self.name = name
-        self.block = Block(name, (name,))
-        self.omega = omega
+    block: Block = dataclasses.field(init=False)
+    name: str
+    omega: Tensor
+
+    def __post_init__(self) -> None:
+        self.block = Block(self.name, (self.name,))
 
     def apply(self, d: Displacement) -> dict[str, Tensor]:
         """Return Ω∘D."""
@@ -30,27 +33,27 @@ class DiagonalMatrix(Matrix):
         """Return the sum of Ω D²."""
         return (self.omega * d[self.name].square()).sum()
 
-    def plus(self, earlier: Matrix, decay: float) -> "DiagonalMatrix":
-        """Return the sum, weight by weight."""
-        assert isinstance(earlier, DiagonalMatrix)
-        return DiagonalMatrix(self.name, torch.add(self.omega, earlier.omega, alpha=decay))
-
-    def scaled(self, factor: float) -> "DiagonalMatrix":
-        """Return a multiple of Ω."""
-        return DiagonalMatrix(self.name, factor * self.omega)
-
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D/(1 + cΩ)."""
         return {self.name: d[self.name] / (1 + strength * self.omega)}
 
-    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+    def pull(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D·cΩ/(1 + cΩ)."""
-        return {self.name: d[self.name] * pulled_share(strength * self.omega)}
+        return {self.name: d[self.name] * pull_share(strength * self.omega)}
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return B/(Ω + damping)."""
         damped = self.omega + damping
         return {self.name: torch.where(damped > 0, b[self.name] / damped, 0.0)}
+
+    def add(self, earlier: Matrix, decay: float) -> "DiagonalMatrix":
+        """Return Ω + γΩ′, which is exact."""
+        assert isinstance(earlier, DiagonalMatrix)
+        return DiagonalMatrix(self.name, torch.add(self.omega, earlier.omega, alpha=decay))
+
+    def scale(self, factor: float) -> "DiagonalMatrix":
+        """Return a multiple of Ω."""
+        return DiagonalMatrix(self.name, factor * self.omega)
 
     def diagonal(self) -> dict[str, Tensor]:
         """Return Ω."""
@@ -64,13 +67,9 @@ class DiagonalMatrix(Matrix):
         """Return the largest Ω."""
         return self.omega.max() if self.omega.numel() else self.omega.new_zeros(())
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return Ω, which needs no name beside the parameter's."""
+    def state(self) -> dict[str, Tensor]:
+        """Return Ω, whose name is the parameter's."""
         return {"": self.omega}
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "DiagonalMatrix":
-        """Return another Ω."""
-        return DiagonalMatrix(self.name, change(self.omega))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +92,8 @@ class Diagonal(Form):
         object.__setattr__(self, "damping", checked_damping(self.damping))
 
     @property
-    def held_damping(self) -> float:
-        """That share: Ω itself stays as it was measured."""
+    def penalty_damping(self) -> float:
+        """The damping: Ω itself stays as it was measured."""
         return self.damping
 
     def blocks(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
@@ -108,17 +107,17 @@ class Diagonal(Form):
         parameters: Mapping[str, nn.Parameter],
         known: Mapping[str, Tensor],
     ) -> Reduction:
-        """Add up φ of every element."""
+        """Return the sum of φ of every element."""
         return DiagonalReduction(measure.phi, parameters)
 
     def matrices(
         self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]
     ) -> dict[str, Matrix]:
-        """Return what the measure makes of the means."""
+        """Return Ω of every parameter."""
         return {block.name: DiagonalMatrix(block.name, measure.transform(means[block.name])) for block in blocks}
 
-    def restored(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
-        """Return Ω, which has the parameter's shape."""
+    def restore(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
+        """Return Ω, of the parameter's shape."""
         if tensors.keys() != {""} or tensors[""].shape != parameters[block.name].shape:
             shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
             raise StateError(

@@ -37,7 +37,7 @@ def turns_of(core: Core, most: int | None) -> list[list[Block]]:
             f"within={most} with {core.state.driver} in the form {form.name!r}, which has no layers to be measured in "
             "turns. Leave it out, or take a form of layers, such as form='rotated16'."
         )
-    groups = form.measured_together(blocks, core.state.driving.added_to)
+    groups = form.coupled_blocks(blocks, core.state.driving.added_to)
     sizes = [sum(measuring_bytes(form, block, core.measured) for block in group) for group in groups]
     if max(sizes) > most:
         raise _too_large(groups[sizes.index(max(sizes))], max(sizes), most)

@@ -510,7 +510,7 @@ class Core:
         """Return an importance as it is kept, beside the parameters of its block; what is kept once, by ``once``."""
         beside = self.measured if parameters is None else parameters
         rest = partial(ledger.storage.resting, parameter=beside[matrix.block.parameters[0]])
-        return as_parameters_are(matrix, beside).mapped(rest).mapped(once)
+        return as_parameters_are(matrix, beside).map(rest).map(once)
 
     def resting(self, tensor: Tensor, like: Tensor) -> Tensor:
         """Return a tensor as it is kept, beside a parameter and spread as that is."""

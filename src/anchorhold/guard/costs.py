@@ -8,7 +8,7 @@ from torch.nn.parameter import is_lazy
 from anchorhold.adapters import Product, in_parts
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Block, Cost
-from anchorhold.forms.composed.summed import Summed
+from anchorhold.forms.sums import SumMatrix
 from anchorhold.guard.chunks import measuring_bytes
 from anchorhold.guard.core import Core
 from anchorhold.tensors.in_words import in_bytes
@@ -112,22 +112,22 @@ def costs_of(core: Core) -> Costs:
             anchors, applying = _of_merged(core, block, cost)
         own = core.state.driving.total.get(block.name)
         if own is not None:  # known by now, of how many tasks it is, and how much of it another block has too
-            new = [tensor for tensor in own.tensors().values() if id(tensor) not in counted]
+            new = [tensor for tensor in own.state().values() if id(tensor) not in counted]
             counted |= {id(tensor) for tensor in new}
             q = sum(tensor.nbytes for tensor in new)
         else:
             q = kept * cost.kept
-        if core.state.implicit.value and block.is_matrix and not form.keeps_coordinates:
+        if core.state.implicit.value and block.is_matrix and not form.has_eigenbasis:
             q += single * (cost.kept + weights)  # eigenvectors as large as Q, and an eigenvalue for each direction
             applying *= 2  # into those coordinates, and back
         found.append(
             BlockCost(
                 block.name,
                 weights,
-                cost.said,
+                cost.description,
                 q + anchored * anchors,
                 _measuring(core, block) + (single * weights if core.options.gradient_term else 0),
-                applying * (len(own.parts) if isinstance(own, Summed) else 1),
+                applying * (len(own.parts) if isinstance(own, SumMatrix) else 1),
             )
         )
     return Costs(tuple(found), form.name, core.state.implicit.value)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anchorhold.errors import ConfigurationError, NotFiniteError
 from anchorhold.forms import Diagonal, DiagonalMatrix, Form, Matrix
-from anchorhold.forms.composed.damped import damped_by
+from anchorhold.forms.damped import add_damping
 from anchorhold.guard.arguments.strengths import PatternStrengths, total_trace
 from anchorhold.measures import Measure, PathMeasure, SampleMeasure
 from anchorhold.measures.base import Finished, States
@@ -175,9 +175,9 @@ class Ledger:
         _check_measure(self.measure)
         self.form.check(self.measure)
         self._refuse_rounding()
-        self.damping = self.form.held_damping
-        if self.form.kept_dtype is not None:
-            self.storage = replace(self.storage, dtype=self.form.kept_dtype)
+        self.damping = self.form.penalty_damping
+        if self.form.storage_dtype is not None:
+            self.storage = replace(self.storage, dtype=self.form.storage_dtype)
         self.restart()
 
     @property
@@ -246,7 +246,7 @@ class Ledger:
 
     def _refuse_rounding(self) -> None:
         """Refuse 16 bits for a form whose Q would have directions of its own that weights are pushed away along."""
-        if self.storage.dtype is torch.bfloat16 and not self.form.bears_rounding:
+        if self.storage.dtype is torch.bfloat16 and not self.form.supports_bfloat16:
             raise ConfigurationError(
                 f"state_dtype=torch.bfloat16 with form={self.form.name!r}: rounded to 16 bits, its matrix is no longer "
                 "positive semi-definite, and some directions would be pushed away from the anchor. Leave state_dtype "
@@ -300,15 +300,15 @@ class Ledger:
             like = parameters[matrix.block.parameters[0]]
             added = matrix
             if name in total and self.measure.total != "replace":
-                known = total[name] if total[name].block == matrix.block else total[name].widened(matrix.block)
-                earlier = known.mapped(partial(at_hand, parameter=like))
-                own = _awake(matrix, like)
+                known = total[name] if total[name].block == matrix.block else total[name].pad(matrix.block)
+                earlier = known.to(like.device)
+                own = matrix.to(like.device, running_dtype(like))  # measured in turns, it is in storage since
                 if self.measure.total == "average":
                     before = decay * self.weights.get(name, 0.0)
-                    added = own.plus(earlier, before).scaled(1 / (1 + before))
+                    added = own.add(earlier, before).scale(1 / (1 + before))
                 else:
-                    added = own.plus(earlier, decay)
-            total[name] = added.mapped(partial(self.storage.resting, parameter=like)).mapped(once)
+                    added = own.add(earlier, decay)
+            total[name] = added.map(partial(self.storage.resting, parameter=like)).map(once)
             if not total[name].is_finite:
                 raise NotFiniteError(
                     f"{self.measure.name}: the importance of {name!r} is not finite, so nothing was consolidated; the "
@@ -319,7 +319,7 @@ class Ledger:
 
     def once(self) -> Callable[[Tensor], Tensor]:
         """Return what gives equal tensors of several blocks as one, where the form lets them have any in common."""
-        return Once() if self.form.keeps_equal_once else each_as_it_is
+        return Once() if self.form.has_shared_tensors else each_as_it_is
 
     def shares(self, block: str, decay: float) -> tuple[float, float]:
         """Return by what a block's total and a task's importance are multiplied where they become the next total."""
@@ -351,13 +351,13 @@ class Ledger:
         if self.strengths is None:
             return found
         factors = {name: self.strengths.factor(matrix.block.parameters) for name, matrix in total.items()}
-        return {name: m if factors[name] == 1 else m.scaled(factors[name]) for name, m in found.items()}
+        return {name: m if factors[name] == 1 else m.scale(factors[name]) for name, m in found.items()}
 
     def _clamped(self, total: dict[str, Matrix]) -> dict[str, Matrix]:
         if not self.measure.clamps_total:
             return total
         return {
-            name: matrix.mapped(lambda tensor: tensor.clamp(min=0)) if isinstance(matrix, DiagonalMatrix) else matrix
+            name: matrix.map(lambda tensor: tensor.clamp(min=0)) if isinstance(matrix, DiagonalMatrix) else matrix
             for name, matrix in total.items()
         }
 
@@ -365,7 +365,7 @@ class Ledger:
         """Return Q + λ with λ a share of the mean of all eigenvalues: weights of importance 0 are held a little too."""
         weights = sum(omega.numel() for matrix in held.values() for omega in matrix.diagonal().values())
         added = self.damping * total_trace(held) / max(1, weights)
-        return {name: damped_by(matrix, added) for name, matrix in held.items()}
+        return {name: add_damping(matrix, added) for name, matrix in held.items()}
 
     def restart(self) -> None:
         """Forget the states of the task; the tensors themselves belong to whoever was given them."""
@@ -373,14 +373,6 @@ class Ledger:
         self.running = {
             state: self.running.get(state, {}) if lifetime == "lasting" else {} for state, lifetime in lifetimes.items()
         }
-
-
-def _awake(matrix: Matrix, like: Tensor) -> Matrix:
-    """Return what was found as it was measured: where layers are taken in turns, it has been put to rest since."""
-    dtype = running_dtype(like)
-    if all(tensor.dtype == dtype and tensor.device == like.device for tensor in matrix.tensors().values()):
-        return matrix
-    return matrix.mapped(lambda tensor: at_hand(tensor, like).to(dtype))
 
 
 def diagonal_of(matrices: Mapping[str, Matrix]) -> dict[str, Tensor]:

@@ -61,7 +61,7 @@ class Finding:
         for block in list(self.matrices):
             matrix = self.matrices.pop(block)
             importance |= matrix.diagonal()
-            forms |= dict.fromkeys(matrix.block.parameters, matrix.said)
+            forms |= dict.fromkeys(matrix.block.parameters, matrix.description)
         return TaskImportance(importance, self.raw, self.samples, self.fallback, self.outputs, forms)
 
 
@@ -299,9 +299,9 @@ class TaskMeasurement:
         ledger = core.state.ledgers[name]
         blocks, earlier, decay = self._blocks(name, some), ledger.added_to, ledger.decayed(core.state.decay)
         if ledger.form.elementwise:  # of which each process has a part of its own where parameters are sharded
-            return ledger.form.learned(blocks, means, earlier, decay)
+            return ledger.form.prepare_next_pass(blocks, means, earlier, decay)
         earlier = {key: unsharded(matrix) for key, matrix in earlier.items()}
-        return core.runtime.everyone.from_first(lambda: ledger.form.learned(blocks, means, earlier, decay))
+        return core.runtime.everyone.from_first(lambda: ledger.form.prepare_next_pass(blocks, means, earlier, decay))
 
     def one_pass(
         self, known: Mapping[str, Mapping[str, Tensor]], some: Sequence[Block] | None

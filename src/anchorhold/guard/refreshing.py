@@ -153,6 +153,6 @@ def _follow_matrices(core: Core, matrices: dict[str, Matrix], ledger: Ledger) ->
     storage, once = ledger.storage, ledger.once()
     for name, matrix in list(matrices.items()):
         like = core.measured.get(matrix.block.parameters[0])
-        if like is None or all(storage.is_in_place(tensor, like) for tensor in matrix.tensors().values()):
+        if like is None or all(storage.is_in_place(tensor, like) for tensor in matrix.state().values()):
             continue
         matrices[name] = core.resting_matrix(matrix, ledger, once)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anchorhold.forms.factors import eigenbasis, trace_of
-from anchorhold.tensors.matrices.decompositions import decomposed
+from anchorhold.tensors.matrices import decomposed
 from anchorhold.tensors.storage import widest_dtype
 
 

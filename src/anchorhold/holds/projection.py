@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anchorhold.errors import BatchError, ConfigurationError, ProtectError, StateError
-from anchorhold.forms.of_layers.layers import layer_blocks
+from anchorhold.forms.layers import layer_blocks
 from anchorhold.holds.base import Held, Hold
 from anchorhold.holds.input_spaces import HardSpace, InputSpace, SoftSpace
 from anchorhold.persample.batches import check_batches
@@ -22,7 +22,7 @@ from anchorhold.persample.layer_inputs import ACROSS, LayerInputs, across, input
 from anchorhold.persample.reductions import Block, joined, taken_apart
 from anchorhold.settings import choice, first_match, number, numbers_by_pattern, whole_number
 from anchorhold.tensors.finite import is_finite
-from anchorhold.tensors.matrices.products import products_in
+from anchorhold.tensors.matrices import products_in
 from anchorhold.tensors.names import named_parameters
 from anchorhold.tensors.sharding import is_sharded
 from anchorhold.tensors.storage import running_dtype

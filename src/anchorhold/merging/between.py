@@ -292,7 +292,7 @@ class Merging:
         weights = [{n: read(k, n).to(device, wide) for n in names} for k in range(len(self.models))]
         pulls = [
             pull if pull.matrices is None
-            else Pull(pull.share, tuple(m.mapped(lambda t: t.to(device, wide)) for m in pull.matrices), pull.scale)
+            else Pull(pull.share, tuple(m.to(device, wide) for m in pull.matrices), pull.scale)
             for pull in pulls
         ]  # fmt: skip
         found = solved(pulls, weights, self._absolute_damping(shares, names))

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from anchorhold.errors import ConfigurationError, NotFiniteError, StateError
-from anchorhold.forms import DiagonalMatrix, Kronecker, Matrix, Summed, form
-from anchorhold.forms.of_layers.layers import LayerForm
-from anchorhold.forms.of_vectors.vectors import VectorForm
+from anchorhold.forms import DiagonalMatrix, Kronecker, Matrix, SumMatrix, form
+from anchorhold.forms.layers import LayerForm
+from anchorhold.forms.vectors import VectorForm
 from anchorhold.guard import Guard, TaskImportance
 from anchorhold.guard.state.codec import INPUTS_FIRST, LOOKED_UP
 from anchorhold.guard.state.files import READABLE, state_of
@@ -54,7 +54,7 @@ class InMemoryForm(ModelForm):
         self.label = label
         self._matrices = {name: _only(matrix) for name, matrix in matrices.items()}
         self._anchor = anchor or {}
-        self.said = " and ".join(sorted({matrix.said for matrix in self._matrices.values()}))
+        self.said = " and ".join(sorted({matrix.description for matrix in self._matrices.values()}))
         self.blocks = {name: matrix.block.parameters for name, matrix in self._matrices.items()}
 
     def matrix(self, block: str) -> Matrix:
@@ -104,7 +104,7 @@ class GuardFile(ModelForm):
         tensors = {part: tensor_files.read(self._path, key) for part, key in self._parts[block].items()}
         if tensors.keys() == {""}:
             return DiagonalMatrix(block, tensors[""])
-        return _only(self._form.restored(self._blocks[block], tensors, {}))
+        return _only(self._form.restore(self._blocks[block], tensors, {}))
 
     def anchor(self, name: str) -> Tensor | None:
         """Read the weights that the guard held its model to."""
@@ -133,7 +133,7 @@ class GuardFile(ModelForm):
 
 def _only(matrix: Matrix) -> Matrix:
     """Return a sum of one part as that part, which is easier to solve."""
-    return matrix.parts[0] if isinstance(matrix, Summed) and len(matrix.parts) == 1 else matrix
+    return matrix.parts[0] if isinstance(matrix, SumMatrix) and len(matrix.parts) == 1 else matrix
 
 
 def given_form(label: str, given: GivenForm) -> ModelForm | None:
@@ -185,7 +185,7 @@ def traces(form: ModelForm) -> dict[str, float]:
             least = float(omega.min()) if omega.numel() else 0.0
             trace = float(omega.sum(dtype=widest_dtype(omega.device)))
         else:
-            wide = matrix.mapped(lambda tensor: tensor.to(widest_dtype(tensor.device)))
+            wide = matrix.map(lambda tensor: tensor.to(widest_dtype(tensor.device)))
             least = min((float(d.min()) for d in wide.diagonal().values() if d.numel()), default=0.0)
             trace = float(wide.trace())
         if not math.isfinite(trace):

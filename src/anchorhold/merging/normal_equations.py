@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from anchorhold.errors import warn
-from anchorhold.forms import DenseMatrix, DiagonalMatrix, KroneckerMatrix, Matrix, RotatedMatrix, Summed
-from anchorhold.forms.composed.conjugate_gradients import Linear, conjugate_gradients
-from anchorhold.forms.factors import Factor, as_square, balanced, divided, eigenbasis, whole
+from anchorhold.forms import DenseMatrix, DiagonalMatrix, KroneckerMatrix, Matrix, RotatedMatrix, SumMatrix
+from anchorhold.forms.factors import Factor, as_factor, as_square, balance, divide, eigenbasis
+from anchorhold.forms.sums import Linear, conjugate_gradients
 from anchorhold.persample.reductions import Basis, Block, as_vector, in_shapes, joined, taken_apart
-from anchorhold.tensors.matrices.decompositions import decomposed
+from anchorhold.tensors.matrices import decomposed
 
 TOLERANCE = 1e-8
 """The residual at which conjugate gradients stop, relative to the right-hand side."""
@@ -96,8 +96,8 @@ def _positive(pull: Pull) -> Pull:
     """
 
     def positive(matrix: Matrix) -> Matrix:
-        if isinstance(matrix, Summed):
-            return Summed([positive(part) for part in matrix.parts])
+        if isinstance(matrix, SumMatrix):
+            return SumMatrix([positive(part) for part in matrix.parts])
         if isinstance(matrix, KroneckerMatrix) and matrix.g is not None and matrix.a is not None:
             return _as_rotated(matrix.block, [matrix])[0]
         return matrix
@@ -121,8 +121,8 @@ def _in_closed_form(forms: Sequence[Pull], b: Weights, shift: float) -> dict[str
         return _divided(forms, b, shift)
     if len(every) != len(forms) or len({matrix.block for matrix in every}) > 1:
         return None
-    if len(forms) == 1 and not isinstance(every[0], Summed):
-        return every[0].scaled(forms[0].factor).solve(b, shift)
+    if len(forms) == 1 and not isinstance(every[0], SumMatrix):
+        return every[0].scale(forms[0].factor).solve(b, shift)
     for side in "ag":
         if all(isinstance(matrix, KroneckerMatrix) and getattr(matrix, side) is None for matrix in every):
             return _one_sided(forms, b, shift, inputs=side == "g")
@@ -154,7 +154,7 @@ def _one_sided(forms: Sequence[Pull], b: Weights, shift: float, *, inputs: bool)
     block = matrices[0].block
     own = joined(block, b)
     size = block.size[1 if inputs else 0]
-    sides = [whole(matrix.a if inputs else matrix.g) for matrix in matrices]
+    sides = [as_factor(matrix.a if inputs else matrix.g) for matrix in matrices]
     total = _summed_factors([pull.factor for pull in forms], sides, size)
     if total is None:  # both factors are 1
         return {name: each / (shift + sum(pull.factor for pull in forms)) for name, each in b.items()}
@@ -185,7 +185,7 @@ def _positive_solve(h: Tensor, b: Tensor, shift: float) -> Tensor:
         return found
     vectors, values = eigenbasis(damped)
     assert vectors is not None and values is not None  # since it is a matrix
-    return vectors @ divided(vectors.mT @ b, values.unsqueeze(1), 0.0)
+    return vectors @ divide(vectors.mT @ b, values.unsqueeze(1), 0.0)
 
 
 def _by_conjugate_gradients(forms: Sequence[Pull], b: Weights, shift: float) -> dict[str, Tensor]:
@@ -234,12 +234,12 @@ def _inverse(values: Tensor, most: float) -> Tensor:
 
 def _in_common_coordinates(block: Block, turned: Sequence[tuple[float, RotatedMatrix]], shift: float) -> Linear:
     """Return the inverse of a sum's diagonal in the eigenbasis of all factors' sums."""
-    halves = [(factor**0.5, balanced(*matrix.factors)) for factor, matrix in turned]
+    halves = [(factor**0.5, balance(*matrix.factors)) for factor, matrix in turned]
     roots = [root for root, _ in halves]
     sides = [_summed_factors(roots, [pair[k] for _, pair in halves], block.size[k]) for k in (0, 1)]
     (u_g, l_g), (u_a, l_a) = map(eigenbasis, sides, block.size)
     basis = Basis(u_g, u_a)
-    s = torch.stack([factor * matrix.diagonal_in(basis) for factor, matrix in turned]).sum(0) + shift
+    s = torch.stack([factor * matrix.diagonal_in_basis(basis) for factor, matrix in turned]).sum(0) + shift
     return RotatedMatrix(block, _inverse(s, float(s.max())), basis, Basis(l_g, l_a)).apply
 
 
@@ -251,8 +251,8 @@ def _as_rotated(block: Block, matrices: Sequence[Matrix]) -> list[RotatedMatrix]
     if len(matrices) != 1:
         return []
     (matrix,) = matrices
-    if isinstance(matrix, Summed):
+    if isinstance(matrix, SumMatrix):
         return [each for part in matrix.parts for each in _as_rotated(block, [part])]
     if isinstance(matrix, KroneckerMatrix):
-        return [matrix.in_coordinates()]
+        return [matrix.to_rotated()]
     return [matrix] if isinstance(matrix, RotatedMatrix) else []

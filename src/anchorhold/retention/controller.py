@@ -88,8 +88,8 @@ class Tolerance:
         """
         if self.damping is not None:
             return self.damping
-        if form.held_damping:  # which its user has chosen
-            return form.held_damping
+        if form.penalty_damping:  # which its user has chosen
+            return form.penalty_damping
         return 0.001 if form.elementwise else 0.1
 
     def settled_in(self, form: Form) -> "Tolerance":

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from anchorhold.errors import NotFiniteError
-from anchorhold.tensors.matrices.products import tf32_allowed
+from anchorhold.tensors.matrices import tf32_allowed
 from anchorhold_lab.scenarios import Samples
 from anchorhold_lab.training.learner import Learner
 from anchorhold_lab.training.telling.progress import TELL_EVERY, Outcome, Progress, diverged

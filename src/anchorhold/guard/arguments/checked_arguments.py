@@ -8,7 +8,7 @@ import torch
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Form
 from anchorhold.forms import form as form_by_name
-from anchorhold.forms.of_layers.layers import LayerForm
+from anchorhold.forms.layers import LayerForm
 from anchorhold.guard.arguments.strengths import checked_relative_strength
 from anchorhold.guard.core import AnchorKind
 from anchorhold.guard.ledger import Ledger
@@ -131,7 +131,7 @@ def checked_implicit(value: object, form: Form, batch_norm: str | None, *, leans
             "no importance rounding alone makes it lean too, and a large strength drives weights away. Take "
             "anchor='last', the form 'diagonal', or leave implicit out."
         )
-    if value and getattr(form, "keeps_every_task", False):
+    if value and form.has_matrix_per_task:
         raise ConfigurationError(
             f"implicit=True with {form}, whose sum of all tasks has no coordinates of its own in which the pull could "
             "be found. Take one of the other ways to add tasks, or leave implicit out."
@@ -144,7 +144,7 @@ def may_be_implicit(form: Form, batch_norm: str | None, *, leans: bool) -> bool:
 
     Those of a layer can be found where they are not kept; those of all weights together would take the cube of them.
     """
-    if not (form.elementwise or form.keeps_coordinates or isinstance(form, LayerForm)):
+    if not (form.elementwise or form.has_eigenbasis or isinstance(form, LayerForm)):
         return False
     try:
         return checked_implicit(True, form, batch_norm, leans=leans)
@@ -156,7 +156,7 @@ def refuse_merged_path(space: object, measure: Measure, form: Form) -> None:
     """Refuse a measure along the path in merged space, and say which have an importance there in this form."""
     if space == "merged" and measure.needs.path:
         every = {name: MEASURES[name]() for name in MEASURES}
-        known = [name for name, other in every.items() if not other.needs.path and form.takes(other)]
+        known = [name for name, other in every.items() if not other.needs.path and form.supports(other)]
         raise ConfigurationError(
             f"space='merged' with {measure.name}, which measures parameters along their path, and not the weights that "
             f"they are merged with. Measures that have an importance of those in the form {form.name!r}: "

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from anchorhold.adapters import every_adapter
 from anchorhold.errors import ConfigurationError
-from anchorhold.forms.of_layers.layers import LayerForm
+from anchorhold.forms.layers import LayerForm
 from anchorhold.guard.core import Core, GuardState
 from anchorhold.guard.merged_space import MergedSpace, Space
 

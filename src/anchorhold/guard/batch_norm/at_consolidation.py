@@ -31,7 +31,7 @@ class TaskNorms:
     def silenced(self, matrices: Mapping[str, Matrix]) -> dict[str, Matrix]:
         """Return importances with 0 for parameters that are no coordinates of what is held."""
         silent = self.folding.silent
-        return {name: m.scaled(0.0) if silent.issuperset(m.block.parameters) else m for name, m in matrices.items()}
+        return {name: m.scale(0.0) if silent.issuperset(m.block.parameters) else m for name, m in matrices.items()}
 
 
 def norms_of_task(core: Core, batches: Iterable[Any] | None, forward: Forward | None) -> TaskNorms:

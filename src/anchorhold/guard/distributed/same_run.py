@@ -38,7 +38,7 @@ def refuse_unless_same_run(core: Core, asked: Mapping[str, object]) -> None:
     totals: dict[str, list[Tensor]] = {}
     for ledger in core.state.ledgers.values():
         for matrix in ledger.total.values():
-            totals.setdefault(matrix.block.parameters[0], []).extend(matrix.tensors().values())
+            totals.setdefault(matrix.block.parameters[0], []).extend(matrix.state().values())
     for name, change in core.state.merged_anchor.items():
         kept = [*in_parts(change).values(), *totals.get(name, ())]
         facts[f"what is known about the merged {name!r} (by checksum)"] = checksum(kept)

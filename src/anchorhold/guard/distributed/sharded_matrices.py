@@ -53,12 +53,12 @@ class ShardedMatrix(Matrix):
         mesh = like.device_mesh
         diagonal = {name: like_parameter(omega, parameters[name]) for name, omega in matrix.diagonal().items()}
         numbers = matrix.trace(), matrix.largest_eigenvalue()
-        return cls(matrix.mapped(lambda t: _in_rows(t, mesh)), diagonal, *numbers, finite=matrix.is_finite)
+        return cls(matrix.map(lambda t: _in_rows(t, mesh)), diagonal, *numbers, finite=matrix.is_finite)
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """What Q is."""
-        return self._parts.said
+        return self._parts.description
 
     def gathered(self) -> Matrix:
         """Return all of Q. Every process has to ask for it at the same time."""
@@ -66,10 +66,10 @@ class ShardedMatrix(Matrix):
 
     def _gathered(self, d: Displacement) -> tuple[Matrix, dict[str, Tensor]]:
         """Return all of Q and of D, in one go."""
-        own = list(self._parts.tensors().values())
+        own = list(self._parts.state().values())
         every = whole_together([*own, *d.values()])
         known = dict(zip(map(id, own), every, strict=False))
-        return self._parts.mapped(lambda part: known[id(part)]), dict(zip(d, every[len(own) :], strict=True))
+        return self._parts.map(lambda part: known[id(part)]), dict(zip(d, every[len(own) :], strict=True))
 
     def apply(self, d: Displacement) -> dict[str, Tensor]:
         """Return Q(D), spread as D is."""
@@ -84,9 +84,9 @@ class ShardedMatrix(Matrix):
         """Return (1 + cQ)⁻¹D, spread as D is."""
         return self._of_whole(lambda q, all_of_d: q.shrink(all_of_d, strength), d)
 
-    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+    def pull(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return what that takes off D."""
-        return self._of_whole(lambda q, all_of_d: q.pulled(all_of_d, strength), d)
+        return self._of_whole(lambda q, all_of_d: q.pull(all_of_d, strength), d)
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return (Q + damping)⁻¹B, spread as B is."""
@@ -98,13 +98,13 @@ class ShardedMatrix(Matrix):
         found = work(*self._gathered(d))
         return {name: like_parameter(each, d[name]) for name, each in found.items()}
 
-    def plus(self, earlier: Matrix, decay: float) -> "ShardedMatrix":
+    def add(self, earlier: Matrix, decay: float) -> "ShardedMatrix":
         """Return the sum."""
-        return self.of(self.gathered().plus(unsharded(earlier), decay), self._diagonal)
+        return self.of(self.gathered().add(unsharded(earlier), decay), self._diagonal)
 
-    def scaled(self, factor: float) -> "ShardedMatrix":
+    def scale(self, factor: float) -> "ShardedMatrix":
         """Return a multiple of Q."""
-        return self.of(self.gathered().scaled(factor), self._diagonal)
+        return self.of(self.gathered().scale(factor), self._diagonal)
 
     def diagonal(self) -> dict[str, Tensor]:
         """Return the diagonal, spread as the parameters are."""
@@ -118,14 +118,14 @@ class ShardedMatrix(Matrix):
         """Return the largest of all."""
         return self._largest
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return what Q is made of, each spread over the processes."""
-        return self._parts.tensors()
+        return self._parts.state()
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Matrix:
+    def map(self, change: Callable[[Tensor], Tensor]) -> "ShardedMatrix":
         """Return the same with all parts changed."""
         diagonal = {name: change(omega) for name, omega in self._diagonal.items()}
-        return ShardedMatrix(self._parts.mapped(change), diagonal, self._trace, self._largest, finite=self._finite)
+        return ShardedMatrix(self._parts.map(change), diagonal, self._trace, self._largest, finite=self._finite)
 
     @property
     def is_finite(self) -> bool:
@@ -142,11 +142,11 @@ def as_parameters_are(matrix: Matrix, parameters: Mapping[str, Tensor]) -> Matri
     """Return a Q that all processes have, in parts if its parameters are; one in parts stays so."""
     like = parameters[matrix.block.parameters[0]]
     if not is_sharded(like):
-        return unsharded(matrix).mapped(whole)
+        return unsharded(matrix).map(whole)
     if isinstance(matrix, ShardedMatrix):
         return matrix
     if isinstance(matrix, DiagonalMatrix):
-        return matrix.mapped(lambda omega: like_parameter(omega, like))
+        return matrix.map(lambda omega: like_parameter(omega, like))
     return ShardedMatrix.of(matrix, parameters)
 
 
@@ -161,7 +161,7 @@ def refuse_unless_in_parts(form: Form, parameters: Mapping[str, Tensor]) -> None
             f"form={form.name!r} with parameters that are spread over processes, such as {first!r}: its matrix cannot "
             f"be kept in parts. Use DDP, or one of the forms {', '.join(map(repr, FORMS))}."
         )
-    if form.kept_dtype is not None or form.keeps_equal_once:
+    if form.storage_dtype is not None or form.has_shared_tensors:
         raise ConfigurationError(
             f"form={form} with parameters that are spread over processes, such as {first!r}: bits=16 and "
             "share_inputs=True are for models that every process has whole. Leave both out."

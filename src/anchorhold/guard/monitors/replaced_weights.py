@@ -105,7 +105,7 @@ class ReplacedWeights(Monitor):
 def _pulls_at(state: "GuardState", name: str) -> bool:
     """Whether there is any importance that holds a parameter."""
     matrices = [matrix for matrix in state.driving.held.values() if name in matrix.block.parameters]
-    return any(bool(local(tensor).any()) for matrix in matrices for tensor in matrix.tensors().values())
+    return any(bool(local(tensor).any()) for matrix in matrices for tensor in matrix.state().values())
 
 
 def _listed(names: list[str]) -> str:

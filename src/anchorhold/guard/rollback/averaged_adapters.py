@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from anchorhold.adapters import Adapter, every_adapter
 from anchorhold.errors import ConfigurationError, warn
 from anchorhold.guard.core import Core
-from anchorhold.tensors.matrices.products import products_in
+from anchorhold.tensors.matrices import products_in
 from anchorhold.tensors.sharding import like_parameter, whole
 from anchorhold.tensors.storage import at_hand, running_dtype
 

@@ -78,7 +78,7 @@ def to_state(core: Core) -> dict[str, Any]:
         tensors |= {f"merged/{weight}#{part}": tensor for part, tensor in in_parts(change).items()}
     for label, ledger in core.state.ledgers.items():
         for block, matrix in ledger.total.items():
-            for part, tensor in matrix.tensors().items():
+            for part, tensor in matrix.state().items():
                 tensors[f"total/{label}/{block}" + (f"#{part}" if part else "")] = tensor
     for hold in core.options.holds:
         tensors |= {f"hold/{hold.name}/{name}": tensor for name, tensor in hold.state().items()}
@@ -153,7 +153,7 @@ def _take(core: Core, state: Mapping[str, Any]) -> None:
     core.task.watched = watched
     core.state.tolerance, core.state.control = tolerance, control
     form = core.state.driving.form
-    core.state.driving.damping = form.held_damping if tolerance is None else tolerance.damping_in(form)
+    core.state.driving.damping = form.penalty_damping if tolerance is None else tolerance.damping_in(form)
     core.state.kept.expected = {name: list(marks) for name, marks in state.get("kept", ())}
     if tolerance is not None and (missing := sorted(core.state.kept.expected.keys() - core.state.kept.keys())):
         warn(
@@ -237,8 +237,8 @@ def _restored(
                 f"{ledger.form.name!r}. It was made for another model, or with another `protect`."
             )
         gather = (lambda tensor: tensor) if ledger.form.elementwise else whole  # a matrix is kept in parts by itself
-        matrix = ledger.form.restored(blocks[name], {part: gather(t) for part, t in parts.items()}, parameters)
-        found[name] = core.resting_matrix(matrix.mapped(Tensor.clone), ledger, once, parameters)
+        matrix = ledger.form.restore(blocks[name], {part: gather(t) for part, t in parts.items()}, parameters)
+        found[name] = core.resting_matrix(matrix.map(Tensor.clone), ledger, once, parameters)
     return found
 
 

@@ -430,7 +430,7 @@ def _precisions(state: GuardState, name: str) -> list[torch.dtype]:
     """Return the precisions of what is kept about a parameter, which may have changed its own since."""
     kept = [tensors[name] for tensors in (state.anchor, *state.running()) if name in tensors]
     matrix = state.driving.held.get(name)
-    return [tensor.dtype for tensor in (*kept, *(() if matrix is None else matrix.tensors().values()))]
+    return [tensor.dtype for tensor in (*kept, *(() if matrix is None else matrix.state().values()))]
 
 
 def _row_of(core: Core, parameters: dict[str, nn.Parameter], *, held: bool) -> Bundle:

@@ -78,7 +78,7 @@ def _why_with_any(core: Core) -> str:
         few := {str(p.dtype) for p in core.runtime.parameters.values() if running_dtype(p) != p.dtype}
     ):
         return f"with weights of {min(few).removeprefix('torch.')}, to which small pulls would be lost by rounding"
-    if not form.elementwise and not form.keeps_coordinates and not _lies_at_hand(core):
+    if not form.elementwise and not form.has_eigenbasis and not _lies_at_hand(core):
         return "since its coordinates would be found anew at every step"
     return ""
 

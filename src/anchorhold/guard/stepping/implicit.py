@@ -115,7 +115,7 @@ class ImplicitPull:
         assert rate is not None
         d = displacement(matrix, owned, self.core.state.anchor)
         factor = min(2 * self.core.state.strength * rate, torch.finfo(next(iter(d.values())).dtype).max)
-        found = pulled(matrix.at_hand(d), d, factor, self._tilt(d))
+        found = pulled(matrix.to_compute(d), d, factor, self._tilt(d))
         for name, pull in found.items():
             theta = owned[name].detach()
             theta.copy_(theta.to(pull.dtype) - pull)

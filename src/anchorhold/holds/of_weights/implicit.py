@@ -16,7 +16,7 @@ that optimiser. Where neither moves a weight any more the step is :math:`\theta'
 import torch
 from torch import Tensor
 
-from anchorhold.forms.base import Displacement, Matrix, pulled_share
+from anchorhold.forms.base import Displacement, Matrix, pull_share
 
 
 def pull_implicitly_(
@@ -42,7 +42,7 @@ def pull_implicitly_(
     together = min(factor * reach, largest) if isinstance(factor, float) and isinstance(reach, float) else None
     pull = (omega * factor).mul_(reach) if together is None else omega * together
     # At both ends this is exact: weights that nothing holds stay as they are, and others are the anchor's.
-    theta.lerp_(theta_star, pulled_share(pull))
+    theta.lerp_(theta_star, pull_share(pull))
     if tilt is not None:
         way = torch.as_tensor(factor * reach if together is None else together, dtype=theta.dtype)
         theta.add_(tilt * way.clamp(max=largest) / (1 + pull.clamp(max=largest)))
@@ -57,7 +57,7 @@ def pulled(matrix: Matrix, d: Displacement, factor: float, tilt: Displacement | 
         factor: 2ch.
         tilt: r, where the hold leans.
     """
-    found = matrix.pulled(d, factor)
+    found = matrix.pull(d, factor)
     if tilt is None:
         return found
     leaning = matrix.shrink(tilt, factor)

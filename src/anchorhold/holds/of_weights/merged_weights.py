@@ -21,7 +21,7 @@ from anchorhold.errors import ConfigurationError
 from anchorhold.forms.base import Matrix
 from anchorhold.holds.base import Held, Hold
 from anchorhold.persample.reductions import Block, joined, taken_apart
-from anchorhold.tensors.matrices.products import products_in
+from anchorhold.tensors.matrices import products_in
 from anchorhold.tensors.storage import at_hand, running_dtype
 
 
@@ -90,7 +90,7 @@ class MergedWeights(Hold):
     def _value_at(self, weight: str, matrix: Matrix) -> "_Term":
         d = self.displacement(weight)
         tensors = tuple(d) if isinstance(d, Product) else (d,)
-        value: Tensor = _Value.apply(matrix.at_hand({weight: tensors[0]}), self.blocks[weight], *tensors)  # type: ignore[no-untyped-call]
+        value: Tensor = _Value.apply(matrix.to_compute({weight: tensors[0]}), self.blocks[weight], *tensors)  # type: ignore[no-untyped-call]
         return _Term(value, len(tensors) > 1)
 
 

@@ -43,7 +43,7 @@ def applied(
 ) -> dict[str, Tensor]:
     """Return Q(θ − θ*) of a block, where the parameters are; ``rounded`` as :func:`displacement` is."""
     d = displacement(matrix, parameters, anchor, rounded=rounded)
-    return matrix.at_hand(d).apply(d)
+    return matrix.to_compute(d).apply(d)
 
 
 def displacement(
@@ -55,7 +55,7 @@ def displacement(
     """
     like = next(parameters[name] for name in matrix.block.parameters if name in parameters)
     exact = running_dtype(like)
-    dtype = matrix.products_dtype(exact) if rounded else exact
+    dtype = matrix.compute_dtype(exact) if rounded else exact
     return {
         name: _difference(parameters[name], at_hand(anchor[name], like), exact, dtype)
         if name in parameters
@@ -93,7 +93,7 @@ def penalty_value(
 def _term(matrix: Matrix, parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
     if not isinstance(matrix, DiagonalMatrix):
         d = displacement(matrix, parameters, anchor)
-        matrix = matrix.at_hand(d)
+        matrix = matrix.to_compute(d)
         if not torch.is_grad_enabled():
             return matrix.value(d)
         value: Tensor = _Value.apply(matrix, *(d[name] for name in matrix.block.parameters))  # type: ignore[no-untyped-call]

@@ -19,8 +19,7 @@ from anchorhold.persample.reductions.base import at_least_single
 from anchorhold.persample.reductions.layer_matrix import Block, LayerReduction
 from anchorhold.persample.reductions.outer_products import add_outer_, as_rows, mirror_
 from anchorhold.persample.rules.base import LookedUp, Products
-from anchorhold.tensors.matrices.blocks import add_outer_blocks_, block_shape
-from anchorhold.tensors.matrices.products import Precision
+from anchorhold.tensors.matrices import Precision, add_outer_blocks_, block_shape
 
 Side = Literal["dense", "blocks", "lowrank", "diagonal", "identity"]
 """How much of a factor is kept: all of it, blocks along its diagonal, its largest directions, for which all of it is

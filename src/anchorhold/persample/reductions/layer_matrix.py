@@ -18,7 +18,7 @@ from anchorhold.persample.phi import Phi
 from anchorhold.persample.reductions.base import Arrival, Reduction, at_least_single
 from anchorhold.persample.reductions.diagonal import DiagonalReduction
 from anchorhold.persample.rules.base import Products, tile_bytes
-from anchorhold.tensors.matrices.products import Precision, products_in
+from anchorhold.tensors.matrices import Precision, products_in
 
 
 class Block(NamedTuple):

@@ -15,8 +15,7 @@ from anchorhold.persample.reductions.base import at_least_single
 from anchorhold.persample.reductions.layer_matrix import Block, LayerReduction
 from anchorhold.persample.rules.base import LookedUp, Products, phi_of_products, tile_bytes
 from anchorhold.persample.rules.embedding import phi_of_looked_up
-from anchorhold.tensors.matrices.blocks import times_blocks
-from anchorhold.tensors.matrices.products import Precision
+from anchorhold.tensors.matrices import Precision, times_blocks
 
 Sharing = Literal["exact", "expand"]
 """Of a layer that is used at several positions: square a sample's gradient, the sum over them, or each position's."""

@@ -9,7 +9,7 @@ from torch import nn
 import anchorhold
 from anchorhold.forms import Kronecker, Rotated, RotatedMatrix
 from anchorhold.persample.reductions import Basis
-from anchorhold.tensors.matrices.products import tf32_allowed
+from anchorhold.tensors.matrices import tf32_allowed
 from anchorhold_lab.networks import MultiHead
 from anchorhold_lab.training.fast import FastRuns
 from anchorhold_lab.training.fast.flat_layout import FlatLayout

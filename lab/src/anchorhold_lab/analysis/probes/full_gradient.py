@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.persample.isolation.isolated import isolated
-from anchorhold.tensors.matrices.products import tf32_allowed
+from anchorhold.tensors.matrices import tf32_allowed
 from anchorhold_lab.analysis.whole_loss import loss_and_gradient
 from anchorhold_lab.scenarios import Samples
 from anchorhold_lab.training import Learner

@@ -15,7 +15,7 @@ from torch import Tensor
 from anchorhold.errors import ConfigurationError, NotFiniteError
 from anchorhold.forms import DiagonalMatrix
 from anchorhold.guard import PathRecord
-from anchorhold.tensors.matrices.products import tf32_allowed
+from anchorhold.tensors.matrices import tf32_allowed
 from anchorhold_lab.training.fast.dropout_masks import Masks
 from anchorhold_lab.training.fast.flat_layout import FlatLayout
 from anchorhold_lab.training.fast.lanes import Lane, Schedule, joined_update

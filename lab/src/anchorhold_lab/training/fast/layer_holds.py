@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anchorhold.forms import Block, Form, Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix
-from anchorhold.forms.base import pulled_share
+from anchorhold.forms.base import pull_share
 from anchorhold.persample.reductions import joined, taken_apart
-from anchorhold.tensors.matrices.products import Precision, products_in
+from anchorhold.tensors.matrices import Precision, products_in
 from anchorhold_lab.training.fast.flat_layout import FlatLayout
 from anchorhold_lab.training.fast.recording import compiled
 from anchorhold_lab.training.fast.step_gradients import Gradients
@@ -117,7 +117,7 @@ class LayerHolds:
     def _pulled_(self, weights: Tensor, anchor: Tensor, q: Mapping[str, Parts], factor: Tensor) -> None:
         # What is beyond all numbers must not meet an S of 0.
         factor = factor.clamp(max=torch.finfo(factor.dtype).max).unsqueeze(-1)
-        shares = {name: {**parts, "S": pulled_share(factor * parts["S"])} for name, parts in q.items()}
+        shares = {name: {**parts, "S": pull_share(factor * parts["S"])} for name, parts in q.items()}
         weights.sub_(self._layout.joined(self._applied(weights, anchor, shares)))
 
     def _applied(self, weights: Tensor, anchor: Tensor, q: Mapping[str, Parts]) -> Gradients:
@@ -150,8 +150,8 @@ class LayerHolds:
         """Return what the products read of a matrix."""
         if isinstance(matrix, KroneckerMatrix):
             if not self.implicit:
-                return matrix.tensors()
-            matrix = matrix.in_coordinates()
+                return matrix.state()
+            matrix = matrix.to_rotated()
         assert isinstance(matrix, RotatedMatrix)
         bases = {f"U{key}": u for key, u in zip("GA", matrix.basis, strict=True) if u is not None}
         return {"S": matrix.s, **bases, **{f"{key}t": u.mT for key, u in bases.items()}}

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 
 from anchorhold.errors import ConfigurationError
-from anchorhold.tensors.matrices.products import tf32_allowed
+from anchorhold.tensors.matrices import tf32_allowed
 
 Precision = Literal["fp32", "tf32", "bf16"]
 """fp32: every product in full. tf32: matrix products and convolutions with inputs rounded to 10 bits, on GPUs that can;

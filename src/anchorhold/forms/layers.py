@@ -1,4 +1,4 @@
-"""What the forms have in common that take a layer's weight and bias as one matrix, [W b] of outputs × inputs."""
+"""A layer's weight and bias as one matrix [W b], outputs × inputs, and the settings of the forms that take it so."""
 
 import dataclasses
 from abc import abstractmethod
@@ -11,21 +11,21 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from anchorhold.errors import StateError
 from anchorhold.forms.base import Form, Matrix, checked_damping
-from anchorhold.forms.composed.summed import Summed
 from anchorhold.forms.diagonal import Diagonal, DiagonalMatrix
+from anchorhold.forms.sums import SumMatrix
 from anchorhold.measures.base import SampleMeasure
 from anchorhold.persample.reductions import Block, FactorReduction, Side, Sides, sums_shape
 from anchorhold.settings import added, changed, choice, require, whole_number, yes_or_no
-from anchorhold.tensors.matrices.products import Precision
+from anchorhold.tensors.matrices import Precision
 
 DAMPING = 0.001
-"""The damping that forms of layers have unless another is given. Without any, directions that no sample of a task has
-touched, such as those of units that were dead at its end, are free at any strength."""
+"""The default damping. Without any, directions that no sample of a task has touched, such as those of units that were
+dead at its end, are free at any strength."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerForm(Form):
-    """A form of layers' matrices; what is no matrix, such as the scale of a norm, is kept as a diagonal."""
+    """A form of layers' matrices; parameters that make no matrix, such as the scale of a norm, have a diagonal."""
 
     largest_side: int = 8192
     damping: float = changed(DAMPING, at_first=0.0)
@@ -38,7 +38,7 @@ class LayerForm(Form):
     share_inputs: bool = added(False)
 
     side_choices: ClassVar[tuple[Side, ...]] = get_args(Side)
-    """How much may be kept of a factor."""
+    """The choices for ``outputs`` and ``inputs``."""
 
     def __post_init__(self) -> None:
         expected = "a whole number of at least 1"
@@ -52,88 +52,80 @@ class LayerForm(Form):
         yes_or_no("share_inputs", self.share_inputs)
 
     @property
-    def keeps_equal_once(self) -> bool:
-        """Whether layers that see the same inputs have their factor, or its eigenvectors, in common."""
+    def has_shared_tensors(self) -> bool:
+        """True if layers that see the same inputs have their input factor, or its eigenvectors, in common."""
         return self.share_inputs
 
     @property
-    def measured_in(self) -> Precision | None:
-        """The precision of products while measuring; ``None`` for that of the process.
-
-        What is kept in 16 bits may be measured in TF32, which has three more than these: then a GPU's matrix units
-        serve, and inputs of 16 bits are not rounded at all.
-        """
+    def measuring_precision(self) -> Precision | None:
+        """The precision of products while measuring; ``None`` for the process's own."""
+        # TF32 has three bits more than the bfloat16 that is kept: so a GPU's matrix units can be used, and inputs of 16
+        # bits are not rounded at all.
         return "tf32" if self.bits == 16 else None
 
     @property
-    def kept_dtype(self) -> torch.dtype | None:
-        """bfloat16 where Q is to be kept in 16 bits, whatever the guard keeps its anchor in."""
+    def storage_dtype(self) -> torch.dtype | None:
+        """bfloat16 with ``bits=16``, whatever dtype the anchor is stored in."""
         return torch.bfloat16 if self.bits == 16 else None
-
-    @property
-    @abstractmethod
-    def keeps_every_task(self) -> bool:
-        """Whether the sum over tasks is kept as it is, each task's Q by itself."""
 
     @abstractmethod
     def matrix(self, measure: SampleMeasure, block: Block, means: Mapping[str, Tensor]) -> Matrix:
         """Return one task's Q of a layer."""
 
     @abstractmethod
-    def restored_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> Matrix:
-        """Return one task's Q of a layer, made of these tensors, or refuse those of another network."""
+    def restore_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> Matrix:
+        """Return one task's Q of a layer, whose state these tensors are; raise an error if they cannot be."""
 
     def blocks(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
-        """Return [W b] of every layer, W where the bias is not among the parameters, and all others by themselves."""
+        """Return [W b] of every layer, W if the bias is not among the parameters, and all others by themselves."""
         return layer_blocks(model, parameters)
 
     def matrices(
         self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]
     ) -> dict[str, Matrix]:
-        """Return Q of every layer, and Ω of what is none."""
+        """Return Q of every layer, and Ω of every other parameter."""
         found: dict[str, Matrix] = {}
         for block in blocks:
             if block.is_matrix:
                 own = self.matrix(measure, block, means)
-                found[block.name] = Summed([own]) if self.keeps_every_task else own
+                found[block.name] = SumMatrix([own]) if self.has_matrix_per_task else own
             else:
                 omega = measure.transform(means[block.name])
                 omega = omega + self.damping * omega.mean() if self.damping else omega
                 found[block.name] = DiagonalMatrix(block.name, omega)
         return found
 
-    def restored(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
+    def restore(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
         """Return Q of a layer, or Ω."""
         if not block.is_matrix:
-            return Diagonal().restored(block, tensors, parameters)
-        if self.keeps_every_task:
-            return Summed.restored(tensors, lambda own: self.restored_matrix(block, own))
-        return self.restored_matrix(block, tensors)
+            return Diagonal().restore(block, tensors, parameters)
+        if self.has_matrix_per_task:
+            return SumMatrix.restore(tensors, lambda own: self.restore_matrix(block, own))
+        return self.restore_matrix(block, tensors)
 
     @property
     def wanted_sides(self) -> Sides:
-        """How much is wanted of a layer's two factors, where they are not too large."""
+        """The choices for a layer's two sides, unless the layer is too large for them."""
         return Sides(self.outputs, self.inputs)
 
     def sides(self, block: Block) -> Sides:
-        """Return how much is kept of a block's two factors."""
-        sides = zip(self.wanted_sides, block.size, (False, block.looked_up), strict=True)
-        outputs, inputs = (
-            wanted if wanted in ("diagonal", "identity") else "diagonal" if looked_up else self._cut_side(wanted, size)
-            for wanted, size, looked_up in sides
-        )
-        return Sides(outputs, inputs)
-
-    def _cut_side(self, wanted: Side, size: int) -> Side:
-        """Return how much is kept of a factor of some size: all of it where one block, or the rank, has room for it."""
-        if wanted == "blocks" and size > self.largest_block:
-            return "blocks"
-        if size > self.largest_side:
-            return "diagonal"
-        return "lowrank" if wanted == "lowrank" and size > self.rank else "dense"
+        """Return how a block's two factors are kept: whole if one block, or the rank, has room for all of it."""
+        found: list[Side] = []
+        for wanted, size, looked_up in zip(self.wanted_sides, block.size, (False, block.looked_up), strict=True):
+            if wanted in ("diagonal", "identity"):
+                found.append(wanted)
+            elif looked_up:  # an embedding's inputs are one-hot, and their factor is a diagonal
+                found.append("diagonal")
+            elif wanted == "blocks" and size > self.largest_block:
+                found.append("blocks")
+            elif size > self.largest_side:
+                found.append("diagonal")
+            else:
+                found.append("lowrank" if wanted == "lowrank" and size > self.rank else "dense")
+        return Sides(*found)
 
     def notices(self, blocks: Sequence[Block]) -> list[str]:
-        """Say which sides are too large to be kept whole."""
+        """Return a message for each side that is too large to be kept whole."""
         found = []
         for block in blocks:
             wanted = zip(self.wanted_sides, block.size, ("outputs", "inputs"), strict=True) if block.is_matrix else ()
@@ -153,22 +145,23 @@ class LayerForm(Form):
     def factors(
         self, measure: SampleMeasure, blocks: Sequence[Block], parameters: Mapping[str, nn.Parameter]
     ) -> FactorReduction:
-        """Return the sums of every layer's factors, and the diagonal of what is no layer's."""
+        """Return the sums of every layer's factors, and of the diagonal of every other parameter."""
         single = [block.name for block in blocks if not block.is_matrix]
         sides = {block.name: self.sides(block) for block in blocks if block.is_matrix}
-        return FactorReduction(measure.phi, blocks, parameters, single, sides, self.largest_block, self.measured_in)
+        precision = self.measuring_precision
+        return FactorReduction(measure.phi, blocks, parameters, single, sides, self.largest_block, precision)
 
     def basis_shape(self, side: Side, size: int) -> tuple[int, ...]:
         """Return the shape of a side's eigenvectors."""
         return (size, self.rank) if side == "lowrank" else sums_shape(side, size, self.largest_block)
 
-    def along(self, side: Side, size: int) -> int:
-        """Return how many numbers there are along a side's coordinates: of a low rank, one for the whole rest."""
+    def values_length(self, side: Side, size: int) -> int:
+        """Return the length of a side's eigenvalues: at low rank, one for each column and one for the rest."""
         return self.rank + 1 if side == "lowrank" else size
 
 
 def layer_blocks(model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
-    """Return which parameters make a matrix: every weight with elements, with its bias where that is given too."""
+    """Return the parameters in blocks: each weight with its bias if that is given too, all others by themselves."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     found: dict[str, Block] = {}
     for module in model.modules():
@@ -193,7 +186,7 @@ def layer_blocks(model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Blo
 
 
 def _lies_inputs_first(module: nn.Module, name: str, weight: Tensor) -> bool:
-    """Whether a weight lies as ``[inputs, outputs]``: by the kind of its layer, and else by what its bias fits."""
+    """Return whether a weight lies as ``[inputs, outputs]``: by the kind of its layer, else by the bias that fits."""
     if isinstance(module, nn.Embedding | _ConvTransposeNd):
         return True
     if isinstance(module, nn.Linear | _ConvNd):
@@ -206,7 +199,7 @@ def _lies_inputs_first(module: nn.Module, name: str, weight: Tensor) -> bool:
 
 
 def refuse_other_shapes(block: Block, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse an importance that is not made of tensors of these names and shapes."""
+    """Raise a :class:`~anchorhold.errors.StateError` unless tensors have these names and shapes."""
     given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if given != shapes:
         raise StateError(

@@ -11,30 +11,30 @@ of the exact sum.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from anchorhold.forms.base import Cost, Displacement, Matrix, is_mean_of_squares, pulled_share
+from anchorhold.forms.base import Cost, Displacement, Matrix, is_mean_of_squares, pull_share
 from anchorhold.forms.factors import (
     Factor,
     KeptFactor,
     Spectrum,
-    damped,
+    as_factor,
+    damp,
     diagonal_of,
-    divided,
+    divide,
     eigenbasis,
     largest_of,
-    thin,
     times,
     trace_of,
-    whole,
+    truncate,
 )
-from anchorhold.forms.of_layers.layers import LayerForm, refuse_other_shapes
-from anchorhold.forms.of_layers.rotated import RotatedMatrix
+from anchorhold.forms.layers import LayerForm, refuse_other_shapes
+from anchorhold.forms.rotated import RotatedMatrix
 from anchorhold.measures.base import Measure, SampleMeasure
 from anchorhold.persample.reductions import (
     COUNTS,
@@ -48,84 +48,69 @@ from anchorhold.persample.reductions import (
     taken_apart,
 )
 from anchorhold.settings import added, choice, require
-from anchorhold.tensors.matrices.products import Precision, in_precision, products_in
+from anchorhold.tensors.matrices import Precision, products_in, rounded_dtype
 
 Sums = Literal["exact", "balanced", "nearest", "factors"]
 
 STEPS = 1000
-"""Of the power method on pairs of numbers, by which the nearest product is found."""
+"""Steps of the power method on pairs of numbers that finds the nearest product."""
 
 
+@dataclasses.dataclass(eq=False)
 class KroneckerMatrix(Matrix):
     """G and A of one block.
 
     Args:
         block: the layer.
-        g: G, also in blocks or as its spectrum; a vector is its diagonal, ``None`` stands for 1.
+        g: G, also in blocks or as its spectrum; a vector is its diagonal, ``None`` stands for the identity.
         a: A, likewise.
         sums: how another is added.
-        precision: of the products; below float32 only where both factors that are matrices are kept as spectra.
+        precision: of the products; below float32 only if both factors that are matrices are kept as spectra.
     """
 
-    def __init__(
-        self,
-        block: Block,
-        g: KeptFactor,
-        a: KeptFactor,
-        sums: Sums = "balanced",
-        precision: Precision = "float32",
-    ) -> None:
-        self.block = block
-        self.g = g
-        self.a = a
-        self.sums = sums
-        self.precision = precision
-
-    def _with(self, g: KeptFactor, a: KeptFactor) -> "KroneckerMatrix":
-        return KroneckerMatrix(self.block, g, a, self.sums, self.precision)
+    g: KeptFactor
+    a: KeptFactor
+    sums: Sums = "balanced"
+    precision: Precision = "float32"
 
     @property
-    def _device(self) -> torch.device:
-        return next(iter(self.tensors().values())).device
+    def _like(self) -> Tensor:
+        """Any tensor of the factors, for its device and dtype."""
+        return next(iter(self.state().values()))
 
     def apply(self, d: Displacement) -> dict[str, Tensor]:
-        """Return G D A: in full precision, unless spectra are kept: rounded factors are not positive any more."""
+        """Return G D A."""
+        # In full precision unless spectra are kept: rounded factors are not positive semi-definite any more.
         matrix = joined(self.block, d)
-        own = matrix.to(self.products_dtype(matrix.dtype))
-        with products_in(self.precision, self._device):
+        own = matrix.to(self.compute_dtype(matrix.dtype))
+        with products_in(self.precision, self._like.device):
             return taken_apart(self.block, times(self.g, own, self.a).to(matrix.dtype))
 
-    def products_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return 16 bits where products are to be made in these."""
-        return in_precision(self.precision, dtype)
+    def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return bfloat16 for products in bfloat16."""
+        return rounded_dtype(self.precision, dtype)
 
     def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         """Return (GB)(ACAᵀ) and (BᵀGB)(AC), with C the inputs' factor: nothing is larger than B, A and the factors."""
-        with products_in("float32", self._device):
+        with products_in("float32", self._like.device):
             gb, ac = times(self.g, b, None), times(None, a, self.a)
             return gb @ (ac @ a.mT), (b.mT @ gb) @ ac
 
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D/(1 + cλ) along each pair of eigenvectors."""
-        return self._in_basis(d, lambda turned, values: turned / (1 + strength * values))
+        return self.to_rotated().in_coordinates(d, lambda turned, values: turned / (1 + strength * values))
 
-    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+    def pull(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D·cλ/(1 + cλ) along each pair of eigenvectors."""
-        return self._in_basis(d, lambda turned, values: turned * pulled_share(strength * values))
+        return self.to_rotated().in_coordinates(d, lambda turned, values: turned * pull_share(strength * values))
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
-        """Return B/(λ + damping) along each pair of eigenvectors; nothing where λ is 0 up to rounding."""
-        return self._in_basis(b, partial(divided, damping=damping))
+        """Return B/(λ + damping) along each pair of eigenvectors, 0 where that is 0 up to rounding."""
+        return self.to_rotated().in_coordinates(b, partial(divide, damping=damping))
 
-    def _in_basis(self, d: Displacement, change: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
-        return self.in_coordinates().changed(d, change)
-
-    def in_coordinates(self) -> RotatedMatrix:
-        """Return the same along pairs of eigenvectors, where its eigenvalues are the products of both factors'.
-
-        Those are as many as the layer has weights, so that they are made anew each time, and the two decompositions
-        alone are kept.
-        """
+    def to_rotated(self) -> RotatedMatrix:
+        """Return the same along pairs of eigenvectors, where an eigenvalue is the product of both factors'."""
+        # These products are as many as the layer has weights, so they are made each time; the decompositions are kept.
         (u_g, l_g), (u_a, l_a) = self._spectra
         like = next(value for value in (l_g, l_a) if value is not None)
         ones = (
@@ -138,52 +123,49 @@ class KroneckerMatrix(Matrix):
         """The eigenvectors and eigenvalues of both factors."""
         return tuple(eigenbasis(f, n) for f, n in zip((self.g, self.a), self.block.size, strict=True))
 
-    def plus(self, earlier: Matrix, decay: float) -> "KroneckerMatrix":
-        """Return one product for both, scaled to the sum of their traces."""
+    def add(self, earlier: Matrix, decay: float) -> "KroneckerMatrix":
+        """Return one product for both, scaled to the trace of the sum."""
         assert isinstance(earlier, KroneckerMatrix)
-        like = next(iter(self.tensors().values()))
-        earlier = earlier.mapped(lambda tensor: tensor.to(like))
-        one, other = (whole(self.g), whole(self.a)), (whole(earlier.g), whole(earlier.a))
+        earlier = earlier.to(self._like.device, self._like.dtype)
+        one, other = (as_factor(self.g), as_factor(self.a)), (as_factor(earlier.g), as_factor(earlier.a))
         u, v = _weights(one, other, decay, self.sums)
         g, a = _combined(one[0], other[0], u), _combined(one[1], other[1], v)
-        wanted, has = self.trace() + decay * earlier.trace(), self._with(g, a).trace()
+        combined = dataclasses.replace(self, g=g, a=a)
+        wanted, has = self.trace() + decay * earlier.trace(), combined.trace()
         scale = torch.where(has > 0, wanted / has, torch.ones_like(has))
         if a is not None:
             a = a * scale
         elif g is not None:
             g = g * scale
         sizes = self.block.size
-        return self._with(_kept_like(self.g, g, sizes[0]), _kept_like(self.a, a, sizes[1]))
+        return dataclasses.replace(self, g=_kept_like(self.g, g, sizes[0]), a=_kept_like(self.a, a, sizes[1]))
 
-    def scaled(self, factor: float) -> "KroneckerMatrix":
+    def scale(self, factor: float) -> "KroneckerMatrix":
         """Return a multiple of one of the factors."""
         if self.g is not None:
-            return self._with(_multiple(self.g, factor), self.a)
-        return self._with(self.g, None if self.a is None else _multiple(self.a, factor))
+            return dataclasses.replace(self, g=_multiple(self.g, factor))
+        return self if self.a is None else dataclasses.replace(self, a=_multiple(self.a, factor))
 
     def diagonal(self) -> dict[str, Tensor]:
         """Return the products of both diagonals."""
-        (outputs, inputs), like = self.block.size, next(iter(self.tensors().values()))
-        return taken_apart(
-            self.block, torch.outer(diagonal_of(self.g, outputs, like), diagonal_of(self.a, inputs, like))
-        )
+        (outputs, inputs), like = self.block.size, self._like
+        products = torch.outer(diagonal_of(self.g, outputs, like), diagonal_of(self.a, inputs, like))
+        return taken_apart(self.block, products)
 
     def trace(self) -> Tensor:
         """Return the product of both traces."""
-        like = next(iter(self.tensors().values()))
         g, a = (
-            trace_of(factor) if isinstance(factor, Spectrum) else diagonal_of(factor, size, like).sum()
+            trace_of(factor) if isinstance(factor, Spectrum) else diagonal_of(factor, size, self._like).sum()
             for factor, size in zip((self.g, self.a), self.block.size, strict=True)
         )
         return g * a
 
     def largest_eigenvalue(self) -> Tensor:
         """Return the product of both largest ones."""
-        like = next(iter(self.tensors().values()))
-        return largest_of(self.g, like) * largest_of(self.a, like)
+        return largest_of(self.g, self._like) * largest_of(self.a, self._like)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the factors that are not 1, or their spectra."""
+    def state(self) -> dict[str, Tensor]:
+        """Return the factors that are not the identity, or their spectra."""
         found: dict[str, Tensor] = {}
         for key, factor in (("G", self.g), ("A", self.a)):
             if isinstance(factor, Spectrum):
@@ -191,14 +173,6 @@ class KroneckerMatrix(Matrix):
             elif factor is not None:
                 found[key] = factor
         return found
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "KroneckerMatrix":
-        """Return the same with both changed."""
-        g, a = (
-            None if factor is None else factor.mapped(change) if isinstance(factor, Spectrum) else change(factor)
-            for factor in (self.g, self.a)
-        )
-        return self._with(g, a)
 
 
 def _multiple(factor: Tensor | Spectrum, by: float) -> Tensor | Spectrum:
@@ -214,23 +188,24 @@ def _kept_like(kept: KeptFactor, factor: Factor, size: int) -> KeptFactor:
 
 
 def spectrum_of(factor: Factor, size: int, rank: int | None) -> KeptFactor:
-    """Return a factor that is a matrix as its spectrum, that of its largest directions where a rank is given."""
+    """Return the spectrum of a factor, truncated to a rank if one is given; a diagonal stays as it is."""
     vectors, values = eigenbasis(factor, size)
     if vectors is None or values is None:
         return factor
-    vectors, values = (vectors, values) if rank is None else thin(vectors, values, rank)
+    vectors, values = (vectors, values) if rank is None else truncate(vectors, values, rank)
     assert vectors is not None and values is not None
     return Spectrum(vectors, values)
 
 
 def _combined(one: Factor, other: Factor, weights: tuple[Tensor, Tensor]) -> Factor:
+    """Return u₁F₁ + u₂F₂."""
     return None if one is None or other is None else weights[0] * one + weights[1] * other
 
 
 def _weights(
     one: tuple[Factor, Factor], other: tuple[Factor, Factor], decay: float, sums: Sums
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    r"""Return with which weights factors are added: (u₁G₁ + u₂G₂) and (v₁A₁ + v₂A₂).
+    r"""Return the weights u and v of the factors' sums u₁G₁ + u₂G₂ and v₁A₁ + v₂A₂.
 
     ``"factors"`` adds them as they are. ``"balanced"`` gives each task's two the same trace first, by
     :math:`\pi^2 = \mathrm{tr}G_1\,\mathrm{tr}A_2 / (\mathrm{tr}G_2\,\mathrm{tr}A_1)`. ``"nearest"`` is the product that
@@ -241,7 +216,7 @@ def _weights(
     unit = next(factor for factor in one if factor is not None).new_ones(())
     root = unit * decay**0.5
     if g is None or other_g is None or a is None or other_a is None:
-        return (unit, decay * unit), (unit, decay * unit)  # one factor is 1, and the sum of the others is exact
+        return (unit, decay * unit), (unit, decay * unit)  # one factor is the identity: the others' sum is exact
     if sums == "factors":
         return (unit, root), (unit, root)
     if sums == "balanced":
@@ -302,16 +277,6 @@ class Kronecker(LayerForm):
     _: dataclasses.KW_ONLY
     precision: Precision = added("float32")  # noqa: RUF009 (a field, as its docstring says)
 
-    @property
-    def bears_rounding(self) -> bool:
-        """Whether factors are kept as their spectra."""
-        return self.bits == 16
-
-    @property
-    def keeps_coordinates(self) -> bool:
-        """Whether no factor is kept as a matrix, whose eigenvectors would have to be found first."""
-        return all(side in ("diagonal", "identity") or self._is_spectrum(side) for side in (self.outputs, self.inputs))
-
     def __post_init__(self) -> None:
         super().__post_init__()
         choice("sums", self.sums, get_args(Sums))
@@ -322,14 +287,24 @@ class Kronecker(LayerForm):
         if self.outputs == self.inputs == "identity":
             choice("inputs", "identity with outputs='identity'", ("dense", "diagonal"))
 
-    def takes(self, measure: Measure) -> bool:
-        """Whether a measure is a mean of squares."""
-        return is_mean_of_squares(measure)
+    @property
+    def supports_bfloat16(self) -> bool:
+        """True if factors are kept as their spectra."""
+        return self.bits == 16
 
     @property
-    def keeps_every_task(self) -> bool:
-        """Whether sums are exact."""
+    def has_eigenbasis(self) -> bool:
+        """True if no factor is kept as a matrix."""
+        return all(side in ("diagonal", "identity") or self._is_spectrum(side) for side in (self.outputs, self.inputs))
+
+    @property
+    def has_matrix_per_task(self) -> bool:
+        """True with ``sums="exact"``."""
         return self.sums == "exact"
+
+    def supports(self, measure: Measure) -> bool:
+        """Return whether a measure is a mean of squares."""
+        return is_mean_of_squares(measure)
 
     def reduction(
         self,
@@ -338,13 +313,13 @@ class Kronecker(LayerForm):
         parameters: Mapping[str, nn.Parameter],
         known: Mapping[str, Tensor],
     ) -> Reduction:
-        """Add up both factors."""
+        """Return the sums of both factors."""
         return self.factors(measure, blocks, parameters)
 
     def matrix(self, measure: SampleMeasure, block: Block, means: Mapping[str, Tensor]) -> KroneckerMatrix:
         """Return the factors of a layer."""
         share = self.damping**0.5
-        factors = (damped(f, share, n) for f, n in zip(factors_of(block, means), block.size, strict=True))
+        factors = (damp(f, share, n) for f, n in zip(factors_of(block, means), block.size, strict=True))
         g, a = (self._kept(*each) for each in zip(factors, self.sides(block), block.size, strict=True))
         return KroneckerMatrix(block, g, a, self.sums, self.precision)
 
@@ -358,7 +333,7 @@ class Kronecker(LayerForm):
         return side == "lowrank" or (self.bits == 16 and side in ("dense", "blocks"))
 
     def cost(self, block: Block, parameters: Mapping[str, Tensor]) -> Cost:
-        """Return what the factors take: Q is one product for each that is a matrix, and two for each spectrum."""
+        """Return the cost of the factors: Q is one product for each that is a matrix, and two for each spectrum."""
         if not block.is_matrix:
             return super().cost(block, parameters)
         pairs = list(zip(self.sides(block), block.size, strict=True))
@@ -366,8 +341,8 @@ class Kronecker(LayerForm):
         kept = [math.prod(shape) for shape in self._shapes(block).values()]
         columns = sum(self._columns(side, size) for side, size in pairs)
         sides = {side for side, _ in pairs}
-        said = "kronecker" if sides == {"dense"} else f"kronecker, outputs {pairs[0][0]}, inputs {pairs[1][0]}"
-        return Cost(sum(kept), sum(measuring) + COUNTS, math.prod(block.size) * max(1, columns), said)
+        description = "kronecker" if sides == {"dense"} else f"kronecker, outputs {pairs[0][0]}, inputs {pairs[1][0]}"
+        return Cost(sum(kept), sum(measuring) + COUNTS, math.prod(block.size) * max(1, columns), description)
 
     def cost_of_product(self, block: Block, parameters: Mapping[str, Tensor], rank: int) -> int:
         """Return the multiplications of (GB)(ACAᵀ) and (BᵀGB)(AC)."""
@@ -378,22 +353,22 @@ class Kronecker(LayerForm):
         return rank * factors + 2 * rank**2 * sum(block.size)
 
     def _columns(self, side: Side, size: int) -> int:
-        """Return how many multiplications a product with a side's factor takes for each number, if it is a matrix."""
+        """Return the multiplications by a side's factor for each number; 0 unless the factor is a matrix."""
         if side in ("diagonal", "identity"):
             return 0
         return self.basis_shape(side, size)[-1] * (2 if self._is_spectrum(side) else 1)
 
     def _shapes(self, block: Block) -> dict[str, tuple[int, ...]]:
-        """Return the names and shapes of all that a layer's Q is made of."""
+        """Return the names and shapes of the state of a layer's Q."""
         found: dict[str, tuple[int, ...]] = {}
         for key, side, size in zip("GA", self.sides(block), block.size, strict=True):
             if self._is_spectrum(side):
-                found |= {f"U{key}": self.basis_shape(side, size), f"L{key}": (self.along(side, size),)}
+                found |= {f"U{key}": self.basis_shape(side, size), f"L{key}": (self.values_length(side, size),)}
             elif side != "identity":
                 found[key] = sums_shape(side, size, self.largest_block)
         return found
 
-    def restored_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> KroneckerMatrix:
+    def restore_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> KroneckerMatrix:
         """Return the factors, or their spectra."""
         refuse_other_shapes(block, tensors, self._shapes(block))
         g, a = (

@@ -17,24 +17,24 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from anchorhold.forms.base import Cost, Displacement, Matrix, pulled_share
+from anchorhold.forms.base import Cost, Displacement, Matrix, pull_share
 from anchorhold.forms.factors import eigenbasis
-from anchorhold.forms.of_layers.layers import refuse_other_shapes
-from anchorhold.forms.of_vectors.vectors import VectorForm, places_in
+from anchorhold.forms.layers import refuse_other_shapes
+from anchorhold.forms.vectors import VectorForm, places_in
 from anchorhold.measures.base import SampleMeasure
 from anchorhold.persample.reductions import Block, ProductReduction, Reduction, as_vector, at_least_single, in_shapes
 from anchorhold.settings import choice, whole_number
-from anchorhold.tensors.matrices.decompositions import decomposed
-from anchorhold.tensors.matrices.products import products_in
+from anchorhold.tensors.matrices import decomposed, products_in
 from anchorhold.tensors.storage import widest_dtype
 
 OVERSAMPLING = 8
-"""Columns more than are kept, which let the last ones be found as well as the others."""
+"""Columns beyond those that are kept, so that the last ones are found as well as the others."""
 
 SEED = 2006_10974
-"""Of the first columns, which all processes have to know alike."""
+"""The seed of the first columns, which all processes have to draw alike."""
 
 
+@dataclasses.dataclass(eq=False)
 class LowRankMatrix(Matrix):
     """U and Λ of one block.
 
@@ -42,64 +42,49 @@ class LowRankMatrix(Matrix):
         block: the weights.
         u: U, orthonormal columns as long as the block.
         values: Λ, from the largest down.
-        whole: the trace of H, of which Λ is a part.
+        total_trace: the trace of H, of which Λ is a part.
         damping: the share of H's mean eigenvalue by which every direction is held beside Λ.
-        rank: how many columns a sum is cut to; ``None`` keeps all of them.
+        rank: the number of columns to which a sum is cut; ``None`` keeps all of them.
     """
 
-    def __init__(
-        self,
-        block: Block,
-        u: Tensor,
-        values: Tensor,
-        whole: Tensor,
-        *,
-        damping: float = 0.0,
-        rank: int | None = None,
-    ) -> None:
-        self.block = block
-        self.u = u
-        self.values = values
-        self.whole = whole
-        self.damping = damping
-        self.rank = rank
+    u: Tensor
+    values: Tensor
+    total_trace: Tensor
+    _: dataclasses.KW_ONLY
+    damping: float = 0.0
+    rank: int | None = None
 
     @property
-    def said(self) -> str:
-        """How many directions there are, and how much of the trace is along them."""
-        said, whole = self.said_of(len(self.values), self.block), float(self.whole)
-        return f"{said}, {100 * float(self.values.sum()) / whole:.0f} % of the trace" if whole > 0 else said
-
-    @staticmethod
-    def said_of(directions: int, block: Block) -> str:
-        """Return in words how many directions are kept."""
-        return f"low rank, {directions:,} of {block.length:,} directions"
+    def description(self) -> str:
+        """The number of directions, and the share of the trace along them."""
+        described, trace = description_of(len(self.values), self.block), float(self.total_trace)
+        return f"{described}, {100 * float(self.values.sum()) / trace:.0f} % of the trace" if trace > 0 else described
 
     @property
-    def rest(self) -> Tensor:
-        """By what every direction is held, also those that are not kept."""
-        return self.damping / max(1, self.block.length) * self.whole
+    def mean_damping(self) -> Tensor:
+        """λ, the damping times H's mean eigenvalue, by which every direction is held, also those outside U."""
+        return self.damping / max(1, self.block.length) * self.total_trace
 
     def apply(self, d: Displacement) -> dict[str, Tensor]:
-        """Return UΛUᵀD, and what every direction is held by."""
+        """Return UΛUᵀD + λD."""
         return self._along(d, lambda values: values)
 
     def value(self, d: Displacement) -> Tensor:
-        """Return the sum of Λ(UᵀD)², and of what every direction is held by."""
+        """Return the sum of Λ(UᵀD)², and λ|D|²."""
         with products_in("float32", self.u.device):
             vector = as_vector(self.block, d)
-            return (self.values * (self.u.mT @ vector).square()).sum() + self.rest * vector.square().sum()
+            return (self.values * (self.u.mT @ vector).square()).sum() + self.mean_damping * vector.square().sum()
 
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
-        """Return D/(1 + cλ) along each direction."""
+        """Return D/(1 + c(Λ + λ)) along each direction."""
         return self._along(d, lambda values: 1 / (1 + strength * values))
 
-    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
-        """Return D·cλ/(1 + cλ) along each direction."""
-        return self._along(d, lambda values: pulled_share(strength * values))
+    def pull(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+        """Return D·c(Λ + λ)/(1 + c(Λ + λ)) along each direction."""
+        return self._along(d, lambda values: pull_share(strength * values))
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
-        """Return B/(λ + damping) along each direction; nothing where λ is 0 up to rounding."""
+        """Return B/(Λ + λ + damping) along each direction, 0 where that is 0 up to rounding."""
         rounding = len(self.values) * torch.finfo(self.u.dtype).eps * (self.largest_eigenvalue() + damping)
 
         def inverse(values: Tensor) -> Tensor:
@@ -109,14 +94,14 @@ class LowRankMatrix(Matrix):
         return self._along(b, inverse)
 
     def _along(self, d: Displacement, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return D times a function of each direction's eigenvalue; there are those of U, and one for all others."""
-        elsewhere = change(self.rest)
+        """Return D times a function of each direction's eigenvalue: Λ + λ along U, λ along all others."""
+        elsewhere = change(self.mean_damping)
         with products_in("float32", self.u.device):
             vector = as_vector(self.block, d)
-            inside = (change(self.values + self.rest) - elsewhere) * (self.u.mT @ vector)
+            inside = (change(self.values + self.mean_damping) - elsewhere) * (self.u.mT @ vector)
             return in_shapes(self.block, elsewhere * vector + self.u @ inside)
 
-    def plus(self, earlier: Matrix, decay: float) -> "LowRankMatrix":
+    def add(self, earlier: Matrix, decay: float) -> "LowRankMatrix":
         """Return the sum, cut to as many directions as are kept.
 
         That is the nearest to the sum of the two in any norm that no rotation changes (Mirsky 1960); cut after each of
@@ -125,45 +110,44 @@ class LowRankMatrix(Matrix):
         assert isinstance(earlier, LowRankMatrix)
         roots = [self.u * self.values.sqrt(), earlier.u * (decay * earlier.values).sqrt()]
         u, values = principal(torch.cat(roots, 1), self.rank)
-        return self._with(u, values, self.whole + decay * earlier.whole)
+        trace = self.total_trace + decay * earlier.total_trace
+        return dataclasses.replace(self, u=u, values=values, total_trace=trace)
 
-    def widened(self, block: Block) -> "LowRankMatrix":
-        """Return the same with rows of 0 for parameters that have come since."""
+    def scale(self, factor: float) -> "LowRankMatrix":
+        """Return a multiple of Λ and of H's trace."""
+        return dataclasses.replace(self, values=factor * self.values, total_trace=factor * self.total_trace)
+
+    def pad(self, block: Block) -> "LowRankMatrix":
+        """Return U with rows of 0 for new parameters."""
         u = self.u.new_zeros(block.length, self.u.shape[1])
         u[places_in(block, self.block).to(u.device)] = self.u
-        return LowRankMatrix(block, u, self.values, self.whole, damping=self.damping, rank=self.rank)
-
-    def scaled(self, factor: float) -> "LowRankMatrix":
-        """Return a multiple of Λ."""
-        return self._with(self.u, factor * self.values, factor * self.whole)
-
-    def _with(self, u: Tensor, values: Tensor, whole: Tensor) -> "LowRankMatrix":
-        return LowRankMatrix(self.block, u, values, whole, damping=self.damping, rank=self.rank)
+        return dataclasses.replace(self, block=block, u=u)
 
     def diagonal(self) -> dict[str, Tensor]:
-        """Return (U∘U)Λ, and what every direction is held by."""
+        """Return (U∘U)Λ + λ."""
         with products_in("float32", self.u.device):
-            return in_shapes(self.block, self.u.square() @ self.values + self.rest)
+            return in_shapes(self.block, self.u.square() @ self.values + self.mean_damping)
 
     def trace(self) -> Tensor:
-        """Return the sum of Λ, and of what every direction is held by."""
-        return self.values.sum() + self.block.length * self.rest
+        """Return the sum of Λ, and λ for every weight."""
+        return self.values.sum() + self.block.length * self.mean_damping
 
     def largest_eigenvalue(self) -> Tensor:
-        """Return the first λ, with what every direction is held by."""
-        return self.values[:1].sum() + self.rest
+        """Return the first Λ, and λ."""
+        return self.values[:1].sum() + self.mean_damping
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return U, Λ and the trace of H."""
-        return {"U": self.u, "L": self.values, "trace": self.whole}
+        return {"U": self.u, "L": self.values, "trace": self.total_trace}
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "LowRankMatrix":
-        """Return the same with all three changed."""
-        return self._with(change(self.u), change(self.values), change(self.whole))
+
+def description_of(directions: int, block: Block) -> str:
+    """Return in words how many directions of a block are kept."""
+    return f"low rank, {directions:,} of {block.length:,} directions"
 
 
 def principal(root: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
-    """Return the eigenvectors and eigenvalues of WWᵀ, the largest first, at most so many, given W of few columns."""
+    """Return the eigenvectors and eigenvalues of WWᵀ for a W of few columns: the largest first, at most ``most``."""
     with products_in("float32", root.device):
         q, r = decomposed(torch.linalg.qr, root)
         x, sigma, _ = decomposed(torch.linalg.svd, r.to(widest_dtype(r.device)), full_matrices=False)
@@ -171,13 +155,13 @@ def principal(root: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
 
 
 def nystrom(v: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvectors and eigenvalues of Nyström's approximation of H, given Y = HV."""
+    """Return the eigenvectors and eigenvalues of Nyström's approximation Y(VᵀY)⁻¹Yᵀ of H, given Y = HV."""
     wide = widest_dtype(y.device)
     with products_in("float32", y.device):
         core = (v.mT @ y).to(wide)
         vectors, values = eigenbasis((core + core.mT) / 2)
         assert vectors is not None and values is not None  # since it is a matrix
-        # What is no more than rounding would be divided by itself.
+        # An eigenvalue that is no more than rounding would be divided by itself.
         rounding = len(values) * torch.finfo(y.dtype).eps * values[-1:].sum()
         root = torch.where(values > rounding, values.rsqrt(), 0.0)
         return principal(y @ (vectors * root).to(y.dtype), None)
@@ -210,13 +194,13 @@ class LowRank(VectorForm):
         choice("sums", self.sums, ("cut", "exact"))
 
     @property
-    def keeps_coordinates(self) -> bool:
-        """Always."""
+    def has_eigenbasis(self) -> bool:
+        """Always True."""
         return True
 
     @property
     def passes(self) -> int:
-        """As many as there are iterations."""
+        """One for each iteration."""
         return self.iterations
 
     def reduction(
@@ -226,7 +210,7 @@ class LowRank(VectorForm):
         parameters: Mapping[str, nn.Parameter],
         known: Mapping[str, Tensor],
     ) -> Reduction:
-        """Add up HV, for random columns in the first pass and for the last one's eigenvectors in others."""
+        """Return the sum of HV: V is random in the first pass, and the last pass's eigenvectors in others."""
         directions = {}
         for block in blocks:
             weights = parameters[block.parameters[0]]
@@ -234,10 +218,10 @@ class LowRank(VectorForm):
             directions[block.name] = self._directions(block, known, like)
         return ProductReduction(measure.phi, blocks, parameters, directions)
 
-    def learned(
+    def prepare_next_pass(
         self, blocks: Sequence[Block], means: Mapping[str, Tensor], earlier: Mapping[str, Matrix], decay: float
     ) -> dict[str, Tensor]:
-        """Return what the pass says of every block's eigenvectors and eigenvalues."""
+        """Return every block's eigenvectors and eigenvalues, by Nyström's approximation."""
         found: dict[str, Tensor] = {}
         for block in blocks:
             y, trace = (means[f"{block.name}/{key}"] for key in ("Y", "trace"))
@@ -246,7 +230,7 @@ class LowRank(VectorForm):
         return found
 
     def _directions(self, block: Block, known: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """Return the columns of a block that H is multiplied with in a pass, given what is known of those before."""
+        """Return V of a pass: the eigenvectors of the pass before, or random columns in the first."""
         if (u := known.get(f"{block.name}/U")) is not None:
             return u
         generator = torch.Generator().manual_seed(SEED)
@@ -257,7 +241,7 @@ class LowRank(VectorForm):
     def matrices(
         self, measure: SampleMeasure, blocks: Sequence[Block], means: Mapping[str, Tensor]
     ) -> dict[str, Matrix]:
-        """Return the first directions of every block."""
+        """Return the first ``rank`` directions of every block."""
         return {
             block.name: LowRankMatrix(
                 block,
@@ -275,14 +259,13 @@ class LowRank(VectorForm):
         return self.rank if self.sums == "cut" else None
 
     def cost(self, block: Block, parameters: Mapping[str, Tensor]) -> Cost:
-        """Return what U takes: Q is two products with it."""
+        """Return the cost of U: Q is two products with it."""
         length = block.length
         rank, columns = min(length, self.rank), min(length, self.rank + OVERSAMPLING)
-        said = LowRankMatrix.said_of(rank, block)
-        return Cost((length + 1) * rank + 1, length * columns + 1, 2 * length * rank, said)
+        return Cost((length + 1) * rank + 1, length * columns + 1, 2 * length * rank, description_of(rank, block))
 
-    def restored(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
-        """Return U and Λ: after several tasks whose sum is exact, of more directions than one has."""
+    def restore(self, block: Block, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Matrix:
+        """Return U and Λ, of more than ``rank`` directions after several tasks whose sum is exact."""
         rank = min(block.length, self.rank)
         if self.sums == "exact" and "L" in tensors:
             rank = min(block.length, max(rank, math.prod(tensors["L"].shape)))

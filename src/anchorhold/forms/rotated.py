@@ -1,33 +1,32 @@
-r"""A diagonal in the layer's own coordinates, :math:`Q(D) = U_G\,(S \circ (U_G^T D\, U_A))\,U_A^T`.
+r"""A diagonal in the eigenbasis of a layer's factors, :math:`Q(D) = U_G\,(S \circ (U_G^T D\, U_A))\,U_A^T`.
 
-The coordinates are the eigenvectors of the layer's two factors, of δ and of its inputs; S is the measure's own mean,
-that of the diagonal, of gradients in these coordinates. Rotated EWC, Liu et al. 2018 (arXiv 1802.02950); as a
-preconditioner EKFAC, George et al. 2018 (arXiv 1806.03884).
+:math:`U_G` and :math:`U_A` are the eigenvectors of the layer's two factors, of δ and of its inputs; S is the measure's
+own mean, that of the diagonal, of gradients in these coordinates. Rotated EWC, Liu et al. 2018 (arXiv 1802.02950); as a
+preconditioner EK-FAC, George et al. 2018 (arXiv 1806.03884).
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from anchorhold.forms.base import Cost, Displacement, Matrix, pulled_share
-from anchorhold.forms.factors import Factor, balanced, composed, eigenbasis, thin, times
-from anchorhold.forms.of_layers.coordinates import (
-    along,
-    along_outputs,
-    back,
-    back_outputs,
-    cut,
-    directions,
+from anchorhold.forms.base import Cost, Displacement, Matrix, pull_share
+from anchorhold.forms.coordinates import (
+    expand,
+    from_basis,
     is_thin,
-    shares,
-    spread,
+    multiplicities,
+    outputs_from_basis,
+    outputs_to_basis,
+    squared_overlaps,
+    to_basis,
+    truncate_values,
 )
-from anchorhold.forms.of_layers.layers import LayerForm, refuse_other_shapes
+from anchorhold.forms.factors import Factor, balance, eigenbasis, recompose, times, truncate
+from anchorhold.forms.layers import LayerForm, refuse_other_shapes
 from anchorhold.measures.base import SampleMeasure
 from anchorhold.persample.reductions import (
     Basis,
@@ -43,191 +42,170 @@ from anchorhold.persample.reductions import (
     taken_apart,
 )
 from anchorhold.settings import choice
-from anchorhold.tensors.matrices.products import Precision, in_precision, products_in
+from anchorhold.tensors.matrices import Precision, products_in, rounded_dtype
 
 
+@dataclasses.dataclass(eq=False)
 class RotatedMatrix(Matrix):
-    """S of one block, in the coordinates of a basis.
+    """S of one block, in the eigenbasis of its factors.
 
     Args:
         block: the layer.
         s: S, of outputs × inputs, or of as many numbers as there are along their coordinates.
-        basis: U_G and U_A, whole, in blocks, or thin, of which the rest is one coordinate more; ``None`` for a side
+        basis: U_G and U_A, each whole, in blocks, or thin (:mod:`anchorhold.forms.coordinates`); ``None`` for a side
             that stays as it is.
-        spectra: the eigenvalues of the two factors that the basis is of; ``None`` for one that is 1.
-        basis_of_sum: whether those factors are of all tasks so far, and not of the one alone that S is of.
+        spectra: the eigenvalues of the two factors that the basis is of; ``None`` for a factor that is the identity.
+        is_basis_of_sum: True if those factors are of all tasks so far, and not of the one alone that S is of.
         precision: of the products.
     """
 
-    def __init__(
-        self,
-        block: Block,
-        s: Tensor,
-        basis: Basis,
-        spectra: Basis,
-        *,
-        basis_of_sum: bool = False,
-        precision: Precision = "float32",
-    ) -> None:
-        self.block = block
-        self.s = s
-        self.basis = basis
-        self.spectra = spectra
-        self.basis_of_sum = basis_of_sum
-        self.precision = precision
+    s: Tensor
+    basis: Basis
+    spectra: Basis
+    _: dataclasses.KW_ONLY
+    is_basis_of_sum: bool = False
+    precision: Precision = "float32"
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """Which sides are rotated."""
-        return said_of(Sides(*(_side_of(u) for u in self.basis)))
+        kinds: list[Side] = [
+            "identity" if u is None else "lowrank" if is_thin(u) else "blocks" if u.ndim == 3 else "dense"
+            for u in self.basis
+        ]
+        return description_of(Sides(*kinds))
 
     @property
     def factors(self) -> tuple[Factor, Factor]:
         """G and A, whose eigenvectors the basis is."""
-        g, a = (composed(u, values) for u, values in zip(self.basis, self.spectra, strict=True))
+        g, a = (recompose(u, values) for u, values in zip(self.basis, self.spectra, strict=True))
         return g, a
 
     def apply(self, d: Displacement) -> dict[str, Tensor]:
         """Return U_G (S∘(U_Gᵀ D U_A)) U_Aᵀ."""
-        return self._in_coordinates(d, torch.mul, rounded=True)
+        return self.in_coordinates(d, torch.mul, rounded=True)
 
     def value(self, d: Displacement) -> Tensor:
         """Return the sum of S∘(U_Gᵀ D U_A)²."""
         matrix = joined(self.block, d)
-        dtype = self.products_dtype(matrix.dtype)
+        dtype = self.compute_dtype(matrix.dtype)
+        u_g, u_a = self._basis_in(dtype)
         with products_in(self.precision, self.s.device):
-            turned = self._turned(matrix.to(dtype), dtype).to(matrix.dtype)
-            return (self._spread(matrix.dtype) * turned.square()).sum()
+            turned = to_basis(outputs_to_basis(matrix.to(dtype), u_g), u_a).to(matrix.dtype)
+            return (self._expanded_s(matrix.dtype) * turned.square()).sum()
 
     def apply_to_product(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both by the coordinates of B and A, so that only S∘(BA) is as large as the weight."""
+        """Return Q(BA)Aᵀ and BᵀQ(BA) by the coordinates of B and A: only S∘(BA) is as large as the weight."""
         u_g, u_a = self._basis_in(b.dtype)
         with products_in(self.precision, self.s.device):
-            b, a = along_outputs(b, u_g), along(a, u_a)
-            q = self._spread(b.dtype) * (b @ a)
-            return back_outputs(q @ a.mT, u_g), back(b.mT @ q, u_a)
+            b, a = outputs_to_basis(b, u_g), to_basis(a, u_a)
+            q = self._expanded_s(b.dtype) * (b @ a)
+            return outputs_from_basis(q @ a.mT, u_g), from_basis(b.mT @ q, u_a)
 
     def shrink(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D/(1 + cS), in these coordinates."""
-        return self._in_coordinates(d, lambda turned, s: turned / (1 + strength * s))
+        return self.in_coordinates(d, lambda turned, s: turned / (1 + strength * s))
 
-    def pulled(self, d: Displacement, strength: float) -> dict[str, Tensor]:
+    def pull(self, d: Displacement, strength: float) -> dict[str, Tensor]:
         """Return D·cS/(1 + cS), in these coordinates."""
-        return self._in_coordinates(d, lambda turned, s: turned * pulled_share(strength * s))
+        return self.in_coordinates(d, lambda turned, s: turned * pull_share(strength * s))
 
     def solve(self, b: Displacement, damping: float = 0.0) -> dict[str, Tensor]:
         """Return B/(S + damping), in these coordinates."""
-        return self._in_coordinates(b, lambda turned, s: torch.where(s + damping > 0, turned / (s + damping), 0.0))
+        return self.in_coordinates(b, lambda turned, s: torch.where(s + damping > 0, turned / (s + damping), 0.0))
 
-    def changed(self, d: Displacement, change: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return what a function of coordinates and their S makes of D."""
-        return self._in_coordinates(d, change)
-
-    def _in_coordinates(
+    def in_coordinates(
         self, d: Displacement, change: Callable[[Tensor, Tensor], Tensor], *, rounded: bool = False
     ) -> dict[str, Tensor]:
+        """Return U_G f(U_Gᵀ D U_A, S) U_Aᵀ.
+
+        Args:
+            d: D.
+            change: f, of coordinates and their S.
+            rounded: True to round D to the dtype of the products, as Q(D) does; a proximal step keeps D's digits.
+        """
         matrix = joined(self.block, d)
-        dtype = self.products_dtype(matrix.dtype) if rounded else matrix.dtype
+        dtype = self.compute_dtype(matrix.dtype) if rounded else matrix.dtype
         u_g, u_a = self._basis_in(dtype)
         with products_in(self.precision, self.s.device):
-            found = change(self._turned(matrix.to(dtype), dtype), self._spread(dtype))
-            found = back(back_outputs(found, u_g), u_a)
+            found = change(to_basis(outputs_to_basis(matrix.to(dtype), u_g), u_a), self._expanded_s(dtype))
+            found = from_basis(outputs_from_basis(found, u_g), u_a)
         return taken_apart(self.block, found.to(matrix.dtype))
 
-    def _turned(self, matrix: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return U_Gᵀ D U_A."""
-        u_g, u_a = self._basis_in(dtype)
-        return along(along_outputs(matrix, u_g), u_a)
-
-    def products_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return 16 bits where products are to be made in these."""
-        return in_precision(self.precision, dtype)
+    def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return bfloat16 for products in bfloat16."""
+        return rounded_dtype(self.precision, dtype)
 
     def _basis_in(self, dtype: torch.dtype) -> Basis:
         return Basis(*(None if u is None else u.to(dtype) for u in self.basis))
 
-    def _spread(self, dtype: torch.dtype) -> Tensor:
-        """Return S with one number for each coordinate."""
-        return spread(spread(self.s.to(dtype), self.basis.inputs).mT, self.basis.outputs).mT
+    def _expanded_s(self, dtype: torch.dtype) -> Tensor:
+        """Return S with one number for each coordinate, also of the rests."""
+        return expand(expand(self.s.to(dtype), self.basis.inputs).mT, self.basis.outputs).mT
 
-    def plus(self, earlier: Matrix, decay: float) -> "RotatedMatrix":
+    def add(self, earlier: Matrix, decay: float) -> "RotatedMatrix":
         """Return the sum as a diagonal in the eigenbasis of both tasks' factors.
 
         Each S goes there by its exact diagonal, so that the trace is that of the sum; what lies beside the diagonal is
         dropped.
         """
         assert isinstance(earlier, RotatedMatrix)
-        earlier = earlier.mapped(partial(_like, other=self.s))
+        earlier = earlier.to(self.s.device, self.s.dtype)
         basis, spectra = self.basis, self.spectra
-        if not self.basis_of_sum:
-            both = balanced(*self.factors), balanced(*earlier.factors)
-            basis, spectra = summed_basis(*both, decay, self.block.size, [_rank_of(u) for u in self.basis])
-        s = self.diagonal_in(basis) + decay * earlier.diagonal_in(basis)
+        if not self.is_basis_of_sum:
+            ranks = [u.shape[1] if u is not None and is_thin(u) else None for u in self.basis]
+            both = balance(*self.factors), balance(*earlier.factors)
+            basis, spectra = summed_basis(*both, decay, self.block.size, ranks)
+        s = self.diagonal_in_basis(basis) + decay * earlier.diagonal_in_basis(basis)
         return RotatedMatrix(self.block, s, basis, spectra, precision=self.precision)
 
-    def thinned(self, ranks: Sequence[int | None]) -> "RotatedMatrix":
-        """Return it along fewer directions of each side for which a rank is given: S of the rest is its mean."""
-        s, pairs = self.s, []
-        for side, rank in enumerate(ranks):
-            u, values = self.basis[side], self.spectra[side]
-            if rank is not None and u is not None and rank < len(u):
-                s = cut(s, rank) if side else cut(s.mT, rank).mT
-                u, values = thin(u, values, rank)
-            pairs.append((u, values))
-        basis, spectra = (Basis(*pair) for pair in zip(*pairs, strict=True))
-        return RotatedMatrix(
-            self.block, s.contiguous(), basis, spectra, basis_of_sum=self.basis_of_sum, precision=self.precision
-        )
-
-    def diagonal_in(self, basis: Basis) -> Tensor:
-        """Return the diagonal of this Q in other coordinates: (R_G∘R_G) S (R_A∘R_A)ᵀ with R = UᵀU_here."""
-        if basis is self.basis:
-            return self.s
-        m_g, m_a = (shares(to, of) for to, of in zip(basis, self.basis, strict=True))
-        with products_in("float32", self.s.device):
-            found = times(m_g, self.s, None)
-            return found if m_a is None else times(None, found, m_a.mT)
-
-    def scaled(self, factor: float) -> "RotatedMatrix":
-        """Return a multiple of S."""
+    def scale(self, factor: float) -> "RotatedMatrix":
+        """Return a multiple of S, and of both factors by its root."""
         root = abs(factor) ** 0.5
         spectra = Basis(*(None if values is None else root * values for values in self.spectra))
         return RotatedMatrix(self.block, factor * self.s, self.basis, spectra, precision=self.precision)
 
+    def truncate(self, ranks: Sequence[int | None]) -> "RotatedMatrix":
+        """Return Q along the largest directions of each side for which a rank is given; S of the rest is its mean."""
+        s, pairs = self.s, []
+        for side, rank in enumerate(ranks):
+            u, values = self.basis[side], self.spectra[side]
+            if rank is not None and u is not None and rank < len(u):
+                s = truncate_values(s, rank) if side else truncate_values(s.mT, rank).mT
+                u, values = truncate(u, values, rank)
+            pairs.append((u, values))
+        basis, spectra = (Basis(*pair) for pair in zip(*pairs, strict=True))
+        return dataclasses.replace(self, s=s.contiguous(), basis=basis, spectra=spectra)
+
+    def diagonal_in_basis(self, basis: Basis) -> Tensor:
+        """Return the diagonal of Q in another basis: (R_G∘R_G) S (R_A∘R_A)ᵀ with R = UᵀU_here."""
+        if basis is self.basis:
+            return self.s
+        m_g, m_a = (squared_overlaps(to, of) for to, of in zip(basis, self.basis, strict=True))
+        with products_in("float32", self.s.device):
+            found = times(m_g, self.s, None)
+            return found if m_a is None else times(None, found, m_a.mT)
+
     def diagonal(self) -> dict[str, Tensor]:
         """Return (U_G∘U_G) S (U_A∘U_A)ᵀ."""
-        return taken_apart(self.block, self.diagonal_in(Basis(None, None)))
+        return taken_apart(self.block, self.diagonal_in_basis(Basis(None, None)))
 
     def trace(self) -> Tensor:
-        """Return the sum of S, as often as there are directions."""
+        """Return the sum of S, each as often as there are directions of it."""
         if not any(map(is_thin, self.basis)):
             return self.s.sum()
-        outputs, inputs = directions(self.s.mT, self.basis.outputs), directions(self.s, self.basis.inputs)
+        outputs, inputs = multiplicities(self.s.mT, self.basis.outputs), multiplicities(self.s, self.basis.inputs)
         return outputs @ self.s @ inputs
 
     def largest_eigenvalue(self) -> Tensor:
         """Return the largest S."""
         return self.s.max() if self.s.numel() else self.s.new_zeros(())
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return S, the bases and the spectra."""
         named = {"S": self.s}
         named |= {f"U{key}": u for key, u in zip("GA", self.basis, strict=True) if u is not None}
         return named | {f"L{key}": values for key, values in zip("GA", self.spectra, strict=True) if values is not None}
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "RotatedMatrix":
-        """Return the same with all of its tensors changed."""
-        basis, spectra = (
-            Basis(*(None if each is None else change(each) for each in pair)) for pair in (self.basis, self.spectra)
-        )
-        return RotatedMatrix(
-            self.block,
-            change(self.s),
-            basis,
-            spectra,
-            basis_of_sum=self.basis_of_sum,
-            precision=self.precision,
-        )
 
 
 def summed_basis(
@@ -238,51 +216,33 @@ def summed_basis(
     ranks: Sequence[int | None] = (None, None),
     inputs: Tensor | None = None,
 ) -> tuple[Basis, Basis]:
-    """Return the eigenvectors and eigenvalues of one task's balanced factors, and others' with them.
+    """Return the eigenvectors and eigenvalues of one task's balanced factors plus √γ times the earlier tasks'.
 
-    Of inputs whose eigenvectors are given, only what lies along these.
+    Args:
+        own: G and A of the task.
+        theirs: G and A of the earlier tasks, if there are any.
+        decay: γ.
+        sizes: of both factors.
+        ranks: to which the eigenvectors of each side are truncated; ``None`` for all of them.
+        inputs: the eigenvectors of the inputs, if they are known: the eigenvalues are the diagonal of A along them.
     """
+    g, a = own
     if theirs is not None:
         root = decay**0.5
-        own = tuple(a if a is None or b is None else a + root * b for a, b in zip(own, theirs, strict=True))  # type: ignore[assignment]
-    found = [
-        eigenbasis(own[0], sizes[0]),
-        eigenbasis(own[1], sizes[1]) if inputs is None else _along(own[1], inputs, sizes),
-    ]
+        g, a = (o if o is None or t is None else o + root * t for o, t in zip(own, theirs, strict=True))
+    found = [eigenbasis(g, sizes[0])]
+    if inputs is None:
+        found.append(eigenbasis(a, sizes[1]))
+    else:
+        assert a is not None  # since it has eigenvectors
+        found.append((inputs, (inputs * (a @ inputs)).sum(-2).flatten()[: sizes[1]].clamp(min=0)))
     (u_g, l_g), (u_a, l_a) = (
-        pair if rank is None else thin(*pair, rank) for pair, rank in zip(found, ranks, strict=True)
+        pair if rank is None else truncate(*pair, rank) for pair, rank in zip(found, ranks, strict=True)
     )
     return Basis(u_g, u_a), Basis(l_g, l_a)
 
 
-def _along(factor: Factor, u: Tensor, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return some coordinates, and the diagonal that a factor of the inputs has there."""
-    assert factor is not None
-    return u, (u * (factor @ u)).sum(-2).flatten()[: sizes[1]].clamp(min=0)
-
-
-def _is_same(one: Tensor, other: Tensor | None) -> bool:
-    """Whether two layers have seen the same inputs."""
-    return other is not None and one.shape == other.shape and one.device == other.device and torch.equal(one, other)
-
-
-def _like(tensor: Tensor, other: Tensor) -> Tensor:
-    """Return a tensor where another is, and as precise: what rests may be elsewhere, and in fewer bits."""
-    return tensor.to(other)
-
-
-def _rank_of(u: Factor) -> int | None:
-    """Return how many directions a thin basis has."""
-    return u.shape[1] if u is not None and is_thin(u) else None
-
-
-def _side_of(u: Factor) -> Side:
-    if u is None:
-        return "identity"
-    return "lowrank" if is_thin(u) else "blocks" if u.ndim == 3 else "dense"
-
-
-def said_of(sides: Sides) -> str:
+def description_of(sides: Sides) -> str:
     """Return in words how a layer's outputs and inputs are rotated."""
     turned = [side not in ("identity", "diagonal") for side in sides]
     if not any(turned):
@@ -337,18 +297,18 @@ class Rotated(LayerForm):
         choice("precision", self.precision, get_args(Precision))
 
     @property
-    def keeps_coordinates(self) -> bool:
-        """Always."""
+    def has_eigenbasis(self) -> bool:
+        """Always True."""
         return True
 
     @property
     def passes(self) -> int:
-        """One for the coordinates, one for what lies along them."""
+        """Two: one for the coordinates, one for S in them."""
         return 2
 
     @property
-    def keeps_every_task(self) -> bool:
-        """Whether sums are exact."""
+    def has_matrix_per_task(self) -> bool:
+        """True with ``sums="exact"``."""
         return self.sums == "exact"
 
     def reduction(
@@ -358,16 +318,16 @@ class Rotated(LayerForm):
         parameters: Mapping[str, nn.Parameter],
         known: Mapping[str, Tensor],
     ) -> Reduction:
-        """Add up the factors in the first pass, and φ in their eigenbasis in the second."""
+        """Return the sums of the factors in the first pass, and of φ in their eigenbasis in the second."""
         if not known:
             return self.factors(measure, blocks, parameters)
         bases = {block.name: _pair(known, f"{block.name}/U") for block in blocks}
-        return RotatedReduction(measure.phi, blocks, parameters, bases, self.sharing, self.measured_in)
+        return RotatedReduction(measure.phi, blocks, parameters, bases, self.sharing, self.measuring_precision)
 
-    def measured_together(self, blocks: Sequence[Block], earlier: Mapping[str, Matrix]) -> list[list[Block]]:
-        """Return layers that have the inputs' coordinates in common since earlier tasks, which the first one turns.
+    def coupled_blocks(self, blocks: Sequence[Block], earlier: Mapping[str, Matrix]) -> list[list[Block]]:
+        """Return in one group the layers whose input eigenvectors are one tensor since earlier tasks.
 
-        In a first task each finds the same by itself, from batches that come in the same order.
+        In a first task each finds the same ones by itself, from batches that come in the same order.
         """
         groups: dict[object, list[Block]] = {}
         for block in blocks:
@@ -376,25 +336,25 @@ class Rotated(LayerForm):
             groups.setdefault(block if inputs is None else id(inputs), []).append(block)
         return list(groups.values())
 
-    def learned(
+    def prepare_next_pass(
         self, blocks: Sequence[Block], means: Mapping[str, Tensor], earlier: Mapping[str, Matrix], decay: float
     ) -> dict[str, Tensor]:
-        """Return, after the first pass, the eigenbases of the factors of all tasks so far."""
+        """Return, after the first pass, the eigenbases of the factors of all tasks so far in place of the factors."""
         found = dict(means)
         seen: list[tuple[Tensor, Tensor]] = []
         for block in blocks:
             if f"{block.name}/G" not in means and f"{block.name}/A" not in means:
                 continue
             factors = factors_of(block, means)
-            own, before, theirs = balanced(*factors), earlier.get(block.name), None
+            own, before, theirs = balance(*factors), earlier.get(block.name), None
             if isinstance(before, RotatedMatrix) and before.block == block:
                 like = next(factor for factor in own if factor is not None)
-                theirs = balanced(*before.mapped(partial(_like, other=like)).factors)
+                theirs = balance(*before.to(like.device, like.dtype).factors)
             inputs = means.get(f"{block.name}/A") if self.share_inputs else None
-            shared = next((u for a, u in seen if _is_same(a, inputs)), None)
+            shared = None if inputs is None else _known_basis(seen, inputs)
             along = shared
             if inputs is not None and shared is None and theirs is None:
-                # Not as they are balanced with outputs: so equal inputs have the same to the last bit in any turn.
+                # Before it is balanced with G: so layers with equal inputs get equal bits, in any turn.
                 along = eigenbasis(factors[1], block.size[1])[0]
             basis, spectra = summed_basis(own, theirs, decay, block.size, inputs=along)
             if inputs is not None and basis.inputs is not None and shared is None:
@@ -413,14 +373,14 @@ class Rotated(LayerForm):
             s + self.damping * s.mean(),
             _pair(means, f"{block.name}/U"),
             _pair(means, f"{block.name}/L"),
-            basis_of_sum=not self.keeps_every_task,
+            is_basis_of_sum=not self.has_matrix_per_task,
             precision=self.precision,
         )
         ranks = [self.rank if side == "lowrank" else None for side in self.sides(block)]
-        return found if ranks == [None, None] else found.thinned(ranks)
+        return found if ranks == [None, None] else found.truncate(ranks)
 
     def cost(self, block: Block, parameters: Mapping[str, Tensor]) -> Cost:
-        """Return what S and the bases take: Q is four products, two for each side that is rotated."""
+        """Return the cost of S and the bases: Q is four products, two for each side that is rotated."""
         if not block.is_matrix:
             return super().cost(block, parameters)
         sides, weights = self.sides(block), math.prod(block.size)
@@ -428,12 +388,12 @@ class Rotated(LayerForm):
         turned = [(side, size) for side, size in pairs if side not in ("identity", "diagonal")]
         bases = [math.prod(self.basis_shape(side, size)) for side, size in turned]
         factors = [math.prod(sums_shape(side, size, self.largest_block)) for side, size in turned]
-        lengths = [self.along(side, size) for side, size in pairs]
+        lengths = [self.values_length(side, size) for side, size in pairs]
         spectra = sum(length for (side, _), length in zip(pairs, lengths, strict=True) if side != "identity")
         columns = sum(self._columns(side, size) for side, size in turned)
         measuring = weights + sum(factors) + sum(block.size)
         kept = math.prod(lengths) + sum(bases) + spectra
-        return Cost(kept, measuring, weights + 2 * columns * weights, said_of(sides))
+        return Cost(kept, measuring, weights + 2 * columns * weights, description_of(sides))
 
     def cost_of_product(self, block: Block, parameters: Mapping[str, Tensor], rank: int) -> int:
         """Return the multiplications by the coordinates of B and A: three products of the weight's size, and S."""
@@ -444,18 +404,18 @@ class Rotated(LayerForm):
         return 2 * rank * turned + (3 * rank + 1) * math.prod(block.size)
 
     def _columns(self, side: Side, size: int) -> int:
-        """Return what a product with a basis takes for each number: its columns, of a thin one and its rest twice."""
+        """Return the multiplications by a basis for each number: its columns, twice for a thin one and its rest."""
         return self.basis_shape(side, size)[-1] * (2 if side == "lowrank" else 1)
 
-    def restored_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> RotatedMatrix:
+    def restore_matrix(self, block: Block, tensors: Mapping[str, Tensor]) -> RotatedMatrix:
         """Return S in its basis."""
         sides = list(zip("GA", self.sides(block), block.size, strict=True))
-        shapes: dict[str, tuple[int, ...]] = {"S": tuple(self.along(side, size) for _, side, size in sides)}
+        shapes: dict[str, tuple[int, ...]] = {"S": tuple(self.values_length(side, size) for _, side, size in sides)}
         for key, side, size in sides:
             if side not in ("identity", "diagonal"):
                 shapes[f"U{key}"] = self.basis_shape(side, size)
             if side != "identity":
-                shapes[f"L{key}"] = (self.along(side, size),)
+                shapes[f"L{key}"] = (self.values_length(side, size),)
         refuse_other_shapes(block, tensors, shapes)
         return RotatedMatrix(block, tensors["S"], _pair(tensors, "U"), _pair(tensors, "L"), precision=self.precision)
 
@@ -479,5 +439,13 @@ class Rotated16(Rotated):
 
 
 def _pair(tensors: Mapping[str, Tensor], kind: str) -> Basis:
-    """Return what is known of both sides, by the beginning of its name."""
+    """Return the tensors of both sides whose names begin alike; ``None`` for a side without one."""
     return Basis(tensors.get(f"{kind}G"), tensors.get(f"{kind}A"))
+
+
+def _known_basis(seen: Sequence[tuple[Tensor, Tensor]], factor: Tensor) -> Tensor | None:
+    """Return the basis of the first factor that is equal to one, to the last bit; ``None`` if none is."""
+    for other, u in seen:
+        if other.shape == factor.shape and other.device == factor.device and torch.equal(other, factor):
+            return u
+    return None

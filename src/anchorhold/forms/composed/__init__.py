@@ -1,1 +1,0 @@
-"""What is made of other forms: sums over tasks, damping, and how such sums are solved."""
