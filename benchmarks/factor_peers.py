@@ -57,7 +57,7 @@ class Eigen(NamedTuple):
 
 @contextmanager
 def _eigenvectors_as_ours() -> Iterator[None]:
-    """Take eigenvectors in double where single precision fails to converge, as anchorhold does, instead of giving up."""
+    """Take eigenvectors in double where single precision fails to converge, as anchorhold does."""
     eigh = torch.linalg.eigh
 
     def converging(matrix: Tensor) -> Eigen:

@@ -49,8 +49,8 @@ def run(quick: bool) -> Iterator[Report]:
 NOTES = [
     "Inputs are random pixels, weights as initialised; dropout is off; single precision throughout.",
     (
-        "anchorhold is timed by its passes over the data and the eigenvectors between them, which is what the others do, "
-        'and by Guard(...).consolidate(batches) with form="kronecker" and form="rotated", which takes an anchor '
+        "anchorhold is timed by its passes over the data and the eigenvectors between them, which is what the others "
+        'do, and by Guard(...).consolidate(batches) with form="kronecker" and form="rotated", which takes an anchor '
         "and the importance's diagonal besides. curvlinops is timed by its operators' compute_kronecker_factors and "
         "compute_eigenvalue_correction, kronfluence by its functions for covariances, eigenvectors and Λ, and no files."
     ),

@@ -84,7 +84,7 @@ def settle(folder: Path) -> None:
 
 
 def anchorhold(command: str, folder: Path) -> None:
-    words = [sys.executable, "-m", "anchorhold", "runs", command, "--store", str(folder)]
+    words = [sys.executable, "-m", "anchorhold_lab", "runs", command, "--store", str(folder)]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -1,4 +1,4 @@
-"""``make torture SECONDS=600``: everything that can be tried on what anchorhold keeps and is asked, for as long as given.
+"""``make torture SECONDS=600``: all that can be tried on what anchorhold keeps and is asked, for as long as given.
 
 Each kind of trial gets its share of the time, in a process of its own. All outcomes are printed as one table, each
 defect with the command that makes it again, and written to a folder where that is asked for.

@@ -25,7 +25,7 @@ from typing import Any
 
 import typer
 
-from anchorhold_lab.cli import main as anchorhold
+from anchorhold_lab.cli import main as anchorhold_lab
 from anchorhold_lab.cli.app import app
 from anchorhold_lab.data import download
 from torture.hostile_values import (
@@ -296,9 +296,9 @@ def _be_the_command(folder: Path, line: Line, output: int, errors: int) -> None:
             if value is not None:
                 os.environ[name] = value
         _take_streams(line.stream, output, errors)
-        sys.argv = ["anchorhold", *line.words]
+        sys.argv = ["anchorhold-lab", *line.words]
         try:
-            anchorhold()
+            anchorhold_lab()
             code = 0
         except SystemExit as ending:
             code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)

@@ -24,7 +24,7 @@ import anchorhold
 from anchorhold.errors import AnchorholdError
 from anchorhold_lab.data import cifar, mnist
 from anchorhold_lab.data.images import checked_images
-from anchorhold_lab.experiments import RunProgress, Spec, Store, execute
+from anchorhold_lab.experiments import Failure, RunProgress, Spec, Store, execute
 from anchorhold_lab.experiments.specs.source_files import source_digest
 from anchorhold_lab.experiments.store.checkpoints import Checkpoints
 from anchorhold_lab.training.protocol import Settings
@@ -176,7 +176,7 @@ def _store_files(place: Path) -> Iterator[KeptFile]:
     assert claim is not None
     result = store.get(finished)
     assert result is not None
-    failure = anchorhold_lab.experiments.Failure("Out of memory.", result.finished_at, "cpu", None, {"torch": "2"})
+    failure = Failure("Out of memory.", result.finished_at, "cpu", None, {"torch": "2"})
     claim.fail(failure)
     claim.release()
     folder = store.run_folder(finished.id)

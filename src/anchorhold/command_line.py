@@ -1,7 +1,7 @@
 """The command ``anchorhold``: what a fine-tuner does with models in files.
 
-The entry point of the distribution and ``python -m anchorhold`` call :func:`main`. Help comes without torch, which takes
-seconds to load: a command imports what it needs once it runs.
+The entry point of the distribution and ``python -m anchorhold`` call :func:`main`. Help comes without torch, which
+takes seconds to load: a command imports what it needs once it runs.
 """
 
 import argparse
@@ -67,9 +67,9 @@ def _add_merge(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         help="merge models in files",
         description=(
             "Merge models in files: by the average of their weights, or by what guards say that each weight is worth. "
-            'Guards in the diagonal form make it Fisher merging, in Kronecker(outputs="identity", damping=0.0) RegMean. '
-            "Files may be larger than memory. Two adapters of one base are merged into one that stands for the average "
-            "of both."
+            'Guards in the diagonal form make it Fisher merging, in Kronecker(outputs="identity", damping=0.0) '
+            "RegMean. Files may be larger than memory. Two adapters of one base are merged into one that stands for "
+            "the average of both."
         ),
         epilog=_MEANINGS,
     )
@@ -105,7 +105,8 @@ def _add_merge(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         "--damping",
         type=float,
         default=_DAMPING,
-        help="the share of the mean importance that every direction has beside what was measured (default: %(default)s)",
+        help="the share of the mean importance that every direction has beside what was measured "
+        "(default: %(default)s)",
     )
     add("--dtype", help=f"of the result: {', '.join(_DTYPES)} (default: as the models)")
     add("--json", action="store_true", help="for machines: one JSON object")
@@ -155,8 +156,8 @@ def _merge_models(asked: argparse.Namespace, shares: Sequence[float]) -> str:
 def _merge_adapters(asked: argparse.Namespace, shares: Sequence[float]) -> str:
     if asked.by or len(asked.after) > 1 or len(shares) > 1:
         raise ConfigurationError(
-            f"{str(asked.before)!r} is an adapter: two of them are averaged with one share, and without guards. To merge "
-            "the weights that adapters stand for, give their base model first."
+            f"{str(asked.before)!r} is an adapter: two of them are averaged with one share, and without guards. To "
+            "merge the weights that adapters stand for, give their base model first."
         )
     from anchorhold.merging import merge_adapters  # noqa: PLC0415 (it loads torch)
 

@@ -63,7 +63,7 @@ def test_the_commands(tmp_path, monkeypatch):
     assert len(commands) > 8
     for command in commands:
         program, *arguments = shlex.split(command)
-        assert program == "anchorhold"
+        assert program == "anchorhold-lab"
         done = CliRunner().invoke(app, arguments, catch_exceptions=False)
         assert done.exit_code == 0, (command, done.stderr)
 

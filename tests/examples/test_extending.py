@@ -66,7 +66,7 @@ def only_id(call, store, *command):
 @pytest.mark.parametrize("file", sorted(EXTENDING.glob("*.py")), ids=lambda path: path.name)
 def test_the_commands_in_its_docstring(call, tmp_path, monkeypatch, file):
     monkeypatch.chdir(ROOT)
-    commands = re.findall(r"^    anchorhold (.*)$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    commands = re.findall(r"^    anchorhold-lab (.*)$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert commands
     for command in commands:
         done = call(*shlex.split(command), "--store", tmp_path / "store", "--device", "cpu")

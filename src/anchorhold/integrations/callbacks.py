@@ -354,7 +354,8 @@ def checked_task_free(given: object, guard: object) -> TaskFree | None:
         return given
     what = " of another guard" if isinstance(given, TaskFree) else f"={shortened(given)}"
     raise ConfigurationError(
-        f"task_free{what}; expected task_free=anchorhold.TaskFree(guard) with the very guard that the callback is given."
+        f"task_free{what}; expected task_free=anchorhold.TaskFree(guard) with the very guard that the callback is "
+        "given."
     )
 
 

@@ -79,8 +79,8 @@ class AnchorholdCallback(TrainerCallback):
         share: of the way from the anchor to where training has ended, that weights keep when it ends, as by
             :meth:`anchorhold.Guard.average`. In a first task, which has no anchor, they keep all.
         task_free: consolidates by itself on the way, as it is told of every optimiser step: a
-            :class:`anchorhold.TaskFree` of the same guard, or a function that makes one from the guard. The model has to
-            return its loss, as it does when it is given ``labels``.
+            :class:`anchorhold.TaskFree` of the same guard, or a function that makes one from the guard. The model has
+            to return its loss, as it does when it is given ``labels``.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class AnchorholdCallback(TrainerCallback):
         if self.consolidate_at_end is True and not has_length(kwargs["train_dataloader"]):
             refuse_endless_data(
                 guard,
-                "or give the batches to measure with: AnchorholdCallback(guard, consolidate_at_end=batches), or False to "
-                "leave it",
+                "or give the batches to measure with: AnchorholdCallback(guard, consolidate_at_end=batches), or False "
+                "to leave it",
             )
         found = state_to_resume(args, state) if met is None and state.global_step > 0 else None
         if met is None:

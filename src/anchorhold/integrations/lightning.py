@@ -55,8 +55,8 @@ class AnchorholdCallback(Callback):
     """Lets a Guard watch, and hold back, every optimiser step of a Lightning Trainer.
 
     It attaches the guard to those of the module's optimisers that train protected parameters, ends a task at the end
-    of each fit, logs ``anchorhold/penalty``, ``anchorhold/importance_mean`` and the like, and keeps the guard's state in
-    Lightning's checkpoints.
+    of each fit, logs ``anchorhold/penalty``, ``anchorhold/importance_mean`` and the like, and keeps the guard's state
+    in Lightning's checkpoints.
 
     Args:
         guard: the Guard of the module (or of a network inside it), or a function that makes one from the
@@ -73,8 +73,8 @@ class AnchorholdCallback(Callback):
             than that are lost of the worst kept set, for ``ModelCheckpoint(monitor="val_within_loss")``.
         share: of the way from the anchor to where training has ended, that weights keep when it ends, as by
             :meth:`anchorhold.Guard.average`. In a first task, which has no anchor, they keep all.
-        task_free: consolidates by itself on the way, as it is told of every batch: a :class:`anchorhold.TaskFree` of the
-            same guard. ``consolidate_at_end=False`` leaves it at that.
+        task_free: consolidates by itself on the way, as it is told of every batch: a :class:`anchorhold.TaskFree` of
+            the same guard. ``consolidate_at_end=False`` leaves it at that.
     """
 
     def __init__(

@@ -7,8 +7,8 @@ side was seen; what it does on the other is anybody's guess, and a guess too hig
 .. math:: \hat L(d) = \begin{cases} \Omega\,d^2 & \text{where training came from}\\
           (a\,\Omega + \epsilon)\,d^2 & \text{on the other side}\end{cases} \qquad d = \theta - \theta^*
 
-The hold ``asymmetric`` trains with it (:mod:`anchorhold.holds.of_weights.asymmetric`), and the measure has it as the loss
-of all tasks before, with a strength and a factor of its own.
+The hold ``asymmetric`` trains with it (:mod:`anchorhold.holds.of_weights.asymmetric`), and the measure has it as the
+loss of all tasks before, with a strength and a factor of its own.
 """
 
 import dataclasses

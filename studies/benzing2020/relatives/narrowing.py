@@ -28,5 +28,5 @@ def some_of(studies: Sequence[Study], names: Sequence[str], methods: Sequence[st
 
 def command_for(preset: str, study: Study, row: Row) -> str:
     """Return the command that tries what a method may have, and then makes its runs."""
-    words = ["anchorhold", "reproduce", "relatives", "--preset", preset, "--study", study.name, "--method", row.name]
-    return shlex.join(words)
+    program = ["python", "-m", "studies.benzing2020", "relatives"]
+    return shlex.join([*program, "--preset", preset, "--study", study.name, "--method", row.name])

@@ -108,7 +108,7 @@ def test_an_executor_that_there_is_not(call, tmp_path):
 @pytest.mark.slow
 def test_the_guide(call, on_ray, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    local, by_address = re.findall(r"```sh\nanchorhold (.*)\n```", GUIDE)
+    local, by_address = re.findall(r"```sh\nanchorhold-lab (.*)\n```", GUIDE)
     assert "--address 10.0.0.1:6379" in by_address
     for command in (local, by_address.partition(" --address")[0]):  # an address is tested in a process of its own
         assert call(*shlex.split(command)).exit_code == 0

@@ -20,7 +20,7 @@ from anchorhold_lab.experiments import Store, execute, paper_spec
 from tests.lab.experiments.helpers import same_result
 from tests.limits import limit, patient_ray
 
-ANCHORHOLD = (sys.executable, "-m", "anchorhold")
+ANCHORHOLD = (sys.executable, "-m", "anchorhold_lab")
 # The token is that of the cluster below; without one, Ray would write some into the home folder.
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
 ENVIRONMENT = {**os.environ, **TOKEN, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", **patient_ray()}
@@ -148,7 +148,7 @@ def test_a_ray_that_ends_by_itself_is_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_the_guides_command_for_a_cluster(tmp_path, address):
-    (command,) = re.findall(r"```sh\nanchorhold (.* --address .*)\n```", GUIDE)
+    (command,) = re.findall(r"```sh\nanchorhold-lab (.* --address .*)\n```", GUIDE)
     done = subprocess.run(
         [*ANCHORHOLD, *shlex.split(command.replace("10.0.0.1:6379", address)), "--store", tmp_path / "store"],
         capture_output=True,

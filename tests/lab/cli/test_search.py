@@ -137,7 +137,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_choice(call, tmp_
     long = ("--epochs", "30", "--batch-size", "256", "--search-seeds", "1")
     arguments = ("search", "permuted-digits", "-m", "SI", *RANGE, "--no-reinit", *OPTIONS, *long, "--json", "--store")
     with subprocess.Popen(
-        [sys.executable, "-m", "anchorhold", *arguments, str(tmp_path / "stopped")],
+        [sys.executable, "-m", "anchorhold_lab", *arguments, str(tmp_path / "stopped")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

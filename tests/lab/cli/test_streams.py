@@ -10,7 +10,7 @@ import pytest
 
 from anchorhold_lab.cli.streams import fits
 
-ANCHORHOLD = (sys.executable, "-m", "anchorhold")
+ANCHORHOLD = (sys.executable, "-m", "anchorhold_lab")
 
 
 def shell(redirected, *arguments, command=ANCHORHOLD, **environment):
@@ -26,7 +26,7 @@ def shell(redirected, *arguments, command=ANCHORHOLD, **environment):
 
 def test_without_stderr_a_command_works_and_a_mistake_still_has_its_code():
     done = shell("2>&-", "--version")
-    assert done.returncode == 0 and done.stdout.startswith(b"anchorhold ")
+    assert done.returncode == 0 and done.stdout.startswith(b"anchorhold-lab ")
     assert shell("2>&-", "run", "--nosuch").returncode == 2
     assert shell("2>/dev/full", "run", "--nosuch").returncode == 2
     assert shell("2>&- >&- <&-", "--version").returncode == 1

@@ -60,7 +60,7 @@ def test_the_command_makes_the_same_runs(name, monkeypatch):
     )
     monkeypatch.setattr("anchorhold_lab.cli.session.session", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
     words = shlex.split(command_of(specs))
-    assert words[:2] == ["anchorhold", "run"]
+    assert words[:2] == ["anchorhold-lab", "run"]
     CliRunner().invoke(app, words[1:])
     assert [spec.id for spec in made] == [spec.id for spec in specs], words
 

@@ -22,7 +22,7 @@ def python(program):
 
 _WITHOUT = """
 import sys
-import anchorhold_lab.experiments, anchorhold_lab.cli.app
+import anchorhold, anchorhold_lab.experiments, anchorhold_lab.cli.app
 assert "ray" not in sys.modules
 sys.modules["ray"] = None
 for module in ("connection", "ray_executor"):

@@ -98,7 +98,8 @@ def test_a_file_is_run_once_for_each_content(tmp_path):
 
 
 def test_things_of_two_files_are_not_mixed(loaded, tmp_path):
-    other = 'from anchorhold_lab.networks import mlp, register_network\n@register_network("wide")\ndef wide(scenario): ...\n'
+    imported = "from anchorhold_lab.networks import mlp, register_network"
+    other = f'{imported}\n@register_network("wide")\ndef wide(scenario): ...\n'
     load_source(write_study(tmp_path, other, "other.py"))
     with pytest.raises(ConfigurationError, match=r"are registered by 2 files .*; expected one file for all that a run"):
         Spec("blobs", network="wide")

@@ -84,12 +84,12 @@ def test_json_ends_with_the_report(reproduce, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["reproduce", "tabel1"], "Did you mean 'table1'?"),
-        (["reproduce", "table1", "--preset", "digit"], "Did you mean 'digits'?"),
-        (["reproduce", "table1", "--budget", "1", "--only-report"], "one or the other"),
-        (["reproduce", "table1", "--device", "abacus"], "cannot be used"),
-        (["reproduce", "relatives", "--study", "one-passs"], "Did you mean 'one-pass'?"),
-        (["reproduce", "relatives", "overview", "--method", "GPM"], "expected that item alone"),
+        (["tabel1"], "Did you mean 'table1'?"),
+        (["table1", "--preset", "digit"], "Did you mean 'digits'?"),
+        (["table1", "--budget", "1", "--only-report"], "one or the other"),
+        (["table1", "--device", "abacus"], "cannot be used"),
+        (["relatives", "--study", "one-passs"], "Did you mean 'one-pass'?"),
+        (["relatives", "overview", "--method", "GPM"], "expected that item alone"),
     ],
 )
 def test_mistakes_are_explained_in_a_line(call, tmp_path, arguments, message):

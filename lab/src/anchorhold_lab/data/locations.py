@@ -52,8 +52,8 @@ def _advice(name: str, given: str | os.PathLike[str] | None, where: Path) -> str
             return f"It is in {above}, which is the folder to give."
     typed = "" if given is None else f" --data-dir {shlex.quote(str(given))}"
     return (
-        f"Get it there with `anchorhold-lab data fetch {name}{typed}`, or name the folder that holds it with --data-dir or "
-        "ANCHORHOLD_DATA, laid out as torchvision does."
+        f"Get it there with `anchorhold-lab data fetch {name}{typed}`, or name the folder that holds it with "
+        "--data-dir or ANCHORHOLD_DATA, laid out as torchvision does."
     )
 
 

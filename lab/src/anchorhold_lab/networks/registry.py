@@ -56,8 +56,8 @@ class NetworkKind:
         made = self.make(scenario, hidden) if self.takes_hidden else self.make(scenario)
         if not isinstance(made, MultiHead):
             raise ConfigurationError(
-                f"What makes {self.called} returned a {type(made).__name__}; expected an anchorhold_lab.networks.MultiHead"
-                " of a body and its heads."
+                f"What makes {self.called} returned a {type(made).__name__}; expected an "
+                "anchorhold_lab.networks.MultiHead of a body and its heads."
             )
         return made
 

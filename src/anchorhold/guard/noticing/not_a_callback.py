@@ -3,8 +3,8 @@
 from typing import NoReturn
 
 _GIVE = (
-    "A {kind} is no callback of a trainer by itself. Give {trainer} its callback: callbacks=[AnchorholdCallback(guard)], "
-    "from anchorhold.integrations.{module}."
+    "A {kind} is no callback of a trainer by itself. Give {trainer} its callback: "
+    "callbacks=[AnchorholdCallback(guard)], from anchorhold.integrations.{module}."
 )
 
 

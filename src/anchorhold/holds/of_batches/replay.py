@@ -26,8 +26,8 @@ class Replay(BatchHold):
 
     Args:
         source: old batches, with labels, one of which is taken a step; a buffer, such as :class:`~anchorhold.Reservoir`
-            or :class:`~anchorhold.Ring`, which takes some samples of each task in when it is consolidated; or the size of
-            a reservoir.
+            or :class:`~anchorhold.Ring`, which takes some samples of each task in when it is consolidated; or the size
+            of a reservoir.
         share: ρ, the part of the step that is the old samples'; ``None`` adds ``strength`` times their loss to the
             task's instead.
         strength: what the old samples' loss is multiplied by.

@@ -1,7 +1,7 @@
 r"""The part of a quadratic hold that is linear, :math:`-2c\,\langle\theta-\theta^*, r\rangle`.
 
-It belongs to a hold whose centre is not the anchor θ*: see :mod:`anchorhold.guard.centre.anchors`, where r is from. What
-does not depend on θ is left out, so the value is 0 at the anchor, and may be negative elsewhere.
+It belongs to a hold whose centre is not the anchor θ*: see :mod:`anchorhold.guard.centre.anchors`, where r is from.
+What does not depend on θ is left out, so the value is 0 at the anchor, and may be negative elsewhere.
 """
 
 from collections.abc import Mapping

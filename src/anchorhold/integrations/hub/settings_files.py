@@ -67,6 +67,6 @@ def _made(path: Path, what: str, settings: Mapping[str, Any], make: Callable[[],
         return make()
     except (ConfigurationError, TypeError) as error:
         raise StateError(
-            f"{str(path)!r} has {what}={shortened(dict(settings))}, which this anchorhold cannot make ({error}). It was "
-            "damaged, and another copy is needed, or a newer anchorhold wrote it: pip install -U anchorhold."
+            f"{str(path)!r} has {what}={shortened(dict(settings))}, which this anchorhold cannot make ({error}). It "
+            "was damaged, and another copy is needed, or a newer anchorhold wrote it: pip install -U anchorhold."
         ) from error

@@ -24,8 +24,8 @@ class LogLikelihood(PositionScore):
         positions: for outputs ``[N, *positions, C]``, ``"joint"`` takes a sample's score as the sum over its
             positions; ``"separate"`` takes each position as a sample of its own.
         draws: how many labels are drawn for each sample with ``"sampled"``.
-        likelihood: whose log-likelihood it is; see :class:`~anchorhold.persample.scores.base.PositionScore`. "Labels" are
-            then the values of a regression, or labels that are each 0 or 1.
+        likelihood: whose log-likelihood it is; see :class:`~anchorhold.persample.scores.base.PositionScore`. "Labels"
+            are then the values of a regression, or labels that are each 0 or 1.
         class_dim: likewise.
         per: likewise.
     """

@@ -106,7 +106,8 @@ def _show_all(known: "dict[str, Measure]") -> None:
     console = results()
     console.print(shown)
     console.print(
-        "\n`anchorhold-lab measures NAME` shows a measure's settings; `anchorhold-lab run --set NAME=VALUE` changes them."
+        "\n`anchorhold-lab measures NAME` shows a measure's settings; `anchorhold-lab run --set NAME=VALUE` changes "
+        "them."
     )
 
 

@@ -65,9 +65,9 @@ def execute_on_ray(
 ) -> Summary:
     """Make all runs whose results the store lacks, on a Ray cluster.
 
-    Does what :func:`~anchorhold_lab.experiments.execute` does, with equal results. A worker that dies costs a new attempt
-    from the last checkpoint that it sent; runs over which four die in a row are written down as failed. A cluster that
-    ends as a whole is a :class:`~anchorhold.errors.ClusterError`.
+    Does what :func:`~anchorhold_lab.experiments.execute` does, with equal results. A worker that dies costs a new
+    attempt from the last checkpoint that it sent; runs over which four die in a row are written down as failed. A
+    cluster that ends as a whole is a :class:`~anchorhold.errors.ClusterError`.
 
     Args:
         specs: the runs, or one of them.

@@ -165,7 +165,8 @@ class _Executor:
 
 
 def _where(error: Exception) -> str:
-    """Return the line of the innermost code that is neither anchorhold's nor an installed package's."""
+    """Return the line of the innermost code that is neither ours nor an installed package's."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not {"site-packages", "anchorhold"} & set(Path(frame.filename).parts)]
+    passed_over = {"site-packages", "anchorhold", "anchorhold_lab"}
+    own = [frame for frame in frames if not passed_over & set(Path(frame.filename).parts)]
     return f" (in {own[-1].name}, {Path(own[-1].filename).name} line {own[-1].lineno})" if own else ""

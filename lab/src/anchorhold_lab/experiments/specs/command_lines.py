@@ -51,7 +51,7 @@ def command_of(specs: Sequence[Spec]) -> str:
             "No single command makes these runs; expected runs that differ in their seeds alone, judged by test "
             "samples, with nothing that has no option."
         )
-    words = ["anchorhold", "run", first.scenario, "-m", first.measure, *_strength(first), *_seeds(specs)]
+    words = ["anchorhold-lab", "run", first.scenario, "-m", first.measure, *_strength(first), *_seeds(specs)]
     words += [*_settings(first), *_fields(first)]
     words += [word for hold in first.holds for word in ("--hold", hold)]
     words += ["--gradient-term"] * first.gradient_term + ["--implicit"] * first.implicit

@@ -133,8 +133,9 @@ def missing_source(digest: str, what: str) -> ConfigurationError:
     """
     return ConfigurationError(
         f"{what} was made from a file that is not loaded here: the one whose content has a sha256 that begins with "
-        f"{digest}. Name it on the command line, as in `anchorhold-lab run FILE.py:SCENARIO` or --with FILE.py, or in Python "
-        f"with anchorhold_lab.experiments.load_source(FILE). A store that has runs of it keeps it as sources/{digest}.py."
+        f"{digest}. Name it on the command line, as in `anchorhold-lab run FILE.py:SCENARIO` or --with FILE.py, or in "
+        "Python with anchorhold_lab.experiments.load_source(FILE). A store that has runs of it keeps it as "
+        f"sources/{digest}.py."
     )
 
 

@@ -9,18 +9,21 @@ import numpy as np
 import torch
 
 import anchorhold
+import anchorhold_lab
 
 
 @functools.cache
 def source_commit() -> str | None:
-    """Return the commit of anchorhold's source if it is a git checkout, marked if files have changed since."""
-    folder = Path(anchorhold.__file__).parent
+    """Return the commit of the source if it is a git checkout, marked if the library or the lab has changed."""
+    folder, lab = Path(anchorhold.__file__).parent, Path(anchorhold_lab.__file__).parent
     try:
         root = Path(_git(folder, "rev-parse", "--show-toplevel"))
         # A package that was installed into some other project's checkout is not that project's source.
         if not (root / "src" / "anchorhold").samefile(folder):
             return None
-        changed = _git(folder, "status", "--porcelain", "--", str(folder))
+        if not (root / "lab" / "src" / "anchorhold_lab").samefile(lab):
+            return None
+        changed = _git(folder, "status", "--porcelain", "--", str(folder), str(lab))
         return _git(folder, "rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
@@ -34,6 +37,7 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "anchorhold": anchorhold.__version__,
+        "anchorhold-lab": anchorhold_lab.__version__,
     }
 
 
