@@ -11,6 +11,7 @@ not, so that every file is unpacked with the bytes that it had. The archive may 
 written before them.
 """
 
+import errno
 import hashlib
 import json
 import re
@@ -25,6 +26,7 @@ from typing import IO, Any
 from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError, frame_content_size
 
 from anchorhold.errors import DamagedError
+from anchorhold_lab.experiments.store.reading import unreadable
 
 RESULTS, OBSERVATIONS = "results.jsonl.zst", "observations.zip"
 OBSERVED = "observations.safetensors"
@@ -144,7 +146,7 @@ class Pack:
                     digest.update(chunk)
                     yield chunk
         except _BROKEN as error:
-            raise damaged_pack(self.archive, f"the observations of run {run.id}: {error}") from error
+            raise _broken(self.archive, error, f"the observations of run {run.id}: ") from error
         if Observed(size, digest.hexdigest()) != whole:
             raise damaged_pack(self.archive, f"the observations of run {run.id} do not match their checksum")
 
@@ -154,7 +156,7 @@ class Pack:
             with zipfile.ZipFile(self.archive) as archive:
                 return archive.read(self._entry(id))
         except _BROKEN as error:
-            raise damaged_pack(self.archive, f"the observations of run {id}: {error}") from error
+            raise _broken(self.archive, error, f"the observations of run {id}: ") from error
 
     def _entry(self, id: str) -> zipfile.ZipInfo:
         entry = self.entries[id]
@@ -238,11 +240,21 @@ def archive_entries(path: Path) -> Mapping[str, zipfile.ZipInfo]:
             f"{path} is missing: it was removed from outside. The runs' results are whole. Restore it."
         ) from error
     except _BROKEN as error:
-        raise damaged_pack(path, error) from error
+        raise _broken(path, error) from error
     found = {match[1]: entry for entry in entries if (match := _ENTRY.fullmatch(entry.filename)) is not None}
     if len(found) != len(entries):
         raise damaged_pack(path, "it holds other files than observations, or some twice")
     return found
+
+
+def _broken(path: Path, error: Exception, what: str = "") -> DamagedError:
+    """Return what to say of an archive that could not be read: by the system, or since it is none."""
+    if isinstance(error, OSError) and error.errno not in (
+        None,
+        errno.EINVAL,
+    ):  # which a place before its beginning gives
+        return unreadable(path, error)
+    return damaged_pack(path, f"{what}{error}")
 
 
 def damaged_pack(path: Path, why: Exception | str) -> DamagedError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from anchorhold.errors import DamagedError, StoreError
-from anchorhold.whole_files import sync_folder, whole_file, write_whole
+from anchorhold.whole_files import remove_unfinished, sync_folder, whole_file, write_whole
 from anchorhold_lab.experiments.store.locks import Lock
 from anchorhold_lab.experiments.store.packed import (
     FILE_NAME,
@@ -24,7 +24,7 @@ from anchorhold_lab.experiments.store.packed import (
     write_archive,
 )
 from anchorhold_lab.experiments.store.run_files import check_same, check_same_observations
-from anchorhold_lab.experiments.store.store import Store, spec_of, writing
+from anchorhold_lab.experiments.store.store import Store, spec_of
 
 Told = Callable[[str, int, int], None]
 """Is told what is being done, with how many runs it is done, and how many there are."""
@@ -61,9 +61,8 @@ def pack(store: Store, told: Told = _untold) -> Moved:
             told("reading", number, len(chosen))
             runs[run] = _joined(store, run, runs.get(run))
         _check_orphans(store, old, runs)
-        with writing(store.folder):
-            _write_observations(store, old, runs, told)
-            _write_results(store, runs)
+        _write_observations(store, old, runs, told)
+        _write_results(store, runs)
         moved = 0
         for number, run in enumerate(chosen):
             told("removing folders", number, len(chosen))
@@ -81,11 +80,12 @@ def unpack(store: Store, told: Told = _untold) -> Moved:
     written. Raise StoreError if nothing is packed, if another process packs or unpacks, or if a file cannot be written.
     """
     with _alone(store):
-        before, packed = _size(store), store.files.packed()
-        if packed is None:
+        before, found = _size(store), store.files.packed()
+        packed = found or Pack(store.folder / RESULTS, {})
+        if found is None and not packed.archive.exists():  # which is the last to go
             raise StoreError(f"There is no {RESULTS} in {store.folder}: no run of it is packed.")
         runs = {run: _there(packed, run) for run in packed.ids}
-        _check_orphans(store, packed, runs)
+        _check_orphans(store, found, runs)
         for number, run in enumerate(runs.values()):
             told("checking", number, len(runs))
             _refuse_damage(store, run.id)
@@ -97,14 +97,10 @@ def unpack(store: Store, told: Told = _untold) -> Moved:
             if any(not path.exists() for path in _files(store, run)):
                 raise StoreError(f"{store.run_folder(run.id)} was changed while it was unpacked. Unpack once more.")
             _check_same(store, run)
-        with writing(store.folder):
-            sync_folder(store.folder / "runs")
-            for path in (
-                packed.path,
-                packed.archive,
-            ):  # of the two, the results are of use alone
-                path.unlink(missing_ok=True)
-                sync_folder(store.folder)
+        sync_folder(store.folder / "runs")
+        for path in (packed.path, packed.archive):  # of the two, the results are of use alone
+            path.unlink(missing_ok=True)
+            sync_folder(store.folder)
         return Moved(len(runs), before, _size(store))
 
 
@@ -112,18 +108,30 @@ def unpack(store: Store, told: Told = _untold) -> Moved:
 def _alone(store: Store) -> Iterator[None]:
     """Let no other process pack or unpack a store meanwhile, and remove what killed ones were writing."""
     lock = Lock(store.folder / "lock")
-    with writing(store.folder):
+    try:
         if not lock.take():
             raise StoreError(f"Another process packs or unpacks {store.folder}. Wait until it has ended.")
+        try:
+            for left in [path for name in (RESULTS, OBSERVATIONS) for path in store.folder.glob(f".{name}.*.part")]:
+                left.unlink()
+            yield
+        finally:
+            _release(lock)
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or store.folder} could not be read or written: {error.strerror or error}. No run is lost. "
+            "Make room, or make the store writable, and start again."
+        ) from error
+
+
+def _release(lock: Lock) -> None:
+    """Let others have a lock, and leave no file of it."""
     try:
-        with writing(store.folder):
-            for name in (RESULTS, OBSERVATIONS):
-                for left in store.folder.glob(f".{name}.*.part"):
-                    left.unlink()
-        yield
-    finally:
         with contextlib.suppress(OSError):
             lock.path.unlink()
+    finally:
         lock.release()
 
 
@@ -141,6 +149,7 @@ def _choose(store: Store, old: Pack | None, told: Told) -> tuple[list[str], dict
     chosen, left = [], {}
     for number, run in enumerate(found):
         told("checking", number, len(found))
+        _tidy(store.run_folder(run))
         _refuse_damage(store, run)
         if store.status(run) not in ("finished", "failed"):
             left[run] = "it has not finished"
@@ -158,6 +167,18 @@ def _refuse_damage(store: Store, run: str) -> None:
     if store.files.has(run, "spec.json"):
         spec_of(run, store.files)  # which a whole result stands in for elsewhere
     store.observations(run)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what a killed process was writing in a run's folder, unless another one is at the run."""
+    if not any(folder.glob(".*.part")):
+        return
+    lock = Lock(folder / "lock")
+    if lock.take():
+        try:
+            remove_unfinished(folder)
+        finally:
+            _release(lock)
 
 
 def _strange_files(store: Store, run: str) -> list[str]:
@@ -264,36 +285,35 @@ def _remove(store: Store, run: str) -> str:
     there = None if packed is None else packed.run(run)
     if there is None:
         raise StoreError(f"{store.folder / RESULTS} lacks run {run}: it was changed while runs were packed.")
-    with writing(folder):
-        lock = Lock(folder / "lock")
-        if not lock.take():
-            return "another process is at it"
-        try:
-            paths = sorted(path for path in folder.iterdir() if path != lock.path)
-            if set(paths) - set(_files(store, there)):
-                return "it has changed since it was read"
-            _check_same(store, there)
-            for path in [*paths, lock.path]:
-                path.unlink()
-            folder.rmdir()
-        finally:
-            lock.release()
+    lock = Lock(folder / "lock")
+    if not lock.take():
+        return "another process is at it"
+    try:
+        paths = sorted(path for path in folder.iterdir() if path != lock.path)
+        if set(paths) - set(_files(store, there)):
+            return "it has changed since it was read"
+        _check_same(store, there)
+        for path in [*paths, lock.path]:
+            path.unlink()
+        folder.rmdir()
+    finally:
+        lock.release()
     return ""
 
 
 def _write_folder(store: Store, packed: Pack, run: PackedRun) -> None:
     """Write those files of a run that are not in its folder."""
     folder = store.run_folder(run.id)
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if run.observed is not None and not (folder / OBSERVED).exists():
-            with whole_file(folder / OBSERVED) as file:
-                for chunk in packed.observations(run):
-                    file.write(chunk)
-        for name in run.files:
-            content = run.content(name)
-            if content is not None and not (folder / name).exists():
-                write_whole(folder / name, content)
+    folder.mkdir(parents=True, exist_ok=True)
+    _tidy(folder)
+    if run.observed is not None and not (folder / OBSERVED).exists():
+        with whole_file(folder / OBSERVED) as file:
+            for chunk in packed.observations(run):
+                file.write(chunk)
+    for name in run.files:
+        content = run.content(name)
+        if content is not None and not (folder / name).exists():
+            write_whole(folder / name, content)
 
 
 def _files(store: Store, run: PackedRun) -> list[Path]:
