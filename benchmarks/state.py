@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import anchorhold
-from anchorhold_lab.analysis.repetitions import Estimate, estimate
+from anchorhold_lab.analysis import Estimate, estimate
 from anchorhold_lab.data import digits_dataset, load
 from anchorhold_lab.scenarios import Scenario, permuted
 from benchmarks.harness import Ratio, Report

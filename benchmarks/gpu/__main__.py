@@ -51,4 +51,5 @@ def main() -> None:
                 report.write(options.results)
 
 
-main()
+if __name__ == "__main__":
+    main()

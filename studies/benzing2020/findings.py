@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from anchorhold.errors import AnchorholdError, DamagedError
-from anchorhold_lab.analysis.repetitions import Estimate, estimate
+from anchorhold_lab.analysis import Estimate, estimate
 from anchorhold_lab.experiments import Result, Spec, Store
 from anchorhold_lab.experiments.store.run_results import Status
 from studies.benzing2020.needed_runs import accuracy_runs

@@ -5,11 +5,11 @@ from functools import partial
 from typing import Any
 
 from anchorhold.errors import DamagedError
-from anchorhold_lab.experiments import Spec, Store, paper_spec, search
+from anchorhold_lab.experiments import Spec, Store, best_tried, paper_spec, search
 from studies.benzing2020.algorithms import Algorithm
 from studies.benzing2020.presets import Benchmark, Chosen, Preset, SearchPlan, Stage
 from studies.benzing2020.presets.keeping_variants import chosen_of
-from studies.benzing2020.tried_settings import Run, best_tried
+from studies.benzing2020.tried_settings import Run
 
 _NEIGHBOUR = 3.0
 """By how much a strength is multiplied or divided to pass its neighbour on the grid, and not the next one."""

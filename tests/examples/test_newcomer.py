@@ -35,7 +35,7 @@ def test_a_study_on_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("ANCHORHOLD_STORE", raising=False)
     page = (NEWCOMER / "own_study.py").read_text(encoding="utf-8")
-    commands = re.findall(r"^    anchorhold (.*)$", page, flags=re.MULTILINE)
+    commands = re.findall(r"^    anchorhold-lab (.*)$", page, flags=re.MULTILINE)
     for command in commands:
         shorter = command.replace("--seeds 2", "--seeds 1 --device cpu").replace("flowers.png", str(tmp_path / "f.png"))
         done = CliRunner().invoke(app, [*shlex.split(shorter), "--store", str(tmp_path / "store")])

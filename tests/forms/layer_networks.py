@@ -6,6 +6,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from anchorhold.persample.reductions import joined
+from tests import helpers
 
 
 class Tied(nn.Module):
@@ -106,6 +107,11 @@ def network_and_inputs(kind, seed=0, samples=6):
     model = make().double().eval()
     x = torch.randint(7, (samples, 5)) if shape is None else torch.randn(samples, *shape, dtype=torch.float64)
     return model, x
+
+
+def guarded(model, x, form, measure="EWC", **more):
+    """Return a guard that has consolidated two batches, each half of the samples."""
+    return helpers.guarded(model, [x[:4], x[4:]], measure, form=form, **more)
 
 
 def weighted_gradients(model, x):

@@ -18,7 +18,7 @@ from tests.forms.whole_network import (
     dense,
     displacement,
     guarded,
-    moved,
+    move,
     network,
 )
 
@@ -63,7 +63,7 @@ def test_every_verb_is_that_of_the_matrix(damping):
     h = brute_force(model)
     h += damping * h.trace() / len(h) * torch.eye(len(h), dtype=h.dtype)
     guard = guarded(model, Dense(damping=damping))
-    moved(model)
+    move(model)
     assert_verbs_are_those_of(guard.matrices["network"], h, *displacement(guard, model))
 
 
@@ -71,7 +71,7 @@ def test_tasks_are_added_exactly():
     model = network()
     guard = guarded(model, "dense", decay=0.5)
     first = brute_force(model)
-    moved(model)
+    move(model)
     second = brute_force(model)
     guard.consolidate(data())
     torch.testing.assert_close(dense(guard.matrices["network"]), second + 0.5 * first, **CLOSE)
@@ -181,7 +181,7 @@ def test_it_is_the_same_whatever_order_a_model_has_its_layers_in():
     guard = guarded(model, "dense")
     other = anchorhold.Guard(Reversed(copy.deepcopy(model)), anchorhold.Fisher(), form="dense")
     other.load_state_dict(guard.state_dict())
-    moved(model)
+    move(model)
     other._memory.model.load_state_dict(model.state_dict())
     torch.testing.assert_close(other.penalty(), guard.penalty(), rtol=1e-12, atol=0)
 

@@ -10,6 +10,7 @@ from torch import nn
 import anchorhold
 from anchorhold.errors import ConfigurationError, ModelError, StateError
 from anchorhold.forms import FORMS, register_form
+from tests import helpers
 from tests.forms.toy_kronecker import ToyKronecker
 
 if "toy-kronecker" not in FORMS:
@@ -29,9 +30,8 @@ def data(seed=0, n=40):
 
 
 def guarded(model, measure=None, **settings):
-    guard = anchorhold.Guard(model, measure or anchorhold.Fisher(), STRENGTH, form=ToyKronecker(), **settings)
-    guard.consolidate(data())
-    return guard
+    measure = measure or anchorhold.Fisher()
+    return helpers.guarded(model, data(), measure, STRENGTH, form=ToyKronecker(), **settings)
 
 
 def factors(model, x):

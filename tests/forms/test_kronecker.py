@@ -13,7 +13,7 @@ import anchorhold
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Block, Kronecker, KroneckerMatrix, Summed
 from anchorhold.persample.reductions import joined
-from tests.forms.layer_networks import block_gradients, dense_of, network_and_inputs, parts
+from tests.forms.layer_networks import block_gradients, dense_of, guarded, network_and_inputs, parts
 
 with warnings.catch_warnings():  # one of its libraries uses what torch has deprecated
     warnings.simplefilter("ignore")
@@ -23,12 +23,6 @@ SUMS = ("balanced", "nearest", "factors")
 
 
 AS_MEASURED = Kronecker(damping=0.0)
-
-
-def guarded(model, x, form=AS_MEASURED, **more):
-    guard = anchorhold.Guard(model, "EWC", form=form, **more)
-    guard.consolidate([x[:4], x[4:]])
-    return guard
 
 
 @st.composite
@@ -121,7 +115,7 @@ def test_the_nearest_product_is_the_largest_singular_pair_of_the_rearranged_sum(
 
 def test_damping_is_the_root_of_a_share_of_each_factors_mean():
     model, x = network_and_inputs("mlp")
-    plain = guarded(model, x).matrices
+    plain = guarded(model, x, AS_MEASURED).matrices
     for form, share in ((Kronecker(damping=0.1), 0.1), ("kronecker", 0.001)):  # the one, and what there is by default
         damped = guarded(model, x, form).matrices
         for name, matrix in plain.items():
@@ -143,7 +137,7 @@ def test_kept_sums_are_exact_and_others_say_how_far_they_are():
         for name, matrix in guard.matrices.items():
             if sums == "exact":
                 assert isinstance(matrix, Summed)
-                tasks = [dense_of(guarded(model, task).matrices[name]) for task in (x, *others)]
+                tasks = [dense_of(guarded(model, task, AS_MEASURED).matrices[name]) for task in (x, *others)]
                 exact[name] = sum(tasks)
                 torch.testing.assert_close(dense_of(matrix), exact[name], rtol=1e-10, atol=1e-14)
             else:
@@ -154,7 +148,7 @@ def test_kept_sums_are_exact_and_others_say_how_far_they_are():
 @pytest.mark.parametrize("kind", ["mlp", "along a sequence", "convolutions"])
 def test_the_factors_are_those_of_curvlinops(kind):
     model, x = network_and_inputs(kind)
-    matrices = guarded(model, x).matrices
+    matrices = guarded(model, x, AS_MEASURED).matrices
     model.requires_grad_(True)
     logits = model(x)
     labels = torch.zeros(logits.shape[:-1], dtype=torch.long)
@@ -200,7 +194,7 @@ def dense_by_blocks(operator, model, matrices):
 
 def test_gradients_without_rule_give_a_product_with_the_exact_trace():
     model, x = network_and_inputs("recurrent")
-    for matrix in guarded(model, x).matrices.values():
+    for matrix in guarded(model, x, AS_MEASURED).matrices.values():
         if matrix.block.name.startswith("lstm.weight"):
             gradients = block_gradients(model, x, matrix.block)
             outer = sum(weight * gradient @ gradient.T for weight, gradient in gradients)

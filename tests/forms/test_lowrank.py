@@ -18,7 +18,7 @@ from tests.forms.whole_network import (
     dense,
     displacement,
     guarded,
-    moved,
+    move,
     network,
 )
 
@@ -103,7 +103,7 @@ def test_every_verb_is_that_of_the_matrix(damping):
     model = network("branches")
     h = brute_force(model)
     guard = guarded(model, LowRank(rank=6, damping=damping, iterations=60))
-    moved(model)
+    move(model)
     q = cut(h, 6) + damping * h.trace() / len(h) * torch.eye(len(h), dtype=h.dtype)
     matrix = guard.matrices["network"]
     torch.testing.assert_close(dense(matrix), q, rtol=1e-8, atol=1e-9)
@@ -115,7 +115,7 @@ def test_a_sum_is_cut_to_what_is_nearest(decay):
     model = network()
     guard = guarded(model, LowRank(rank=7), decay=decay)
     first = dense(guard.matrices["network"])
-    moved(model)
+    move(model)
     second = dense(guarded(model, LowRank(rank=7)).matrices["network"])
     traces = [float(brute_force(model).trace()), float(guard.matrices["network"].whole)]
     guard.consolidate(data())
@@ -130,7 +130,7 @@ def test_a_sum_that_is_exact_keeps_all_directions():
     guard = guarded(model, LowRank(rank=7, sums="exact", damping=0.1), decay=0.5)
     expected = dense(guard.matrices["network"])
     for seed in (5, 6):
-        moved(model, seed)
+        move(model, seed=seed)
         alone = guarded(model, LowRank(rank=7, sums="exact", damping=0.1)).matrices["network"]
         guard.consolidate(data())
         expected = dense(alone) + 0.5 * expected
@@ -139,7 +139,7 @@ def test_a_sum_that_is_exact_keeps_all_directions():
     other = anchorhold.Guard(model, anchorhold.Fisher(), form=LowRank(rank=7, sums="exact", damping=0.1))
     other.load_state_dict(guard.state_dict())
     torch.testing.assert_close(dense(other.matrices["network"]), expected, **CLOSE)
-    moved(model)
+    move(model)
     assert_verbs_are_those_of(guard.matrices["network"], expected, *displacement(guard, model))
 
 
@@ -166,7 +166,7 @@ def test_it_bears_sixteen_bits():
     values = torch.linalg.eigvalsh((q + q.mT) / 2)
     assert float(values[0]) > -1e-12 * float(values[-1])
     guard.consolidate(data())
-    moved(model)
+    move(model)
     assert guard.penalty().item() > 0
 
 

@@ -9,18 +9,12 @@ import anchorhold
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Block, Rotated, RotatedMatrix, Summed
 from anchorhold.persample.reductions import Basis, joined
-from tests.forms.layer_networks import NETWORKS, block_gradients, dense_of, network_and_inputs, parts
+from tests.forms.layer_networks import NETWORKS, block_gradients, dense_of, guarded, network_and_inputs, parts
 
 PHI = {"EWC": torch.square, "MAS": torch.abs, "AF": torch.abs}
 
 
 AS_MEASURED = Rotated(damping=0.0)
-
-
-def guarded(model, x, measure="EWC", form=AS_MEASURED, **more):
-    guard = anchorhold.Guard(model, measure, form=form, **more)
-    guard.consolidate([x[:4], x[4:]])
-    return guard
 
 
 def eye_or(u, size):
@@ -35,7 +29,7 @@ def in_basis(matrix, gradient):
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_s_is_the_mean_square_in_coordinates_that_are_orthonormal(kind):
     model, x = network_and_inputs(kind)
-    guard = guarded(model, x)
+    guard = guarded(model, x, AS_MEASURED)
     layers = [matrix for matrix in guard.matrices.values() if matrix.block.is_matrix]
     assert layers
     for matrix in layers:
@@ -50,7 +44,7 @@ def test_s_is_the_mean_square_in_coordinates_that_are_orthonormal(kind):
 def test_what_is_no_matrix_is_the_diagonal(kind):
     model, x = network_and_inputs(kind)
     expected = guarded(model, x, form="diagonal").importance
-    for name, matrix in guarded(model, x).matrices.items():
+    for name, matrix in guarded(model, x, AS_MEASURED).matrices.items():
         if not matrix.block.is_matrix:
             torch.testing.assert_close(matrix.omega, expected[name], rtol=1e-10, atol=1e-14)
 
@@ -60,7 +54,7 @@ def test_the_coordinates_are_eigenvectors_of_the_factors(kind):
     """So that the matrix of squares there has nothing beside the diagonal in the mean over outputs, or inputs."""
     model, x = network_and_inputs(kind)
     kronecker = guarded(model, x, form="kronecker").matrices
-    for name, matrix in guarded(model, x).matrices.items():
+    for name, matrix in guarded(model, x, AS_MEASURED).matrices.items():
         if not matrix.block.is_matrix:
             continue
         for u, factor in zip(matrix.basis, (kronecker[name].g, kronecker[name].a), strict=True):
@@ -84,7 +78,7 @@ def test_every_measure_from_data_has_the_diagonals_own_values_where_nothing_is_r
 
 def test_mas_takes_absolute_values_in_the_coordinates_of_its_own_delta():
     model, x = network_and_inputs("mlp")
-    for matrix in guarded(model, x, "MAS").matrices.values():
+    for matrix in guarded(model, x, AS_MEASURED, "MAS").matrices.values():
         expected = torch.zeros(matrix.block.size, dtype=torch.float64)
         for sample in x:
             score = model(sample[None]).softmax(-1).square().sum()
@@ -174,7 +168,7 @@ def test_a_sum_has_the_exact_sums_diagonal_in_its_own_coordinates(made, decay):
 
 def test_a_second_task_is_measured_in_the_coordinates_of_both():
     model, x = network_and_inputs("mlp")
-    guard = guarded(model, x)
+    guard = guarded(model, x, AS_MEASURED)
     first = guard.matrices
     other = torch.randn_like(x)
     guard.consolidate([other])
@@ -185,14 +179,14 @@ def test_a_second_task_is_measured_in_the_coordinates_of_both():
         torch.testing.assert_close(matrix.s, new + old, rtol=1e-10, atol=1e-14)
         # The basis is that of both tasks' factors, each balanced: in it their sum is diagonal.
         g, a = matrix.factors
-        alone = guarded(model, other).matrices[name]
+        alone = guarded(model, other, AS_MEASURED).matrices[name]
         for both, one, two in zip((g, a), first[name].factors, alone.factors, strict=True):
             torch.testing.assert_close(both, one + two, rtol=1e-8, atol=1e-12)
 
 
 def test_the_same_task_twice_is_twice_the_importance():
     model, x = network_and_inputs("attention")
-    guard = guarded(model, x)
+    guard = guarded(model, x, AS_MEASURED)
     once = {name: dense_of(m) for name, m in guard.matrices.items() if m.block.is_matrix}
     guard.consolidate([x])
     for name, q in once.items():
@@ -206,13 +200,14 @@ def test_kept_sums_are_exact():
     guard.consolidate([other])
     for name, matrix in guard.matrices.items():
         assert isinstance(matrix, Summed)
-        expected = 0.5 * dense_of(guarded(model, x).matrices[name]) + dense_of(guarded(model, other).matrices[name])
+        first, second = (dense_of(guarded(model, data, AS_MEASURED).matrices[name]) for data in (x, other))
+        expected = 0.5 * first + second
         torch.testing.assert_close(dense_of(matrix), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_damping_is_a_share_of_the_mean_for_every_direction():
     model, x = network_and_inputs("tied")
-    plain = guarded(model, x).matrices
+    plain = guarded(model, x, AS_MEASURED).matrices
     for form, share in ((Rotated(damping=0.1), 0.1), ("rotated", 0.001)):  # the one, and what there is by default
         damped = guarded(model, x, form=form).matrices
         for name, matrix in plain.items():

@@ -10,17 +10,11 @@ import anchorhold
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Kronecker, Rotated
 from anchorhold.persample.reductions import joined, layer_matrix
-from tests.forms.layer_networks import block_gradients, dense_of, network_and_inputs, parts
+from tests.forms.layer_networks import block_gradients, dense_of, guarded, network_and_inputs, parts
 
 LARGEST, RANK = 3, 2
 SIDES = [("blocks", "blocks"), ("lowrank", "lowrank"), ("blocks", "lowrank"), ("lowrank", "dense"), ("dense", "blocks")]
 NETWORKS = ["mlp", "along a sequence", "inputs first", "convolutions", "recurrent"]
-
-
-def guarded(model, x, form, **more):
-    guard = anchorhold.Guard(model, "EWC", form=form, **more)
-    guard.consolidate([x[:4], x[4:]])
-    return guard
 
 
 def matrices_of(guard):

@@ -12,7 +12,7 @@ import anchorhold
 from anchorhold.errors import ModelError, ProtectError, StateError
 from anchorhold.forms import Dense, LowRank
 from anchorhold.persample.reductions import in_shapes
-from tests.forms.whole_network import STRENGTH, brute_force, data, displacement, guarded, moved, network
+from tests.forms.whole_network import STRENGTH, brute_force, data, displacement, guarded, move, network
 from tests.guard.helpers import loss
 
 FORMS = {"dense": Dense(), "lowrank": LowRank(), "damped": LowRank(rank=8, damping=0.2)}
@@ -48,7 +48,7 @@ def test_a_step_is_held_by_the_whole_matrix(form, closure):
     model = network()
     guard = guarded(model, form)
     guard.implicit = False
-    moved(model)
+    move(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)
     batch = data(1)[0]
@@ -75,7 +75,7 @@ def test_weights_of_another_optimiser_pull_too(form, closure):
     """The first layer's pull depends on how far the second is from its anchor, whoever moves that."""
     model = network()
     guard = guarded(model, form)
-    moved(model)
+    move(model)
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
     guard.attach(*optimizers)
     batch = data(1)[0]
@@ -102,7 +102,7 @@ def test_weights_of_another_optimiser_pull_too(form, closure):
 def test_the_penalty_is_the_quadratic_form_and_its_gradient_is_the_pull(form):
     model = network("branches")
     guard = guarded(model, form)
-    moved(model)
+    move(model)
     _, d = displacement(guard, model)
     value = guard.penalty()
     torch.testing.assert_close(value.detach(), STRENGTH * d @ matrix_of(guard) @ d, **CLOSE)
@@ -118,7 +118,7 @@ def test_a_watching_measure_sees_the_tasks_gradient_alone(form):
         guard.consolidate(data())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # so that both see the same weights
         guard.attach(optimizer)
-        moved(model)
+        move(model)
         loss(model, data(2)[0]).backward()
         optimizer.step()
         return guard.path.running["SOS"]["second_moment"]
@@ -134,9 +134,9 @@ def test_its_state_is_saved_loaded_and_resumed(form, tmp_path):
     other = anchorhold.Guard(copy.deepcopy(model), anchorhold.Fisher(), form=form)
     other.load(tmp_path / "state")
     for own, theirs in ((model, guard), (other._memory.model, other)):
-        moved(own)
+        move(own)
         theirs.consolidate(data(3))
-        moved(own, 6)
+        move(own, seed=6)
     assert other.state_dict()["tensors"].keys() == guard.state_dict()["tensors"].keys()
     torch.testing.assert_close(other.penalty(), guard.penalty(), rtol=1e-12, atol=0)
     assert torch.equal(matrix_of(other), matrix_of(guard))
@@ -193,7 +193,7 @@ def test_parameters_that_come_later_have_nothing_of_earlier_tasks(form):
     guard.refresh()
     again = anchorhold.Guard(model, anchorhold.Fisher(), form=form, decay=0.5)
     again.load_state_dict(guard.state_dict())  # as it is before the next consolidation, with a parameter in no block
-    moved(model)
+    move(model)
     torch.testing.assert_close(again.penalty(), guard.penalty(), **CLOSE)
     names = guard.matrices["network"].block.parameters
     second = brute_force(model)
@@ -258,7 +258,7 @@ def test_it_is_printed_and_rehearsed(form):
     guard.rehearse(data())
     assert not guard.matrices and f"in the form {form.name!r}" in repr(guard)
     guard.consolidate(data())
-    moved(model)
+    move(model)
     assert "holds 4 parameters (43 weights)" in repr(guard) and "moved since" in repr(guard)
 
 

@@ -1,13 +1,16 @@
 """What the tests of forms over whole networks share: small networks, their data, and H by brute force."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
 import anchorhold
 from anchorhold.persample.reductions import as_vector
-from tests import oracles
+from tests import helpers, oracles
 
 STRENGTH = 0.7
+move = partial(helpers.move, by=0.1)
 
 
 class Branches(nn.Module):
@@ -63,16 +66,7 @@ def brute_force(model, names=None, scores=oracles.every_label, seed=0):
 
 
 def guarded(model, form, measure=None, **settings):
-    guard = anchorhold.Guard(model, measure or anchorhold.Fisher(), STRENGTH, form=form, **settings)
-    guard.consolidate(data())
-    return guard
-
-
-def moved(model, seed=5):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return helpers.guarded(model, data(), measure or anchorhold.Fisher(), STRENGTH, form=form, **settings)
 
 
 def displacement(guard, model, block="network"):

@@ -1,14 +1,14 @@
 """A small problem that the guard's tests share."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
 import anchorhold
+from tests.helpers import network
 
-
-def net(seed=0, dtype=torch.float64):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+net = partial(network, 4, 5, 3)
 
 
 def batch(seed=0, n=8, dtype=torch.float64):

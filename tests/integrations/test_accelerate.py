@@ -1,5 +1,7 @@
 """Loops as users of Accelerate write them, against plain ones."""
 
+from functools import partial
+
 import pytest
 import torch
 from accelerate import Accelerator
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import anchorhold
 from anchorhold.integrations.accelerate import prepare_guard
 from anchorhold.integrations.callbacks import STATE_NAME
+from tests import helpers
 
 
 def forget_settings():
@@ -25,9 +28,7 @@ def settings_of_ones_own():
     forget_settings()
 
 
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+net = partial(helpers.network, 4, 6, 3, dtype=torch.float32)
 
 
 def data(rows=16):
@@ -36,9 +37,8 @@ def data(rows=16):
 
 
 def guarded(model, strength=20.0):
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=strength, watch=[anchorhold.SOS(), anchorhold.SI()])
-    guard.consolidate([data().tensors])
-    return guard
+    watch = [anchorhold.SOS(), anchorhold.SI()]
+    return helpers.guarded(model, [data().tensors], anchorhold.Fisher(), strength, watch=watch)
 
 
 def epoch(accelerator, model, optimizer, loader, steps=None):
@@ -188,7 +188,7 @@ def test_mistakes_are_explained(tmp_path):
     model, optimizer, _ = prepared_with(accelerator, 0)
     guard = anchorhold.Guard(model, anchorhold.SOS())
     with pytest.raises(
-        anchorhold.ConfigurationError, match="A guard of type AcceleratedOptimizer; expected a Consolida"
+        anchorhold.ConfigurationError, match="A guard of type AcceleratedOptimizer; expected a Guard,"
     ):
         prepare_guard(accelerator, optimizer, guard)
     accelerator.save_state(tmp_path)

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import anchorhold
+from tests import helpers
 from tests.integrations import tiny
 from tests.integrations.test_huggingface import proxy, train
 
@@ -34,9 +35,7 @@ def moved(model, seed=0, size=0.2):
 
 
 def guarded(model, form="kronecker", **options):
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), strength=3.0, form=form, space="merged", **options)
-    guard.consolidate(proxy())
-    return guard
+    return helpers.guarded(model, proxy(), anchorhold.Fisher(), 3.0, form=form, space="merged", **options)
 
 
 def value(guard):

@@ -3,6 +3,7 @@
 import csv
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as lightning_pytorch
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anchorhold
 from anchorhold.integrations.lightning import AnchorholdCallback
+from tests import helpers
 from tests.docs.pages import run_page
 
 pytestmark = [
@@ -28,11 +30,7 @@ pytestmark = [
 ]
 
 MEASURES = {"SI": anchorhold.SI(damping=0.01), "SOS": anchorhold.SOS(), "EWC": anchorhold.Fisher()}
-
-
-def network(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+network = partial(helpers.network, 4, 6, 3, dtype=torch.float32)
 
 
 def loader(seed, n=24):
@@ -491,7 +489,7 @@ def test_mistakes_are_explained():
         AnchorholdCallback(lambda: anchorhold.Guard(module, anchorhold.SOS()))
     for given in (module, anchorhold.SOS(), "SOS"):
         with pytest.raises(
-            anchorhold.ConfigurationError, match=rf"A guard of type {type(given).__name__}; expected a Con"
+            anchorhold.ConfigurationError, match=rf"A guard of type {type(given).__name__}; expected a Guard,"
         ):
             AnchorholdCallback(given)
     with pytest.raises(anchorhold.ConfigurationError, match="A guard of type NoneType"):
@@ -608,7 +606,7 @@ def test_the_page():
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lightning_fit.py"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_forgets_less_with_the_lines_that_it_marks(capsys):
     """Run as it stands, and again without the lines that anchorhold adds."""
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()

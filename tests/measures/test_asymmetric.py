@@ -1,6 +1,7 @@
 """Asymmetric SI from its formulas (Park et al. 2019), with the penalty in the loss, in float64."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -9,16 +10,13 @@ from torch import nn
 import anchorhold
 from anchorhold.errors import ConfigurationError
 from anchorhold.measures.asymmetric import asymmetric_loss
+from tests import helpers
 from tests.path_oracle import Step, gradients, path_integral, snapshot
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
 Y = torch.arange(20) % 2
 STEPS, TASKS, RATE = 5, 3, 0.1
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+network = partial(helpers.network, 3, 4, 2)
 
 
 def loss_of(model, task, step):

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -13,6 +14,7 @@ from anchorhold.errors import ConfigurationError
 from anchorhold.guard.steps.walk import bundles
 from anchorhold.measures import register_measure
 from anchorhold.measures.base import Finished, Needs
+from tests import helpers
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
 
@@ -51,9 +53,7 @@ class Walk(anchorhold.PathMeasure):
         return Finished(found, {"size": {name: value / 2 for name, value in size.items()}})
 
 
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+network = partial(helpers.network, 3, 4, 2)
 
 
 def by_hand(model, tasks, kind, strength=0.0):

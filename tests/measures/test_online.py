@@ -1,19 +1,16 @@
 """Online EWC from its formula (Schwarz et al. 2018), in float64."""
 
+from functools import partial
+
 import pytest
 import torch
-from torch import nn
 
 import anchorhold
 from anchorhold.errors import ConfigurationError
-from tests import oracles
+from tests import helpers, oracles
 
 Y = torch.arange(12) % 3
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+network = partial(helpers.network, 4, 5, 3)
 
 
 def inputs(task):

@@ -1,5 +1,7 @@
 """RWalk from its formulas (Chaudhry et al. 2018), in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -7,17 +9,14 @@ from torch import nn
 import anchorhold
 from anchorhold.errors import ConfigurationError, OrderError
 from anchorhold.guard.steps.walk import bundles
+from tests import helpers
 from tests.path_oracle import gradients, snapshot
 
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3).sin()
 Y = torch.arange(20) % 2
 STEPS, TASKS, RATE = 7, 3, 0.2
 EVERY, ALPHA, EPSILON, C = 3, 0.7, 1e-3, 2.0
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+network = partial(helpers.network, 3, 4, 2)
 
 
 def batch(task, step):

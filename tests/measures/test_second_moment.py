@@ -1,6 +1,7 @@
 """SOS whose average is tied to the task's length, or leaves out its first steps, from the formulas in float64."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,17 +11,14 @@ import anchorhold
 from anchorhold.errors import ConfigurationError
 from anchorhold_lab.training.fast.fast_runs import FastRuns
 from anchorhold_lab.training.plain_run import PlainRun
+from tests import helpers
 from tests.lab.training.helpers import finish, make_learner, make_model, make_scenario
 from tests.path_oracle import gradients
 
 STEPS = 23
 X = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3).sin()
 Y = torch.arange(20) % 2
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+network = partial(helpers.network, 3, 4, 2)
 
 
 def loss_of(model, step):

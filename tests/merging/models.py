@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import anchorhold
+from tests import helpers
 
 
 def network(seed=0, dtype=torch.float64):
@@ -30,9 +31,8 @@ def batches(seed, dtype=torch.float64, samples=40):
 
 
 def guarded(model, form="diagonal", seed=3, protect=None, data=None):
-    guard = anchorhold.Guard(model, anchorhold.Fisher(), form=form, protect=protect)
-    guard.consolidate(batches(seed, next(model.parameters()).dtype) if data is None else data)
-    return guard
+    data = batches(seed, next(model.parameters()).dtype) if data is None else data
+    return helpers.guarded(model, data, anchorhold.Fisher(), form=form, protect=protect)
 
 
 def dense(matrices, parameters):

@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,16 +15,11 @@ from anchorhold.guard.keeping.following import part_of
 from anchorhold.retention import Retention, kept_set
 from anchorhold.retention.predictions import compared
 from anchorhold.retention.report import SetRetention
+from tests import helpers
 from tests.guard.helpers import batch, net, weights
 from tests.integrations import tiny
 
-
-def moved(model, by=0.3, seed=5):
-    """Move all weights."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(by * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+move = partial(helpers.move, by=0.3)
 
 
 def kl_by_hand(old, new):
@@ -41,7 +37,7 @@ def test_kl_loss_and_agreement_are_those_of_the_formulas(sizes):
     guard = guarded(model)
     guard.keep(list(zip(x.split(sizes), y.split(sizes), strict=True)), "old")
     before = model(x).detach()
-    moved(model)
+    move(model)
     after = model(x).detach()
     (found,) = guard.retention().sets
     assert found.kl == pytest.approx(float(kl_by_hand(before, after).mean()), rel=1e-10)
@@ -61,7 +57,7 @@ def test_nothing_is_lost_at_first_and_the_worst_set_counts():
     assert [each.name for each in first.sets] == ["set 1", "other"]
     assert first.kl == pytest.approx(0, abs=1e-14)
     assert first["set 1"].loss_now is None
-    moved(model)
+    move(model)
     now = guard.retention()
     assert now.kl == max(each.kl for each in now.sets) == now.worst.kl
     logged = now.to_dict()
@@ -77,7 +73,7 @@ def test_a_single_tensor_or_mapping_is_one_batch_and_loaders_are_batches():
     guard = guarded(model)
     loader = DataLoader(TensorDataset(x, y), batch_size=3)
     assert [guard.keep(given).samples for given in (x, [x], loader, iter([x[:2], x[2:]]))] == [8, 8, 8, 8]
-    moved(model)
+    move(model)
     values = {round(each.kl, 14) for each in guard.retention().sets}
     assert len(values) == 1
 
@@ -154,7 +150,7 @@ def test_each_set_is_looked_at_through_the_head_that_it_was_kept_with():
     guard.keep([x], "first", forward=lambda model, inputs: model(inputs, 0))
     guard.keep([x], "second")
     before = [model(x, head).detach() for head in (0, 1)]
-    moved(model)
+    move(model)
     after = [model(x, head).detach() for head in (0, 1)]
     found = guard.retention()
     for each, old, new in zip(found.sets, before, after, strict=True):
@@ -169,7 +165,7 @@ def test_of_a_language_model_tokens_count_that_have_labels():
     kept = guard.keep([texts], "text")
     model.eval()
     before = model(**texts).logits[:, :-1].detach().double()
-    moved(model, 0.05)
+    move(model, by=0.05)
     after = model(**texts).logits[:, :-1].detach().double()
     counted = texts["labels"][:, 1:] != -100
     found = guard.retention()["text"]
@@ -190,7 +186,7 @@ def test_a_single_sample_has_no_error():
     model, (x, y) = net(), batch(0, 1)
     guard = guarded(model)
     guard.keep([(x, y)], "old")
-    moved(model)
+    move(model)
     assert guard.retention()["old"].error is None
     assert "±" not in str(guard.retention())
 
@@ -205,7 +201,7 @@ def test_text_is_looked_at_in_parts_whatever_batches_it_was_given_in():
     assert torch.equal(torch.cat([chunk.batch["input_ids"] for chunk in whole.chunks]), texts["input_ids"])
     model.eval()
     before = model(**texts).logits[:, :-1].detach().double()
-    moved(model, 0.05)
+    move(model, by=0.05)
     after = model(**texts).logits[:, :-1].detach().double()
     counted = texts["labels"][:, 1:] != -100
     assert guard.retention().kl == pytest.approx(float(kl_by_hand(before, after)[counted].mean()), rel=1e-5)
@@ -245,7 +241,7 @@ def test_many_predictions_are_kept_in_16_bits_and_only_so_many(monkeypatch):
     monkeypatch.setattr(kept_set, "MOST_NUMBERS", 60)
     few = guarded(model)
     assert few.keep([x]).rows == 20
-    moved(model)
+    move(model)
     exact = full.retention().kl
     assert half.retention().kl == pytest.approx(exact, rel=1e-3)
     assert few.retention().kl == pytest.approx(float(exact), rel=0.5)
@@ -258,7 +254,7 @@ def test_a_set_goes_to_a_file_of_its_own_and_back(tmp_path):
     guard.keep([batch(1)[0]], "b", forward=lambda model, inputs: model(inputs))
     guard.keep([batch(2)], "c")
     guard.kept.save(tmp_path / "kept.safetensors")
-    moved(model)
+    move(model)
     expected = guard.retention()
     other = guarded(model)
     other.kept.load(tmp_path / "kept.safetensors")

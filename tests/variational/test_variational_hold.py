@@ -10,14 +10,13 @@ from torch.distributions import Normal, kl_divergence
 
 import anchorhold
 from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError, NotFiniteError
+from tests import helpers
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(5)), torch.arange(12) % 3
 
 
 def network():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-    return anchorhold.mean_field(model, log_variance=-3.0)
+    return anchorhold.mean_field(helpers.network(4, 6, 3), log_variance=-3.0)
 
 
 def guarded(model, **settings):

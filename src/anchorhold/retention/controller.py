@@ -82,7 +82,7 @@ class Tolerance:
         damping alone. There, at τ = 0.01, a tenth learned 84 % of the new task and a hundredth 65.
 
         A diagonal's damping and its ``start`` were chosen together, of six pairs, by what was learned in four settings
-        on seeds that nothing else is reported of (``benchmarks.tolerance.at_scale run --candidates``): with a
+        on seeds that nothing else is reported of (``studies.tolerance.at_scale run --candidates``): with a
         hundredth, Split CIFAR ended five points below a search, and with this two to four: a strong hold there leaves
         the new task the weights without importance.
         """

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from anchorhold_lab.report import Verdict
 from studies.benzing2020.authors_data import Theirs
 from studies.benzing2020.claims.differences import OnTask

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anchorhold_lab.analysis.repetitions import Estimate, difference_between
+from anchorhold_lab.analysis import Estimate, difference_between
 from studies.benzing2020.drawing.task_columns import Table, each_task
 from studies.benzing2020.findings import Results
 from studies.benzing2020.presets import Benchmark

@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from anchorhold_lab.report import colour, ink
 from studies.benzing2020.drawing.panels import Panel
 from studies.benzing2020.drawing.task_columns import Table, each_task

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from anchorhold_lab.report import Cell, Figure, Table, colour, ink, label
 from studies.benzing2020 import authors_data
 from studies.benzing2020.drawing.task_columns import Table as Measurements

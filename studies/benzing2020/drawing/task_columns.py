@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anchorhold_lab.analysis.repetitions import Estimate, estimate
+from anchorhold_lab.analysis import Estimate, estimate
 from anchorhold_lab.experiments import Spec
 from studies.benzing2020.findings import NotMeasuredError, Results
 from studies.benzing2020.needed_runs import control_runs, correlation_runs, runs_at_their_rate, unclamped_runs

@@ -6,7 +6,7 @@ Each form stands beside the diagonal with the same samples, so that what is comp
 from collections.abc import Mapping
 from typing import Any
 
-from anchorhold_lab.experiments.strengths.strength_search import SEARCH_SEEDS
+from anchorhold_lab.experiments import SEARCH_SEEDS
 from studies.benzing2020.presets.preset import SearchPlan, Variant
 
 Settings = Mapping[str, Any]

@@ -7,7 +7,7 @@ that the paper found by a longer search. None is re-initialised.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anchorhold_lab.experiments.strengths.strength_search import SEARCH_SEEDS
+from anchorhold_lab.experiments import SEARCH_SEEDS
 from studies.benzing2020.presets.preset import Chosen, SearchPlan, Variant
 from studies.benzing2020.tried_settings import DARK, DISTILLED, SHARES, as_changes
 

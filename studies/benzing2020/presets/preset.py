@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from anchorhold.errors import ConfigurationError
-from anchorhold_lab.experiments import Spec, paper_spec
+from anchorhold_lab.experiments import SEARCH_SEEDS, Spec, paper_spec
 from anchorhold_lab.experiments.specs.canonical import frozen
-from anchorhold_lab.experiments.strengths.strength_search import SEARCH_SEEDS
 from studies.benzing2020.relatives import Study
 
 Benchmark = Literal["P-MNIST", "CIFAR"]

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from anchorhold.errors import DamagedError
-from anchorhold_lab.experiments import Store
+from anchorhold_lab.experiments import Store, best_tried
 from studies.benzing2020.relatives.study import SEARCH_SEED, Row, Study
-from studies.benzing2020.tried_settings import Run, best_tried
+from studies.benzing2020.tried_settings import Run
 
 
 def unknown_rows(studies: Iterable[Study]) -> list[tuple[Study, Row]]:

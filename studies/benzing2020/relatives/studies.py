@@ -120,7 +120,7 @@ _SPLIT_MNIST = tuple(
         source=_THREE_KINDS,
         differs="21 epochs for 2,000 steps a task (1,827 to 2,058 here); Glorot's weights, biases of 0.1 and an Adam "
         "made anew for every task (fine-tuning by task has 96.8 so, from torch's weights with one Adam for all tasks "
-        "91.7, two runs each: python -m benchmarks.kept_optimiser); three runs for twenty, one of references; EWC "
+        "91.7, two runs each: python -m studies.kept_optimiser); three runs for twenty, one of references; EWC "
         "adds the tasks' importances up, measured on 1,000 samples; a memory is a reservoir of 1,000 samples in all, "
         "as many as their 100 a class; tries have five epochs.",
         while_trying={"epochs": 5},

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from anchorhold_lab.experiments import Spec, paper_spec
-from anchorhold_lab.experiments.strengths.strength_search import SEARCH_SEEDS
+from anchorhold_lab.experiments import SEARCH_SEEDS, Spec, paper_spec
 from studies.benzing2020.tried_settings import DARK, DISTILLED, SHARES, as_changes
 
 Settings = Mapping[str, Any]

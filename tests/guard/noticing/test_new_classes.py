@@ -1,5 +1,7 @@
 """One head that is taught classes which the guard has not seen is told, early where that can be known."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -7,13 +9,10 @@ from torch.nn.functional import cross_entropy
 
 import anchorhold
 from anchorhold.guard.noticing.new_classes import LOOKED_AT
+from tests import helpers
 
 ALL_NEW = r"classes of this task \(3 to 5\) are all new: none of those consolidated before \(0 to 2\)"
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6))
+network = partial(helpers.network, 4, 16, 6, activation=nn.ReLU, dtype=torch.float32)
 
 
 def samples(classes, count=32, seed=0):

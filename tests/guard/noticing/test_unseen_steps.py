@@ -10,6 +10,7 @@ from lomo_optim import Lomo
 
 import anchorhold
 from anchorhold.guard.noticing import unseen_steps
+from tests import helpers
 from tests.guard.helpers import batch, loss, net, train, weights
 from tests.guard.sam import SAM
 
@@ -17,9 +18,7 @@ IN_BACKWARD = "move from one backward pass to the next, and no step of an attach
 
 
 def guarded(model, strength=1.0, measure=None):
-    guard = anchorhold.Guard(model, measure or anchorhold.Fisher(), strength=strength)
-    guard.consolidate([batch(9)])
-    return guard
+    return helpers.guarded(model, [batch(9)], measure or anchorhold.Fisher(), strength)
 
 
 def lomo_weights(strength):

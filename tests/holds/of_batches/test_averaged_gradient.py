@@ -1,5 +1,7 @@
 """A-GEM from its formula (Chaudhry et al. 2019), in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,15 +9,12 @@ from torch import nn
 
 import anchorhold
 from anchorhold import AveragedGradient, Reservoir, Ring
+from tests import helpers
 
 X = torch.linspace(-1, 1, 80, dtype=torch.float64).reshape(20, 4).sin()
 Y = torch.arange(20) % 3
 RATE = 0.1
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+network = partial(helpers.network, 4, 6, 3)
 
 
 def gradient(model, x, y):

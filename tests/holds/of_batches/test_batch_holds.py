@@ -1,6 +1,7 @@
 """Replay, distillation and dark experience: each gradient is that of its value, and nothing else is disturbed."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import anchorhold
 from anchorhold import DarkExperience, Distillation, Replay, Reservoir, Ring
 from anchorhold.errors import BatchError, ConfigurationError, OrderError
 from anchorhold.tensors.divergence import divergence
+from tests import helpers
 
 X = torch.linspace(-1, 1, 120, dtype=torch.float64).reshape(40, 3).sin()
 Y = torch.arange(40) % 4
@@ -31,9 +33,7 @@ class Heads(nn.Module):
         return self.heads[head](self.drop(self.norm(self.body(x)).relu()))
 
 
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+network = partial(helpers.network, 3, 6, 4)
 
 
 def step(model, optimizer, x=NEW, y=Y):

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -13,17 +14,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import anchorhold
 from anchorhold import AnchorholdWarning, DarkExperience, Distillation, Replay, Reservoir
 from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError, OrderError
+from tests import helpers
 from tests.guard.sam import SAM
 from tests.integrations.tiny import gpt2, text
 
 X = torch.linspace(-1, 1, 120, dtype=torch.float64).reshape(40, 3).sin()
 Y = torch.arange(40) % 4
 NEW = X.flip(0) * 2
-
-
-def network(dtype=torch.float64):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)).to(dtype)
+network = partial(helpers.network, 3, 6, 4)
 
 
 def guarded(model, *holds, measure="fine-tune", strength=0.0, **options):
@@ -58,7 +56,7 @@ def divergence(old, new, x):
 def test_a_scaled_float16_loop(fused):
     """Against the mixed loss in the same precision, scaled alike; and where a gradient overflows at the first scale."""
     x, new = X.float(), NEW.float()
-    model = network(torch.float32)
+    model = network(dtype=torch.float32)
     before = copy.deepcopy(model)
     guard = guarded(model, Replay([(x, Y)], share=0.25), Distillation([x], 2.0))
     twin = copy.deepcopy(model)
@@ -79,7 +77,7 @@ def test_a_scaled_float16_loop(fused):
 
 @pytest.mark.parametrize(("factor", "finite"), [(200.0, True), (1e9, False)])
 def test_float16_that_overflows_is_scaled_down_or_refused(factor, finite):
-    model = network(torch.float32)
+    model = network(dtype=torch.float32)
     hold = Replay([(X.float(), Y)], share=None, loss=lambda out, y: factor * F.cross_entropy(out, y))
     guard = anchorhold.Guard(model, "fine-tune", 0.0, holds=[hold])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -101,7 +99,7 @@ def test_float16_that_overflows_is_scaled_down_or_refused(factor, finite):
 
 def test_the_old_model_under_autocast_is_not_the_new_one():
     """Whose 16-bit weights autocast keeps by parameter, whatever values they have."""
-    model = network(torch.float32)
+    model = network(dtype=torch.float32)
     guard = guarded(model, Distillation([X.float()]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard.attach(optimizer)

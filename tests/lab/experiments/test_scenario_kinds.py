@@ -233,7 +233,7 @@ def test_what_a_function_does_wrong_is_told_with_its_line():
 
 
 @pytest.mark.parametrize(
-    ("returned", "message"), [([], "returned a list; expected a .*Scenario"), (None, "has 3 tasks; expected 5")]
+    ("returned", "message"), [([], "returned a list; expected an .*Scenario"), (None, "has 3 tasks; expected 5")]
 )
 def test_what_a_function_returns_is_looked_at(returned, message):
     @register_scenario("odd", tasks=5)

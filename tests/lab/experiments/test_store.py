@@ -3,12 +3,11 @@
 import dataclasses
 import json
 import re
-import sys
 
 import pandas as pd
 import pytest
 
-from anchorhold.errors import AnchorholdWarning, ConfigurationError, DamagedError, MissingExtraError, StoreError
+from anchorhold.errors import AnchorholdWarning, ConfigurationError, DamagedError, StoreError
 from anchorhold_lab.experiments import Failure, Result, Store, execute
 from tests.lab.experiments.helpers import following_spec, small_spec
 
@@ -277,13 +276,6 @@ def test_curves_have_a_row_for_every_accuracy(store):
     assert curves[(curves.learned == 2) & (curves.task == 1)].accuracy.tolist() == [0.8]
     assert curves[curves.learned == 0].accuracy.tolist() == [0.1] * 3
     assert curves.pivot_table(index="learned", columns="task", values="accuracy").loc[3].tolist() == [0.6, 0.9, 0.75]
-
-
-def test_without_pandas_the_extra_is_named(store, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, "anchorhold_lab.experiments.store.frames", raising=False)
-    with pytest.raises(MissingExtraError, match=r"pip install 'anchorhold\[experiments\]'"):
-        store.frame()
 
 
 def test_what_a_run_noted_of_how_it_was_held_comes_back(store):

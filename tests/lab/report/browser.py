@@ -9,42 +9,59 @@ import subprocess
 from collections import deque
 from pathlib import Path
 
+import pytest
 from matplotlib.image import imread
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def find_chromium():
+    """Return the path of Chromium; without one, skip the test, or fail it where CI is "true"."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
-    assert found, "The report is tested in a browser, and there is none. Run: sh scripts/ensure_chromium"
+    if found is None:
+        missing = f"This test opens a page in Chromium, and none of {', '.join(NAMES)} is installed. "
+        missing += "Install it: sh scripts/ensure_chromium"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(missing)
     return found
+
+
+class ChromiumEndedError(Exception):
+    """Chromium ended while it was still asked for something."""
 
 
 class Browser:
     """One page of a browser; everything that it loads, prints or trips over is kept in ``events``."""
 
     def __init__(self, profile: Path):
+        chromium = find_chromium()
         ours, theirs_out = os.pipe()
         theirs_in, self._to = os.pipe()
         self._from = os.fdopen(ours, "rb")
-        # Chromium reads from its descriptor 3 and writes to 4.
-        self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", find_chromium(),
-             "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-             "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
-            pass_fds=(theirs_in, theirs_out),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(theirs_in)
-        os.close(theirs_out)
+        self._process = None
         self._number = 0
         self._session = None
         self.events = deque()
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
+        try:
+            try:
+                # Chromium reads from its descriptor 3 and writes to 4.
+                self._process = subprocess.Popen(
+                    ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", chromium,
+                     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                     "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
+                    pass_fds=(theirs_in, theirs_out),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+            finally:
+                os.close(theirs_in)
+                os.close(theirs_out)
+            target = self.call("Target.createTarget", url="about:blank")["targetId"]
+            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                self.call(f"{domain}.enable")
+        except BaseException:
+            self._end()
+            raise
 
     def call(self, method, **arguments):
         """Do something in the browser and return its answer."""
@@ -52,7 +69,10 @@ class Browser:
         message = {"id": self._number, "method": method, "params": arguments}
         if self._session:
             message["sessionId"] = self._session
-        os.write(self._to, json.dumps(message).encode() + b"\0")
+        try:
+            os.write(self._to, json.dumps(message).encode() + b"\0")
+        except BrokenPipeError as error:
+            raise ChromiumEndedError from error
         while True:
             answer = self._read()
             if answer.get("id") == self._number:
@@ -107,14 +127,22 @@ class Browser:
 
     def __exit__(self, *_):
         self._session = None
-        self.call("Browser.close")
+        try:
+            self.call("Browser.close")
+        finally:
+            self._end()
+
+    def _end(self):
+        """Close the pipes, without which Chromium ends by itself, and wait until it has."""
         os.close(self._to)
         self._from.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
 
     def _read(self):
         message = bytearray()
         while (byte := self._from.read(1)) != b"\0":
-            assert byte, "Chromium has ended"
+            if not byte:
+                raise ChromiumEndedError
             message += byte
         return json.loads(message)

@@ -1,5 +1,6 @@
 """A whole report in a real browser, as a reader meets it."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from anchorhold_lab.report import write_report
-from tests.lab.report.browser import Browser
+from tests.lab.report.browser import Browser, ChromiumEndedError
 from tests.lab.report.sample import ALGORITHMS, sample_report
 
 pytestmark = pytest.mark.slow
@@ -174,6 +175,35 @@ def test_without_a_browser_the_command_that_brings_one_is_named(tmp_path):
     done = subprocess.run(["/bin/sh", ENSURE], env=empty, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "sudo apt-get install -y --no-install-recommends chromium" in done.stderr
+
+
+def test_without_chromium_a_test_is_skipped_with_the_reason_but_fails_in_ci(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reason = "none of chromium, chromium-browser, google-chrome is installed. Install it: sh scripts/ensure_chromium"
+    before = descriptors()
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match=reason):
+        Browser(tmp_path / "profile")
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match=reason):
+        Browser(tmp_path / "profile")
+    assert descriptors() == before
+
+
+def test_a_browser_that_ends_at_once_leaves_no_pipe_open(tmp_path, monkeypatch):
+    broken = tmp_path / "chromium"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+    before = descriptors()
+    with pytest.raises(ChromiumEndedError):
+        Browser(tmp_path / "profile")
+    assert descriptors() == before
+
+
+def descriptors():
+    """Return how many files and pipes this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def box(place):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from anchorhold_lab.experiments import Store
 from studies.benzing2020.algorithms import BESIDE_TABLE1, TABLE1
 from studies.benzing2020.drawing.tables.accuracy_table import AccuracyRow, accuracy_table

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from studies.benzing2020 import PRESETS, authors_data
 from studies.benzing2020.algorithms import TABLE1
 from studies.benzing2020.claims import CLAIMS, OWN_CLAIMS, Claim, check, check_all

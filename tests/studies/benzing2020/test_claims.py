@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from studies.benzing2020 import ITEMS, PRESETS
 from studies.benzing2020.claims import CLAIMS, OWN_CLAIMS, Claim, check, check_all
 from studies.benzing2020.claims.claim import AtLeast, AtMost, Between

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from anchorhold_lab.experiments import Store, Summary, paper_spec
+from anchorhold_lab.experiments import Store, Summary, best_tried, paper_spec
 from anchorhold_lab.experiments.store.run_results import Failure
 from studies.benzing2020 import ITEMS, PRESETS
 from studies.benzing2020.algorithms import ALGORITHMS, BOUNDS, KEEPING
@@ -14,7 +14,6 @@ from studies.benzing2020.presets import BENCHMARKS, DIGITS, PAPER
 from studies.benzing2020.presets.keeping_variants import choices, keeping, tries
 from studies.benzing2020.presets.miniature import PERMUTED_TRIES, SPLIT_TRIES
 from studies.benzing2020.searched_strengths import find_strengths, unknown_strengths
-from studies.benzing2020.tried_settings import best_tried
 from tests.lab.experiments.helpers import result_of
 from tests.studies.benzing2020.tiny import tiny_preset
 

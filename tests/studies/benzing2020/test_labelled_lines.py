@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from studies.benzing2020.drawing.labelled_lines import Level, over_samples, over_tasks
 
 

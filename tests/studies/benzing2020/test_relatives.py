@@ -6,7 +6,7 @@ import math
 import pytest
 
 from anchorhold.errors import ConfigurationError
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from anchorhold_lab.experiments import Store, execute
 from studies.benzing2020 import PRESETS, items_named, reproduce
 from studies.benzing2020.claims import check

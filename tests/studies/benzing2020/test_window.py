@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from anchorhold_lab.experiments import Store, execute
 from studies.benzing2020 import ITEMS
 from studies.benzing2020.algorithms import WINDOWS

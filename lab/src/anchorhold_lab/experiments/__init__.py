@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         StoreDamaged,
     )
     from anchorhold_lab.experiments.running.executor import execute
+    from anchorhold_lab.experiments.specs.command_lines import command_of
     from anchorhold_lab.experiments.specs.paper_specs import paper_spec
     from anchorhold_lab.experiments.specs.scenario_kinds import SCENARIOS, ScenarioKind, register_scenario
     from anchorhold_lab.experiments.specs.source_files import Source, load_source
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from anchorhold_lab.experiments.store.run_results import Entry, Failure, Result
     from anchorhold_lab.experiments.store.store import Store
     from anchorhold_lab.experiments.strengths.search_outcome import Point, SearchOutcome
-    from anchorhold_lab.experiments.strengths.strength_search import search
+    from anchorhold_lab.experiments.strengths.strength_search import SEARCH_SEEDS, search
+    from anchorhold_lab.experiments.strengths.tried_settings import best_tried
 
 __all__ = [
     "SCENARIOS",
+    "SEARCH_SEEDS",
     "CheckpointRejected",
     "Entry",
     "Event",
@@ -53,6 +56,8 @@ __all__ = [
     "Store",
     "StoreDamaged",
     "Summary",
+    "best_tried",
+    "command_of",
     "execute",
     "load_source",
     "paper_spec",
@@ -75,6 +80,7 @@ __getattr__ = on_demand(
             "StoreDamaged",
         ),
         "running.executor": ("execute",),
+        "specs.command_lines": ("command_of",),
         "specs.paper_specs": ("paper_spec",),
         "specs.scenario_kinds": (
             "SCENARIOS",
@@ -97,6 +103,7 @@ __getattr__ = on_demand(
             "Point",
             "SearchOutcome",
         ),
-        "strengths.strength_search": ("search",),
+        "strengths.strength_search": ("SEARCH_SEEDS", "search"),
+        "strengths.tried_settings": ("best_tried",),
     },
 )

@@ -8,7 +8,7 @@ alone, should not.
 import math
 from collections.abc import Callable
 
-from anchorhold_lab.analysis.repetitions import Estimate, difference_between, estimate
+from anchorhold_lab.analysis import Estimate, difference_between, estimate
 from anchorhold_lab.experiments import Result, Spec
 from anchorhold_lab.training.metrics import forgetting
 from studies.benzing2020.claims.claim import AtLeast, AtMost, Claim

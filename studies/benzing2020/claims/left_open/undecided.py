@@ -3,7 +3,7 @@
 import math
 from functools import partial
 
-from anchorhold_lab.analysis.repetitions import Estimate, difference_between, estimate
+from anchorhold_lab.analysis import Estimate, difference_between, estimate
 from studies.benzing2020.claims.claim import AtLeast, Between, Claim
 from studies.benzing2020.claims.differences import FIRST, LATER, Statistic, lowest, over_tasks
 from studies.benzing2020.claims.of_the_paper.performance import accuracy

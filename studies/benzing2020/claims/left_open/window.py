@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from anchorhold_lab.analysis.repetitions import Estimate, difference_between, estimate
+from anchorhold_lab.analysis import Estimate, difference_between, estimate
 from studies.benzing2020.algorithms import ALGORITHMS
 from studies.benzing2020.claims.claim import AtLeast, AtMost, Claim
 from studies.benzing2020.claims.differences import difference

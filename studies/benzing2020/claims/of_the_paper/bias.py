@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from anchorhold_lab.analysis.repetitions import Estimate, shares_at_least
+from anchorhold_lab.analysis import Estimate, shares_at_least
 from studies.benzing2020.claims.claim import AtLeast, AtMost, Between, Claim
 from studies.benzing2020.claims.differences import (
     ALL_BUT_LAST,

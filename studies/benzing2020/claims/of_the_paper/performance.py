@@ -2,7 +2,7 @@
 
 import math
 
-from anchorhold_lab.analysis.repetitions import Estimate, difference_between, estimate, welch_test
+from anchorhold_lab.analysis import Estimate, difference_between, estimate, welch_test
 from anchorhold_lab.experiments import Result
 from studies.benzing2020.claims.claim import AtLeast, AtMost, Between, Claim
 from studies.benzing2020.claims.differences import Statistic, difference, spread

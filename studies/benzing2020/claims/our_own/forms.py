@@ -1,6 +1,6 @@
 """Claims of our own: what is kept beyond the diagonal. Their thresholds are aims that were set before these runs."""
 
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from studies.benzing2020.claims.claim import AtLeast, Claim
 from studies.benzing2020.claims.differences import Statistic, difference
 from studies.benzing2020.claims.of_the_paper.performance import accuracy

@@ -1,6 +1,6 @@
 """Claims of our own about the methods that the paper stands among; their thresholds were set before these runs."""
 
-from anchorhold_lab.analysis.repetitions import Estimate, difference_between
+from anchorhold_lab.analysis import Estimate, difference_between
 from studies.benzing2020.claims.claim import AtLeast, AtMost, Claim
 from studies.benzing2020.claims.differences import Statistic
 from studies.benzing2020.drawing.tables.relatives_table import accuracy_of

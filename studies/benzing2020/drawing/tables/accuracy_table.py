@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anchorhold_lab.analysis.repetitions import Estimate, difference_in_errors
+from anchorhold_lab.analysis import Estimate, difference_in_errors
 from anchorhold_lab.report import Cell, Measured, Table, label
 from studies.benzing2020 import authors_data
 from studies.benzing2020.algorithms import Algorithm

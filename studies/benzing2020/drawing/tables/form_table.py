@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from anchorhold_lab.report import Cell, Measured, Table, label
 from studies.benzing2020.algorithms import TABLE1
 from studies.benzing2020.drawing.kept_accuracy import of_every_task

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from anchorhold.errors import ConfigurationError
 from anchorhold.tensors.in_words import in_bytes
-from anchorhold_lab.analysis.repetitions import estimate
-from anchorhold_lab.experiments import Spec
-from anchorhold_lab.experiments.specs.command_lines import command_of
+from anchorhold_lab.analysis import estimate
+from anchorhold_lab.experiments import Spec, command_of
 from anchorhold_lab.report import Cell, Table, label
 from studies.benzing2020.algorithms import (
     ALGORITHMS,

@@ -5,9 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anchorhold_lab.analysis.repetitions import Estimate, estimate
-from anchorhold_lab.experiments import Result, Spec
-from anchorhold_lab.experiments.specs.command_lines import command_of
+from anchorhold_lab.analysis import Estimate, estimate
+from anchorhold_lab.experiments import Result, Spec, command_of
 from anchorhold_lab.report import Cell, Measured, Table
 from studies.benzing2020.findings import Results
 from studies.benzing2020.relatives import Reported, Row, Settings, Study

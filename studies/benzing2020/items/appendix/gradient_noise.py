@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from anchorhold_lab.analysis.repetitions import shares_at_least
+from anchorhold_lab.analysis import shares_at_least
 from anchorhold_lab.report import Item, colour, ink
 from studies.benzing2020.drawing.panels import Panel, figure_of, panel_or_reason
 from studies.benzing2020.findings import Results

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from anchorhold_lab.analysis.repetitions import welch_test
+from anchorhold_lab.analysis import welch_test
 from anchorhold_lab.experiments import Spec
 from anchorhold_lab.report import Cell, Item, Measured, Table
 from studies.benzing2020.drawing.panels import correlation_panel, figure_of

@@ -6,7 +6,7 @@ of evidence, and not four. Other seeds are another one.
 
 from collections.abc import Sequence
 
-from anchorhold_lab.analysis.repetitions import estimate
+from anchorhold_lab.analysis import estimate
 from anchorhold_lab.experiments import Spec
 from anchorhold_lab.report import Cell, Item, Measured, Table, label
 from studies.benzing2020.claims.left_open.undecided import by_seed, paper_mean

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from anchorhold_lab.analysis.repetitions import estimate
+from anchorhold_lab.analysis import estimate
 from anchorhold_lab.report import Item, colour, ink
 from studies.benzing2020 import authors_data
 from studies.benzing2020.drawing.panels import Panel, figure_of, panel_or_reason

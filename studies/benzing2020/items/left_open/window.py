@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from anchorhold_lab.experiments import Spec
 from anchorhold_lab.report import Cell, Item, Measured, Table, Text
 from studies.benzing2020.algorithms import ALGORITHMS, WINDOWS, Algorithm

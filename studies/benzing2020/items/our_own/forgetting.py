@@ -7,7 +7,7 @@ The paper gives the average accuracy after the last task alone; forgetting as in
 import math
 from collections.abc import Callable, Sequence
 
-from anchorhold_lab.analysis.repetitions import Estimate, estimate
+from anchorhold_lab.analysis import Estimate, estimate
 from anchorhold_lab.experiments import Spec
 from anchorhold_lab.report import Cell, Item, Measured, Table
 from studies.benzing2020.algorithms import ALGORITHMS

@@ -8,7 +8,7 @@ beside each other has the same samples, and strengths from the same search.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from anchorhold_lab.analysis.repetitions import Estimate
+from anchorhold_lab.analysis import Estimate
 from anchorhold_lab.experiments import Spec
 from anchorhold_lab.report import Item
 from studies.benzing2020.algorithms import ALGORITHMS, BY_SAMPLES, IN_TWO_FORMS, OVER_MANY_TASKS

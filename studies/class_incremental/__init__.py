@@ -1,0 +1,1 @@
+"""What keeps old classes where one head meets new ones?"""

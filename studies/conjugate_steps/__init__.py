@@ -1,0 +1,1 @@
+"""Does a hold after Adam's step in rotated coordinates pay?"""

@@ -1,0 +1,1 @@
+"""Why do averages of a task's last steps, and the Fisher information, leave weights free?"""

@@ -1,0 +1,1 @@
+"""What does fine-tuning lose by one Adam for all tasks?"""

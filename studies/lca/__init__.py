@@ -1,0 +1,1 @@
+"""Which weights lower the loss, and do SI, SIU and SIB know them?"""

@@ -1,0 +1,1 @@
+"""Is an adapter better held by its merged weights than by its factors?"""

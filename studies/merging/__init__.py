@@ -1,0 +1,1 @@
+"""What is left of both tasks when two models are merged?"""

@@ -1,0 +1,1 @@
+"""What does projecting the step keep on Permuted MNIST?"""

@@ -1,0 +1,1 @@
+"""What of a strength carries over to another measure, form or problem?"""

@@ -1,0 +1,1 @@
+"""Are measures along the training path worth it in rotated coordinates?"""

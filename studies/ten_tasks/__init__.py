@@ -1,0 +1,1 @@
+"""How strong does a rotated guard have to be for ten tasks?"""

@@ -1,0 +1,1 @@
+"""What is one old sample a class worth?"""
