@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import threading
 import zipfile
@@ -95,7 +96,7 @@ def rewritten(store, change):
 def test_a_packed_store_says_what_it_said_and_unpacks_to_the_same_bytes(store):
     before, files, frame = told(store), contents(store.folder), store.frame()
     moved = pack(store)
-    assert (moved.runs, moved.left) == (3, {BEGUN.id: "it has not finished"})
+    assert (moved.runs, moved.left) == (3, {BEGUN.id: "not finished"})
     assert moved.before == (8, sum(map(len, files.values())))
     left = contents(store.folder)
     assert set(left) == {RESULTS, OBSERVATIONS, f"runs/{BEGUN.id}/spec.json"}
@@ -219,7 +220,7 @@ def test_a_run_that_somebody_is_at_or_that_has_other_files_stays(store):
     assert moved.runs == 1 and moved.left == {
         FAILED.id: "another process is at it",
         FINISHED.id: "it has rejected-1-within-task.safetensors",
-        BEGUN.id: "it has not finished",
+        BEGUN.id: "not finished",
     }
     assert pack(store).runs == 1 and not store.run_folder(FAILED.id).exists()
 
@@ -300,8 +301,9 @@ def packed_whole(folder):
 
 
 @pytest.mark.parametrize(("begin", "work"), [(half_packed, pack), (packed_whole, unpack)], ids=["pack", "unpack"])
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), Interrupted()], ids=["full", "stopped"])
-@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize(
+    ("error", "for_good"), [(OSError(errno.ENOSPC, "Full"), False), (Interrupted(), True)], ids=["full", "dead"]
+)
 def test_whatever_call_fails_nothing_is_lost_and_the_same_call_goes_on(tmp_path, begin, work, error, for_good):
     """Where all calls fail from one on, nothing is tidied up either, as by a kill; ``torture/kills.py`` kills."""
     origin = begin(tmp_path / "origin")
@@ -394,7 +396,7 @@ def test_damaged_results_are_refused_by_name_whatever_is_asked(store):
         lambda: store.get(FINISHED),
         lambda: store.status(FINISHED),
         lambda: store.status(small_spec(9)),
-        lambda: store.claim(small_spec(9)) and execute([small_spec(9)], store, device="cpu"),
+        lambda: execute([small_spec(9)], store, device="cpu"),
         lambda: pack(store),
         lambda: unpack(store),
     )
@@ -407,7 +409,6 @@ def test_damaged_results_are_refused_by_name_whatever_is_asked(store):
         assert str(path) in str(refusal.value)
         assert path.read_bytes() == damaged
     path.write_bytes(content)
-    shutil.rmtree(store.run_folder(small_spec(9).id), ignore_errors=True)
     assert contents(store.folder) == whole and store.get(FINISHED) is not None
 
 
@@ -449,10 +450,11 @@ def test_an_archive_that_is_gone_or_another_is_missed(store, tmp_path):
     for wrong, said in ((other, f"no observations of run {SEEN.id}"), (different, "do not match|more of them")):
         pack(wrong)
         shutil.copy(wrong.folder / OBSERVATIONS, path)
-        for ask in (lambda: store.observations(SEEN), lambda: unpack(store)):
-            with pytest.raises(DamagedError, match=said) as refusal:
-                ask()
-            assert str(path) in str(refusal.value)
+        with pytest.raises(DamagedError, match=said) as refusal:
+            store.observations(SEEN)
+        assert str(path) in str(refusal.value)
+        with pytest.raises(DamagedError, match=re.escape(str(path))):
+            unpack(store)
     path.write_bytes(content)
     assert store.entry(SEEN).status == "finished" and unpack(store).runs == 3
 
@@ -508,11 +510,11 @@ def test_observations_that_unpack_to_more_than_was_packed_are_refused(store):
 def test_results_that_a_stranger_made_are_refused(store, change, said):
     pack(store)
     rewritten(store, change)
+    with contextlib.suppress(DamagedError):  # if not of the whole file, it is said of each run
+        assert all(entry.status == "damaged" or entry.id == BEGUN.id for entry in Store(store.folder).entries())
     with pytest.raises(DamagedError, match=said) as refusal:
-        Store(store.folder).entries()
-    assert str(store.folder / RESULTS) in str(refusal.value)
-    with pytest.raises(DamagedError, match=said):
         unpack(Store(store.folder))
+    assert str(store.folder / RESULTS) in str(refusal.value)
     assert not list(store.folder.glob("runs/*/result.json"))
 
 
@@ -588,7 +590,7 @@ def test_a_run_with_a_damaged_file_is_not_packed(store):
 
 
 def test_what_is_no_store_is_said(tmp_path):
-    with pytest.raises(StoreError, match="could not be written"):
+    with pytest.raises(StoreError, match="none could not be read or written"):
         pack(Store(tmp_path / "none"))
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="is a file"):

@@ -109,8 +109,7 @@ def _alone(store: Store) -> Iterator[None]:
     """Let no other process pack or unpack a store meanwhile, and remove what killed ones were writing."""
     lock = Lock(store.folder / "lock")
     try:
-        if not lock.take():
-            raise StoreError(f"Another process packs or unpacks {store.folder}. Wait until it has ended.")
+        _take(lock)
         try:
             for left in [path for name in (RESULTS, OBSERVATIONS) for path in store.folder.glob(f".{name}.*.part")]:
                 left.unlink()
@@ -121,9 +120,15 @@ def _alone(store: Store) -> Iterator[None]:
         raise
     except OSError as error:
         raise StoreError(
-            f"{error.filename or store.folder} could not be read or written: {error.strerror or error}. No run is lost. "
-            "Make room, or make the store writable, and start again."
+            f"{error.filename or store.folder} could not be read or written: {error.strerror or error}. No run is "
+            "lost. Make room, or make the store writable, and start again."
         ) from error
+
+
+def _take(lock: Lock) -> None:
+    """Take the lock of a store, or refuse to wait for it."""
+    if not lock.take():
+        raise StoreError(f"Another process packs or unpacks {lock.path.parent}. Wait until it has ended.")
 
 
 def _release(lock: Lock) -> None:
@@ -152,7 +157,7 @@ def _choose(store: Store, old: Pack | None, told: Told) -> tuple[list[str], dict
         _tidy(store.run_folder(run))
         _refuse_damage(store, run)
         if store.status(run) not in ("finished", "failed"):
-            left[run] = "it has not finished"
+            left[run] = "not finished"
         elif strange := _strange_files(store, run):
             left[run] = f"it has {', '.join(strange)}"
         else:
@@ -224,8 +229,9 @@ def _check_orphans(store: Store, old: Pack | None, runs: Mapping[str, PackedRun]
         there = PackedRun(run, {}, Observed.of(seen)) if seen.exists() else runs.get(run)
         if there is None or there.observed is None:
             raise DamagedError(
-                f"{archive.archive} has observations of run {run}, which is neither in {RESULTS} nor in a folder: was "
-                f"{archive.path} removed from outside? Restore it, or move {archive.archive} away. Nothing was moved."
+                f"{archive.archive} has observations of run {run}, which is neither in {RESULTS} nor in a folder: one "
+                f"of the two files was removed, or another put in its place. Restore it, or move {archive.archive} "
+                "away. Nothing was moved."
             )
         for _ in archive.observations(there):  # refused unless they are those
             pass
@@ -291,7 +297,7 @@ def _remove(store: Store, run: str) -> str:
     try:
         paths = sorted(path for path in folder.iterdir() if path != lock.path)
         if set(paths) - set(_files(store, there)):
-            return "it has changed since it was read"
+            return "changed since it was read"
         _check_same(store, there)
         for path in [*paths, lock.path]:
             path.unlink()

@@ -105,14 +105,20 @@ class RunFiles:
     def failures(self, id: str) -> tuple[list[str], list[Path]]:
         """Return the names of a run's failures, the first one first, and files that are named like one and are none."""
         folder = self.run_folder(id)
-        try:
-            paths = sorted(folder.glob("failure-*.json"))
-        except OSError as error:
-            raise unreadable(folder, error) from error
-        run = _run(self.packed(), id)
-        names = {path.name for path in paths} | (set() if run is None else set(run.files))
-        numbers = {name: int(match[1]) for name in names if (match := _FAILURE.fullmatch(name)) is not None}
-        return sorted(numbers, key=numbers.__getitem__), [path for path in paths if path.name not in numbers]
+
+        def look(pack: Pack | None) -> tuple[list[str], list[Path]]:
+            try:
+                paths = sorted(folder.glob("failure-*.json"))
+            except FileNotFoundError:  # it went while it was looked through
+                paths = []
+            except OSError as error:
+                raise unreadable(folder, error) from error
+            run = _run(pack, id)
+            names = {path.name for path in paths} | (set() if run is None else set(run.files))
+            numbers = {name: int(match[1]) for name in names if (match := _FAILURE.fullmatch(name)) is not None}
+            return sorted(numbers, key=numbers.__getitem__), [path for path in paths if path.name not in numbers]
+
+        return self._settled(look)
 
     def has_observations(self, id: str) -> bool:
         """Whether there is a file of what the probes of a run have seen; refused where a packed one is missing."""
@@ -133,12 +139,9 @@ class RunFiles:
 
         def look(pack: Pack | None) -> tuple[Any, Path]:
             run, path = _run(pack, id), self.run_folder(id) / OBSERVED
-            loose = is_there(path)
             if pack is None or run is None or run.observed is None:
-                return (_read(lambda: read_nested(path), path) if loose else None), path
-            if loose:
-                check_same_observations(path, run)
-                return _read(lambda: read_nested(path), path), path
+                return (_read(lambda: read_nested(path), path) if is_there(path) else None), path
+            check_same_observations(path, run)
             path = pack.archive / id / OBSERVED
             return _read(lambda: nested_in(b"".join(pack.observations(run)), path), path), path
 

@@ -63,8 +63,8 @@ def _report(what: str, store: "Store", moved: "Moved", *, as_json: bool) -> None
     )
     for why, count in Counter(moved.left.values()).items():
         first = next(run for run, reason in moved.left.items() if reason == why)
-        which = first if count == 1 else f"{count} runs, such as {first},"
-        results().print(f"Left in {'its' if count == 1 else 'their'} folder: {which} because {why}.", soft_wrap=True)
+        which = f"its folder: {first}" if count == 1 else f"their folders: {count} runs, such as {first}"
+        results().print(f"Left in {which} ({why}).", soft_wrap=True)
 
 
 @contextmanager
