@@ -6,6 +6,7 @@ Interrupted anywhere, be it by a kill, a store still has every run that it had, 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from anchorhold.errors import DamagedError, StoreError
@@ -233,8 +234,7 @@ def _check_orphans(store: Store, old: Pack | None, runs: Mapping[str, PackedRun]
                 f"of the two files was removed, or another put in its place. Restore it, or move {archive.archive} "
                 "away. Nothing was moved."
             )
-        for _ in archive.observations(there):  # refused unless they are those
-            pass
+        _read_through(archive, there)
 
 
 def _write_observations(store: Store, old: Pack | None, runs: Mapping[str, PackedRun], told: Told) -> None:
@@ -256,7 +256,7 @@ def _write_observations(store: Store, old: Pack | None, runs: Mapping[str, Packe
         file.flush()
         written = Pack(archive.path, {}, Path(file.name))
         for run in seen.values():
-            _read_back(lambda run=run: [None for _ in written.observations(run)], archive.archive)
+            _read_back(partial(_read_through, written, run), archive.archive)
 
 
 def _write_results(store: Store, runs: Mapping[str, PackedRun]) -> None:
@@ -272,6 +272,12 @@ def _write_results(store: Store, runs: Mapping[str, PackedRun]) -> None:
         file.write(content)
         file.flush()
         _read_back(lambda: read_pack(Path(file.name)), path)
+
+
+def _read_through(archive: Pack, run: PackedRun) -> None:
+    """Read a run's observations to their end, by which it is known whether they are whole."""
+    for _ in archive.observations(run):
+        pass
 
 
 def _read_back(read: Callable[[], object], path: Path) -> None:

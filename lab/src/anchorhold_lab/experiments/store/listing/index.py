@@ -122,8 +122,8 @@ def _header(body: bytes) -> dict[str, Any]:
 def _code() -> str:
     """Return a digest of the source of library and lab: a row is decided by all of it, from specs to settings."""
     found = hashlib.sha256()
-    for package in (anchorhold, anchorhold_lab):
-        folder = Path(package.__file__).parent
+    for file in (anchorhold.__file__, anchorhold_lab.__file__):
+        folder = Path(file).parent
         for path in sorted(folder.rglob("*.py")):
             found.update(path.relative_to(folder.parent).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()
