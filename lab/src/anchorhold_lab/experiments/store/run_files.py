@@ -102,6 +102,12 @@ class RunFiles:
 
         return self._settled(look)
 
+    def packed_files(self, id: str) -> dict[str, bytes]:
+        """Return those files of a run that are packed, but for its observations, by name."""
+        run = _run(self.packed(), id)
+        contents = {} if run is None else {name: run.content(name) for name in run.files}
+        return {name: content for name, content in contents.items() if content is not None}
+
     def failures(self, id: str) -> tuple[list[str], list[Path]]:
         """Return the names of a run's failures, the first one first, and files that are named like one and are none."""
         folder = self.run_folder(id)
