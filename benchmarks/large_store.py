@@ -14,6 +14,7 @@ from anchorhold_lab.experiments.specs.canonical import digest_of
 from anchorhold_lab.experiments.store.listing.index import FILE
 from anchorhold_lab.experiments.store.listing.stamps import pack_stamp, stamps
 from anchorhold_lab.experiments.store.packing import pack
+from anchorhold_lab.experiments.store.reading import sealed, unsealed
 from anchorhold_lab.experiments.store.store import Store
 from benchmarks.harness import Ratio, Report
 
@@ -74,7 +75,8 @@ def run(quick: bool) -> Iterator[Report]:
 def make_runs(folder: Path, count: int, first: int = 0) -> None:
     """Add runs to a store: published results with other seeds."""
     files = Store(PUBLISHED).files
-    results = [found for run in files.ids() if (found := files.read(run, "result.json")) is not None]
+    contents = [(run, files.read(run, "result.json")) for run in files.ids()]
+    results = [unsealed(content, PUBLISHED / run) for run, content in contents if content is not None]
     published = [result for result in results if not result["spec"]["probes"]]
     for number in range(first, first + count):
         result = dict(published[number % len(published)])
@@ -83,7 +85,7 @@ def make_runs(folder: Path, count: int, first: int = 0) -> None:
         place = folder / "runs" / digest_of(result["spec"])
         place.mkdir(parents=True)
         (place / "spec.json").write_text(json.dumps(result["spec"], indent=1) + "\n")
-        (place / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+        (place / "result.json").write_text(json.dumps(sealed(result), indent=1) + "\n")
         (place / "lock").touch()
 
 
