@@ -197,7 +197,7 @@ class Run:
         """Return what shows that a state was taken over and how it goes on, from the weights that are there."""
         before, found = self.weights(), {}
         for measure in self.guard.measures:
-            found[f"importance of {measure}"] = flat(self.guard.importance_of(measure).values())
+            found[f"importance of {measure}"] = flat(by_name(self.guard.importance_of(measure)))
         with torch.no_grad():
             for number, p in enumerate(self.model.parameters()):
                 p.add_(0.05 * torch.cos(number + torch.arange(p.numel(), dtype=p.dtype)).view_as(p))
@@ -208,8 +208,12 @@ class Run:
         found["step"] = self.weights()
         if self.case.stop != "watched":
             self.guard.consolidate(self.batches)
-            found["importance later"] = flat(self.guard.importance.values())
+            found["importance later"] = flat(by_name(self.guard.importance))
         return found
+
+
+def by_name(tensors):
+    return [tensors[name] for name in sorted(tensors)]
 
 
 def flat(tensors):
