@@ -102,7 +102,7 @@ def _learner(options: argparse.Namespace, name: str) -> training.Learner:
     own = _own_path(options, name)
     written = torch.from_numpy(np.load(own)["rows"]) if own.is_file() else None
     model = models.load(MODELS[name], path, device)
-    return training.Learner(model, tokens.load(_tokens_path(options, name)), models.weights_digest(path), written)
+    return training.Learner(model, tokens.load(_tokens_path(options, name)), models.weights_digest(path), written, MODELS[name].rows_together)
 
 
 def _write(options: argparse.Namespace) -> None:
@@ -117,11 +117,11 @@ def _write(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace, name: str) -> list[Recipe]:
     lessons = options.lessons or texts.LESSONS
     plans = {
-        "screening": partial(recipes.screening, name, options.seeds),
+        "screening": partial(recipes.screening, name, lessons, options.regimes, options.seeds),
         "rates": partial(recipes.rates, name, lessons),
         "own-text": partial(recipes.own_text, name, lessons),
     }
-    return [recipe for plan in options.plans for recipe in plans[plan]() if recipe.lesson in lessons]
+    return [recipe for plan in options.plans for recipe in plans[plan]()]
 
 
 def _done(rows: Path) -> set[str]:
@@ -178,7 +178,9 @@ def _again(options: argparse.Namespace) -> None:
     if not found:
         raise SystemExit(f"There is no run {options.run} in {options.rows}; expected one of its runs' names.")
     recipe = Recipe.of(found[0])
-    training.run(_learner(options, recipe.model), recipe, partial(add, options.to), options.to.with_suffix(".safetensors"))
+    training.run(
+        _learner(options, recipe.model), recipe, partial(add, options.to), options.to.with_suffix(".safetensors")
+    )
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -202,8 +204,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         command.add_argument("models", nargs="+", choices=list(MODELS), metavar="model", help=", ".join(MODELS))
         _cache(command)
         if name in {"train", "work"}:
-            command.add_argument("--plans", nargs="+", choices=["screening", "rates", "own-text"], default=["screening"])
+            command.add_argument(
+                "--plans", nargs="+", choices=["screening", "rates", "own-text"], default=["screening"]
+            )
             command.add_argument("--lessons", nargs="+", choices=texts.LESSONS, help="(default: all)")
+            command.add_argument("--regimes", nargs="+", choices=list(recipes.REGIMES), default=list(recipes.REGIMES))
             command.add_argument("--seeds", type=int, nargs="+", default=[0], help="of screening (default: 0)")
             command.add_argument("--rows", type=Path, default=Path("build/pretrained/rows.jsonl"))
             command.add_argument("--workers", type=int, default=4, help="(default: %(default)s)")

@@ -65,6 +65,8 @@ class Model:
     parameters: int
     tokens: float
     tokens_source: str
+    rows_together: int = 8
+    """Of a step's rows, how many are in a GPU's memory at once where several runs share it."""
 
     @property
     def tokens_per_parameter(self) -> float:
@@ -101,6 +103,7 @@ SMOLLM2 = Model(
     parameters=134_515_008,
     tokens=2e12,
     tokens_source="the model card of SmolLM2-135M: 2T tokens",
+    rows_together=16,
 )
 
 GEMMA = Model(
@@ -131,9 +134,7 @@ GEMMA = Model(
         "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-6,
         "sliding_window": 512,
-        "layer_types": [
-            "full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(18)
-        ],
+        "layer_types": ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(18)],
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},

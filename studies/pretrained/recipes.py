@@ -1,6 +1,7 @@
 """What is run: a recipe says all that a run's end depends on."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -51,7 +52,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Regime:
-    """How people fine-tune, mildly or hard."""
+    """A way in which people fine-tune."""
 
     name: str
     weights: Literal["all", "lora"]
@@ -64,41 +65,42 @@ class Regime:
         return Recipe(model, lesson, self.weights, self.rate, self.epochs, self.rank, seed=seed)
 
 
-REGIMES = (
-    Regime("mild, LoRA", "lora", 1e-4, 2, rank=16),
-    Regime("mild, all weights", "all", 1e-5, 2),
-    Regime("hard, all weights", "all", 5e-5, 5),
-)
-RATES = {
-    "lora": (3e-5, 3e-4, 1e-3),
-    "all": (2e-5, 1e-4, 2e-4),
+REGIMES = {
+    regime.name: regime
+    for regime in (
+        Regime("lora", "lora", 1e-4, 2, rank=16),
+        Regime("mild", "all", 1e-5, 2),
+        Regime("hard", "all", 5e-5, 5),
+    )
 }
-"""Further learning rates, for the frontier of plain fine-tuning."""
+RATES = {"lora": (3e-5, 3e-4), "hard": (2e-5, 1e-4)}
+"""Further learning rates of two regimes, for the frontier of plain fine-tuning."""
 STRENGTHS = (0.3, 1.0, 3.0)
 KEPT_ROWS = 8
 
 
-def screening(model: str, seeds: Sequence[int] = (0,)) -> Iterator[Recipe]:
+def screening(
+    model: str,
+    lessons: Sequence[str] = LESSONS,
+    regimes: Sequence[str] = tuple(REGIMES),
+    seeds: Sequence[int] = (0,),
+) -> Iterator[Recipe]:
     """Yield what finds the pairs of a model and a lesson in which kept text is lost."""
-    for seed in seeds:
-        for regime in REGIMES:
-            for lesson in LESSONS:
-                yield regime.recipe(model, lesson, seed)
+    for seed, regime, lesson in itertools.product(seeds, regimes, lessons):
+        yield REGIMES[regime].recipe(model, lesson, seed)
 
 
-def rates(model: str, lessons: Sequence[str]) -> Iterator[Recipe]:
-    """Yield fine-tuning at further learning rates: LoRA for 2 epochs, all weights for 5."""
-    adapter, _, whole = REGIMES
+def rates(model: str, lessons: Sequence[str] = LESSONS) -> Iterator[Recipe]:
+    """Yield fine-tuning at further learning rates."""
     for lesson in lessons:
-        for regime in (whole, adapter):
-            for rate in RATES[regime.weights]:
-                yield replace(regime, rate=rate).recipe(model, lesson)
+        for regime, some in RATES.items():
+            for rate in some:
+                yield replace(REGIMES[regime], rate=rate).recipe(model, lesson)
 
 
-def own_text(model: str, lessons: Sequence[str]) -> Iterator[Recipe]:
+def own_text(model: str, lessons: Sequence[str] = LESSONS) -> Iterator[Recipe]:
     """Yield the hard regime with the KL on own text, at several strengths."""
-    *_, hard = REGIMES
     for lesson in lessons:
         for strength in STRENGTHS:
-            recipe = hard.recipe(model, lesson)
+            recipe = REGIMES["hard"].recipe(model, lesson)
             yield replace(recipe, keep="own text", strength=strength, kept_rows=KEPT_ROWS)

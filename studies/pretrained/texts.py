@@ -56,16 +56,28 @@ PACKAGES = {
         Package("dict-gcide", "0.48.5+nmu2", "7b0af5cfde3cbdef5e9d6e78f92ec335ced7c2790f37a40f49bebc6f7347ac0f"),
         Package("debian-handbook", "11.20220922", "3d5dbeac1f1afc9c094eab9d0f701f6ecff99c4927d5a4794cf6c85678134faa"),
         Package("anarchism", "15.3-3", "cf21c10948b00e923c62eb31c39a3390413fa26c5ee0e3b925feb0ec7fe42948"),
-        Package("dasher-data", "5.0.0~beta~repack2-4", "6ab490f6ef1af82a8f6a2e41099953323cd34ecc057b30c4dd85cd50c28a3436"),
+        Package(
+            "dasher-data", "5.0.0~beta~repack2-4", "6ab490f6ef1af82a8f6a2e41099953323cd34ecc057b30c4dd85cd50c28a3436"
+        ),
         Package("sword-text-web", "426.0-1", "930b23670b352f0829a306501de4bebb5e654a2df02cde2cbe86b802177868e1"),
         Package(
             "libpython3.11-stdlib",
             "3.11.2-6+deb12u8",
             "890b3540dad8a1ccc0deeca025db735bcc82629a76adacbe3b50fcc06ed528ca",
         ),
-        Package("lttng-modules-dkms", "2.13.9-1+deb12u1", "385d40aa872c30a76d49d14be564d8043d92e929d56e9172ef22ff2082bb356d"),
-        Package("dahdi-dkms", "1:2.11.1.0.20170917~dfsg-8.4", "8e74d2d44495aa6d68491f5da729819ae048a7bb29f1ba68c436d30d6dfe4a46"),
-        Package("openafs-modules-dkms", "1.8.9-1+deb12u1", "6f511de47d945a81d08cdd5c00468bbe713db81dd98c495a82506d36ff2bc110"),
+        Package(
+            "lttng-modules-dkms", "2.13.9-1+deb12u1", "385d40aa872c30a76d49d14be564d8043d92e929d56e9172ef22ff2082bb356d"
+        ),
+        Package(
+            "dahdi-dkms",
+            "1:2.11.1.0.20170917~dfsg-8.4",
+            "8e74d2d44495aa6d68491f5da729819ae048a7bb29f1ba68c436d30d6dfe4a46",
+        ),
+        Package(
+            "openafs-modules-dkms",
+            "1.8.9-1+deb12u1",
+            "6f511de47d945a81d08cdd5c00468bbe713db81dd98c495a82506d36ff2bc110",
+        ),
     )
 }
 GSM8K = {
@@ -327,7 +339,9 @@ def prepare(cache: Path) -> Path:
             part: {"documents": len(some), "bytes": sum(len(d.content.encode()) for d in some)}
             for part, some in parts.items()
         }
-        shared = {"words_shared_with_train": round(shared_words(parts["train"], parts["test"]), 5)} if text.is_lesson else {}
+        shared = (
+            {"words_shared_with_train": round(shared_words(parts["train"], parts["test"]), 5)} if text.is_lesson else {}
+        )
         listing.append({"text": name, "about": text.about, **counts, **shared})
         print(json.dumps(listing[-1]), flush=True)
     lines = "".join(json.dumps(vars(document), ensure_ascii=False) + "\n" for document in written).encode()

@@ -32,6 +32,8 @@ LOOKS = (0.25, 0.5)
 """After which parts of its steps a run is evaluated on the validation text, besides before and after."""
 SHARES = (0.2, 0.4, 0.6, 0.8)
 """Shares of the trained weights in averages with those before (WiSE-FT: Wortsman et al. 2022, arXiv 2109.01903)."""
+AVERAGED_FROM = 3
+"""Epochs from which on a run's end is averaged: what a mild run loses is too little to be shared out."""
 Line = dict[str, Any]
 
 
@@ -44,12 +46,14 @@ class Learner:
         tokens: the texts.
         digest: of the weights before.
         own: rows that the model wrote itself, where a recipe asks for them.
+        rows_together: of a step's rows, how many are in memory at once.
     """
 
     model: nn.Module
     tokens: Tokens
     digest: str
     own: Tensor | None = None
+    rows_together: int = 16
 
     def __post_init__(self) -> None:
         self.device = next(self.model.parameters()).device
@@ -177,14 +181,10 @@ def run(learner: Learner, recipe: Recipe, write: Callable[[Line], None], save_to
             look(step, "validation", 1.0)
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate * rate_at(step, steps)
-        with torch.autocast(batch.device.type, torch.bfloat16, enabled=batch.is_cuda):
-            loss = token_losses(learner.model, batch).mean()
-            kept = divergence(learner.model, learner.reference, next(own)) if recipe.strength else None
-        (loss if kept is None else loss + recipe.strength * kept).backward()
+        training_loss.append(_accumulate(learner, recipe, batch, own))
         clip_grad_norm_(trained, CLIPPED_AT)
         optimizer.step()
         optimizer.zero_grad()
-        training_loss.append(loss.detach())
     seconds = time.perf_counter() - began
     common["trained_seconds"] = round(seconds, 1)
     common["training_loss"] = [round(float(each), 3) for each in torch.stack(training_loss)[:: max(1, steps // 20)]]
@@ -196,7 +196,7 @@ def run(learner: Learner, recipe: Recipe, write: Callable[[Line], None], save_to
     names = {id(weight): name for name, weight in learner.model.named_parameters()}
     if save_to is not None:
         write_whole(save_to, save({names[id(weight)]: weight.detach().cpu() for weight in trained}))
-    for share in SHARES:
+    for share in SHARES if recipe.epochs >= AVERAGED_FROM else ():
         with torch.no_grad():
             for weight, end in zip(trained, after, strict=True):
                 name = names[id(weight)]
@@ -209,6 +209,21 @@ def run(learner: Learner, recipe: Recipe, write: Callable[[Line], None], save_to
     learner.restart()
     peak = torch.cuda.max_memory_allocated() / 2**30 if learner.device.type == "cuda" else 0.0
     write({**common, "end": True, "seconds": round(time.perf_counter() - began, 1), "peak_gib": round(peak, 1)})
+
+
+def _accumulate(learner: Learner, recipe: Recipe, batch: Tensor, own: Iterator[Tensor]) -> Tensor:
+    """Accumulate the gradients of a step, and return the lesson's mean loss."""
+    total = torch.zeros((), device=batch.device)
+    for some in batch.split(learner.rows_together):
+        with torch.autocast(batch.device.type, torch.bfloat16, enabled=batch.is_cuda):
+            loss = token_losses(learner.model, some).sum() / batch[:, 1:].numel()
+        loss.backward()
+        total += loss.detach()
+    if recipe.strength:
+        with torch.autocast(batch.device.type, torch.bfloat16, enabled=batch.is_cuda):
+            kept = recipe.strength * divergence(learner.model, learner.reference, next(own))
+        kept.backward()
+    return total
 
 
 def _trained(learner: Learner, recipe: Recipe) -> list[nn.Parameter]:
@@ -261,8 +276,9 @@ def write_own_text(model: nn.Module, begin: int, rows: int, seed: int, context: 
     """Return rows that a model writes itself, drawn at temperature 1 after the token that rows begin with."""
     device = next(model.parameters()).device
     start = torch.full((rows, 1), begin, device=device)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.autocast(
-        device.type, torch.bfloat16, enabled=device.type == "cuda"
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
     ):
         torch.manual_seed(seed)
         settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "use_cache": True}
