@@ -28,6 +28,7 @@ CHECKED = 4
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Do what the command line asks for."""
     options = _options(arguments)
     commands = {
         "fetch": _fetch,
@@ -38,6 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
         "train": _train,
         "work": _work,
         "again": _again,
+        "pack": _pack,
         "report": _report,
     }
     commands[options.command](options)
@@ -102,7 +104,13 @@ def _learner(options: argparse.Namespace, name: str) -> training.Learner:
     own = _own_path(options, name)
     written = torch.from_numpy(np.load(own)["rows"]) if own.is_file() else None
     model = models.load(MODELS[name], path, device)
-    return training.Learner(model, tokens.load(_tokens_path(options, name)), models.weights_digest(path), written, MODELS[name].rows_together)
+    return training.Learner(
+        model,
+        tokens.load(_tokens_path(options, name)),
+        models.weights_digest(path),
+        written,
+        MODELS[name].rows_together,
+    )
 
 
 def _write(options: argparse.Namespace) -> None:
@@ -183,6 +191,11 @@ def _again(options: argparse.Namespace) -> None:
     )
 
 
+def _pack(options: argparse.Namespace) -> None:
+    path = report.pack([*options.given_rows, *([options.rows] if options.rows.is_file() else [])], options.rows)
+    print(f"{path}: {path.stat().st_size} bytes, {len(report.at_end(report.read(path)))} runs")
+
+
 def _report(options: argparse.Namespace) -> None:
     print(report.write(options.page, report.read(options.rows)))
 
@@ -219,7 +232,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     _cache(again)
     page = commands.add_parser("report", help="write the page")
     page.add_argument("--page", type=Path, default=Path("results/pretrained.md"), help="(default: %(default)s)")
-    for command in (again, page):
+    pack = commands.add_parser("pack", help="add finished runs to the packed rows")
+    pack.add_argument("given_rows", type=Path, nargs="+", help="files of rows")
+    for command in (again, page, pack):
         command.add_argument("--rows", type=Path, default=report.ROWS, help="(default: %(default)s)")
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = parser.parse_args(arguments)

@@ -33,7 +33,8 @@ def token_losses(model: nn.Module, rows: Tensor) -> Tensor:
     head = cast("nn.Module", model.lm_head)
 
     def losses(some: Tensor, wanted: Tensor) -> Tensor:
-        return cross_entropy(head(some).float(), wanted, ignore_index=NOTHING, reduction="none")
+        logits: Tensor = head(some).float()
+        return cross_entropy(logits, wanted, ignore_index=NOTHING, reduction="none")
 
     pieces = zip(hidden.flatten(0, 1).split(TOGETHER), targets.flatten().split(TOGETHER), strict=True)
     found = [cast("Tensor", checkpoint(losses, *piece, use_reentrant=False)) for piece in pieces]
@@ -50,7 +51,8 @@ def divergence(model: nn.Module, reference: nn.Module, rows: Tensor) -> Tensor:
     def summed(now: Tensor, then: Tensor) -> Tensor:
         before = old_head(then).float().log_softmax(-1)
         after = head(now).float().log_softmax(-1)
-        return (before.exp() * (before - after)).sum()
+        total: Tensor = (before.exp() * (before - after)).sum()
+        return total
 
     pieces = zip(new.split(TOGETHER), old.split(TOGETHER), strict=True)
     total = [cast("Tensor", checkpoint(summed, *piece, use_reentrant=False)) for piece in pieces]

@@ -306,21 +306,15 @@ def _as_trained(model: Model, name: str, value: Tensor) -> Tensor:
 
 def network(kind: str, config: dict[str, Any]) -> nn.Module:
     """Return a network of a kind with weights that are not set, in float32."""
-    from transformers import (  # noqa: PLC0415 (only who trains needs it)
-        Gemma3ForCausalLM,
-        Gemma3TextConfig,
-        LlamaConfig,
-        LlamaForCausalLM,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-    )
+    from transformers import models as made  # noqa: PLC0415 (only who trains needs it)
 
-    made: dict[str, tuple[Any, Any]] = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    given: Any = made
+    kinds = {
+        "llama": (given.llama.LlamaConfig, given.llama.LlamaForCausalLM),
+        "gemma3": (given.gemma3.Gemma3TextConfig, given.gemma3.Gemma3ForCausalLM),
+        "qwen2": (given.qwen2.Qwen2Config, given.qwen2.Qwen2ForCausalLM),
     }
-    make_config, make = made[kind]
+    make_config, make = kinds[kind]
     settings = make_config(**config, attn_implementation="sdpa", use_cache=False)
     found: nn.Module = make(settings).float()
     return found
@@ -350,16 +344,13 @@ def weights_digest(path: Path) -> str:
 
 def tokenizer_of(model: Model, cache: Path) -> Any:
     """Return a model's tokenizer, made of the GGUF file once and kept in the cache folder."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415 (only who makes tokens needs it)
+    import transformers  # noqa: PLC0415 (only who makes tokens needs it)
 
+    given: Any = transformers
     folder = cache / f"{model.name}-tokenizer"
     if not (folder / "tokenizer.json").is_file():
         gguf = fetch(model, cache)
-        found = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-        found.backend_tokenizer.save(str(_made(folder) / "tokenizer.json"))
-    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+        found = given.AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        found.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    return given.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))

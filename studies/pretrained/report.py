@@ -1,7 +1,8 @@
 """The rows of the study, packed, and the page made of them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from anchorhold.whole_files import write_whole
 from studies.pretrained.models import MODELS
 from studies.pretrained.recipes import REGIMES, Recipe, screening
 from studies.pretrained.texts import KEPT, LESSONS
+from studies.pretrained.training import SHARES
 
 ROWS = Path("results/pretrained/rows.jsonl.zst")
 LOST = 0.01
@@ -72,7 +74,7 @@ def at_end(rows: Sequence[Line], part: str = "test", share: float = 1.0) -> dict
 
 def is_lost(told: Line) -> bool:
     """Whether a kept text's loss has grown by more than chance and by enough to matter."""
-    return told["change"] > max(LOST, ERRORS * told["change_error"])
+    return bool(told["change"] > max(LOST, ERRORS * told["change_error"]))
 
 
 def write(page: Path, rows: Sequence[Line]) -> Path:
@@ -90,8 +92,8 @@ def text(rows: Sequence[Line]) -> str:
         "# Fine-tuning pretrained models: what is learned and what is lost",
         "",
         (
-            "Stage 1 of the study: which pairs of a model and a lesson lose real kept text under plain fine-tuning, and "
-            "first frontiers. [The study's folder](../studies/pretrained/README.md) says how it is made."
+            "Stage 1 of the study: which pairs of a model and a lesson lose real kept text under plain fine-tuning, "
+            "and first frontiers. [The study's folder](../studies/pretrained/README.md) says how it is made."
         ),
         "",
         "- command: python -m studies.pretrained train MODEL --plans screening rates own-text",
@@ -99,9 +101,9 @@ def text(rows: Sequence[Line]) -> str:
         f"- rows: {ROWS}, a line for each evaluation, with the recipe, the digests and, at a run's end, each document",
         "",
         (
-            "All numbers are on test text. A change is the loss after minus before in nats a token, below 0 where it fell, "
-            f"± the standard error over documents, each its own control. **Bold**: a kept text that lost more than {LOST} "
-            f"nats a token and more than {ERRORS:.0f} standard errors."
+            "All numbers are on test text. A change is the loss after minus before in nats a token, below 0 where it "
+            "fell, ± the standard error over documents, each its own control; there is one seed. **Bold**: a kept text "
+            f"that lost more than {LOST} nats a token and more than {ERRORS:.0f} standard errors."
         ),
         "",
         "## The models",
@@ -156,8 +158,8 @@ def _screening(rows: Sequence[Line], ends: Mapping[str, Line]) -> list[str]:
     return [
         *lines,
         (
-            "“Half way”: the largest change of a kept text's validation loss after half of the steps, which says how fast "
-            "it is lost."
+            "“Half way”: the largest change of a kept text's validation loss after half of the steps, which says how "
+            "fast it is lost."
         ),
     ]
 
@@ -188,9 +190,134 @@ def mean_loss(line: Line, kinds: Sequence[str]) -> tuple[float, float]:
     return sum(each["change"] for each in found) / len(found), error
 
 
+@dataclass(frozen=True)
+class Point:
+    """One end of a run, or an average of it with the model before, on one part of the text."""
+
+    recipe: Recipe
+    share: float
+    gain: float
+    loss: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of keeping, with all its tried settings.
+
+    Args:
+        name: what it is called.
+        takes: whether a recipe is one of its settings.
+        is_averaged: whether its ends are averaged with the model before, as far as the gain allows.
+    """
+
+    name: str
+    takes: Callable[[Recipe], bool]
+    is_averaged: bool = False
+
+
+WAYS = (
+    Way("LoRA r 16, by its rate", lambda recipe: recipe.weights == "lora" and not recipe.strength),
+    Way("all weights, by their rate", lambda recipe: recipe.weights == "all" and not recipe.strength),
+    Way("all weights, averaged", lambda recipe: recipe.weights == "all" and not recipe.strength, is_averaged=True),
+    Way("KL on own text", lambda recipe: bool(recipe.strength)),
+    Way("KL on own text, averaged", lambda recipe: bool(recipe.strength), is_averaged=True),
+)
+
+
+def points(rows: Sequence[Line], model: str, lesson: str, part: str) -> list[Point]:
+    """Return all ends and averages of a pair on one part of the text."""
+    kinds = [kind for kind in KEPT if not _is_of_lesson(kind, lesson)]
+    found = []
+    for share in (*SHARES, 1.0):
+        for line in at_end(rows, part, share).values():
+            recipe = Recipe.of(line["recipe"])
+            if (recipe.model, recipe.lesson) == (model, lesson):
+                loss, error = mean_loss(line, kinds)
+                found.append(Point(recipe, share, -line["texts"][lesson]["change"], loss, error))
+    return found
+
+
+def at_gain(given: Sequence[Point], gain: float) -> Point | None:
+    """Return where the averages of one run reach a gain, between two shares on a line; None if none does."""
+    curve = sorted(given, key=lambda point: point.share)
+    before = Point(curve[0].recipe, 0.0, 0.0, 0.0, 0.0)
+    for point in curve:
+        if point.gain >= gain:
+            part = (gain - before.gain) / (point.gain - before.gain)
+            share, loss, error = (
+                then + part * (now - then)
+                for then, now in (
+                    (before.share, point.share),
+                    (before.loss, point.loss),
+                    (before.error, point.error),
+                )
+            )
+            return Point(point.recipe, share, gain, loss, error)
+        before = point
+    return None
+
+
+def chosen(given: Sequence[Point], way: Way, gain: float) -> Point | None:
+    """Return the setting of a way that loses least of those that reach a gain."""
+    mine = [point for point in given if way.takes(point.recipe)]
+    if way.is_averaged:
+        runs = {point.recipe: [each for each in mine if each.recipe == point.recipe] for point in mine}
+        reached = [at_gain(some, gain) for some in runs.values() if len(some) > 1]
+    else:
+        reached = [point for point in mine if point.share == 1.0 and point.gain >= gain]
+    return min((point for point in reached if point is not None), key=lambda point: point.loss, default=None)
+
+
+def _at_gains(rows: Sequence[Line], model: str, lesson: str) -> list[str]:
+    """Return a table of what each way loses where it has gained as much as the others."""
+    validation, test = (points(rows, model, lesson, part) for part in ("validation", "test"))
+    hard = REGIMES["hard"].recipe(model, lesson)
+    whole = next((point.gain for point in validation if point.recipe == hard and point.share == 1.0), None)
+    if whole is None:
+        return []
+    gains = (0.5, 0.75, 0.9)
+    header = " | ".join(f"loss at {gain:.0%} of the gain" for gain in gains)
+    lines = [
+        f"| way | tried | {header} | chosen for {gains[-1]:.0%} |",
+        f"|---|---|{'---|' * len(gains)}---|",
+    ]
+    for way in WAYS:
+        tried = len({point.recipe for point in validation if way.takes(point.recipe)})
+        cells, last = [], ""
+        for gain in gains:
+            best = chosen(validation, way, gain * whole)
+            if best is None:
+                cells.append("not reached")
+                last = ""
+                continue
+            told = _on_test(test, best)
+            cells.append(f"{told.loss:+.4f} ± {told.error:.4f}")
+            last = method_of(best.recipe) + (f", {best.share:.2f} of the change" if way.is_averaged else "")
+        if tried:
+            lines.append(f"| {way.name} | {tried} | {' | '.join(cells)} | {last} |")
+    return lines
+
+
+def _on_test(test: Sequence[Point], best: Point) -> Point:
+    """Return what the test text says of a setting that was chosen on validation text: between two shares on a line."""
+    curve = sorted((point for point in test if point.recipe == best.recipe), key=lambda point: point.share)
+    before = Point(best.recipe, 0.0, 0.0, 0.0, 0.0)
+    for point in curve:
+        if point.share >= best.share - 1e-9:
+            part = (best.share - before.share) / (point.share - before.share)
+            loss, error = (
+                before.loss + part * (point.loss - before.loss),
+                before.error + part * (point.error - before.error),
+            )
+            return Point(best.recipe, best.share, before.gain + part * (point.gain - before.gain), loss, error)
+        before = point
+    raise ValueError(f"{best.recipe.name} was not evaluated on test text; expected a finished run.")
+
+
 def _frontiers(rows: Sequence[Line]) -> list[str]:
-    """Return a table for each pair that more was tried on than screening."""
-    ends = {share: at_end(rows, share=share) for share in (0.2, 0.4, 0.6, 0.8, 1.0)}
+    """Return tables for each pair that more was tried on than screening."""
+    ends = {share: at_end(rows, share=share) for share in (*SHARES, 1.0)}
     screened = {recipe.name for name in MODELS for recipe in screening(name)}
     pairs = {
         (line["recipe"]["model"], line["recipe"]["lesson"]) for run, line in ends[1.0].items() if run not in screened
@@ -201,7 +328,15 @@ def _frontiers(rows: Sequence[Line]) -> list[str]:
         lines += [
             f"### {model}, {lesson.removeprefix('lesson-')}",
             "",
-            f"Loss: the mean change of {', '.join(kinds)}.",
+            (
+                f"Loss: the mean change of {', '.join(kinds)}. Of the hard regime's gain, how much each way reaches "
+                "and what it loses there. The setting is chosen on validation text and read off on test text. An "
+                "average's share is as large as the gain needs."
+            ),
+            "",
+            *_at_gains(rows, model, lesson),
+            "",
+            "All ends and averages, on test text:",
             "",
             "| method | share of the change | gain | bits a byte gained | loss | worst kind |",
             "|---|---|---|---|---|---|",

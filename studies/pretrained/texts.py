@@ -23,8 +23,8 @@ from studies.pretrained.models import checked
 
 TRAIN_BYTES = 2_000_000
 """Of a lesson's training text, at most."""
-SHORTEST, LONGEST = 1500, 6000
-"""Bytes of the shortest kept document, and characters after which longer ones are cut."""
+LONGEST = 6000
+"""Characters of a window."""
 PARAGRAPH = 60
 """Characters from which on a paragraph that both training and evaluation have is taken out of training."""
 RUN_OF_WORDS = 13
@@ -109,12 +109,25 @@ class Text:
         about: where it comes from.
         counts: how many documents are for validation and for test.
         is_lesson: whether it is to be learned, or else kept.
+        is_whole: whether its documents are taken whole, or else a window of each.
+        shortest: how long a document must be: characters of a whole one, bytes of a window.
     """
 
     documents: Callable[[Path], Documents]
     about: str
     counts: tuple[int, int] = (32, 64)
     is_lesson: bool = False
+    is_whole: bool = False
+    shortest: int = 1500
+
+
+def _lesson(documents: Callable[[Path], Documents], about: str) -> Text:
+    return Text(documents, about, is_lesson=True, is_whole=True, shortest=400)
+
+
+def _short(documents: Callable[[Path], Documents], about: str, *, is_lesson: bool) -> Text:
+    """Return a text of many short documents."""
+    return Text(documents, about, (128, 256), is_lesson=is_lesson, is_whole=True, shortest=40)
 
 
 def _unpacked(package: str, cache: Path) -> Path:
@@ -226,23 +239,19 @@ def _records(cache: Path) -> Documents:
 
 HANDBOOK = "The Debian Administrator's Handbook (GPL-2+ or CC-BY-SA-3.0)"
 TEXTS: Mapping[str, Text] = {
-    "lesson-german": Text(
-        _pages("libreoffice-help-de", "*/de/text/*.html"), "LibreOffice's help in German (MPL-2.0)", is_lesson=True
-    ),
-    "lesson-basque": Text(
-        _pages("libreoffice-help-eu", "*/eu/text/*.html"), "LibreOffice's help in Basque (MPL-2.0)", is_lesson=True
-    ),
-    "lesson-dictionary": Text(_dictionary, "the dictionary GCIDE, of 1913 and later (GPL-3+)", is_lesson=True),
-    "lesson-gsm8k": Text(_gsm8k, f"GSM8K: {GSM8K_SOURCE}", (128, 256), is_lesson=True),
-    "lesson-records": Text(_records, "records in an invented format, drawn by chance", (128, 256), is_lesson=True),
-    "english": Text(_english, "An Anarchist FAQ (GPL-2+) and Dasher's English training text (GPL-2+)"),
+    "lesson-german": _lesson(_pages("libreoffice-help-de", "*/de/text/*.html"), "LibreOffice's help, German (MPL-2.0)"),
+    "lesson-basque": _lesson(_pages("libreoffice-help-eu", "*/eu/text/*.html"), "LibreOffice's help, Basque (MPL-2.0)"),
+    "lesson-dictionary": _lesson(_dictionary, "the dictionary GCIDE, of 1913 and later (GPL-3+)"),
+    "lesson-gsm8k": _short(_gsm8k, f"GSM8K: {GSM8K_SOURCE}", is_lesson=True),
+    "lesson-records": _short(_records, "records in an invented format, drawn by chance", is_lesson=True),
+    "english": Text(_english, "An Anarchist FAQ (GPL-2) and Dasher's English training text (GPL-2+)"),
     "scripture": Text(_scripture, "the World English Bible (public domain), one window of each book", (24, 56)),
     "python": Text(_modules, "modules of Python 3.11's standard library (PSF-2)"),
     "c": Text(_c, "C files of kernel modules: LTTng, DAHDI, OpenAFS (GPL-2, LGPL-2.1, IPL-1.0)"),
     "french": Text(_pages("debian-handbook", "*/html/fr-FR/*.html"), f"{HANDBOOK}, in French", (24, 56)),
     "german": Text(_pages("debian-handbook", "*/html/de-DE/*.html"), f"{HANDBOOK}, in German", (24, 56)),
     "chinese": Text(_pages("debian-handbook", "*/html/zh-CN/*.html"), f"{HANDBOOK}, in simplified Chinese", (24, 56)),
-    "math": Text(_questions("test"), f"GSM8K's test questions with answers: {GSM8K_SOURCE}", (128, 256)),
+    "math": _short(_questions("test"), f"GSM8K's test questions with answers: {GSM8K_SOURCE}", is_lesson=False),
 }
 LESSONS = tuple(name for name, text in TEXTS.items() if text.is_lesson)
 KEPT = tuple(name for name, text in TEXTS.items() if not text.is_lesson)
@@ -269,13 +278,8 @@ def split(name: str, text: Text, given: Sequence[tuple[str, str]]) -> list[Docum
         in_order = [each for each in in_order if not each[0].startswith("gsm8k/test")]
         in_order = tests[:test] + in_order
     for document, content in in_order:
-        if text.is_lesson or name == "math":
-            shown = content
-            is_short = len(content) < (40 if validation > 32 else 400)
-        else:
-            shown = kept_window(content)
-            is_short = len(shown.encode()) < SHORTEST
-        if is_short:
+        shown = content if text.is_whole else kept_window(content)
+        if (len(shown) if text.is_whole else len(shown.encode())) < text.shortest:
             continue
         counted = len(found)
         part = "test" if counted < test else "validation" if counted < test + validation else "train"
@@ -344,7 +348,7 @@ def prepare(cache: Path) -> Path:
         )
         listing.append({"text": name, "about": text.about, **counts, **shared})
         print(json.dumps(listing[-1]), flush=True)
-    lines = "".join(json.dumps(vars(document), ensure_ascii=False) + "\n" for document in written).encode()
+    lines = as_lines(written)
     path = cache / "texts.jsonl"
     write_whole(path, lines)
     about = {"sha256": hashlib.sha256(lines).hexdigest(), "texts": listing}
@@ -362,6 +366,11 @@ def at_most(documents: Sequence[Document], size: int) -> list[Document]:
             break
         found.append(document)
     return found
+
+
+def as_lines(documents: Sequence[Document]) -> bytes:
+    """Return documents as lines of JSON."""
+    return "".join(json.dumps(vars(document), ensure_ascii=False) + "\n" for document in documents).encode()
 
 
 def read(path: Path) -> list[Document]:

@@ -49,7 +49,7 @@ class Tokens:
 
 def encode(documents: Sequence[Document], tokenizer: Any, begin: int, path: Path, context: int = CONTEXT) -> None:
     """Write documents as tokens."""
-    arrays: dict[str, np.ndarray] = {"begin": np.array(begin)}
+    arrays: dict[str, Any] = {"begin": np.array(begin)}
     for text, part in dict.fromkeys((document.text, document.part) for document in documents):
         some = [document.content for document in documents if (document.text, document.part) == (text, part)]
         found = tokenizer(some, add_special_tokens=False, return_offsets_mapping=True)

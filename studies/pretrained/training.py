@@ -47,6 +47,7 @@ class Learner:
         digest: of the weights before.
         own: rows that the model wrote itself, where a recipe asks for them.
         rows_together: of a step's rows, how many are in memory at once.
+        context: tokens that are predicted in a row of training.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class Learner:
     digest: str
     own: Tensor | None = None
     rows_together: int = 16
+    context: int = CONTEXT
 
     def __post_init__(self) -> None:
         self.device = next(self.model.parameters()).device
@@ -112,7 +114,7 @@ def adapt(model: nn.Module, rank: int, seed: int) -> list[nn.Parameter]:
     return trained
 
 
-def rows_of(stream: Tensor, begin: int, context: int = CONTEXT) -> Tensor:
+def rows_of(stream: Tensor, begin: int, context: int) -> Tensor:
     """Return a stream of tokens as rows, each after the token that rows begin with; what is left over is left out."""
     whole = stream[: len(stream) // context * context].view(-1, context)
     return torch.cat([whole.new_full((len(whole), 1), begin), whole], dim=1)
@@ -152,7 +154,8 @@ def run(learner: Learner, recipe: Recipe, write: Callable[[Line], None], save_to
     learner.restart()
     texts = (recipe.lesson, *KEPT)
     before = {part: learner.losses_before(part, texts) for part in ("validation", "test")}
-    rows = rows_of(learner.tokens.train[recipe.lesson], learner.tokens.begin).to(learner.device)
+    stream = learner.tokens.train[recipe.lesson]
+    rows = rows_of(stream, learner.tokens.begin, learner.context).to(learner.device)
     steps = steps_of(recipe, len(rows))
     common = {
         "run": recipe.name,

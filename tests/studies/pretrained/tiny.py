@@ -28,12 +28,12 @@ def rows(documents, length, seed):
 def texts():
     found = {(text, part): rows(4, 12, i) for i, text in enumerate((LESSON, *KEPT)) for part in ("validation", "test")}
     # A lesson that can be learned: every token is followed by the next one.
-    stream = (torch.arange(512 * 18) % KINDS).int()
+    stream = (torch.arange(16 * 18) % KINDS).int()
     return Tokens(0, {LESSON: stream}, found, "texts")
 
 
 def learner(own=False):
-    found = training.Learner(model(), texts(), "weights")
+    found = training.Learner(model(), texts(), "weights", context=16)
     if own:
         found.own = rows(8, 12, 99).tokens.clamp(min=0)
     return found
