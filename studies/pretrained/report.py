@@ -86,6 +86,7 @@ def write(page: Path, rows: Sequence[Line]) -> Path:
 def text(rows: Sequence[Line]) -> str:
     """Return the page."""
     ends = at_end(rows)
+    dates = ", ".join(sorted({line["date"] for line in ends.values()}))
     machines = "; ".join(sorted({line["machine"] for line in ends.values()}))
     minutes = sum(line["seconds"] for line in rows if line.get("end")) / 60
     parts = [
@@ -97,6 +98,7 @@ def text(rows: Sequence[Line]) -> str:
         ),
         "",
         "- command: python -m studies.pretrained train MODEL --plans screening rates own-text",
+        f"- date: {dates}",
         f"- machine: {machines}; {len(ends)} runs, {minutes:.0f} minutes summed over processes side by side",
         f"- rows: {ROWS}, a line for each evaluation, with the recipe, the digests and, at a run's end, each document",
         "",
@@ -146,8 +148,8 @@ def _screening(rows: Sequence[Line], ends: Mapping[str, Line]) -> list[str]:
         lines += [
             f"### {name}",
             "",
-            f"| lesson | regime | the lesson | {' | '.join(KEPT)} | lost kinds | half way |",
-            f"|---|---|---|{'---|' * len(KEPT)}---|---|",
+            f"| lesson | regime | the lesson | {' | '.join(KEPT)} | mean | lost kinds | half way |",
+            f"|---|---|---|{'---|' * len(KEPT)}---|---|---|",
         ]
         for lesson in LESSONS:
             for regime in REGIMES.values():
@@ -158,6 +160,7 @@ def _screening(rows: Sequence[Line], ends: Mapping[str, Line]) -> list[str]:
     return [
         *lines,
         (
+            "A kept text of what is learned (German, or GSM8K's questions) is left out of the mean and of the count. "
             "“Half way”: the largest change of a kept text's validation loss after half of the steps, which says how "
             "fast it is lost."
         ),
@@ -167,15 +170,17 @@ def _screening(rows: Sequence[Line], ends: Mapping[str, Line]) -> list[str]:
 def _row(rows: Sequence[Line], line: Line, what: str) -> str:
     told = line["texts"]
     cells = [_change(told[line["recipe"]["lesson"]], bold=False), *(_change(told[kind]) for kind in KEPT)]
-    lost = [kind for kind in KEPT if is_lost(told[kind])]
+    kinds = [kind for kind in KEPT if not _is_of_lesson(kind, line["recipe"]["lesson"])]
+    mean, error = mean_loss(line, kinds)
+    lost = [kind for kind in kinds if is_lost(told[kind])]
     half = [
         each
         for each in rows
         if each["run"] == line["run"] and "texts" in each and each["step"] == round(each["steps"] / 2)
     ]
-    worst = max((half[-1]["texts"][kind]["change"], kind) for kind in KEPT) if half else None
+    worst = max((half[-1]["texts"][kind]["change"], kind) for kind in kinds) if half else None
     early = f"{worst[1]} {worst[0]:+.3f}" if worst else ""
-    return f"| {what} | {' | '.join(cells)} | {len(lost)} of {len(KEPT)} | {early} |"
+    return f"| {what} | {' | '.join(cells)} | {mean:+.3f} ± {error:.3f} | {len(lost)} of {len(kinds)} | {early} |"
 
 
 def _change(told: Line, *, bold: bool = True) -> str:

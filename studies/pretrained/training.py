@@ -4,9 +4,11 @@ Weights are in float32 and computed with in bfloat16 on a GPU. Each evaluation i
 digests of the weights and the texts.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -163,8 +165,11 @@ def run(learner: Learner, recipe: Recipe, write: Callable[[Line], None], save_to
         "weights": learner.digest,
         "tokens": learner.tokens.digest,
         "machine": _machine(learner.device),
+        "date": datetime.now(UTC).date().isoformat(),
         "steps": steps,
     }
+    if recipe.strength:
+        common["own"] = _digest(learner)
 
     def look(step: int, part: str, share: float, *, documents: bool = False) -> None:
         now = learner.losses(part, texts)
@@ -229,6 +234,13 @@ def _accumulate(learner: Learner, recipe: Recipe, batch: Tensor, own: Iterator[T
     return total
 
 
+def _digest(learner: Learner) -> str:
+    """Return a digest of the model's own text."""
+    if learner.own is None:
+        raise SystemExit("This recipe needs the model's own text: run `python -m studies.pretrained write` first.")
+    return hashlib.sha256(learner.own.int().numpy().tobytes()).hexdigest()[:16]
+
+
 def _trained(learner: Learner, recipe: Recipe) -> list[nn.Parameter]:
     if recipe.weights == "lora":
         return adapt(learner.model, recipe.rank, recipe.seed)
@@ -237,10 +249,8 @@ def _trained(learner: Learner, recipe: Recipe) -> list[nn.Parameter]:
 
 def _own_batches(learner: Learner, recipe: Recipe) -> Iterator[Tensor]:
     """Yield rows of own text for each step, endlessly; none where a recipe asks for none."""
-    if not recipe.strength:
+    if not recipe.strength or learner.own is None:
         return
-    if learner.own is None:
-        raise SystemExit("This recipe needs the model's own text: run `python -m studies.pretrained write` first.")
     own = learner.own.to(learner.device)
     generator = generator_for(recipe.seed, "own text")
     while True:

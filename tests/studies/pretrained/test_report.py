@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.language.lines import add
 from studies.pretrained import report, training
+from studies.pretrained.__main__ import main
 from studies.pretrained.losses import DocumentLosses
 from studies.pretrained.models import MODELS
 from studies.pretrained.recipes import Recipe
@@ -80,3 +81,8 @@ def test_small_and_uncertain_losses_are_not_counted():
 def test_a_text_that_is_learned_is_not_one_that_is_kept():
     assert report._is_of_lesson("math", "lesson-gsm8k")
     assert not any(report._is_of_lesson(kind, "lesson-basque") for kind in KEPT)
+
+
+def test_a_run_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="There is no run abc"):
+        main(["again", "abc", str(tmp_path / "lines.jsonl"), "--rows", str(ROOT / report.ROWS)])
