@@ -11,6 +11,7 @@ from anchorhold.holds import HOLDS
 from anchorhold.measures import MEASURES
 from anchorhold_lab.experiments import SCENARIOS
 from anchorhold_lab.networks import NETWORKS
+from tests.nightly import mark_nights
 
 # However long an example takes: the machine may be busy with something else.
 settings.register_profile(
@@ -29,6 +30,12 @@ def pytest_collection_finish():
     """All that is loaded by now stays, so no collection of garbage, which trainers ask for often, looks at it again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark what the day leaves out, before pytest chooses by marks."""
+    mark_nights(items)
 
 
 @pytest.hookimpl(optionalhook=True)

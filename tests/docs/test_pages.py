@@ -26,7 +26,7 @@ def test_the_scenarios_of_ones_own(capsys):
     assert scope["runs"].outcomes[0].matrix[-1] == pytest.approx(last, abs=0.011)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_experiments_in_python(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
@@ -53,7 +53,7 @@ def test_the_table_of_scenarios_is_complete():
             assert re.search(rf"`{name}`.*-{'-'.join(map(str, kind.hidden))}-", page("scenarios.md"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ANCHORHOLD_DATA", str(tmp_path / "data"))

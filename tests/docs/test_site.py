@@ -11,8 +11,6 @@ from filelock import FileLock
 from tests.docs.pages import DOCS
 from tests.lab.report.browser import Browser
 
-pytestmark = pytest.mark.slow
-
 LOADED = r"""<(?:script|img|iframe|source|video)\b[^>]*\bsrc=["']([^"']+)|<link\b[^>]*\bhref=["']([^"']+)"""
 DRAWN = """(() => {
   const box = element => element.getBoundingClientRect();
@@ -120,6 +118,7 @@ def test_pages_fit_a_phone_and_throw_nothing(browser, site, name):
     assert_quiet(browser)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("formula", [r"\left( a", r"\nosuchcommand x", r"\begin{aligned} a &= b \end{aligned}"])
 def test_a_formula_that_cannot_be_read_fails_the_build(tmp_path, formula):
     source = tmp_path / "docs"

@@ -62,7 +62,7 @@ def only_id(call, store, *command):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("file", sorted(EXTENDING.glob("*.py")), ids=lambda path: path.name)
 def test_the_commands_in_its_docstring(call, tmp_path, monkeypatch, file):
     monkeypatch.chdir(ROOT)

@@ -187,9 +187,7 @@ def test_mistakes_are_explained(tmp_path):
     accelerator = Accelerator(cpu=True)
     model, optimizer, _ = prepared_with(accelerator, 0)
     guard = anchorhold.Guard(model, anchorhold.SOS())
-    with pytest.raises(
-        anchorhold.ConfigurationError, match="A guard of type AcceleratedOptimizer; expected a Guard,"
-    ):
+    with pytest.raises(anchorhold.ConfigurationError, match="A guard of type AcceleratedOptimizer; expected a Guard,"):
         prepare_guard(accelerator, optimizer, guard)
     accelerator.save_state(tmp_path)
     prepare_guard(accelerator, guard, optimizer)

@@ -37,7 +37,7 @@ def test_trainer(capsys):
     assert learned_too < learned + 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lora(capsys):
     (knew, _), (forgot, learned), (kept, learned_too) = run("huggingface_lora.py", capsys)
     assert kept < knew + 0.3 < forgot
