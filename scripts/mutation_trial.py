@@ -103,8 +103,8 @@ def code(module: ast.AST) -> Iterator[ast.AST]:
 
 
 def collected(*options: str) -> set[str]:
-    """Return the names of the tests that pytest would run."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-q", *options]
+    """Return the names of the tests that pytest would run; its settings let it print nothing else."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603
     return {line for line in done.stdout.splitlines() if "::" in line}
 
@@ -155,7 +155,11 @@ class Trial:
             os.dup2(silent, 2)
             signal.alarm(self._seconds)
             options = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-            os._exit(int(pytest.main([*options, *tests], plugins=[Failures(self._failed)])))
+            code = 1
+            try:
+                code = int(pytest.main([*options, *tests], plugins=[Failures(self._failed)]))
+            finally:
+                os._exit(code)  # whatever happens, the loop over mutants is the first process's alone
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         with contextlib.suppress(ProcessLookupError):  # what its tests have started
             os.killpg(child, signal.SIGKILL)
@@ -194,16 +198,17 @@ def main() -> None:
         each for file in sorted(PACKAGE.rglob("*.py")) for each in mutants(file) if tests_of.get((file, each.line))
     ]
     counts = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        trial = Trial(Path(folder), asked.seconds)
-        for mutant in random.Random(asked.seed).sample(every, asked.mutants):  # noqa: S311 (nothing secret)
-            tests = tests_of[mutant.file, mutant.line]
-            by_day = [test for test in tests if test in day][: asked.tests]
-            by_night = [test for test in tests if test not in day][: asked.tests]
-            tried = {"day": by_day, "night": by_night}
-            caught = next((when for when, some in tried.items() if trial.catches(mutant, some)), "neither")
-            counts[caught] += 1
-            print(f"{caught:8}{mutant} ({len(by_day)} tests by day, {len(by_night)} by night)", flush=True)
+    folder = Path(tempfile.mkdtemp())  # removed below: what forks would remove a TemporaryDirectory at its own end
+    trial = Trial(folder, asked.seconds)
+    for mutant in random.Random(asked.seed).sample(every, asked.mutants):  # noqa: S311 (nothing secret)
+        tests = tests_of[mutant.file, mutant.line]
+        by_day = [test for test in tests if test in day][: asked.tests]
+        by_night = [test for test in tests if test not in day][: asked.tests]
+        tried = {"day": by_day, "night": by_night}
+        caught = next((when for when, some in tried.items() if trial.catches(mutant, some)), "neither")
+        counts[caught] += 1
+        print(f"{caught:8}{mutant} ({len(by_day)} tests by day, {len(by_night)} by night)", flush=True)
+    shutil.rmtree(folder)
     print(dict(counts))
 
 

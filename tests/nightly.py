@@ -18,10 +18,9 @@ def mark_nights(items):
         if hasattr(item, "callspec"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in tests.values():
-        daily = [case for case in cases if case.get_closest_marker("daily")]
+        daily = [values(case) for case in cases if case.get_closest_marker("daily")]
         others = [case for case in cases if not has_mark(case)]
-        places = [case.callspec.indices for case in others]
-        chosen = set(few(places, CASES, [case.callspec.indices for case in daily]))
+        chosen = set(few(list(map(values, others)), CASES, daily))
         for number, case in enumerate(others):
             if number not in chosen:
                 case.add_marker(pytest.mark.nightly)
@@ -32,16 +31,21 @@ def has_mark(case):
     return any(case.get_closest_marker(name) for name in ("daily", "nightly"))
 
 
+def values(case):
+    """Return a case's parameters by name and value, which need not be hashable."""
+    return {(name, id(value)) for name, value in case.callspec.params.items()}
+
+
 def few(cases, count, shown=()):
     """Return the numbers of so many cases, each of which shows as many new values of parameters as can be.
 
-    A case is a mapping from each parameter's name to its value's number; some cases may be shown already.
+    A case is a set of values; some cases may be shown already. Of equals the first comes.
     """
-    seen = {value for case in shown for value in case.items()}
+    seen = set().union(*shown)
     left, chosen = list(range(len(cases))), []
     while left and len(shown) + len(chosen) < count:
-        best = max(left, key=lambda number: len(cases[number].items() - seen))
-        seen |= cases[best].items()
+        best = max(left, key=lambda number: len(cases[number] - seen))
+        seen |= cases[best]
         left.remove(best)
         chosen.append(best)
     return chosen

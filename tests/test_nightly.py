@@ -14,19 +14,18 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_a_few_cases_show_as_many_values_as_they_can():
-    product = [{"form": form, "measure": measure} for form, measure in itertools.product(range(3), range(4))]
+    product = [{form, measure} for form, measure in itertools.product("abc", range(4))]
     chosen = [product[number] for number in few(product, 3)]
-    assert {case["form"] for case in chosen} == {0, 1, 2}
-    assert len({case["measure"] for case in chosen}) == 3
+    assert chosen == [{"a", 0}, {"b", 1}, {"c", 2}]
 
 
 @pytest.mark.parametrize(("cases", "chosen"), [(0, []), (1, [0]), (3, [0, 1, 2]), (9, [0, 1, 2])])
 def test_never_more_cases_than_asked_for_and_the_first_of_equals(cases, chosen):
-    assert few([{"value": number} for number in range(cases)], 3) == chosen
+    assert few([{number} for number in range(cases)], 3) == chosen
 
 
 def test_cases_that_run_anyway_count():
-    cases = [{"value": number} for number in range(5)]
+    cases = [{number} for number in range(5)]
     assert few(cases[1:], 3, shown=cases[:1]) == [0, 1]
     assert few(cases[3:], 3, shown=cases[:3]) == []
 
@@ -47,6 +46,8 @@ def test_marks_come_before_the_rule(tmp_path):
         "@many\ndef test_rule(n): ...\n"
         "@pytest.mark.parametrize('n', [0, 1, pytest.param(2, marks=night), 3, 4, pytest.param(5, marks=day)])\n"
         "def test_both(n): ...\n"
+        "@pytest.fixture(params=[[], {}])\ndef made(request):\n    return request.param\n"
+        "@many\n@pytest.mark.parametrize('m', 'abcd')\ndef test_product(made, m, n): ...\n"
     )
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "not nightly"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -54,5 +55,5 @@ def test_marks_come_before_the_rule(tmp_path):
     found = [line.partition("::test_")[2] for line in done.stdout.splitlines() if "::" in line]
     assert found == [
         *["one", *(f"days[{n}]" for n in range(6)), *(f"rule[{n}]" for n in range(CASES))],
-        *["both[0]", "both[1]", "both[5]"],
+        *["both[0]", "both[1]", "both[5]", "product[made0-a-0]", "product[made0-c-2]", "product[made1-b-1]"],
     ]
