@@ -31,6 +31,7 @@ def run(name, capsys):
     return [[float(number) for number in re.findall(r"\d+\.\d+", line)] for line in lines]
 
 
+@pytest.mark.nightly
 def test_trainer(capsys):
     (knew, _), (forgot, learned), (kept, learned_too) = run("huggingface_trainer.py", capsys)
     assert kept < knew + 0.3 < forgot
@@ -44,6 +45,7 @@ def test_lora(capsys):
     assert learned_too < learned + 0.3
 
 
+@pytest.mark.nightly
 def test_accelerate(capsys):
     (forgot, _), (kept, learned_too) = run("accelerate_loop.py", capsys)
     assert kept > forgot + 0.15
