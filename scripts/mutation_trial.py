@@ -139,11 +139,11 @@ class Trial:
             shutil.copy(mutant.file, changed)
             if failed is None or failed in self._sound:
                 return failed is not None
-            if self._first_failure([failed] if failed in tests else tests) is None:
+            if failed not in tests:
+                return self._first_failure(tests) is None
+            if self._first_failure([failed]) is None:
                 self._sound.add(failed)
                 return True
-            if failed not in tests:
-                return False
             self._unsound.add(failed)
         return False
 

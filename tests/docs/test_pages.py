@@ -39,6 +39,7 @@ def test_experiments_in_python(tmp_path, monkeypatch, capsys):
     assert scope["spec"].make_network(scope["spec"].make_scenario(Datasets())).body[0].out_features == 50
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")))
 def test_comments_stay_within_the_page(name):
     for block in re.findall(r"```(?:python|sh|text)\n(.*?)```", page(name), flags=re.DOTALL):

@@ -111,6 +111,7 @@ def test_the_audits_numbers_are_not_broken(browser, site, width):
     assert lines and max(lines) <= 3  # a correlation and a size below it, and the cell's own paragraph
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", ["index", "start", "measures/index", "guides/own-loop", "api/guard", "gotchas"])
 def test_pages_fit_a_phone_and_throw_nothing(browser, site, name):
     browser.open(site / f"{name}.html", width=375)
