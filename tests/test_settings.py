@@ -50,6 +50,7 @@ def test_settings_that_make_no_sense(make, message):
         make()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("numpys", "plain"),
     [

@@ -32,6 +32,7 @@ def in_basis(matrix, gradient):
     return eye_or(matrix.basis.outputs, outputs).T @ gradient @ eye_or(matrix.basis.inputs, inputs)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_s_is_the_mean_square_in_coordinates_that_are_orthonormal(kind):
     model, x = network_and_inputs(kind)

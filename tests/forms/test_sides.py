@@ -56,6 +56,7 @@ def kronecker_truth(factors, sides):
     return torch.kron(*found)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("sides", SIDES, ids="-".join)
 @pytest.mark.parametrize("form", [Rotated, Kronecker])

@@ -109,6 +109,7 @@ ORDINARY = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("positions", "mask"), ORDINARY.values(), ids=ORDINARY)
 def test_ordinary_rows_are_not_cut_apart(positions, mask):
     batch = {"input_ids": torch.full((2, 4), 5), "position_ids": torch.tensor(positions)}

@@ -62,6 +62,7 @@ FORMS = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("samples", [1, 5])
 @pytest.mark.parametrize("measure", ["Fisher", "AF", "MAS"])
 @pytest.mark.parametrize("form", FORMS)

@@ -25,6 +25,7 @@ class Returns(nn.Module):
         return self.what(self.layer(x))
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("batches", "labels", "error", "message"),
     [
@@ -79,6 +80,7 @@ def test_labels_that_are_not_used_may_be_of_other_outputs_and_those_of_positions
         sample_importance(nn.Conv2d(3, 2, 1), [(images, labels)], LogLikelihood(class_dim=1), SQUARE)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("what", "error", "message"),
     [
@@ -115,6 +117,7 @@ def test_gradients_that_overflow():
         sample_importance(model, [X], OutputNorm("logits"), SQUARE)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("batches", "message"),
     [

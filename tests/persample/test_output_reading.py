@@ -50,6 +50,7 @@ def read(model, *targets, score=None, **options):
     return made.reading
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("shape", "targets", "likelihood"),
     [
@@ -99,6 +100,7 @@ UNCLEAR = [
 ]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("shape", "targets", "message"), UNCLEAR)
 def test_what_targets_leave_unclear_is_refused_and_may_be_named(shape, targets, message):
     choices = "do not tell what the model's outputs are. Name it: likelihood='categorical' .*'bernoulli' .*'gaussian'"

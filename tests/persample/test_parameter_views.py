@@ -33,6 +33,7 @@ def test_the_same_part_of_another_tensor(view):
     assert not VIEWS[view](other).any()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "tensor",
     [P.detach(), P.detach().T, P + 0, P.expand(2, 4, 6), P[:, :1].expand(4, 3), P.unfold(1, 3, 1), torch.ones(4, 6)],

@@ -34,6 +34,7 @@ def test_samples_are_found_and_put_first(name):
     assert torch.equal(layout.samples_first(rows, lead=1)[1], 2 * first)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("one", "two"),
     [((1, 3), (1, 3)), ((1, 3), (2, 6)), ((1, 3), (3, 3)), ((1, 3), (2, 3, 1)), ((3,), (5,))],

@@ -142,6 +142,7 @@ def test_custom_score_that_makes_no_sense(score, message):
         sample_importance(nn.Linear(4, 2), [torch.randn(3, 4)], score, SQUARE)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "make",
     [

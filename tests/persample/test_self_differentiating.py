@@ -47,6 +47,7 @@ MODELS = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("samples", [1, 5])
 @pytest.mark.parametrize("measure", ["Fisher", "AF", "MAS"])
 @pytest.mark.parametrize("model", MODELS)

@@ -44,6 +44,7 @@ WRITES = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("measured", ["all", "head only"])
 @pytest.mark.parametrize("samples", [1, 4])
 @pytest.mark.parametrize("write", WRITES)

@@ -59,7 +59,7 @@ def test_a_training_ends_where_it_did(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in RESUMED]
+    "name", [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in RESUMED]
 )
 def test_a_training_that_was_stopped_goes_on_as_if_it_had_not_been(name):
     whole, resumed = Play(CASES[name]).run(), Play(CASES[name]).run(interrupted=True)

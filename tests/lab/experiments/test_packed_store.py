@@ -301,7 +301,7 @@ def packed_whole(folder):
 
 
 @pytest.mark.parametrize(("begin", "work"), [(half_packed, pack), (packed_whole, unpack)], ids=["pack", "unpack"])
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("error", "for_good"), [(OSError(errno.ENOSPC, "Full"), False), (Interrupted(), True)], ids=["full", "dead"]
 )

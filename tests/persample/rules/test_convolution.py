@@ -36,6 +36,7 @@ def _network(dimensions: int, **options) -> nn.Module:
     return nn.Sequential(convolution(4, 4, **options), nn.Tanh(), pool(1), nn.Flatten(), nn.Linear(4, 3)).double()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("measure", ["Fisher", "MAS"])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("dimensions", [1, 2])

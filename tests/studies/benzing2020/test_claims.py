@@ -132,20 +132,20 @@ def test_the_quick_preset_decides_no_claim(nothing):
     assert check_all(Results(nothing.store, PRESETS["paper"]), {"batch-size"}) != []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_claim_can_be_decided_from_runs(results):
     undecided = {claim.name: check(claim, results) for claim in (*CLAIMS.values(), *OWN_CLAIMS.values())}
     # The tiny runs can be so alike that a t-test has nothing to compare.
     assert [name for name, verdict in undecided.items() if verdict.holds is None and "mas-logits" not in name] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_bias_is_what_si_has_beyond_siu(results):
     si, siu = (raw_sums(results, "CIFAR", name) for name in ("SI", "SIU"))
     np.testing.assert_allclose(bias_ratio(results, "CIFAR"), si / siu - 1, rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_only_the_claims_of_the_chosen_items_are_checked(results):
     found = [verdict.name for verdict in check_all(results, {"figure2"})]
     assert found == [name for name in CLAIMS if CLAIMS[name].items == ("figure2",) and name in EXPECTED_ON_DIGITS]

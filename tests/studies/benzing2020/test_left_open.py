@@ -37,7 +37,7 @@ def test_two_orders_and_two_sizes():
     assert small_tasks(PAPER.spec("P-MNIST", "SI", sizes=sizes)) == [1, 3, 5, 7, 9]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_real_runs_say_of_it(results):
     for half in (False, True):
         means = by_seed(results, half)
