@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 import anchorhold
 from anchorhold.digits import load_digits
+from anchorhold.engine.reductions import Basis, joined
 from anchorhold.forms import RotatedMatrix
-from anchorhold.persample.reductions import Basis, joined
 from benchmarks.undamped import undamped
 
 TASKS, STEPS, BATCH, RATE, WIDTH = 5, 300, 64, 3e-3, 64

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from anchorhold.engine.reductions import Basis
 from anchorhold.errors import DataError
 from anchorhold.forms import Kronecker, KroneckerMatrix, Matrix, Rotated, RotatedMatrix
 from anchorhold.forms.of_layers import rotated
 from anchorhold.guard import Guard
 from anchorhold.guard.consolidating import measuring
-from anchorhold.persample.reductions import Basis
 from anchorhold.tensors.matrices.products import products_in
 from anchorhold_lab.data import Dataset, Images
 from anchorhold_lab.data.locations import Datasets

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import anchorhold
+from anchorhold.engine.reductions import joined
 from anchorhold.forms import DiagonalMatrix, Rotated, RotatedMatrix
-from anchorhold.persample.reductions import joined
 from anchorhold.seeding import generator_for
 from benchmarks.language import __main__ as command
 from benchmarks.language import corpus, plot, reading, report, study

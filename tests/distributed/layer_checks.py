@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import anchorhold
+from anchorhold.engine import engine
 from anchorhold.guard.distributed.whole_model import largest_layer
-from anchorhold.persample import engine
 from anchorhold.tensors.gathered_at_use import Gatherer
 from tests.distributed.problem import share, whole
 from tests.distributed.watch_checks import cut_up, deep, layer_by_layer

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anchorhold
+from anchorhold.engine.reductions import Basis, joined
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Block, Rotated, RotatedMatrix, Summed
-from anchorhold.persample.reductions import Basis, joined
 from tests.forms.layer_networks import NETWORKS, block_gradients, dense_of, network_and_inputs, parts
 
 PHI = {"EWC": torch.square, "MAS": torch.abs, "AF": torch.abs}

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import anchorhold
+from anchorhold.engine.reductions import joined, layer_matrix
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms import Kronecker, Rotated
-from anchorhold.persample.reductions import joined, layer_matrix
 from tests.forms.layer_networks import block_gradients, dense_of, network_and_inputs, parts
 
 LARGEST, RANK = 3, 2

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import anchorhold
+from anchorhold.engine.layer_inputs import LayerInputs, inputs_of
 from anchorhold.errors import (
     AnchorholdWarning,
     BatchError,
@@ -21,7 +22,6 @@ from anchorhold.errors import (
 from anchorhold.forms.of_layers.layers import layer_blocks
 from anchorhold.holds import Hold
 from anchorhold.holds.input_spaces import HardSpace, SoftSpace
-from anchorhold.persample.layer_inputs import LayerInputs, inputs_of
 from anchorhold_lab.experiments import Spec
 from tests.forms.layer_networks import NETWORKS, network_and_inputs
 from tests.guard.sam import SAM

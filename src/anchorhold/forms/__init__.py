@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from anchorhold.engine.reductions import Block
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms.base import Cost, Form, Matrix
 from anchorhold.forms.composed.summed import Summed
@@ -11,7 +12,6 @@ from anchorhold.forms.of_layers.kronecker import Kronecker, Kronecker16, Kroneck
 from anchorhold.forms.of_layers.rotated import Rotated, Rotated16, RotatedMatrix
 from anchorhold.forms.of_vectors.dense import Dense, DenseMatrix
 from anchorhold.forms.of_vectors.lowrank import LowRank, LowRankMatrix
-from anchorhold.persample.reductions import Block
 from anchorhold.registry import Registry, registering_class
 
 F = TypeVar("F", bound=Form)

@@ -13,11 +13,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.phi import SQUARE
+from anchorhold.engine.reductions import Block, Reduction
 from anchorhold.errors import ConfigurationError, ProtectError
 from anchorhold.measures import MEASURES
 from anchorhold.measures.base import Measure, SampleMeasure
-from anchorhold.persample.phi import SQUARE
-from anchorhold.persample.reductions import Block, Reduction
 from anchorhold.settings import number, written
 from anchorhold.tensors.finite import is_finite
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from anchorhold.engine.batches import Forward
 from anchorhold.errors import AnchorholdWarning, ConfigurationError
 from anchorhold.forms import Form, Matrix
 from anchorhold.guard.arguments.fitting_strengths import check_strengths
@@ -48,7 +49,6 @@ from anchorhold.guard.steps.path_records import path_of, take_path
 from anchorhold.guard.summary import describe
 from anchorhold.holds import Hold
 from anchorhold.measures import Measure
-from anchorhold.persample.batches import Forward
 from anchorhold.retention import KeptSet, KeptSets, PulledBack, Retention, Tolerance, TracePoint
 from anchorhold.retention.kept_set import SAMPLES
 

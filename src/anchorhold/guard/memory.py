@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from anchorhold.adapters import Change
+from anchorhold.engine.phi import Phi
+from anchorhold.engine.reductions import Block, Reduction
 from anchorhold.forms import Form, Matrix
 from anchorhold.guard.arguments.selection import Selection
 from anchorhold.guard.arguments.strengths import USUAL, PatternStrengths
@@ -29,8 +31,6 @@ from anchorhold.guard.micro_batches.gradient_sums import Watched
 from anchorhold.guard.noticing.new_classes import HeadGradients
 from anchorhold.holds import Held, Hold, Tilt
 from anchorhold.holds.base import TaskData, TrainingCall
-from anchorhold.persample.phi import Phi
-from anchorhold.persample.reductions import Block, Reduction
 from anchorhold.retention import KeptSets, Tolerance
 from anchorhold.retention.controller import Control
 from anchorhold.retention.sample_marks import SampleMarks

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.batches import Batch, Completion, register_convention
+from anchorhold.engine.scores import IGNORED
 from anchorhold.errors import BatchError
 from anchorhold.integrations.huggingface_packing import documents_apart
 from anchorhold.integrations.huggingface_preferences import only_wanted_completions
-from anchorhold.persample.batches import Batch, Completion, register_convention
-from anchorhold.persample.scores import IGNORED
 
 
 @register_convention

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from anchorhold.engine.batches import Batch, read_batch
+from anchorhold.engine.scores import IGNORED
 from anchorhold.errors import BatchError
-from anchorhold.persample.batches import Batch, read_batch
-from anchorhold.persample.scores import IGNORED
 
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seq_lens", "max_length_q", "max_length_k", "seq_idx")
 """What tells a packed row's documents apart, and nothing else."""

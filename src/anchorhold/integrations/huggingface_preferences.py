@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorhold.persample.batches import Batch, read_batch
-from anchorhold.persample.scores import IGNORED
+from anchorhold.engine.batches import Batch, read_batch
+from anchorhold.engine.scores import IGNORED
 
 _MASK = "completion_mask"
 _OF_THE_LOSS = ("ref_chosen_logps", "ref_rejected_logps", "ref_logps", "ref_KL_logps", "label")

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from anchorhold.persample.batches import Forward
-from anchorhold.persample.engine import SampleAccumulator
-from anchorhold.persample.phi import Phi
-from anchorhold.persample.reductions import Reduction
-from anchorhold.persample.scores import Score
+from anchorhold.engine.batches import Forward
+from anchorhold.engine.engine import SampleAccumulator
+from anchorhold.engine.phi import Phi
+from anchorhold.engine.reductions import Reduction
+from anchorhold.engine.scores import Score
 from anchorhold.settings import written
 
 States = Mapping[str, Tensor]

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from anchorhold.engine.reductions import Basis, Block, as_vector, in_shapes, joined, taken_apart
 from anchorhold.forms import DenseMatrix, DiagonalMatrix, KroneckerMatrix, Matrix, RotatedMatrix, Summed
 from anchorhold.forms.composed.conjugate_gradients import Linear, conjugate_gradients
 from anchorhold.forms.factors import Factor, as_square, balanced, divided, eigenbasis, whole
 from anchorhold.guard.noticing.telling import tell
-from anchorhold.persample.reductions import Basis, Block, as_vector, in_shapes, joined, taken_apart
 from anchorhold.tensors.matrices.decompositions import decomposed
 
 TOLERANCE = 1e-8

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.batches import Forward, call_model
 from anchorhold.errors import ModelError
 from anchorhold.integrations.huggingface_batches import has_encoder, takes, text_writer
-from anchorhold.persample.batches import Forward, call_model
 
 Reader = Callable[[Tensor], Tensor]
 """Takes all tokens ``[N, T]`` so far, more at each call, and returns the logits ``[N, V]`` of the next ones."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from anchorhold.engine.scores.positions import IGNORED
 from anchorhold.errors import ConfigurationError
-from anchorhold.persample.scores.positions import IGNORED
 from anchorhold.settings import choice, whole_number
 
 Labels = Literal["written", "all"]

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from anchorhold.engine.batches import Batch, BatchReader, Forward, call_model, check_batches
+from anchorhold.engine.isolation.isolated import looked_at
+from anchorhold.engine.isolation.kept_inputs import KeptInputs
 from anchorhold.errors import AnchorholdError, BatchError, ConfigurationError, OrderError
-from anchorhold.persample.batches import Batch, BatchReader, Forward, call_model, check_batches
-from anchorhold.persample.isolation.isolated import looked_at
-from anchorhold.persample.isolation.kept_inputs import KeptInputs
 from anchorhold.retention.predictions import (
     Predictions,
     Sums,

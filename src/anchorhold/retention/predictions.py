@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anchorhold.engine.batches import Batch, Forward
+from anchorhold.engine.scores import IGNORED, problem_type
+from anchorhold.engine.scores.output_reading import SHARED_OUT
+from anchorhold.engine.scores.positions import counted_positions
+from anchorhold.engine.scores.softmax import PIECE
 from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError
-from anchorhold.persample.batches import Batch, Forward
-from anchorhold.persample.scores import IGNORED, problem_type
-from anchorhold.persample.scores.output_reading import SHARED_OUT
-from anchorhold.persample.scores.positions import counted_positions
-from anchorhold.persample.scores.softmax import PIECE
 from anchorhold.tensors.divergence import divergences
 from anchorhold.tensors.storage import widest_dtype
 

@@ -14,6 +14,19 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.reductions import (
+    Basis,
+    Block,
+    Reduction,
+    RotatedReduction,
+    Sharing,
+    Side,
+    Sides,
+    factors_of,
+    joined,
+    sums_shape,
+    taken_apart,
+)
 from anchorhold.forms.base import Cost, Displacement, Matrix, pulled_share
 from anchorhold.forms.factors import Factor, balanced, composed, eigenbasis, thin, times
 from anchorhold.forms.of_layers.coordinates import (
@@ -29,19 +42,6 @@ from anchorhold.forms.of_layers.coordinates import (
 )
 from anchorhold.forms.of_layers.layers import LayerForm, refuse_other_shapes
 from anchorhold.measures.base import SampleMeasure
-from anchorhold.persample.reductions import (
-    Basis,
-    Block,
-    Reduction,
-    RotatedReduction,
-    Sharing,
-    Side,
-    Sides,
-    factors_of,
-    joined,
-    sums_shape,
-    taken_apart,
-)
 from anchorhold.settings import choice
 from anchorhold.tensors.matrices.products import Precision, in_precision, products_in
 

@@ -11,13 +11,13 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.reductions import Block, OuterReduction, Reduction, as_vector, at_least_single, in_shapes
 from anchorhold.errors import ConfigurationError
 from anchorhold.forms.base import Cost, Displacement, Matrix, pulled_share
 from anchorhold.forms.factors import damped, divided, eigenbasis
 from anchorhold.forms.of_layers.layers import refuse_other_shapes
 from anchorhold.forms.of_vectors.vectors import VectorForm, places_in
 from anchorhold.measures.base import SampleMeasure
-from anchorhold.persample.reductions import Block, OuterReduction, Reduction, as_vector, at_least_single, in_shapes
 from anchorhold.settings import whole_number
 from anchorhold.tensors.matrices.decompositions import decomposed
 from anchorhold.tensors.matrices.products import products_in

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from anchorhold.engine.batches import Forward, check_batches
 from anchorhold.errors import BatchError, ConfigurationError, ModelError
 from anchorhold.forms import Matrix
 from anchorhold.guard.batch_norm.folding import Folding
@@ -13,7 +14,6 @@ from anchorhold.guard.batch_norm.frozen_statistics import is_fresh
 from anchorhold.guard.distributed.ranks import is_fully_sharded
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.noticing.telling import tell
-from anchorhold.persample.batches import Forward, check_batches
 from anchorhold.tensors.names import named_modules
 
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from anchorhold.engine.batches import Forward
+from anchorhold.engine.engine import SampleAccumulator
+from anchorhold.engine.phi import IDENTITY
+from anchorhold.engine.scores import LogLikelihood
+from anchorhold.engine.scores.base import PositionScore
 from anchorhold.guard.distributed.whole_model import whole_model
 from anchorhold.guard.memory import Memory
 from anchorhold.measures import SampleMeasure
-from anchorhold.persample.batches import Forward
-from anchorhold.persample.engine import SampleAccumulator
-from anchorhold.persample.phi import IDENTITY
-from anchorhold.persample.scores import LogLikelihood
-from anchorhold.persample.scores.base import PositionScore
 from anchorhold.tensors.sharding import wrap_local
 
 

@@ -9,6 +9,9 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
+from anchorhold.engine.batches import Batch, Forward, check_batches
+from anchorhold.engine.engine import SampleAccumulator, SampleImportance
+from anchorhold.engine.scores import OutputReading
 from anchorhold.errors import AnchorholdWarning, BatchError, OrderError
 from anchorhold.forms import Block, Matrix
 from anchorhold.guard.centre.task_gradient import TaskGradient
@@ -24,9 +27,6 @@ from anchorhold.guard.micro_batches.gradient_sums import Asked
 from anchorhold.guard.noticing.new_classes import Classes, together, warn_of_new_classes
 from anchorhold.guard.noticing.telling import tell
 from anchorhold.measures import Fisher, SampleMeasure
-from anchorhold.persample.batches import Batch, Forward, check_batches
-from anchorhold.persample.engine import SampleAccumulator, SampleImportance
-from anchorhold.persample.scores import OutputReading
 from anchorhold.retention.sample_marks import SampleMarks
 from anchorhold.tensors.sharding import added_up_part, is_sharded, wrap_local
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from anchorhold.adapters import Change
+from anchorhold.engine.batches import Forward
 from anchorhold.errors import NotFiniteError
 from anchorhold.forms import Matrix
 from anchorhold.guard.arguments.strengths import strength_from
@@ -23,7 +24,6 @@ from anchorhold.guard.noticing.protection import warn_of_uncalled_adapters
 from anchorhold.guard.refreshing import refresh_for
 from anchorhold.guard.steps.attachment import Attachment
 from anchorhold.holds.base import TaskData, states_kept
-from anchorhold.persample.batches import Forward
 from anchorhold.retention.sample_marks import SampleMarks
 from anchorhold.seeding import undisturbed
 from anchorhold.tensors.finite import is_finite

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
+from anchorhold.engine.isolation.isolated import looked_at
 from anchorhold.errors import NotFiniteError, OrderError
 from anchorhold.guard.memory import Memory
-from anchorhold.persample.isolation.isolated import looked_at
 from anchorhold.retention.predictions import Sums
 from anchorhold.retention.report import Retention
 from anchorhold.tensors.sharding import is_sharded, reshard

@@ -6,11 +6,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from anchorhold.engine.batches import Forward
 from anchorhold.errors import BatchError, ConfigurationError
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.noticing.telling import tell
 from anchorhold.guard.steps.attachment import Attachment
-from anchorhold.persample.batches import Forward
 from anchorhold.retention.diagnosis import measured_from, never_binds
 from anchorhold.retention.kept_set import KeptSet, keep, taken
 from anchorhold.retention.predictions import NO_CLASSES

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from anchorhold.engine.batches import Batch, BatchReader, Forward
+from anchorhold.engine.engine import check_outputs
+from anchorhold.engine.phi import SQUARE
+from anchorhold.engine.scores import OutputReading, Told, problem_type
 from anchorhold.guard.consolidating.measuring import DRAWS_APART
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.micro_batches.gradient_sums import Asked, Progress
-from anchorhold.persample.batches import Batch, BatchReader, Forward
-from anchorhold.persample.engine import check_outputs
-from anchorhold.persample.phi import SQUARE
-from anchorhold.persample.scores import OutputReading, Told, problem_type
 from anchorhold.tensors.sharding import whole
 from anchorhold.tensors.storage import running_dtype
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from anchorhold.engine.phi import SQUARE
+from anchorhold.engine.scores import LogLikelihood
 from anchorhold.errors import ConfigurationError, OrderError
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.micro_batches.gradient_sums import Asked
 from anchorhold.measures import MEASURES, Fisher, Measure, PathMeasure, SampleMeasure
-from anchorhold.persample.phi import SQUARE
-from anchorhold.persample.scores import LogLikelihood
 
 MEAN_LOSS = Asked(LogLikelihood("true", per="token"), None, None)
 """What measures along the path see the gradient of: the mean over all labels that count, the usual loss of training."""

@@ -13,6 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.batches import Batch, Forward, call_model, check_batches
+from anchorhold.engine.isolation.isolated import differentiated
+from anchorhold.engine.isolation.kept_inputs import KeptInputs
+from anchorhold.engine.isolation.nested_backward import refuse_nested_backward
+from anchorhold.engine.merged_adapters import refuse_merged
 from anchorhold.errors import BatchError, ModelError, OrderError
 from anchorhold.guard.consolidating.measuring import (
     Reader,
@@ -36,11 +41,6 @@ from anchorhold.guard.micro_batches.taken_measures import MEAN_LOSS, Taken, take
 from anchorhold.guard.noticing.new_classes import together
 from anchorhold.guard.steps.observed import gradients_by_backward
 from anchorhold.measures.base import Seen
-from anchorhold.persample.batches import Batch, Forward, call_model, check_batches
-from anchorhold.persample.isolation.isolated import differentiated
-from anchorhold.persample.isolation.kept_inputs import KeptInputs
-from anchorhold.persample.isolation.nested_backward import refuse_nested_backward
-from anchorhold.persample.merged_adapters import refuse_merged
 from anchorhold.tensors.sharding import is_sharded, like_parameter, local
 from anchorhold.tensors.storage import at_hand, put_back, running_dtype
 

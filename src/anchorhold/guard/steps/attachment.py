@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from anchorhold.engine.batches import Forward
 from anchorhold.errors import OptimizerError, OrderError
 from anchorhold.guard.consolidating.measuring import squares_of_samples
 from anchorhold.guard.distributed.rank_gradients import CommHook, RankGradients
@@ -30,7 +31,6 @@ from anchorhold.guard.steps.observed import Observed, gradients_of_halves, prote
 from anchorhold.guard.steps.optimizers.accepted import check_optimizer, ids, innermost, trained_by
 from anchorhold.guard.steps.optimizers.reach import check_reach
 from anchorhold.guard.steps.watcher import StepWatcher
-from anchorhold.persample.batches import Forward
 
 _HELD_TWICE = (
     "The penalty is part of a loss, and the attached optimiser's steps are held back by it too: it acts twice. Attach "

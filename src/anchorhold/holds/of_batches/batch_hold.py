@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from anchorhold.engine.batches import Batch, BatchReader, call_model
+from anchorhold.engine.isolation.nested_backward import refuse_nested_backward
+from anchorhold.engine.isolation.process_switches import reentrant_checkpoints_opened
 from anchorhold.errors import ConfigurationError, NotFiniteError, OrderError
 from anchorhold.holds.base import Held, Hold
 from anchorhold.holds.of_batches.batch_sources import Drawn, GivenBatches, Source
 from anchorhold.holds.of_batches.buffers import Buffer, Reservoir
-from anchorhold.persample.batches import Batch, BatchReader, call_model
-from anchorhold.persample.isolation.nested_backward import refuse_nested_backward
-from anchorhold.persample.isolation.process_switches import reentrant_checkpoints_opened
 from anchorhold.seeding import derive_seed
 from anchorhold.settings import checked_share, require, whole_number
 from anchorhold.tensors.sharding import is_sharded, reshard

@@ -1,0 +1,26 @@
+"""What is differentiated: the scores of a sample's outputs."""
+
+from anchorhold.engine.scores.base import CustomScore, Per, PositionScore, Rows, Score
+from anchorhold.engine.scores.likelihood import Labels, LogLikelihood
+from anchorhold.engine.scores.likelihoods import LikelihoodName
+from anchorhold.engine.scores.output_norm import OutputNorm
+from anchorhold.engine.scores.output_reading import OutputReading, Told
+from anchorhold.engine.scores.positions import IGNORED, Positions
+from anchorhold.engine.scores.problem_type import problem_type
+
+__all__ = [
+    "IGNORED",
+    "CustomScore",
+    "Labels",
+    "LikelihoodName",
+    "LogLikelihood",
+    "OutputNorm",
+    "OutputReading",
+    "Per",
+    "PositionScore",
+    "Positions",
+    "Rows",
+    "Score",
+    "Told",
+    "problem_type",
+]
