@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from anchorhold.engine.accumulator import SampleAccumulator
 from anchorhold.engine.batches import Forward
-from anchorhold.engine.engine import SampleAccumulator
 from anchorhold.engine.phi import Phi
 from anchorhold.engine.reductions import Reduction
 from anchorhold.engine.scores import Score

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.engine.batches import Forward, call_model
+from anchorhold.engine.conventions.huggingface import has_encoder, takes, text_writer
 from anchorhold.errors import ModelError
-from anchorhold.integrations.huggingface_batches import has_encoder, takes, text_writer
 
 Reader = Callable[[Tensor], Tensor]
 """Takes all tokens ``[N, T]`` so far, more at each call, and returns the logits ``[N, V]`` of the next ones."""

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from anchorhold.engine.batches import Batch, BatchReader, Forward, call_model, check_batches
-from anchorhold.engine.isolation.isolated import looked_at
-from anchorhold.engine.isolation.kept_inputs import KeptInputs
+from anchorhold.engine.batches import Batch, Forward, KeptInputs, call_model, check_batches
+from anchorhold.engine.conventions import BatchReader
+from anchorhold.engine.isolation import looked_at
 from anchorhold.errors import AnchorholdError, BatchError, ConfigurationError, OrderError
 from anchorhold.retention.predictions import (
     Predictions,

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anchorhold.engine.batches import Batch, Forward
-from anchorhold.engine.scores import IGNORED, problem_type
+from anchorhold.engine.conventions import problem_type
+from anchorhold.engine.scores import IGNORED
 from anchorhold.engine.scores.output_reading import SHARED_OUT
-from anchorhold.engine.scores.positions import counted_positions
-from anchorhold.engine.scores.softmax import PIECE
+from anchorhold.engine.scores.outputs import PIECE, counted_positions
 from anchorhold.errors import BatchError, ConfigurationError, NotFiniteError
 from anchorhold.tensors.divergence import divergences
 from anchorhold.tensors.storage import widest_dtype

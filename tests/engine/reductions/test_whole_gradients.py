@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from anchorhold.engine.engine import SampleAccumulator
+from anchorhold.engine.accumulator import SampleAccumulator
 from anchorhold.engine.reductions import Arrival, Block, OuterReduction, ProductReduction, as_vector, in_shapes
 from tests import oracles
 from tests.engine import networks

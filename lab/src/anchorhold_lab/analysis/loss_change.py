@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from anchorhold.engine.isolation.isolated import isolated
+from anchorhold.engine.isolation import isolated
 from anchorhold.errors import ConfigurationError, ModelError, NotFiniteError, OptimizerError, OrderError
 from anchorhold.guard.noticing.telling import tell
 from anchorhold.guard.steps.optimizers.accepted import ids, innermost, is_within_its_own_step, trained_by

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from anchorhold.engine.phi import Phi
 from anchorhold.engine.reductions.base import at_least_single
-from anchorhold.engine.reductions.layer_matrix import Block, LayerReduction
+from anchorhold.engine.reductions.layers import Block, LayerReduction
 from anchorhold.engine.rules.base import LookedUp, Products, phi_of_products, tile_bytes
 from anchorhold.engine.rules.embedding import phi_of_looked_up
 from anchorhold.tensors.matrices.blocks import times_blocks

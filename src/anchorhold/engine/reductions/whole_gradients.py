@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anchorhold.engine.phi import Phi
 from anchorhold.engine.reductions.base import Arrival, Reduction, at_least_single
-from anchorhold.engine.reductions.layer_matrix import Block
+from anchorhold.engine.reductions.layers import Block
 
 
 def as_vector(block: Block, given: Mapping[str, Tensor], lead: int = 0) -> Tensor:

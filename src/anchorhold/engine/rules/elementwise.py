@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from anchorhold.engine.rules.base import Rule, sum_to
-from anchorhold.engine.tracing.parameter_views import is_parameter
+from anchorhold.engine.rules.base import Rule, is_parameter, sum_to
 
 
 class Elementwise(Rule):

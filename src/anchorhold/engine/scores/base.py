@@ -17,12 +17,9 @@ import torch
 from torch import Tensor
 
 from anchorhold.engine.phi import Phi
-from anchorhold.engine.scores.likelihoods import LIKELIHOODS, LikelihoodName
-from anchorhold.engine.scores.likelihoods.base import Targets
-from anchorhold.engine.scores.likelihoods.categorical import checked_labels, other_label
+from anchorhold.engine.scores.likelihoods import LIKELIHOODS, LikelihoodName, Targets, checked_labels, other_label
 from anchorhold.engine.scores.output_reading import OutputReading, Told, read
-from anchorhold.engine.scores.positions import Positions, RowMaker, position_pieces, without_classes
-from anchorhold.engine.scores.softmax import PIECE
+from anchorhold.engine.scores.outputs import PIECE, Positions, RowMaker, position_pieces, without_classes
 from anchorhold.errors import AnchorholdWarning, BatchError, ConfigurationError
 from anchorhold.settings import require, whole_number
 

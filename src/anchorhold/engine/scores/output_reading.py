@@ -13,10 +13,15 @@ from typing import NamedTuple, NoReturn
 from torch import Tensor
 
 from anchorhold.engine.scores.likelihoods import LikelihoodName
-from anchorhold.engine.scores.positions import IGNORED, without_classes
-from anchorhold.engine.scores.problem_type import LIKELIHOOD_OF
-from anchorhold.engine.scores.softmax import widened
+from anchorhold.engine.scores.outputs import IGNORED, in_wider_dtype, without_classes
 from anchorhold.errors import BatchError, ConfigurationError
+
+LIKELIHOOD_OF: dict[str, LikelihoodName] = {
+    "regression": "gaussian",
+    "single_label_classification": "categorical",
+    "multi_label_classification": "bernoulli",
+}
+"""The likelihood of which the loss of each of Hugging Face's problem types is the negative logarithm."""
 
 _CHOICES = (
     "Name it: likelihood='categorical' for one class out of several, 'bernoulli' for labels that are each 0 or 1, "
@@ -93,7 +98,7 @@ class Told:
         for dim in dims:
             if dim not in self._shares:
                 several = self.targets.shape[dim] > 1
-                sums = widened(self.targets).sum(dim)
+                sums = in_wider_dtype(self.targets).sum(dim)
                 rough = 10 if self.targets.dtype.itemsize < 4 else 1  # in 16 bits sums are no better
                 self._shares[dim] = several and bool(((sums - 1).abs() < rough * SHARED_OUT).all())
         return any(self._shares[dim] for dim in dims)

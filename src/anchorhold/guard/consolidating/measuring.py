@@ -9,8 +9,8 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
+from anchorhold.engine.accumulator import SampleAccumulator, SampleImportance
 from anchorhold.engine.batches import Batch, Forward, check_batches
-from anchorhold.engine.engine import SampleAccumulator, SampleImportance
 from anchorhold.engine.scores import OutputReading
 from anchorhold.errors import AnchorholdWarning, BatchError, OrderError
 from anchorhold.forms import Block, Matrix

@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from anchorhold.engine.accumulator import SampleAccumulator
 from anchorhold.engine.batches import Forward, call_model
-from anchorhold.engine.engine import SampleAccumulator
-from anchorhold.engine.isolation.isolated import looked_at
-from anchorhold.engine.tracing.sample_layout import same_values
+from anchorhold.engine.isolation import looked_at
+from anchorhold.engine.tracing.samples import same_values
 from anchorhold.errors import ConfigurationError, ModelError
 from anchorhold.guard.distributed.ranks import Ranks
 from anchorhold.tensors.checksums import checksum

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from anchorhold.engine.isolation.isolated import looked_at
+from anchorhold.engine.isolation import looked_at
 from anchorhold.errors import NotFiniteError, OrderError
 from anchorhold.guard.memory import Memory
 from anchorhold.retention.predictions import Sums

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anchorhold.engine.batches import Batch, BatchReader, Forward
-from anchorhold.engine.engine import check_outputs
+from anchorhold.engine.accumulator import check_outputs
+from anchorhold.engine.batches import Batch, Forward
+from anchorhold.engine.conventions import BatchReader, problem_type
 from anchorhold.engine.phi import SQUARE
-from anchorhold.engine.scores import OutputReading, Told, problem_type
+from anchorhold.engine.scores import OutputReading, Told
 from anchorhold.guard.consolidating.measuring import DRAWS_APART
 from anchorhold.guard.memory import Memory
 from anchorhold.guard.micro_batches.gradient_sums import Asked, Progress

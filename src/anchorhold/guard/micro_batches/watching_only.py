@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anchorhold.engine.batches import Batch, Forward, call_model, check_batches
-from anchorhold.engine.isolation.isolated import differentiated
-from anchorhold.engine.isolation.kept_inputs import KeptInputs
-from anchorhold.engine.isolation.nested_backward import refuse_nested_backward
-from anchorhold.engine.merged_adapters import refuse_merged
+from anchorhold.engine.batches import Batch, Forward, KeptInputs, call_model, check_batches
+from anchorhold.engine.isolation import differentiated
+from anchorhold.engine.refusals import refuse_merged, refuse_nested_backward
 from anchorhold.errors import BatchError, ModelError, OrderError
 from anchorhold.guard.consolidating.measuring import (
     Reader,

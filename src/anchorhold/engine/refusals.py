@@ -1,10 +1,4 @@
-"""Noticing a backward pass within the backward pass, whose gradients go past whoever differentiates.
-
-A ``torch.autograd.Function`` may run layers without a graph, and once more in its own backward pass, where it calls
-``backward()`` itself: checkpointing that offloads does so. The parameters in there find their gradients in ``.grad``,
-as training needs them, and have no place in the graph. To ``torch.autograd.grad`` they look as if nobody used them,
-and their importance would be 0 without a sign of it.
-"""
+"""Refuse models of which no right importance can be measured."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +8,18 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from anchorhold.engine.tracing.parameter_uses import read_graph
+from anchorhold.adapters import TWIN
+from anchorhold.engine.tracing.uses import read_graph
 from anchorhold.errors import ModelError
 
 
 def refuse_nested_backward(outputs: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise if any of these parameters is given a gradient on the way through the graph, which only leads to places.
+    """Raise ModelError if a backward pass within the backward pass sets a parameter's ``.grad``.
+
+    A ``torch.autograd.Function`` may run layers without a graph, and once more in its own backward pass, where it calls
+    ``backward()`` itself: checkpointing that offloads does so. The parameters in there find their gradients in
+    ``.grad``, as training needs them, and have no place in the graph. To ``torch.autograd.grad`` they look unused, and
+    their importance would be 0.
 
     What functions of one's own do in their backward pass can only be seen by running it, once more where there are any.
     Torch's do no such thing, or say so: reentrant checkpoints refuse all of this, and compiled ones run only once.
@@ -52,3 +52,31 @@ def refuse_nested_backward(outputs: Tensor, parameters: Mapping[str, nn.Paramete
 def _is_of_torch(node: BackwardCFunction) -> bool:
     function = getattr(type(node), "_forward_cls", type(node))
     return str(function.__module__).partition(".")[0] == "torch"
+
+
+def refuse_merged(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise ModelError if adapters to be measured are merged into the weights they adapt.
+
+    PEFT's ``merge_adapter()`` does so. The outputs follow from the merged weights alone then; the adapter has no
+    gradient, and its importance would be 0. Such layers are known by the attributes they have, not by their library.
+    """
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    for path, module in model.named_modules():
+        if not _is_merged(module):
+            continue
+        acting = [getattr(module, name, None) for name in ("base_layer", TWIN)]
+        kept = {id(p) for layer in acting if isinstance(layer, nn.Module) for p in layer.parameters()}
+        measured = [names[id(p)] for p in module.parameters() if id(p) in names and id(p) not in kept]
+        if measured:
+            raise ModelError(
+                f"{path or 'The model'} ({type(module).__name__}) has its adapter merged into the weights that it "
+                f"adapts, so the outputs do not depend on {measured[0]!r} and its importance would be 0. Take the "
+                "adapter out again before measuring: model.unmerge_adapter(), or unmerge() of that layer."
+            )
+
+
+def _is_merged(module: nn.Module) -> bool:
+    """Whether a module says that it is merged, and has what merges and unmerges it."""
+    if not all(callable(getattr(module, name, None)) for name in ("merge", "unmerge")):
+        return False
+    return getattr(module, "merged", None) is True

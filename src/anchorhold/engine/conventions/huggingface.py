@@ -1,11 +1,15 @@
-"""Batches as Hugging Face's language models read them.
+"""What Hugging Face's models do with batches and labels.
 
-Its models take ``labels`` that lie where the tokens lie, and shift them inside their loss: the logits at position t are
-scored with the label at t + 1. The decoder of an encoder-decoder model reads the labels, each one position later, which
-the model makes from them. A measure wants logits and calls models without labels, so it has to do the same.
+Language models take ``labels`` that lie where the tokens lie, and shift them inside their loss: the logits at position
+t are scored with the label at t + 1. The decoder of an encoder-decoder model reads the labels, each one position later,
+which the model makes from them. A measure wants logits and calls models without labels, so it has to do the same.
 
 A module may hold a language model and give something else, such as a tag for every token: then its labels are its own,
 and only its outputs tell.
+
+Classifiers of whole samples choose their loss by ``config.problem_type``. Where that is not set, they set it when they
+first see labels, by a rule of their own: so it is read when importance is measured, and not before. Other models have
+the same field in their configs and never look at it.
 """
 
 import inspect
@@ -18,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anchorhold.engine.batches import Batch, Completion, register_convention
-from anchorhold.engine.scores import IGNORED
+from anchorhold.engine.batches import Batch
+from anchorhold.engine.conventions.base import Completion, register_convention
+from anchorhold.engine.conventions.rows import documents_apart, only_wanted_completions
+from anchorhold.engine.scores.output_reading import LIKELIHOOD_OF
+from anchorhold.engine.scores.outputs import IGNORED
 from anchorhold.errors import BatchError
-from anchorhold.integrations.huggingface_packing import documents_apart
-from anchorhold.integrations.huggingface_preferences import only_wanted_completions
 
 
 @register_convention
@@ -209,3 +214,36 @@ def takes(model: nn.Module, name: str) -> bool:
     except (TypeError, ValueError):  # a traced model does not say
         return False
     return name in arguments or any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
+
+
+_CLASSIFIERS = tuple(f"For{kind}Classification" for kind in ("Sequence", "Image", "Video", "Audio"))
+"""How the names of those models end whose loss is chosen by it."""
+
+
+def problem_type(model: nn.Module, labels: Tensor | None) -> str | None:
+    """Return the problem type of a model that has one: the one that is set, or that it would set by these labels.
+
+    Args:
+        model: what is called.
+        labels: those that travel with the inputs, as the model's own loss takes them; others may be another loss's.
+    """
+    called = _unwrapped(model)
+    if not any(kind.__name__.endswith(_CLASSIFIERS) for kind in type(called).__mro__):
+        return None
+    config = getattr(called, "config", None)
+    named = getattr(config, "problem_type", None)
+    if isinstance(named, str) and named in LIKELIHOOD_OF:
+        return named
+    if labels is None or not isinstance(getattr(config, "num_labels", None), int):
+        return None
+    if getattr(config, "num_labels", None) == 1:
+        return "regression"
+    return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model itself, out of torch.compile's and PEFT's wrappers, which call it and give its outputs back."""
+    inner: Any = getattr(model, "_orig_mod", model)
+    base = getattr(inner, "get_base_model", None)
+    found = base() if callable(base) else inner
+    return found if isinstance(found, nn.Module) else model

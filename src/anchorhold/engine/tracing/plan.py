@@ -1,24 +1,18 @@
 """How a model's uses of its parameters are to be read: worked out once, on its first samples."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from anchorhold.engine.batches import Batch, Forward
-from anchorhold.engine.isolation.renormed_rows import is_renormed
-from anchorhold.engine.isolation.written_parameters import Writes
-from anchorhold.engine.rules.embedding import Embedding
-from anchorhold.engine.tracing.parameter_uses import Recorder, Use, read_graph
-from anchorhold.engine.tracing.parameter_views import Part
-from anchorhold.engine.tracing.sample_layout import SampleLayout, layout_of, layout_of_shapes, same_values
-from anchorhold.engine.tracing.sample_order import samples_stay_apart
-from anchorhold.errors import BatchError, ModelError, NotFiniteError
+from anchorhold.engine.rules.base import Part
+from anchorhold.engine.tracing.samples import SampleLayout, layout_of, layout_of_shapes, same_values, samples_stay_apart
+from anchorhold.engine.tracing.uses import Use, read_graph, record
+from anchorhold.errors import ModelError
 
 CPU_PASS = 32 * 2**20
 """A backward pass of about so many bytes keeps a CPU busy. While one row is less, several are sent as one (by vmap);
@@ -174,54 +168,6 @@ class Plan:
         """Return how many rows of so many samples are best sent backward as one."""
         wanted = CPU_PASS if self.outputs.device.type == "cpu" else ACCELERATOR_PASS
         return max(1, min(wanted, budget) // (self.bytes_on_the_way * samples))
-
-
-def record(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], forward: Forward, inputs: Any
-) -> tuple[list[Use], Tensor]:
-    """Run the model and return its uses of ``parameters`` and its outputs."""
-    writes = Writes(model)
-    try:
-        with Recorder(parameters, writes) as recorder:
-            outputs = forward(model, inputs)
-    except BaseException:
-        writes.undo()
-        raise
-    writes.check()
-    if not isinstance(outputs, Tensor):
-        raise BatchError(
-            f"`forward` returned a {type(outputs).__name__}; expected the tensor of outputs, [N, ...]. Return the "
-            "tensor to measure, such as the logits."
-        )
-    if outputs.is_complex():
-        raise ModelError(
-            f"The model's outputs are complex, of type {outputs.dtype}; expected real ones, which a softmax and a norm "
-            "are defined for. Give a `forward` that returns what is read off them: forward=lambda model, inputs: "
-            "model(inputs).abs(), or .real, or torch.view_as_real(model(inputs)).flatten(-2)."
-        )
-    if not bool((outputs < math.inf).all()):  # -inf is a class that is masked out
-        raise NotFiniteError(
-            "The model's outputs hold NaN or infinity; expected numbers. Check the inputs for NaN, and the weights for "
-            "divergence."
-        )
-    _check_renormed(parameters, recorder.uses, outputs)
-    return recorder.uses, outputs
-
-
-def _check_renormed(parameters: Mapping[str, nn.Parameter], uses: list[Use], outputs: Tensor) -> None:
-    """Raise where an embedding shortened rows of a table (``max_norm``) that the model has another use for, too.
-
-    What that other use sees depends on which rows were looked up before, by this sample or by others.
-    """
-    for name in [name for name, parameter in parameters.items() if is_renormed(parameter)]:
-        own = [use.rule for use in uses if any(part.name == name for part in use.parts.values())]
-        looked_up = [isinstance(rule, Embedding) and rule.shortens for rule in own]
-        if not all(looked_up) or (own and name in read_graph(outputs, parameters)[0]):
-            raise ModelError(
-                f"An embedding with max_norm shortens rows of {name!r}, which the model uses elsewhere too (a tied "
-                "head?), so its outputs for a sample depend on which rows were looked up before it. Shorten the whole "
-                "table before measuring: with torch.no_grad(): weight.copy_(weight.renorm(2, 0, max_norm))."
-            )
 
 
 def plan_for_one(uses: list[Use], outputs: Tensor) -> Plan:

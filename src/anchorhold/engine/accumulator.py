@@ -4,7 +4,7 @@ r"""The per-sample engine: one way to every measure that is taken after training
 
 A chunk of samples goes forward once; the rows of its scores go backward together, as a batch dimension of their own;
 and at each place where a parameter is used, a rule turns what arrives there into the sum over samples. What no rule
-covers goes to :mod:`anchorhold.engine.fallback`.
+covers goes to :mod:`anchorhold.engine.backward`.
 """
 
 import contextlib
@@ -18,22 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anchorhold.engine.backward_rows import BackwardRows
-from anchorhold.engine.batches import Batch, BatchReader, Forward, call_model, check_batches, describe_inputs
-from anchorhold.engine.fallback import Fallback
-from anchorhold.engine.isolation.isolated import isolated
-from anchorhold.engine.isolation.kept_inputs import KeptInputs
-from anchorhold.engine.isolation.nested_backward import refuse_nested_backward
-from anchorhold.engine.merged_adapters import refuse_merged
+from anchorhold.engine.backward import BackwardRows, Fallback
+from anchorhold.engine.batches import (
+    Batch,
+    Forward,
+    KeptInputs,
+    call_model,
+    check_batches,
+    describe_inputs,
+)
+from anchorhold.engine.conventions import BatchReader, problem_type
+from anchorhold.engine.isolation import isolated
 from anchorhold.engine.phi import Phi
 from anchorhold.engine.reductions import Arrival, DiagonalReduction, Reduction, at_least_single
-from anchorhold.engine.scores import OutputReading, Score, Told, problem_type
-from anchorhold.engine.scores.precise_outputs import precise_outputs
-from anchorhold.engine.scores.softmax import are_probabilities
-from anchorhold.engine.tracing.parameter_uses import Use
-from anchorhold.engine.tracing.parameter_views import Part, disjoint
-from anchorhold.engine.tracing.reading_plan import Plan, Site, check_independent, make_plan, plan_for_one, record
-from anchorhold.engine.tracing.sample_order import SampleOrder
+from anchorhold.engine.refusals import refuse_merged, refuse_nested_backward
+from anchorhold.engine.rules.base import Part, disjoint
+from anchorhold.engine.scores import OutputReading, Score, Told
+from anchorhold.engine.scores.outputs import are_probabilities, precise_outputs
+from anchorhold.engine.tracing.plan import Plan, Site, check_independent, make_plan, plan_for_one
+from anchorhold.engine.tracing.samples import SampleOrder
+from anchorhold.engine.tracing.uses import Use, record
 from anchorhold.errors import AnchorholdError, AnchorholdWarning, BatchError, ModelError, NotFiniteError
 from anchorhold.tensors.gathered_at_use import GatheredAtUse
 from anchorhold.tensors.names import named_parameters
@@ -229,7 +233,7 @@ class SampleAccumulator:
             return 1
         rows = self._rows_of_one(batch, self._plan.outputs)
         if is_new and self._widens:
-            self.budget = widened(self._least_budget, self._plan.bytes_of_sample(rows), free_bytes(self.device))
+            self.budget = enlarged_budget(self._least_budget, self._plan.bytes_of_sample(rows), free_bytes(self.device))
         most = self._plan.samples_within(self.budget, rows)
         if self.budget == CPU_BUDGET:
             most = min(most, CPU_SAMPLES)
@@ -304,7 +308,7 @@ class SampleAccumulator:
         if score.softmax:
             if not self.samples:
                 _warn_of_probabilities(next(score.logits(outputs)))
-            precise = precise_outputs(self.model, self.forward, batch.inputs, outputs, score)
+            precise = precise_outputs(self.model, self.forward, batch.inputs, outputs, score.logits(outputs.detach()))
         rows = score.rows(precise, labels, self.phi, self.generator)
         step = plan.rows_within(self.budget, batch.size)
         for start in range(0, rows.count, step):
@@ -464,7 +468,7 @@ def _checked_real(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parame
     return dict(parameters)
 
 
-def widened(budget: int, one: int, free: int | None) -> int:
+def enlarged_budget(budget: int, one: int, free: int | None) -> int:
     """Return how many bytes a chunk may take, given what one sample takes and what is free, if that is known."""
     return budget if free is None else max(budget, min(LARGE_SAMPLES * one, free // FREE_SHARE))
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.engine.phi import Phi
-from anchorhold.engine.reductions.base import Arrival, Reduction, at_least_single
-from anchorhold.engine.reductions.diagonal import DiagonalReduction
+from anchorhold.engine.reductions.base import Arrival, DiagonalReduction, Reduction, at_least_single
 from anchorhold.engine.rules.base import Products, tile_bytes
 from anchorhold.tensors.matrices.products import Precision, products_in
 
