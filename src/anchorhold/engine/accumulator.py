@@ -35,7 +35,7 @@ from anchorhold.engine.refusals import refuse_merged, refuse_nested_backward
 from anchorhold.engine.rules.base import Part, disjoint
 from anchorhold.engine.scores import OutputReading, Score, Told
 from anchorhold.engine.scores.outputs import are_probabilities, precise_outputs
-from anchorhold.engine.tracing.plan import Plan, Site, check_independent, make_plan, plan_for_one
+from anchorhold.engine.tracing.plan import Plan, Plans, Site, check_independent, make_plan, plan_for_one
 from anchorhold.engine.tracing.samples import SampleOrder
 from anchorhold.engine.tracing.uses import Use, record
 from anchorhold.errors import AnchorholdError, AnchorholdWarning, BatchError, ModelError, NotFiniteError
@@ -86,6 +86,8 @@ class SampleAccumulator:
         budget: bytes that a chunk of samples may take; chosen for the device by default.
         generator: the source of drawn labels.
         reduction: what is made of inputs and δs, from the parameters that are measured; the diagonal by default.
+        plans: those of the measurement that this is a part of, where it has several passes or measures; they hold as
+            long as the model's weights stay as they are.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class SampleAccumulator:
         budget: int | None = None,
         generator: torch.Generator | None = None,
         reduction: Callable[[Mapping[str, nn.Parameter]], Reduction] | None = None,
+        plans: Plans | None = None,
     ) -> None:
         self.model = model
         self.score = score
@@ -116,6 +119,7 @@ class SampleAccumulator:
         refuse_merged(model, self.parameters)
         self.device = next(iter(self.parameters.values())).device
         self.forward = KeptInputs(forward or call_model)
+        self._forward_given = forward or call_model
         self._chooses_outputs = forward is not None  # such as those of a head, of whose classes labels need not be
         self.limit = samples
         self.budget = budget or (CPU_BUDGET if self.device.type == "cpu" else ACCELERATOR_BUDGET)
@@ -129,6 +133,7 @@ class SampleAccumulator:
         """How many classes plain outputs ``[N, C]`` tell apart, once seen; ``None`` where some are masked out."""
         self.reduction = reduction(self.parameters) if reduction else DiagonalReduction(phi, self.parameters)
         self._reader = BatchReader(self.device, model)
+        self._plans = plans or Plans()
         self._plan: Plan | None = None
         self._planned_shapes: list[torch.Size] = []
         self._plan_is_new = False
@@ -227,7 +232,10 @@ class SampleAccumulator:
         shapes = batch.sample_shapes()
         is_new = self._plan is None or shapes != self._planned_shapes
         if is_new:
-            self._make_plan(batch)
+            self._plan = self._plans.find(self._plans.key(self.model, self.parameters, self._forward_given, shapes))
+            self._plan_is_new = False
+            if self._plan is None:
+                self._make_plan(batch)
             self._planned_shapes = shapes
         if self._plan is None:
             return 1
@@ -258,6 +266,9 @@ class SampleAccumulator:
                 self._refuse_if_whole_alone(batch, error)
             raise
         self._plan_is_new = True
+        if self._plan is not None:
+            key = self._plans.key(self.model, self.parameters, self._forward_given, batch.sample_shapes())
+            self._plans.keep(key, self._plan)
 
     def _refuse_if_whole_alone(self, batch: Batch, error: Exception) -> None:
         """Raise if the model takes a batch and none of its parts, whose own error would mislead."""

@@ -97,17 +97,17 @@ class _Buffer:
         self.module = module
         self.name = name
         self.tensor = tensor
-        self.version = _version(tensor)
+        self.version = version_of(tensor)
         self.values = tensor.detach().clone()
 
     def restore(self) -> None:
         # A buffer that nobody wrote to is left alone: writing would upset a backward pass that is still to come.
-        if _version(self.tensor) != self.version:
+        if version_of(self.tensor) != self.version:
             self.tensor.copy_(self.values)
         setattr(self.module, self.name, self.tensor)
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was written to; one made in inference mode, which nobody may write to, does not say."""
     return 0 if tensor.is_inference() else tensor._version
 

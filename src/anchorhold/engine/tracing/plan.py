@@ -1,5 +1,6 @@
 """How a model's uses of its parameters are to be read: worked out once, on its first samples."""
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from anchorhold.engine.batches import Batch, Forward
+from anchorhold.engine.isolation import version_of
 from anchorhold.engine.rules.base import Part
 from anchorhold.engine.tracing.samples import SampleLayout, layout_of, layout_of_shapes, same_values, samples_stay_apart
 from anchorhold.engine.tracing.uses import Use, read_graph, record
@@ -24,6 +26,9 @@ ACCELERATOR_PASS = 256 * 2**20
 
 MANY_ROWS = 16
 """Samples with more rows (labels) than this have them gathered in blocks, so that a chunk still holds many samples."""
+
+PLANS_BYTES = 2**26
+"""Bytes that the plans of one measurement may take: each holds a sample's outputs, over a large vocabulary maybe."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,41 @@ class Plan:
         """Return how many rows of so many samples are best sent backward as one."""
         wanted = CPU_PASS if self.outputs.device.type == "cpu" else ACCELERATOR_PASS
         return max(1, min(wanted, budget) // (self.bytes_on_the_way * samples))
+
+
+class Plans:
+    """Plans that the passes and the measures of one measurement share, so that each is made once.
+
+    Making a plan runs the model three times, on samples alone and in a pair, and its check once more. A plan holds for
+    every batch whose samples have the same shapes, as long as the model is called in the same way, for the same
+    parameters, and its weights stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], Plan] = {}
+
+    def key(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        forward: object,
+        shapes: list[torch.Size],
+    ) -> tuple[object, ...]:
+        """Return what a plan depends on: it may serve where this is equal."""
+        # A reference that does not keep the model: a sharded one's twin is made for a pass, whole, and goes after it.
+        watched = tuple((name, id(parameter)) for name, parameter in parameters.items())
+        weights = tuple(version_of(parameter) for parameter in model.parameters())
+        return weakref.ref(model), id(forward), watched, weights, tuple(shapes)
+
+    def find(self, key: tuple[object, ...]) -> Plan | None:
+        """Return the plan that was made under this key, or ``None``."""
+        return self._kept.get(key)
+
+    def keep(self, key: tuple[object, ...], plan: Plan) -> None:
+        """Keep a plan, the first under its key, and drop the oldest ones beyond ``PLANS_BYTES``."""
+        self._kept.setdefault(key, plan)
+        while len(self._kept) > 1 and sum(kept.outputs.nbytes for kept in self._kept.values()) > PLANS_BYTES:
+            del self._kept[next(iter(self._kept))]
 
 
 def plan_for_one(uses: list[Use], outputs: Tensor) -> Plan:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from anchorhold.engine.batches import Forward
-from anchorhold.engine.isolation import is_renormed
+from anchorhold.engine.isolation import is_renormed, version_of
 from anchorhold.engine.rules import RULES
 from anchorhold.engine.rules.base import Part, Rule, part_of
 from anchorhold.engine.rules.embedding import Embedding
@@ -119,7 +119,7 @@ class Writes:
         return found
 
     def _versions(self) -> list[int]:
-        return [0 if p.is_inference() else p._version for p in self.parameters.values()]
+        return [version_of(parameter) for parameter in self.parameters.values()]
 
 
 _WRITING = {"__i", "__s"}

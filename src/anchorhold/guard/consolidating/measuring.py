@@ -12,6 +12,7 @@ from torch import Tensor
 from anchorhold.engine.accumulator import SampleAccumulator, SampleImportance
 from anchorhold.engine.batches import Batch, Forward, check_batches
 from anchorhold.engine.scores import OutputReading
+from anchorhold.engine.tracing.plan import Plans
 from anchorhold.errors import AnchorholdWarning, BatchError, OrderError
 from anchorhold.forms import Block, Matrix
 from anchorhold.guard.centre.task_gradient import TaskGradient
@@ -228,14 +229,15 @@ def _measure_in_turns(
             f"The form {memory.driving.form.name!r} goes through the samples {passes} times, and the batches given can "
             "be gone through once: an iterator, or a generator. Give a DataLoader, or a list of batches."
         )
+    plans = Plans()  # the weights stay as they are until all has been measured
     if len(turns) == 1:
-        return _measure_samples(memory, sampled, batches, forward, gradient)
+        return _measure_samples(memory, sampled, batches, forward, plans, gradient)
     found: dict[str, Finding] = {}
     driver = {memory.driver: sampled[memory.driver]}
     for number, blocks in enumerate(turns):
         first = number == 0
         here = _measure_samples(
-            memory, sampled if first else driver, batches, forward, gradient if first else None, blocks
+            memory, sampled if first else driver, batches, forward, plans, gradient if first else None, blocks
         )
         own = here[memory.driver]
         own.matrices = put_to_rest(memory, own.matrices)
@@ -252,6 +254,7 @@ def _measure_samples(
     sampled: Mapping[str, SampleMeasure],
     batches: Iterable[Any],
     forward: Forward | None,
+    plans: Plans,
     gradient: TaskGradient | None = None,
     some: Sequence[Block] | None = None,
 ) -> dict[str, Finding]:
@@ -265,7 +268,8 @@ def _measure_samples(
     classes = Classes()
     for number in range(passes):
         wanted = {name: measure for name, measure in sampled.items() if number < memory.ledgers[name].form.passes}
-        results, classes = _pass(memory, wanted, batches, forward, known, gradient if number == 0 else None, some)
+        pass_gradient = gradient if number == 0 else None
+        results, classes = _pass(memory, wanted, batches, forward, plans, known, pass_gradient, some)
         for name, result in results.items():
             known[name] = _learned(memory, name, known[name] | result.values, some)
         seen = seen or results
@@ -306,13 +310,14 @@ def _pass(
     sampled: Mapping[str, SampleMeasure],
     batches: Iterable[Any],
     forward: Forward | None,
+    plans: Plans,
     known: Mapping[str, Mapping[str, Tensor]],
     gradient: TaskGradient | None,
     some: Sequence[Block] | None = None,
 ) -> tuple[dict[str, SampleImportance], Classes]:
     """Go through the samples once, and return each measure's means over those of all ranks, and all labels."""
     ranks = memory.ranks
-    collectors = _collectors(memory, sampled, forward, known, some)
+    collectors = _collectors(memory, sampled, forward, known, some, plans)
     every = list(dict.fromkeys(collectors.values()))
     if gradient is not None:
         every.append(gradient.collector(forward, every if some is None else []))
@@ -346,6 +351,7 @@ def _collectors(
     forward: Forward | None,
     known: Mapping[str, Mapping[str, Tensor]] | None = None,
     some: Sequence[Block] | None = None,
+    plans: Plans | None = None,
 ) -> dict[str, SampleAccumulator]:
     """Return each measure's collector, which those share that make something else of the same mean, as a root does."""
     model, parameters = whole_model(memory.model, memory.measured, by_layer=memory.by_layer)
@@ -366,6 +372,7 @@ def _collectors(
                 forward,
                 task=draws,
                 reduction=parts or partial(form.reduction, measure, blocks, known=(known or {}).get(name, {})),
+                plans=plans,
             )
         found[name] = made[mean]
     return found
