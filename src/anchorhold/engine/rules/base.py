@@ -7,14 +7,15 @@ it is given: the input as ``[N, ...]``, δ as ``[V, N, ...]`` for V rows of scor
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from anchorhold.engine.phi import Phi
+from anchorhold.errors import ConfigurationError
 
 TILE_BYTES = 2 * 2**20
 """Per-sample gradients are made in tiles of about this many bytes, so that they are summed while still in cache."""
@@ -90,6 +91,32 @@ class Rule(ABC):
     def sample_numel(self) -> int:
         """How many numbers :meth:`importance` holds for each sample, whatever the rows."""
         return 0
+
+
+Binding = TypeVar("Binding", bound=Callable[..., Rule | None])
+
+RULES: dict[Callable[..., Any], Callable[..., Rule | None]] = {}
+"""What binds the arguments of each function that has a rule: :func:`register_rule` enters it here."""
+
+
+def register_rule(*functions: Callable[..., Any]) -> Callable[[Binding], Binding]:
+    """Register how calls of some functions of torch's, such as ``F.linear``, are measured.
+
+    Decorates a :class:`Rule`, or a function that returns one. It is called with the arguments of each call that takes a
+    parameter, and may return ``None`` for a call that it does not cover: torch.func measures that one. A function that
+    has a rule already gets this one in its place.
+    """
+    if not functions or not all(map(callable, functions)):
+        raise ConfigurationError(
+            f"register_rule{functions!r}: expected the functions whose calls the rule covers, such as "
+            "@register_rule(F.linear). A layer has the rule of the function that its forward() calls."
+        )
+
+    def register(binding: Binding) -> Binding:
+        RULES.update(dict.fromkeys(functions, binding))
+        return binding
+
+    return register
 
 
 def phi_of_products(delta: Tensor, a: Tensor, phi: Phi) -> Tensor:

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anchorhold.engine.phi import Phi
-from anchorhold.engine.rules.base import Products, Rule, phi_of_products, tile_bytes
+from anchorhold.engine.rules.base import Products, Rule, phi_of_products, register_rule, tile_bytes
 
 
+@register_rule(F.conv1d, F.conv2d, F.conv3d)
 class Convolution(Rule):
     """A convolution is a linear layer applied to every patch of its input, so its positions are the patches."""
 
