@@ -274,4 +274,4 @@ def is_mean_of_squares(measure: Measure) -> bool:
         return False
     if finishes_by_itself(measure):
         return False
-    return measure.phi is SQUARE
+    return measure.phi == SQUARE

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from anchorhold.engine.phi import Phi
+from anchorhold.engine.phi import SQUARE, Phi
 from anchorhold.engine.scores.outputs import (
     IGNORED,
     Positions,
@@ -163,7 +163,7 @@ class Categorical(Likelihood):
     def exact(self, z: Tensor, phi: Phi, positions: Positions) -> tuple[int, RowMaker]:
         """Return rows over labels, one fewer for a square."""
         classes = z.shape[-1]
-        if phi.name == "square":
+        if phi == SQUARE:
             refuse_endless(z, "labels", classes - 1, positions)
             return classes - 1, lambda i, j, places: Softmax(z[:, places]).factor(i, j).movedim(-2, 0)
         if z.shape[1] > 1 and positions == "joint":
@@ -286,7 +286,7 @@ class Bernoulli(EveryOutput):
     def exact(self, z: Tensor, phi: Phi, positions: Positions) -> tuple[int, RowMaker]:
         """Return one row an output."""
         refuse_endless(z, "outputs", z.shape[-1], positions)
-        if phi.name == "square":
+        if phi == SQUARE:
             return z.shape[-1], lambda i, j, places: one_output_each(Sigmoid(z[:, places]).deviation(), i, j)
         refuse_joint_absolute(z, positions, f"that are each 0 or 1 has 2^{z.shape[1] * z.shape[-1]} terms")
         return 1, lambda i, j, places: (2 * Sigmoid(z[:, places]).variance()).unsqueeze(0)[i:j]
@@ -341,7 +341,7 @@ class Gaussian(EveryOutput):
     def exact(self, z: Tensor, phi: Phi, positions: Positions) -> tuple[int, RowMaker]:
         """Return one row an output."""
         scale = 1.0
-        if phi.name != "square":
+        if phi != SQUARE:
             refuse_joint_absolute(z, positions, "with normal noise is no finite sum of gradients")
             scale = math.sqrt(2 / math.pi)
         refuse_endless(z, "outputs", z.shape[-1], positions)

@@ -59,7 +59,7 @@ class LogLikelihood(PositionScore):
 
         The data's own labels are looked at wherever they are taken, whatever is made of them.
         """
-        return phi is not ABSOLUTE
+        return phi != ABSOLUTE
 
     def gradients(
         self, z: Tensor, labels: Tensor | None, phi: Phi, generator: torch.Generator | None
